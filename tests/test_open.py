@@ -181,8 +181,7 @@ def test_a_url_in_a_path_is_refused(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", sorted(_checkpoint.SCHEMES))
-def test_every_scheme_is_one_of_the_core(scheme: str) -> None:
-    """The core knows the scheme, and the error names what is missing."""
+def test_a_bare_scheme_is_refused_with_what_is_missing(scheme: str) -> None:
     with pytest.raises(tload.InvalidRequestError, match=r"names? (no|a) (bucket|container|host|repository)"):
         tload.open(f"{scheme}://")
 

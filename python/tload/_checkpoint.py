@@ -25,7 +25,7 @@ Source: TypeAlias = Union[Location, Sequence[Location], "Checkpoint"]
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
 """Index of an array, as in brackets behind it; steps must be positive."""
 
-SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file", "hf"})
+SCHEMES = frozenset(_tload.SCHEMES)
 """URL schemes that the core reads."""
 
 

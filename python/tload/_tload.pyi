@@ -13,6 +13,7 @@ __all__ = [
     "DTYPES",
     "ERROR_KINDS",
     "OPTION_VARIABLES",
+    "SCHEMES",
     "STORE_KEYS",
     "Checkpoint",
     "FlatBytes",
@@ -40,6 +41,8 @@ ERROR_KINDS: list[str]
 DTYPES: list[str]
 OPTION_VARIABLES: dict[str, str]
 """Environment variables of the fields of `Options` that have one."""
+SCHEMES: list[str]
+"""Schemes of the URLs that are locations, in lower case."""
 STORE_KEYS: list[tuple[str, str]]
 """Keys of `store=`, each with a description of its default."""
 

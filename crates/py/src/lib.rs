@@ -91,6 +91,8 @@ mod _tload {
         let variable = |key: &tload::OptionKey| Some((key.name, key.variable()?));
         let variables = tload::Options::KEYS.iter().filter_map(variable);
         module.add("OPTION_VARIABLES", variables.collect::<HashMap<_, _>>())?;
+        let schemes = tload::Location::schemes();
+        module.add("SCHEMES", schemes.collect::<Vec<_>>())?;
         let keys = tload::StoreOptions::KEYS.iter();
         module.add(
             "STORE_KEYS",

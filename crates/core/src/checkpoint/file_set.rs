@@ -4,7 +4,7 @@
 use super::OpenOptions;
 use super::backend::{Backend, Found, ShardSource};
 use super::shards::ShardSet;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 use crate::storage::{ConfinedDir, Source};
 
@@ -25,12 +25,29 @@ pub(crate) struct FileSet {
 }
 
 impl FileSet {
-    /// Finds the files of a location, as [`crate::checkpoint::Checkpoint::open_with`] does.
+    /// Finds the files of a location. If its shards cannot be determined, a manifest or a signature
+    /// may still list them: then returns a file set without files, and the error.
     ///
     /// # Errors
     ///
     /// As for [`crate::checkpoint::Checkpoint::open_with`], except for errors about shards.
-    pub(crate) fn find(location: &Location, options: &OpenOptions) -> Result<Self> {
+    pub(crate) fn find_or_empty(
+        location: &Location,
+        options: &OpenOptions,
+    ) -> Result<(Self, Option<Error>)> {
+        match Self::find(location, options) {
+            Ok(file_set) => Ok((file_set, None)),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFormat) =>
+            {
+                Ok((Self::from_folder(location, options)?, Some(error)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Finds the files of a location, as [`crate::checkpoint::Checkpoint::open_with`] does.
+    fn find(location: &Location, options: &OpenOptions) -> Result<Self> {
         let backend = Backend::new(options.clone());
         let nearest = backend.nearest(std::slice::from_ref(location))?;
         let at = nearest
@@ -54,7 +71,7 @@ impl FileSet {
     }
 
     /// Creates the file set of a folder before its files are known.
-    pub(crate) fn from_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
+    fn from_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
         let backend = Backend::new(options.clone());
         let nearest = backend.nearest(std::slice::from_ref(location))?;
         let nearest = nearest.into_iter().next();

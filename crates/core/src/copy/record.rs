@@ -18,7 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use super::journal::Origin;
 use super::paths;
-use super::target::{READ_WRITE, is_regular, modified_of};
+
+/// Permissions of new files, before the umask.
+pub(super) const READ_WRITE: Mode = Mode::from_raw_mode(0o666);
 
 /// Format version. Raised when the meaning of a record changes: files with older ones are copied
 /// again.
@@ -118,6 +120,16 @@ fn read_beside(folder: &OwnedFd, name: &str, owner: u32) -> Option<Vec<u8>> {
     let limit = u64::try_from(BYTES_MAX).ok()?;
     File::from(file).take(limit).read_to_end(&mut text).ok()?;
     Some(text)
+}
+
+pub(super) fn is_regular(stat: &Stat) -> bool {
+    rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
+}
+
+/// Returns the time of the last change, seconds and nanoseconds since 1970.
+fn modified_of(stat: &Stat) -> (i64, i64) {
+    let nanoseconds = i64::try_from(stat.st_mtime_nsec).unwrap_or(0);
+    (stat.st_mtime, nanoseconds)
 }
 
 fn unlink(folder: &OwnedFd, name: &str) -> io::Result<()> {

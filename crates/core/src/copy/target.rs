@@ -19,12 +19,11 @@ use rustix::process::geteuid;
 
 use super::journal::{Journal, Origin, Ranges};
 use super::paths;
-use super::record::Record;
+use super::record::{READ_WRITE, Record, is_regular};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::format_bytes;
 use crate::sync::lock::Mutex;
 
-pub(super) const READ_WRITE: Mode = Mode::from_raw_mode(0o666);
 const FOLDER: Mode = Mode::from_raw_mode(0o777);
 
 /// Unit of `st_blocks`, bytes, whatever the file system (stat(2)).
@@ -456,16 +455,6 @@ pub(super) fn cannot_write(path: &Path, missing: u64, error: io::Error) -> Error
     .with_source(error)
     .with_location(path.display())
     .with_hint("free some space and copy again: the copy resumes where it stopped")
-}
-
-pub(super) fn is_regular(stat: &Stat) -> bool {
-    rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
-}
-
-/// Returns the time of the last change, seconds and nanoseconds since 1970.
-pub(super) fn modified_of(stat: &Stat) -> (i64, i64) {
-    let nanoseconds = i64::try_from(stat.st_mtime_nsec).unwrap_or(0);
-    (stat.st_mtime, nanoseconds)
 }
 
 #[cfg(test)]

@@ -5,14 +5,15 @@
 //! reason is kept for the report.
 
 use std::fmt;
+#[cfg(feature = "object")]
 use std::sync::Arc;
 
 #[cfg(feature = "object")]
 use super::object::{ObjectEngine, ObjectSetup};
 use super::pread::PreadEngine;
+use super::setup::{EngineSetup, Refusal};
 use super::{Engine, tokio_uring, uring};
-use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Slab;
+use crate::error::Result;
 use crate::options::EngineChoice;
 #[cfg(feature = "object")]
 use crate::storage::ObjectSource;
@@ -26,17 +27,6 @@ const PREAD_THREADS_MAX: usize = 8;
 /// Maximum number of threads where each read waits for a network or for a server in user space: a
 /// waiting thread costs nothing but its stack.
 const FAR_THREADS_MAX: usize = 64;
-
-/// Configuration of an engine that is opened on a lane's thread.
-#[derive(Debug)]
-pub struct EngineSetup {
-    /// Sources, in the order of [`crate::engine::Job::source`].
-    pub files: Arc<[ReadFile]>,
-    /// Number of jobs in flight that the engine must accept.
-    pub depth: usize,
-    /// Long-lived memory that leases come from, to be registered with the kernel.
-    pub slab: Option<Arc<Slab>>,
-}
 
 /// Engines for files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,31 +58,6 @@ impl fmt::Debug for OpenedEngine {
         f.debug_struct("OpenedEngine")
             .field("name", &self.name)
             .finish_non_exhaustive()
-    }
-}
-
-/// Reason why no ring could be set up, and a hint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Message of the kernel.
-    pub reason: String,
-    /// Advice on what to do about it.
-    pub hint: String,
-    /// Error number of the kernel, if it returned one.
-    pub errno: Option<i32>,
-}
-
-impl Refusal {
-    /// Returns the error for a caller who requires a ring.
-    pub fn into_error(self) -> Error {
-        Error::new(
-            ErrorKind::Unsupported,
-            format!("io_uring cannot be used: {}", self.reason),
-        )
-        .with_hint(format!(
-            "{}; or use ‹engine=auto› or ‹engine=pread›",
-            self.hint
-        ))
     }
 }
 

@@ -9,8 +9,7 @@ mod fill;
 #[cfg(feature = "object")]
 mod object;
 mod pread;
-#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
-mod refused;
+mod setup;
 #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
 mod tokio_uring;
 #[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]
@@ -25,9 +24,10 @@ mod work;
 
 #[cfg(feature = "object")]
 pub use choose::open_objects;
-pub use choose::{EngineKind, EngineSetup, OpenedEngine, Refusal, are_copied, choose, open};
+pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open};
 #[cfg(feature = "object")]
 pub use object::ObjectSetup;
+pub use setup::{EngineSetup, Refusal, RingProbe};
 pub use uring::probe_ring;
 
 pub use crate::report::Transfer;
@@ -39,17 +39,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Filled, Lease};
 use crate::sync::cancel::CancelFlag;
-
-/// Result of setting up a ring.
-#[derive(Clone, Debug, Default)]
-pub struct RingProbe {
-    /// Reason why there is no ring.
-    pub refusal: Option<Refusal>,
-    /// Kernel features that a ring uses.
-    pub features: Vec<String>,
-    /// Largest buffer, of the sizes tried, that could be registered, bytes.
-    pub registered_bytes_max: Option<u64>,
-}
 
 /// Extent on its way to an engine.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Replacement for the ring on other systems and in builds without the `uring` feature.
 
-use super::choose::{EngineSetup, Refusal};
-use super::{Engine, RingProbe};
+use super::Engine;
+use super::setup::{EngineSetup, Refusal, RingProbe};
 
 /// Reports that there is no ring.
 pub fn probe_ring() -> RingProbe {

@@ -19,6 +19,7 @@ use std::ops::Range;
 
 use serde_json::error::Category;
 
+use super::HEADER_BYTES_MAX;
 use super::dtype::Dtype;
 use super::header_error::{HeaderError, clip};
 pub(super) use fields::AnyValue;
@@ -27,10 +28,6 @@ use fields::{Place, Reading};
 mod fields;
 #[cfg(test)]
 mod tests;
-
-/// Longest header that the format allows, so that a damaged length cannot make a reader allocate
-/// without bound.
-pub(crate) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// Bytes of the header length, the little-endian `u64` that every file begins with.
 pub(crate) const LENGTH_BYTES: u64 = 8;

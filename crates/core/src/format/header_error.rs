@@ -9,8 +9,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
+use super::HEADER_BYTES_MAX;
 use super::dtype::Dtype;
-use super::header::HEADER_BYTES_MAX;
 use crate::error::{Error, ErrorKind};
 
 /// A rule of the safetensors format that a file breaks.

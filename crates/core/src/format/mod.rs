@@ -11,8 +11,10 @@ mod header_error;
 mod shards;
 
 pub use dtype::Dtype;
-#[cfg(feature = "object")]
-pub(crate) use header::HEADER_BYTES_MAX;
 pub(crate) use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;
 pub(crate) use shards::{INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};
+
+/// Longest header that the format allows, so that a damaged length cannot make a reader allocate
+/// without bound.
+pub(crate) const HEADER_BYTES_MAX: u64 = 100_000_000;

@@ -23,7 +23,7 @@ pub(crate) const SUFFIX: &str = ".safetensors";
 
 /// Longest index file that is read. The largest published ones are under 30 MB; the bound is the
 /// header's, for the same reason: both list every tensor once.
-pub(crate) const INDEX_BYTES_MAX: u64 = crate::format::header::HEADER_BYTES_MAX;
+pub(crate) const INDEX_BYTES_MAX: u64 = super::HEADER_BYTES_MAX;
 
 /// Contents of an index file.
 #[derive(Clone, Debug, PartialEq, Eq)]

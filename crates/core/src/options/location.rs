@@ -63,20 +63,36 @@ pub(crate) struct RemoteUrl {
     pub(crate) query: Option<String>,
 }
 
-const SCHEMES: [(&str, Protocol); 12] = [
-    ("s3", Protocol::S3),
-    ("s3a", Protocol::S3),
-    ("gs", Protocol::Gcs),
-    ("gcs", Protocol::Gcs),
-    ("az", Protocol::Azure),
-    ("azure", Protocol::Azure),
-    ("adl", Protocol::Azure),
-    ("abfs", Protocol::Azure),
-    ("abfss", Protocol::Azure),
-    ("http", Protocol::Http),
-    ("https", Protocol::Http),
-    ("hf", Protocol::Hub),
+/// Every protocol that a URL can name, with its schemes.
+const SCHEMES: [(Protocol, &[&str]); 5] = [
+    (Protocol::S3, &["s3", "s3a"]),
+    (Protocol::Gcs, &["gs", "gcs"]),
+    (Protocol::Azure, &["az", "azure", "adl", "abfs", "abfss"]),
+    (Protocol::Http, &["http", "https"]),
+    (Protocol::Hub, &["hf"]),
 ];
+
+/// Scheme of URLs of files.
+const FILE: &str = "file";
+
+impl Protocol {
+    /// Every protocol that a URL can name.
+    pub(crate) const ALL: [Self; SCHEMES.len()] = {
+        let mut all = [Self::Custom; SCHEMES.len()];
+        let mut row = 0;
+        while row < all.len() {
+            all[row] = SCHEMES[row].0;
+            row += 1;
+        }
+        all
+    };
+
+    /// Returns the protocol of a scheme in lower case.
+    fn of_scheme(scheme: &str) -> Option<Self> {
+        let row = SCHEMES.iter().find(|(_, own)| own.contains(&scheme));
+        row.map(|(protocol, _)| *protocol)
+    }
+}
 
 /// Characters that are percent-encoded in the path of a URL: all but those that RFC 3986 calls
 /// unreserved.
@@ -98,9 +114,7 @@ impl Location {
         let Some((scheme, rest)) = text.split_once("://") else {
             return match text.split_once(":/") {
                 Some((scheme, _))
-                    if SCHEMES
-                        .iter()
-                        .any(|(name, _)| name.eq_ignore_ascii_case(scheme)) =>
+                    if Protocol::of_scheme(&scheme.to_ascii_lowercase()).is_some() =>
                 {
                     Err(
                         Error::invalid_request(format!("{scheme}:/ is neither a path nor a URL"))
@@ -111,11 +125,10 @@ impl Location {
             };
         };
         let scheme = scheme.to_ascii_lowercase();
-        if scheme == "file" {
+        if scheme == FILE {
             return Self::from_file_url(text, rest);
         }
-        let protocol = SCHEMES.iter().find(|(name, _)| *name == scheme);
-        let Some((_, protocol)) = protocol else {
+        let Some(protocol) = Protocol::of_scheme(&scheme) else {
             // Do not show the whole text: a URL may carry credentials. Nor a prefix that is not a
             // scheme: that may be most of the text.
             let message = if is_scheme(&scheme) {
@@ -126,11 +139,17 @@ impl Location {
             return Err(Error::unsupported(message)
                 .with_hint("give a path, or a URL of s3, gs, az, abfss, http, https, hf or file"));
         };
-        let url = RemoteUrl::parse(*protocol, scheme, rest)?;
+        let url = RemoteUrl::parse(protocol, scheme, rest)?;
         Ok(Self {
             shown: url.shown(),
             place: Place::Remote(url),
         })
+    }
+
+    /// Returns the schemes of the URLs that [`Self::parse`] accepts, in lower case.
+    pub fn schemes() -> impl Iterator<Item = &'static str> {
+        let of_stores = SCHEMES.iter().flat_map(|(_, schemes)| *schemes);
+        std::iter::once(FILE).chain(of_stores.copied())
     }
 
     fn from_file_url(text: &str, rest: &str) -> Result<Self> {
@@ -497,6 +516,18 @@ mod tests {
             let url = location.remote().expect("a URL");
             assert_eq!((&*url.authority, &*url.path), (authority, path), "{text}");
         }
+    }
+
+    #[test]
+    fn every_scheme_is_accepted() {
+        let mut protocols = Vec::new();
+        for scheme in Location::schemes() {
+            let slash = if scheme == FILE { "/" } else { "" };
+            let url = format!("{}://{slash}o/n", scheme.to_uppercase());
+            protocols.extend(Location::parse(&url).expect(scheme).protocol());
+        }
+        protocols.dedup();
+        assert_eq!(protocols, Protocol::ALL);
     }
 
     #[test]

@@ -68,13 +68,7 @@ const GCS: &[Protocol] = &[Protocol::Gcs];
 const AZURE: &[Protocol] = &[Protocol::Azure];
 const TOKENS: &[Protocol] = &[Protocol::Gcs, Protocol::Azure, Protocol::Hub];
 const ENDPOINTS: &[Protocol] = &[Protocol::S3, Protocol::Gcs, Protocol::Azure, Protocol::Hub];
-const ALL: &[Protocol] = &[
-    Protocol::S3,
-    Protocol::Gcs,
-    Protocol::Azure,
-    Protocol::Http,
-    Protocol::Hub,
-];
+const ALL: &[Protocol] = &Protocol::ALL;
 
 /// Prefix of keys that are request headers: `header.x-team=weights`.
 const HEADER_PREFIX: &str = "header.";

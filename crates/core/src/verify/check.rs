@@ -15,7 +15,6 @@ use sha2::{Digest as _, Sha256};
 
 use super::Digest;
 use super::in_order::InOrder;
-use super::setup::Account;
 use crate::crc::Sum;
 use crate::error::{Comparison, Error, ErrorKind, Result};
 use crate::memory::Filled;
@@ -37,6 +36,17 @@ pub(crate) struct Check {
     pub(super) sources: Vec<SourceCheck>,
     pub(super) verified_bytes: AtomicU64,
     pub(super) account: Account,
+}
+
+/// State of a check before the first read.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// Requested verification.
+    pub(super) choice: String,
+    /// Authorities: name, algorithms, and number of sources compared with them.
+    pub(super) by: Vec<(String, String, u64)>,
+    /// Sources that are not compared completely, and the reasons.
+    pub(super) unverified: Vec<(String, String)>,
 }
 
 pub(super) struct TensorCheck {

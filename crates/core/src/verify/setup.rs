@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use sha2::{Digest as _, Sha256};
 
-use super::check::{Check, HINT, SourceCheck, TensorCheck, corrupt};
+use super::check::{Account, Check, HINT, SourceCheck, TensorCheck, corrupt};
 use super::coverage::{Coverage, Decision, SourceFacts, decide};
 use super::in_order::InOrder;
 use super::{Algorithm, Digest, Expectation, Expected, Verify};
@@ -20,17 +20,6 @@ use crate::tensor::TensorInfo;
 
 /// Number of headers read again concurrently, for digests that do not combine.
 const HEADERS_AT_A_TIME: usize = 8;
-
-/// State of a check before the first read.
-#[derive(Debug, Default)]
-pub(super) struct Account {
-    /// Requested verification.
-    pub(super) choice: String,
-    /// Authorities: name, algorithms, and number of sources compared with them.
-    pub(super) by: Vec<(String, String, u64)>,
-    /// Sources that are not compared completely, and the reasons.
-    pub(super) unverified: Vec<(String, String)>,
-}
 
 impl Check {
     /// Decides how to compare `tensors`, from which `plan` was made, with the expectations for

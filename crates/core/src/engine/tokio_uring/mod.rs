@@ -27,9 +27,8 @@ use tokio::time::timeout;
 use tokio_uring::Runtime;
 use tokio_uring::fs::File;
 
-use super::choose::{EngineSetup, Refusal};
 use super::fill::{Fill, Step};
-use super::refused::refusal;
+use super::setup::{EngineSetup, Refusal};
 use super::{Done, Engine, Job, Wait, cancelled};
 use crate::sync::cancel::CancelFlag;
 use files::Files;
@@ -79,7 +78,7 @@ impl Shared {
 /// Sets up a ring and its runtime on the calling thread. Also returns the names of the features in
 /// use.
 pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
-    let (runtime, mut features) = runtime(setup.depth).map_err(|error| refusal(&error))?;
+    let (runtime, mut features) = runtime(setup.depth)?;
     let opening = async {
         try_reading().await?;
         io::Result::Ok(Shared {
@@ -89,7 +88,7 @@ pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>)
             stop: Arc::new(watch::Sender::new(false)),
         })
     };
-    let shared = runtime.block_on(opening).map_err(|error| refusal(&error))?;
+    let shared = runtime.block_on(opening)?;
     if shared.slots.is_some() {
         features.push("registered_buffers".to_owned());
     }

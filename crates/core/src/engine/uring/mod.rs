@@ -19,8 +19,8 @@ pub use probe::probe_ring;
 use ring::{Completion, Ring, Submission};
 use slots::{Pending, Slots};
 
-use super::choose::{EngineSetup, Refusal};
 use super::fill::{Fill, Read, Step};
+use super::setup::{EngineSetup, Refusal};
 use super::{Done, Engine, Job, Wait, cancelled, give_up};
 use crate::error::Error;
 use crate::storage::ReadFile;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::ring::Ring;
-use crate::engine::RingProbe;
+use crate::engine::setup::RingProbe;
 use crate::memory::Slab;
 use crate::sync::event_count::EventCount;
 

@@ -17,9 +17,8 @@ use io_uring::types::{Fd, Fixed, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::engine::choose::Refusal;
 use crate::engine::fill::Read;
-use crate::engine::refused::refusal;
+use crate::engine::setup::Refusal;
 use crate::memory::{Lease, Slab};
 use crate::storage::{Access, ReadFile};
 
@@ -72,7 +71,7 @@ impl Ring {
     /// Opens a ring that takes `depth` reads at a time.
     pub(super) fn open(depth: usize) -> Result<Self, Refusal> {
         let entries = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
-        let (io, single_issuer, defer_taskrun) = build(entries).map_err(|e| refusal(&e))?;
+        let (io, single_issuer, defer_taskrun) = build(entries)?;
         let mut opened = Self {
             io,
             single_issuer,
@@ -90,12 +89,9 @@ impl Ring {
     /// before 5.6 have no read.
     fn try_reading(&mut self) -> Result<(), Refusal> {
         let mut probe = Probe::new();
-        self.io
-            .submitter()
-            .register_probe(&mut probe)
-            .map_err(|error| refusal(&error))?;
+        self.io.submitter().register_probe(&mut probe)?;
         if !probe.is_supported(opcode::Read::CODE) {
-            return Err(refusal(&io::Error::from_raw_os_error(libc::ENOSYS)));
+            return Err(io::Error::from_raw_os_error(libc::ENOSYS).into());
         }
         let nop = opcode::Nop::new().build();
         // SAFETY: a no-op refers to no memory.
@@ -104,7 +100,7 @@ impl Ring {
             match self.io.submit_and_wait(1) {
                 Ok(_) => break,
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                Err(error) => return Err(refusal(&error)),
+                Err(error) => return Err(error.into()),
             }
         }
         self.io

@@ -85,7 +85,7 @@ impl Found {
         opening: &OpenOptions,
     ) -> Result<Self> {
         let sidecars = Sidecars::new([], &opening.store).following(opening.follow_symlinks);
-        let (file_set, failed) = file_set_of(location, opening)?;
+        let (file_set, failed) = FileSet::find_or_empty(location, opening)?;
         let target = target(options, location, &file_set.folder)?;
         let manifest = manifest(&file_set, options, target.as_ref(), &sidecars)?;
         let named = named(&file_set, manifest.as_deref(), options.signed.as_ref());
@@ -117,19 +117,6 @@ impl Found {
             unsigned,
             notes,
         })
-    }
-}
-
-/// Returns the files of a checkpoint. If its shards cannot be determined, a manifest or a signature
-/// may still list them: then returns a file set without files, and the error.
-pub(super) fn file_set_of(
-    location: &Location,
-    opening: &OpenOptions,
-) -> Result<(FileSet, Option<Error>)> {
-    match FileSet::find(location, opening) {
-        Ok(file_set) => Ok((file_set, None)),
-        Err(error) if is_bad(&error) => Ok((FileSet::from_folder(location, opening)?, Some(error))),
-        Err(error) => Err(error),
     }
 }
 
@@ -169,11 +156,6 @@ impl About<'_> {
             .filter(|it| !it.files.contains_key(name) && self.signed.is_none())
             .map(|_| FileError::new(Error::new(ErrorKind::Corrupt, "is not in the manifest")))
     }
-}
-
-/// Returns whether the checkpoint itself is bad, rather than the access to it.
-fn is_bad(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFormat)
 }
 
 /// Reads the manifest to compare with, unless it is going to be replaced.

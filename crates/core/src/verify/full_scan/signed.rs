@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 
-use super::files::file_set_of;
 use super::walk::below;
 use crate::checkpoint::{FileSet, OpenOptions};
 use crate::error::{Error, ErrorKind, Result};
@@ -45,7 +44,7 @@ pub fn read_signature(
     opening: impl Into<OpenOptions>,
 ) -> Result<SignatureText> {
     let opening = opening.into();
-    let (file_set, _) = file_set_of(location, &opening)?;
+    let (file_set, _) = FileSet::find_or_empty(location, &opening)?;
     let location = file_set.folder.join(SIGNATURE_NAME);
     let sidecars = Sidecars::new([], &opening.store).following(opening.follow_symlinks);
     match sidecars.read_in(&file_set.folder, &location, SIGNATURE_BYTES_MAX)? {

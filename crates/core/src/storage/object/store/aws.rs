@@ -25,9 +25,8 @@ use aws_runtime::env_config::file::EnvConfigFiles;
 use aws_types::os_shim_internal::{Env, Fs};
 use object_store::aws::AwsCredential;
 
+use super::classification::{Cause, Classification, CredentialFailure, no_credentials, texts};
 use super::credential_cache::{Load, Loaded};
-use super::credentials::CredentialFailure;
-use super::request_error::texts;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Name of the last source.
@@ -102,27 +101,27 @@ impl Load for Chain {
                 Err(error) if source == INSTANCE => {
                     // Outside of AWS, another service may answer at that address.
                     looked_at.push(source);
-                    return Err(nothing(&looked_at, Some(&error)));
+                    return Err(CredentialFailure(nothing(&looked_at, Some(&error))));
                 }
-                Err(error) => return Err(failure(&error, &source)),
+                Err(error) => return Err(CredentialFailure(failure(&error, &source))),
             }
         }
-        Err(match &self.profile {
+        Err(CredentialFailure(match &self.profile {
             Some(_) => no_profile(&looked_at.concat(), None),
             None => nothing(&looked_at, None),
-        })
+        }))
     }
 }
 
 /// Returns the error for a missing profile that was requested by name. If no file has any profile
 /// at all, the SDK reports nothing.
-fn no_profile(source: &str, cause: Option<String>) -> CredentialFailure {
-    CredentialFailure {
-        kind: ErrorKind::InvalidRequest,
-        message: format!("there is no {source} in the AWS configuration files"),
-        hint: Some("run `aws configure list-profiles` to list the existing ones".to_owned()),
-        cause,
-    }
+fn no_profile(source: &str, cause: Option<Cause>) -> Classification {
+    Classification::new(
+        ErrorKind::InvalidRequest,
+        format!("there is no {source} in the AWS configuration files"),
+    )
+    .hint("run `aws configure list-profiles` to list the existing ones")
+    .cause(cause)
 }
 
 fn loaded(credentials: &Credentials, source: String) -> Loaded {
@@ -137,16 +136,8 @@ fn loaded(credentials: &Credentials, source: String) -> Loaded {
     }
 }
 
-fn nothing(looked_at: &[String], error: Option<&CredentialsError>) -> CredentialFailure {
-    CredentialFailure {
-        kind: ErrorKind::PermissionDenied,
-        message: format!(
-            "no credentials were found: looked at {}",
-            looked_at.join(", ")
-        ),
-        hint: Some("give credentials, or set anonymous=true for public data".to_owned()),
-        cause: error.and_then(innermost),
-    }
+fn nothing(looked_at: &[String], error: Option<&CredentialsError>) -> Classification {
+    no_credentials(&looked_at.join(", ")).cause(error.and_then(innermost).map(Cause::Words))
 }
 
 fn innermost(error: &CredentialsError) -> Option<String> {
@@ -156,38 +147,39 @@ fn innermost(error: &CredentialsError) -> Option<String> {
     Some(text.trim_end_matches([' ', '.', ',', ':']).to_owned())
 }
 
-fn failure(error: &CredentialsError, source: &str) -> CredentialFailure {
+fn failure(error: &CredentialsError, source: &str) -> Classification {
     let texts = texts(error);
     let says = |words: &str| {
         texts
             .iter()
             .any(|text| text.to_ascii_lowercase().contains(words))
     };
-    let cause = innermost(error);
+    let text = innermost(error);
+    let cause = text.clone().map(Cause::Words);
     if says("was not defined") {
         let own = source.strip_prefix("profile ").unwrap_or(source);
-        let named = |cause: &String| cause.contains(&format!("`{own}`"));
-        if cause.as_ref().is_none_or(named) {
+        let named = |text: String| text.contains(&format!("`{own}`"));
+        if text.is_none_or(named) {
             return no_profile(source, cause);
         }
-        return CredentialFailure {
-            kind: ErrorKind::InvalidRequest,
-            message: format!("{source} refers to another profile, which does not exist"),
-            hint: Some("see source_profile in the AWS configuration files".to_owned()),
-            cause,
-        };
+        return Classification::new(
+            ErrorKind::InvalidRequest,
+            format!("{source} refers to another profile, which does not exist"),
+        )
+        .hint("see source_profile in the AWS configuration files")
+        .cause(cause);
     }
     let hint = match source.strip_prefix("profile ") {
         Some(profile) if says("sso") => format!("run `aws sso login --profile {profile}`"),
         None if says("sso") => "run `aws sso login`".to_owned(),
         _ => format!("check {source}: it is the first source that offers credentials"),
     };
-    CredentialFailure {
-        kind: ErrorKind::PermissionDenied,
-        message: format!("cannot get credentials from {source}"),
-        hint: Some(hint),
-        cause,
-    }
+    Classification::new(
+        ErrorKind::PermissionDenied,
+        format!("cannot get credentials from {source}"),
+    )
+    .hint(hint)
+    .cause(cause)
 }
 
 /// Returns the region of a profile; without a name, of the one that `AWS_PROFILE` names.
@@ -270,7 +262,7 @@ mod tests {
         let loaded = runtime.expect("a runtime").block_on(chain.load());
         let failure = loaded.err().expect("no such profile");
         assert!(
-            failure.message.contains("tload-no-such-profile"),
+            failure.to_string().contains("tload-no-such-profile"),
             "{failure:?}"
         );
         let region = region_of_profile(Some("tload-no-such-profile"));
@@ -289,9 +281,7 @@ mod tests {
         let looked_at = ["environment".to_owned(), INSTANCE.to_owned()];
         let failure = nothing(&looked_at, Some(&error));
         assert!(failure.message.ends_with("environment, instance metadata"));
-        assert_eq!(
-            failure.cause.as_deref(),
-            Some("the SSO session has expired")
-        );
+        let cause = Cause::Words("the SSO session has expired".to_owned());
+        assert_eq!(failure.cause, Some(cause));
     }
 }

@@ -1,33 +1,127 @@
 //! Opens Azure Blob Storage: account, endpoint and credentials of a container. Called by
 //! [`crate::storage::object::store::Store::open`].
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
-use super::builder::{OpenStore, Opening, is_plain, no_retries};
-use super::client::{Extras, client_options};
-use super::credentials::Credentials;
+use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
+use super::classification::Hints;
+use super::client::Extras;
+use super::credentials::{ANONYMOUS, Credentials};
+use super::environment::{Environment, Variables};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 
+/// Azure Blob Storage.
+pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
+    open,
+    variables: Some(&VARIABLES),
+    hints: Hints {
+        permissions: Some(["Storage Blob Data Reader"; 2]),
+        ..Hints::NONE
+    },
+    states_checksums: false,
+};
+
+pub(in crate::storage) static VARIABLES: Variables = Variables {
+    prefix: "AZURE_",
+    credentials: &CREDENTIALS,
+    additions,
+    is_ignored: |_, _| false,
+};
+
+/// Settings of `object_store` that are credentials or the origin of one.
+const CREDENTIALS: [&str; 24] = [
+    "azure_storage_account_key",
+    "azure_storage_access_key",
+    "azure_storage_master_key",
+    "azure_storage_client_id",
+    "azure_client_id",
+    "azure_storage_client_secret",
+    "azure_client_secret",
+    "azure_storage_sas_key",
+    "azure_storage_sas_token",
+    "azure_storage_token",
+    "azure_msi_endpoint",
+    "azure_identity_endpoint",
+    "azure_object_id",
+    "azure_msi_resource_id",
+    "azure_federated_token_file",
+    "azure_use_azure_cli",
+    "azure_skip_signature",
+    "azure_credential_type",
+    "azure_fabric_token_service_url",
+    "azure_fabric_workload_host",
+    "azure_fabric_session_token",
+    "azure_fabric_cluster_identifier",
+    "azure_storage_tenant_id",
+    "azure_tenant_id",
+];
+
 const EXPLICIT: [&str; 5] = ["account_key", "sas", "token", "client_secret", "anonymous"];
 
-pub(in crate::storage) fn open(opening: &Opening) -> Result<OpenStore> {
+fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, source) = builder(opening)?;
-    let skips = builder.get_config_value(&AzureConfigKey::SkipSignature);
     let store = builder
         .with_http_connector(opening.connector.clone())
         .build();
-    Ok(OpenStore {
-        store: Arc::new(store.map_err(|error| opening.refused(&error))?),
-        credentials: Credentials::known(source),
-        anonymous: skips.as_deref() == Some("true"),
-        region: None,
-        sessions: 0,
-        signer: None,
-        token: None,
-    })
+    let store = store.map_err(|error| opening.refused(&error))?;
+    Ok(OpenStore::new(store, Credentials::known(source)))
+}
+
+/// Returns settings from variables that `object_store` does not know.
+fn additions(environment: &Environment) -> Vec<(String, String)> {
+    let mut settings = Vec::new();
+    let mut set = |name: &str, value: &str| settings.push((name.to_owned(), value.to_owned()));
+    if let Some(connection) = environment.get("AZURE_STORAGE_CONNECTION_STRING") {
+        for (name, value) in connection_settings(connection) {
+            set(name, &value);
+        }
+    }
+    for (variable, name) in [
+        // Names that the `az` command uses.
+        ("AZURE_STORAGE_ACCOUNT", "azure_storage_account_name"),
+        ("AZURE_STORAGE_KEY", "azure_storage_account_key"),
+        // Names in App Service and Container Apps.
+        ("IDENTITY_ENDPOINT", "azure_msi_endpoint"),
+    ] {
+        if let Some(value) = environment.get(variable) {
+            set(name, value);
+        }
+    }
+    settings
+}
+
+/// Parses a connection string of the Azure portal (`AccountName=…;AccountKey=…;EndpointSuffix=…`).
+fn connection_settings(text: &str) -> Vec<(&'static str, String)> {
+    let pairs: BTreeMap<String, &str> = text
+        .split(';')
+        .filter_map(|pair| pair.split_once('='))
+        .map(|(name, value)| (name.trim().to_ascii_lowercase(), value.trim()))
+        .collect();
+    let mut settings = Vec::new();
+    for (name, setting) in [
+        ("accountname", "azure_storage_account_name"),
+        ("accountkey", "azure_storage_account_key"),
+        ("sharedaccesssignature", "azure_storage_sas_key"),
+        ("blobendpoint", "azure_storage_endpoint"),
+        ("usedevelopmentstorage", "azure_storage_use_emulator"),
+    ] {
+        if let Some(value) = pairs.get(name) {
+            settings.push((setting, (*value).to_owned()));
+        }
+    }
+    if let (None, Some(account), Some(suffix)) = (
+        pairs.get("blobendpoint"),
+        pairs.get("accountname"),
+        pairs.get("endpointsuffix"),
+    ) {
+        let protocol = pairs.get("defaultendpointsprotocol").unwrap_or(&"https");
+        let endpoint = format!("{protocol}://{account}.blob.{suffix}");
+        settings.push(("azure_storage_endpoint", endpoint));
+    }
+    settings
 }
 
 /// Suffixes of the hosts of blob storage: those of the public cloud, China, the US government,
@@ -228,7 +322,7 @@ fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
         allow_http: emulated || is_plain(value(AzureConfigKey::Endpoint).as_deref()),
         ..Extras::default()
     };
-    let client = client_options(options, opening.environment, &opening.connector, extras)?;
+    let client = opening.client(extras)?;
     let builder = builder
         .with_client_options(client)
         .with_retry(no_retries())
@@ -241,7 +335,7 @@ fn source(builder: &MicrosoftAzureBuilder, opening: &Opening, emulated: bool) ->
     let value = |key| builder.get_config_value(&key);
     let has = |key| value(key).is_some();
     if value(AzureConfigKey::SkipSignature).as_deref() == Some("true") {
-        return Some("anonymous".to_owned());
+        return Some(ANONYMOUS.to_owned());
     }
     if let Some(name) = opening.passed_credential() {
         return Some(format!("option {name}"));
@@ -279,8 +373,6 @@ fn source(builder: &MicrosoftAzureBuilder, opening: &Opening, emulated: bool) ->
 mod tests {
     use super::*;
     use crate::options::{Location, StoreOptions};
-    use crate::storage::object::store::connector::Connector;
-    use crate::storage::object::store::environment::Environment;
 
     fn built(
         url: &str,
@@ -293,12 +385,8 @@ mod tests {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let environment = Environment::new(variables);
-        let opening = Opening {
-            url: location.remote().expect("a URL"),
-            options: &options,
-            environment: &environment,
-            connector: Connector::default(),
-        };
+        let url = location.remote().expect("a URL");
+        let opening = Opening::without_secrets(&PROTOCOL, url, &options, &environment);
         builder(&opening)
     }
 

@@ -1,39 +1,53 @@
 //! Common steps of opening a store of any protocol: options over environment, and errors without
 //! secrets.
 //!
-//! The files of the protocols (`s3.rs`, `gcs.rs`, `azure.rs`, `web.rs`) turn this into a builder of
-//! `object_store`.
+//! The files of the protocols (`s3.rs`, `gcs.rs`, `azure.rs`, `web.rs`, `hub/`) turn this into a
+//! builder of `object_store`. Each has a [`StoreProtocol`].
 
 use std::str::FromStr;
 use std::sync::Arc;
 
 use http::HeaderValue;
-use object_store::{BackoffConfig, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 
 use super::checksums::Signer;
+use super::classification::{Hints, texts};
+use super::client::{Extras, client_options};
 use super::connector::Connector;
 use super::credentials::Credentials;
-use super::environment::{Environment, is_credential_key};
+use super::environment::{Environment, Variables};
+use super::hub::repository::Repository;
 use super::redactor::{Redactor, Sent};
-use super::request_error::texts;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 use crate::options::store_options::StoreOptions;
 
+/// Everything that depends on the protocol of a store, beside the options that it has.
+pub(in crate::storage) struct StoreProtocol {
+    pub(in crate::storage) open: fn(&Opening) -> Result<OpenStore>,
+    /// Variables with settings for `object_store`, if there are any.
+    pub(in crate::storage) variables: Option<&'static Variables>,
+    pub(in crate::storage) hints: Hints,
+    /// True if objects have checksums of their own that can be requested.
+    pub(in crate::storage) states_checksums: bool,
+}
+
 /// Inputs of opening a store.
 pub(in crate::storage) struct Opening<'a> {
+    pub(in crate::storage) protocol: &'static StoreProtocol,
     pub(in crate::storage) url: &'a RemoteUrl,
     pub(in crate::storage) options: &'a StoreOptions,
     /// Empty if the options disable it.
     pub(in crate::storage) environment: &'a Environment,
     pub(in crate::storage) connector: Connector,
+    /// Holds the secrets that the store is opened with.
+    pub(in crate::storage) redactor: Redactor,
 }
 
 /// Opened store and its properties.
 pub(in crate::storage) struct OpenStore {
     pub(in crate::storage) store: Arc<dyn ObjectStore>,
     pub(in crate::storage) credentials: Credentials,
-    pub(in crate::storage) anonymous: bool,
     /// Region that requests are signed for.
     pub(in crate::storage) region: Option<String>,
     /// Number of HTTP clients, beside the store's own, that speak to the store itself.
@@ -42,6 +56,23 @@ pub(in crate::storage) struct OpenStore {
     pub(in crate::storage) signer: Option<Signer>,
     /// Token that was found in a file.
     pub(in crate::storage) token: Option<HeaderValue>,
+    /// Repository, if the store is a hub.
+    pub(in crate::storage) repository: Option<Repository>,
+}
+
+impl OpenStore {
+    /// Creates a store without any of the properties that only some protocols have.
+    pub(in crate::storage) fn new(store: impl ObjectStore, credentials: Credentials) -> Self {
+        Self {
+            store: Arc::new(store),
+            credentials,
+            region: None,
+            sessions: 0,
+            signer: None,
+            token: None,
+            repository: None,
+        }
+    }
 }
 
 impl Opening<'_> {
@@ -58,9 +89,10 @@ impl Opening<'_> {
 
     /// Returns the first option under a name of `object_store`'s that sets credentials.
     pub(in crate::storage) fn passed_credential(&self) -> Option<&str> {
-        let protocol = self.url.protocol;
-        let mut names = self.options.passed_on(protocol).map(|(name, _)| name);
-        names.find(|name| is_credential_key(protocol, name))
+        let variables = self.protocol.variables?;
+        let mut passed = self.options.passed_on(self.url.protocol);
+        let (name, _) = passed.find(|(name, _)| variables.is_credential(name))?;
+        Some(name)
     }
 
     /// Returns settings for `object_store`, in ascending precedence: those of the environment, then
@@ -73,15 +105,13 @@ impl Opening<'_> {
         &self,
         explicit: bool,
     ) -> Result<Vec<(K, String)>> {
-        let protocol = self.url.protocol;
-        let mut settings: Vec<(K, String)> = self
-            .environment
-            .settings(protocol, !explicit)
-            .into_iter()
+        let variables = self.protocol.variables.into_iter();
+        let mut settings: Vec<(K, String)> = variables
+            .flat_map(|of| self.environment.settings(of, !explicit))
             // Most variables with the prefix are for other tools.
             .filter_map(|(name, value)| Some((name.parse().ok()?, value)))
             .collect();
-        for (name, value) in self.options.passed_on(protocol) {
+        for (name, value) in self.options.passed_on(self.url.protocol) {
             let key = name.parse().map_err(|_| {
                 Error::new(
                     ErrorKind::InvalidRequest,
@@ -91,6 +121,15 @@ impl Opening<'_> {
             settings.push((key, value.to_owned()));
         }
         Ok(settings)
+    }
+
+    /// Returns the configuration of the HTTP client.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`client_options`].
+    pub(in crate::storage) fn client(&self, extras: Extras) -> Result<ClientOptions> {
+        client_options(self.options, self.environment, &self.connector, extras)
     }
 
     /// Refuses to look for credentials if the options forbid it and give none.
@@ -109,8 +148,7 @@ impl Opening<'_> {
     /// Translates a failure of `object_store` to build a store, which happens before any request.
     pub(in crate::storage) fn refused(&self, error: &object_store::Error) -> Error {
         let texts = texts(error);
-        let redactor = Redactor::new(self.url, self.options, self.environment);
-        let clean = |text: &String| redactor.clean(text, &Sent::default());
+        let clean = |text: &String| self.redactor.clean(text, &Sent::default());
         let text = texts.last().map(clean).unwrap_or_default();
         let error = Error::new(
             ErrorKind::InvalidRequest,
@@ -119,6 +157,26 @@ impl Opening<'_> {
         error
             .with_location(self.url.shown())
             .with_hint("check the options of the store and the environment")
+    }
+}
+
+#[cfg(test)]
+impl<'a> Opening<'a> {
+    /// Creates inputs for tests, which have no secrets to mask.
+    pub(in crate::storage) fn without_secrets(
+        protocol: &'static StoreProtocol,
+        url: &'a RemoteUrl,
+        options: &'a StoreOptions,
+        environment: &'a Environment,
+    ) -> Self {
+        Self {
+            protocol,
+            url,
+            options,
+            environment,
+            connector: Connector::default(),
+            redactor: Redactor::default(),
+        }
     }
 }
 

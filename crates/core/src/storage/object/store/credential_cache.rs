@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 
-use super::credentials::CredentialFailure;
+use super::classification::CredentialFailure;
 use crate::sync::lock::Mutex;
 
 /// Credentials are renewed this long before they expire, or after half of their lifetime if that is
@@ -210,6 +210,7 @@ mod tests {
 
     use super::*;
     use crate::error::ErrorKind;
+    use crate::storage::object::store::classification::Classification;
 
     /// Numbers its credentials, which live for `life` seconds, and fails from one of them on.
     #[derive(Debug)]
@@ -225,12 +226,8 @@ mod tests {
             tokio::task::yield_now().await;
             let number = self.loads.fetch_add(1, Ordering::Relaxed) + 1;
             if number >= self.fails_from {
-                return Err(CredentialFailure {
-                    kind: ErrorKind::PermissionDenied,
-                    message: "none left".to_owned(),
-                    hint: None,
-                    cause: None,
-                });
+                let failure = Classification::new(ErrorKind::PermissionDenied, "none left");
+                return Err(CredentialFailure(failure));
             }
             Ok(Loaded {
                 credential: AwsCredential {
@@ -259,7 +256,7 @@ mod tests {
     async fn key(cache: &CredentialCache<Numbered>, second: u64) -> String {
         let credential = cache.credential(at(second)).await;
         credential.map_or_else(
-            |failure| failure.message,
+            |failure| failure.to_string(),
             |credential| credential.key_id.clone(),
         )
     }

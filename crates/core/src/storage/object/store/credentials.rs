@@ -1,15 +1,15 @@
-//! Origin of a store's credentials, in words, and the error for missing ones.
+//! Origin of a store's credentials, in words.
 //!
 //! Never holds a credential. `credential_cache.rs` holds those of the AWS SDK; all others are
 //! inside of `object_store`.
 
-use std::fmt;
 use std::time::Instant;
 
-use super::request_error::{Cause, Classification};
-use crate::error::ErrorKind;
 #[cfg(feature = "aws-config")]
 use {super::aws::Chain, super::credential_cache::CredentialCache, std::sync::Arc};
+
+/// Origin of requests without credentials.
+pub(in crate::storage) const ANONYMOUS: &str = "anonymous";
 
 /// Origin of a store's credentials.
 #[derive(Debug)]
@@ -24,6 +24,11 @@ pub(in crate::storage) enum Credentials {
 impl Credentials {
     pub(in crate::storage) fn known(source: impl Into<String>) -> Self {
         Self::Known(source.into())
+    }
+
+    /// Returns whether requests are sent without credentials.
+    pub(in crate::storage) fn is_anonymous(&self) -> bool {
+        matches!(self, Self::Known(source) if source == ANONYMOUS)
     }
 
     /// Returns the origin, for display.
@@ -50,32 +55,3 @@ impl Credentials {
         }
     }
 }
-
-/// Failure to get credentials. Crosses `object_store` as the source of its error.
-#[derive(Clone, Debug)]
-pub(in crate::storage) struct CredentialFailure {
-    pub(in crate::storage) kind: ErrorKind,
-    pub(in crate::storage) message: String,
-    pub(in crate::storage) hint: Option<String>,
-    /// Text of the credential source.
-    pub(in crate::storage) cause: Option<String>,
-}
-
-impl CredentialFailure {
-    pub(in crate::storage) fn classification(&self) -> Classification {
-        let cause = self.cause.clone().map(Cause::Words);
-        let classification = Classification::new(self.kind, &self.message).cause(cause);
-        match &self.hint {
-            Some(hint) => classification.hint(hint),
-            None => classification,
-        }
-    }
-}
-
-impl fmt::Display for CredentialFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for CredentialFailure {}

@@ -6,30 +6,68 @@ use std::sync::Arc;
 use object_store::StaticCredentialProvider;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
 
-use super::builder::{OpenStore, Opening, is_plain, no_retries};
-use super::client::{Extras, client_options};
-use super::credentials::Credentials;
+use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
+use super::classification::Hints;
+use super::client::Extras;
+use super::credentials::{ANONYMOUS, Credentials};
+use super::environment::{Environment, Variables};
 use crate::error::Result;
+
+/// Google Cloud Storage.
+pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
+    open,
+    variables: Some(&VARIABLES),
+    hints: Hints {
+        permissions: Some(["storage.objects.list", "storage.objects.get"]),
+        ..Hints::NONE
+    },
+    states_checksums: true,
+};
+
+pub(in crate::storage) static VARIABLES: Variables = Variables {
+    prefix: "GOOGLE_",
+    credentials: &CREDENTIALS,
+    additions,
+    is_ignored: |_, _| false,
+};
+
+/// Settings of `object_store` that are credentials or the origin of one.
+const CREDENTIALS: [&str; 6] = [
+    "google_service_account",
+    "google_service_account_path",
+    "google_service_account_key",
+    "google_application_credentials",
+    "google_bearer_token",
+    "google_skip_signature",
+];
 
 const EXPLICIT: [&str; 3] = ["token", "service_account", "anonymous"];
 
-pub(in crate::storage) fn open(opening: &Opening) -> Result<OpenStore> {
+fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, source) = builder(opening)?;
     let store = builder
         .with_http_connector(opening.connector.clone())
         .build();
-    Ok(OpenStore {
-        store: Arc::new(store.map_err(|error| opening.refused(&error))?),
-        anonymous: source == ANONYMOUS,
-        credentials: Credentials::known(source),
-        region: None,
-        sessions: 0,
-        signer: None,
-        token: None,
-    })
+    let store = store.map_err(|error| opening.refused(&error))?;
+    Ok(OpenStore::new(store, Credentials::known(source)))
 }
 
-const ANONYMOUS: &str = "anonymous";
+/// Returns settings from variables that `object_store` does not know.
+fn additions(environment: &Environment) -> Vec<(String, String)> {
+    let mut settings = Vec::new();
+    if let Some(path) = environment.get("SERVICE_ACCOUNT") {
+        settings.push(("google_service_account".to_owned(), path.to_owned()));
+    }
+    // Google's client libraries use this for host and port of an emulator, which needs no
+    // credentials.
+    if let Some(host) = environment.get("STORAGE_EMULATOR_HOST") {
+        let scheme = if host.contains("://") { "" } else { "http://" };
+        let url = format!("{scheme}{}", host.trim_end_matches('/'));
+        settings.push(("google_base_url".to_owned(), url));
+        settings.push(("google_skip_signature".to_owned(), "true".to_owned()));
+    }
+    settings
+}
 
 fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
     let options = opening.options;
@@ -76,7 +114,7 @@ fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
         allow_http: is_plain(endpoint.as_deref()),
         ..Extras::default()
     };
-    let client = client_options(options, opening.environment, &opening.connector, extras)?;
+    let client = opening.client(extras)?;
     builder = builder
         .with_client_options(client)
         .with_retry(no_retries())
@@ -114,8 +152,6 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
     use crate::options::{Location, StoreOptions};
-    use crate::storage::object::store::connector::Connector;
-    use crate::storage::object::store::environment::Environment;
 
     fn built(
         options: &[(&str, &str)],
@@ -127,12 +163,8 @@ mod tests {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let environment = Environment::new(variables);
-        let opening = Opening {
-            url: location.remote().expect("a URL"),
-            options: &options,
-            environment: &environment,
-            connector: Connector::default(),
-        };
+        let url = location.remote().expect("a URL");
+        let opening = Opening::without_secrets(&PROTOCOL, url, &options, &environment);
         builder(&opening)
     }
 

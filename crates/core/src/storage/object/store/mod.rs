@@ -11,6 +11,7 @@ mod aws;
 mod azure;
 mod builder;
 mod checksums;
+mod classification;
 mod client;
 mod connector;
 #[cfg(feature = "aws-config")]
@@ -48,16 +49,18 @@ pub(crate) use request_error::Fault;
 pub(crate) use response_capture::ResponseCapture;
 
 use self::checksums::Asks;
+use self::classification::{Hints, RequestContext};
 use self::connector::Connector;
 use self::credentials::Credentials;
-use self::environment::Environment;
-use self::hub::{Commit, Repository};
+use self::environment::{Environment, Variables};
+use self::hub::Commit;
+use self::hub::repository::{Repository, cut};
 use self::redactor::Redactor;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
-use builder::Opening;
-use request_error::{RequestContext, failed_request, translate};
+use builder::{Opening, StoreProtocol};
+use request_error::{failed_request, translate};
 use response_capture::capture;
 
 /// Bucket, container, web server, or repository of a model hub.
@@ -66,9 +69,8 @@ pub(crate) struct Store {
     /// Scheme and host, without secrets.
     label: String,
     /// `None` if the caller provided the store.
-    protocol: Option<Protocol>,
+    protocol: Option<&'static StoreProtocol>,
     credentials: Credentials,
-    anonymous: bool,
     region: Option<String>,
     signed_url: bool,
     /// Index of the first HTTP client that speaks to the store; those before it fetch credentials.
@@ -78,6 +80,24 @@ pub(crate) struct Store {
     /// Way to request an object's own checksums.
     asks: Asks,
     redactor: Redactor,
+}
+
+/// Returns the implementation of a protocol; `None` for stores that the caller opens.
+fn implementation(protocol: Protocol) -> Option<&'static StoreProtocol> {
+    match protocol {
+        Protocol::S3 => Some(&s3::PROTOCOL),
+        Protocol::Gcs => Some(&gcs::PROTOCOL),
+        Protocol::Azure => Some(&azure::PROTOCOL),
+        Protocol::Http => Some(&web::PROTOCOL),
+        Protocol::Hub => Some(&hub::PROTOCOL),
+        Protocol::Custom => None,
+    }
+}
+
+/// Returns the environment variables of all protocols.
+fn variables_of_all() -> impl Iterator<Item = &'static Variables> {
+    let protocols = Protocol::ALL.into_iter().filter_map(implementation);
+    protocols.filter_map(|protocol| protocol.variables)
 }
 
 /// Direct children of a prefix.
@@ -123,46 +143,36 @@ impl Store {
         environment: &Environment,
     ) -> Result<(Arc<Self>, Path)> {
         let path = object_path(url)?;
+        let Some(protocol) = implementation(url.protocol) else {
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                "custom-store URLs must be opened with `Checkpoint::open_in`",
+            ));
+        };
         let opening = Opening {
+            protocol,
             url,
             options,
             environment,
             connector: Connector::default(),
+            redactor: Redactor::new(url, options, environment, variables_of_all()),
         };
-        let mut repository = None;
-        let opened = match url.protocol {
-            Protocol::S3 => s3::open(&opening)?,
-            Protocol::Gcs => gcs::open(&opening)?,
-            Protocol::Azure => azure::open(&opening)?,
-            Protocol::Http => web::open(&opening)?,
-            Protocol::Hub => {
-                let (opened, found) = hub::open(&opening)?;
-                repository = Some(found);
-                opened
-            }
-            Protocol::Custom => {
-                return Err(Error::new(
-                    ErrorKind::InvalidRequest,
-                    "custom-store URLs must be opened with `Checkpoint::open_in`",
-                ));
-            }
-        };
+        let opened = (protocol.open)(&opening)?;
         let own_client = opening.connector.made().saturating_sub(opened.sessions);
         opening.connector.own_from(own_client);
         let store = Self {
             inner: opened.store,
             label: format!("{}://{}", url.scheme, url.host()),
-            protocol: Some(url.protocol),
+            protocol: Some(protocol),
             credentials: opened.credentials,
-            anonymous: opened.anonymous,
             region: opened.region,
-            signed_url: url.protocol == Protocol::Http && url.query.is_some(),
+            signed_url: url.query.is_some(),
             own_client,
-            repository,
+            repository: opened.repository,
             asks: Asks {
                 signer: opened.signer,
             },
-            redactor: Redactor::new(url, options, environment).and(opened.token.as_ref()),
+            redactor: opening.redactor.and(opened.token.as_ref()),
         };
         Ok((Arc::new(store), path))
     }
@@ -174,7 +184,6 @@ impl Store {
             label: label.to_owned(),
             protocol: None,
             credentials: Credentials::known("the caller's store"),
-            anonymous: false,
             region: None,
             signed_url: false,
             own_client: 0,
@@ -199,14 +208,16 @@ impl Store {
         let question = Commit::question(options);
         let asked = self.inner.get_opts(&place, question.clone());
         let (mut result, captured) = match (self.request(operation, asked).await, &question.range) {
-            (Err(fault), Some(GetRange::Bounded(range))) if commit.may_come_whole(path, &fault) => {
+            (Err(fault), Some(GetRange::Bounded(range)))
+                if commit.may_come_whole(path, &fault.error) =>
+            {
                 let all = GetOptions {
                     range: None,
                     ..question.clone()
                 };
                 let asked = self.inner.get_opts(&place, all);
                 let (result, captured) = self.request(operation, asked).await?;
-                (hub::cut(result, range), captured)
+                (cut(result, range), captured)
             }
             (answer, _) => answer?,
         };
@@ -241,7 +252,8 @@ impl Store {
 
     /// Returns whether objects here have checksums of their own that can be requested.
     pub(crate) fn states_checksums(&self) -> bool {
-        matches!(self.protocol, Some(Protocol::S3 | Protocol::Gcs))
+        self.protocol
+            .is_some_and(|protocol| protocol.states_checksums)
     }
 
     /// Returns the hub's name for the contents of a file, if the store is a hub, the list of files
@@ -341,9 +353,11 @@ impl Store {
     ) -> RequestContext<'a> {
         RequestContext {
             operation,
-            protocol: self.protocol,
+            hints: self
+                .protocol
+                .map_or(&Hints::NONE, |protocol| &protocol.hints),
             credentials,
-            anonymous: self.anonymous,
+            anonymous: self.credentials.is_anonymous(),
             region: self.region.as_deref(),
             signed_url: self.signed_url,
             own: captured.client == 0 || captured.client >= self.own_client,

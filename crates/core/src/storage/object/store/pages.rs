@@ -1,5 +1,6 @@
-//! Limits of one listing, which comes in pages: `object_store` requests page after page for as long
-//! as the store names another one, and keeps all of them.
+//! Limits of responses that are read whole, and of one listing, which comes in pages:
+//! `object_store` requests page after page for as long as the store names another one, and keeps
+//! all of them.
 //!
 //! [`bounded`] encloses a listing; `response_capture.rs` reports each of its requests and responses
 //! here.
@@ -9,7 +10,10 @@ use std::collections::HashSet;
 
 use object_store::client::{HttpError, HttpErrorKind};
 
-use super::response_capture::TooLong;
+/// Longest response to a request without a range, bytes: listings (a page of S3 has 1000 names of
+/// at most 1024 bytes), tokens, and a hub's description of a model. `object_store` reads them
+/// whole, however much a server sends.
+pub(in crate::storage) const ANSWER_MAX: usize = 64 << 20;
 
 /// Maximum number of pages. Stores put 1000 names and more into each.
 const PAGES_MAX: usize = 4000;
@@ -19,6 +23,18 @@ const BYTES_MAX: usize = 512 << 20;
 
 /// Query parameters that name a page: S3 and GCS, GCS's JSON interface, Azure.
 const TOKENS: [&str; 3] = ["continuation-token", "pageToken", "marker"];
+
+/// Error for a server that sends without end.
+#[derive(Debug)]
+pub(in crate::storage) struct TooLong;
+
+impl std::fmt::Display for TooLong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a response of more than {ANSWER_MAX} bytes")
+    }
+}
+
+impl std::error::Error for TooLong {}
 
 /// Pages of one listing so far.
 #[derive(Default)]

@@ -13,7 +13,7 @@ use http::header::{HeaderName, HeaderValue};
 use object_store::client::HttpRequest;
 use percent_encoding::percent_decode_str;
 
-use super::environment::Environment;
+use super::environment::{Environment, Variables};
 use super::error_body::plain;
 use crate::options::Protocol;
 use crate::options::location::RemoteUrl;
@@ -72,11 +72,12 @@ pub(in crate::storage) struct Redactor {
 
 impl Redactor {
     /// Collects the secrets that a store is opened with. Those of the environment count even if
-    /// others are used: an environment belongs to one user.
+    /// others are used, and those for `all` protocols: an environment belongs to one user.
     pub(in crate::storage) fn new(
         url: &RemoteUrl,
         options: &StoreOptions,
         environment: &Environment,
+        all: impl Iterator<Item = &'static Variables>,
     ) -> Self {
         let mut secrets = Self::default();
         secrets.add_authority(&url.authority, url.protocol);
@@ -90,10 +91,8 @@ impl Redactor {
                 None => secrets.add_setting(name, value),
             }
         }
-        for protocol in [Protocol::S3, Protocol::Gcs, Protocol::Azure] {
-            for (name, value) in environment.settings(protocol, true) {
-                secrets.add_setting(&name, &value);
-            }
+        for (name, value) in all.flat_map(|of| environment.settings(of, true)) {
+            secrets.add_setting(&name, &value);
         }
         for value in VARIABLES.iter().filter_map(|name| environment.get(name)) {
             match value.split_once("://") {
@@ -420,13 +419,15 @@ mod tests {
 
     use super::*;
     use crate::options::Location;
+    use crate::storage::object::store::variables_of_all;
 
     fn redactor(url: &str, options: &[(&str, &str)], variables: &[(&str, &str)]) -> Redactor {
         let location = Location::parse(url).expect(url);
         let options = StoreOptions::from_pairs(options.iter().copied()).expect("options");
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let environment = Environment::new(variables.iter().map(owned));
-        Redactor::new(location.remote().expect("a URL"), &options, &environment)
+        let url = location.remote().expect("a URL");
+        Redactor::new(url, &options, &environment, variables_of_all())
     }
 
     #[test]

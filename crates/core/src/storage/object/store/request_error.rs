@@ -6,18 +6,18 @@
 //! signatures. Error responses are classified in `status_error.rs`, failures below HTTP in
 //! `transport_error.rs`.
 
-use std::error::Error as StdError;
 use std::io;
 use std::time::Duration;
 
 use object_store::client::HttpError;
 
-use super::credentials::CredentialFailure;
-use super::redactor::Redactor;
+use super::classification::{
+    Cause, Classification, CredentialFailure, RequestContext, changed, find, no_credentials,
+    no_listing, texts,
+};
 use super::response_capture::ResponseCapture;
 use super::{status_error, transport_error};
 use crate::error::{Error, ErrorKind, FailedRequest};
-use crate::options::Protocol;
 use crate::sync::retry::Transient;
 
 /// Failure of one attempt of a request.
@@ -41,72 +41,6 @@ impl Fault {
             }),
             None => self.error,
         }
-    }
-}
-
-/// Context of a request: operation, store and credentials.
-#[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "four independent facts")]
-pub(in crate::storage) struct RequestContext<'a> {
-    pub(in crate::storage) operation: &'a str,
-    /// `None` for a store that the caller provided.
-    pub(in crate::storage) protocol: Option<Protocol>,
-    /// Origin of the credentials.
-    pub(in crate::storage) credentials: &'a str,
-    pub(in crate::storage) anonymous: bool,
-    /// Region that requests are signed for.
-    pub(in crate::storage) region: Option<&'a str>,
-    /// True if the URL carries its own signature.
-    pub(in crate::storage) signed_url: bool,
-    /// True if the request went to the store itself, false if it fetched credentials.
-    pub(in crate::storage) own: bool,
-    /// True if the credentials were refused as expired, and newer ones are or will be available.
-    pub(in crate::storage) refreshed: bool,
-    /// Holds the secrets that the store was opened with.
-    pub(in crate::storage) redactor: &'a Redactor,
-}
-
-/// Classification of a failure.
-#[derive(Debug)]
-pub(in crate::storage) struct Classification {
-    pub(in crate::storage) kind: ErrorKind,
-    pub(in crate::storage) message: String,
-    pub(in crate::storage) hint: Option<String>,
-    pub(in crate::storage) transient: Option<Transient>,
-    pub(in crate::storage) cause: Option<Cause>,
-}
-
-/// Cause to keep: an error number of the operating system, or an external text.
-#[derive(Debug)]
-pub(in crate::storage) enum Cause {
-    System(i32),
-    Words(String),
-}
-
-impl Classification {
-    pub(in crate::storage) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            hint: None,
-            transient: None,
-            cause: None,
-        }
-    }
-
-    pub(in crate::storage) fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
-        self
-    }
-
-    pub(in crate::storage) fn transient(mut self, transient: Transient) -> Self {
-        self.transient = Some(transient);
-        self
-    }
-
-    pub(in crate::storage) fn cause(mut self, cause: Option<Cause>) -> Self {
-        self.cause = cause;
-        self
     }
 }
 
@@ -166,7 +100,7 @@ fn judge(
 ) -> Classification {
     let host = captured.host.as_deref().unwrap_or("the store");
     if let Some(failure) = find::<CredentialFailure>(error) {
-        return failure.classification();
+        return failure.0.clone();
     }
     if let Some(failure) = find::<HttpError>(error) {
         let classification = transport_error::classification(failure, host);
@@ -230,15 +164,6 @@ fn without_credentials(classification: Classification, host: &str) -> Classifica
     }
 }
 
-/// Classifies a search that found no credentials.
-pub(in crate::storage) fn no_credentials(looked_at: &str) -> Classification {
-    Classification::new(
-        ErrorKind::PermissionDenied,
-        format!("no credentials were found: looked at {looked_at}"),
-    )
-    .hint("give credentials, or set anonymous=true for public data")
-}
-
 /// Classifies an invalid response with a successful status. The types are private to
 /// `object_store`.
 fn malformed_response(error: &object_store::Error, asked: &RequestContext) -> Classification {
@@ -268,7 +193,7 @@ fn malformed_response(error: &object_store::Error, asked: &RequestContext) -> Cl
         "the server did not send the length of the object"
     } else if says("ETag") {
         "the server sent no ETag, which shows whether an object changed"
-    } else if asked.operation == "LIST" && asked.protocol == Some(Protocol::Http) {
+    } else if asked.operation == "LIST" && !asked.hints.lists {
         return no_listing();
     } else {
         "the server sent a malformed response"
@@ -276,12 +201,6 @@ fn malformed_response(error: &object_store::Error, asked: &RequestContext) -> Cl
     Classification::new(ErrorKind::Remote, what)
         .hint("check the server, and proxies and caches in front of it")
         .cause(cause)
-}
-
-/// Classifies a listing on a plain HTTP server, which serves files but no folders.
-pub(in crate::storage) fn no_listing() -> Classification {
-    Classification::new(ErrorKind::Unsupported, "the server cannot list folders")
-        .hint("give the URL of a file, or of a model.safetensors.index.json that names the files")
 }
 
 /// Classifies a failure without a response: it came before a request, or the caller provided the
@@ -300,7 +219,7 @@ fn of_variant(error: &object_store::Error, asked: &RequestContext) -> Classifica
     } else if let object_store::Error::Precondition { .. }
     | object_store::Error::NotModified { .. } = error
     {
-        status_error::changed()
+        changed()
     } else if let object_store::Error::NotSupported { .. }
     | object_store::Error::NotImplemented { .. } = error
     {
@@ -325,33 +244,13 @@ fn of_variant(error: &object_store::Error, asked: &RequestContext) -> Classifica
     }
 }
 
-/// Returns the first cause of a type.
-pub(in crate::storage) fn find<'a, T: StdError + 'static>(
-    error: &'a (dyn StdError + 'static),
-) -> Option<&'a T> {
-    causes(error).find_map(<dyn StdError>::downcast_ref)
-}
-
-/// Returns the error and its causes, outermost first.
-pub(in crate::storage) fn causes<'a>(
-    error: &'a (dyn StdError + 'static),
-) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |error| {
-        let error: &'a (dyn StdError + 'static) = *error;
-        error.source()
-    })
-}
-
-/// Returns the texts of the error and its causes, outermost first.
-pub(in crate::storage) fn texts(error: &(dyn StdError + 'static)) -> Vec<String> {
-    causes(error).map(ToString::to_string).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use object_store::client::HttpErrorKind;
 
     use super::*;
+    use crate::storage::object::store::classification::Hints;
+    use crate::storage::object::store::redactor::Redactor;
 
     fn unreachable(host: &str, own: bool) -> Fault {
         let refused = io::Error::from_raw_os_error(libc::ECONNREFUSED);
@@ -365,7 +264,7 @@ mod tests {
         };
         let asked = RequestContext {
             operation: "GET",
-            protocol: Some(Protocol::S3),
+            hints: &Hints::NONE,
             credentials: "instance metadata",
             anonymous: false,
             region: None,
@@ -411,19 +310,15 @@ mod tests {
 
     #[test]
     fn credential_failure_survives_object_store() {
-        let failure = CredentialFailure {
-            kind: ErrorKind::InvalidRequest,
-            message: "there is no profile dev".to_owned(),
-            hint: None,
-            cause: Some("why".to_owned()),
-        };
+        let failure = Classification::new(ErrorKind::InvalidRequest, "there is no profile dev")
+            .cause(Some(Cause::Words("why".to_owned())));
         let error = object_store::Error::Generic {
             store: "S3",
-            source: Box::new(failure),
+            source: Box::new(CredentialFailure(failure)),
         };
         let asked = RequestContext {
             operation: "GET",
-            protocol: Some(Protocol::S3),
+            hints: &Hints::NONE,
             credentials: "",
             anonymous: false,
             region: None,

@@ -18,30 +18,13 @@ use object_store::client::{
 
 use super::checksums::{Asks, stated};
 use super::error_body::Reply;
-use super::pages;
+use super::pages::{self, ANSWER_MAX, TooLong};
 use super::redactor::Sent;
 
 /// Limits on reading the response of a failed request: bytes, and time. Those of stores have a few
 /// hundred bytes.
 const WORDS_MAX: usize = 64 << 10;
 const WORDS_WAIT: Duration = Duration::from_secs(10);
-
-/// Longest response to a request without a range, bytes: listings (a page of S3 has 1000 names of
-/// at most 1024 bytes), tokens, and a hub's description of a model. `object_store` reads them
-/// whole, however much a server sends.
-const ANSWER_MAX: usize = 64 << 20;
-
-/// Error for a server that sends without end.
-#[derive(Debug)]
-pub(in crate::storage) struct TooLong;
-
-impl std::fmt::Display for TooLong {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a response of more than {ANSWER_MAX} bytes")
-    }
-}
-
-impl std::error::Error for TooLong {}
 
 /// Facts of one request and of its response, if one arrived.
 #[derive(Clone, Debug, Default)]

@@ -1,18 +1,60 @@
-//! Opens S3 and compatible stores: endpoint, addressing, region and credentials of a bucket. Called
-//! by [`crate::storage::object::store::Store::open`].
+//! Opens S3 and compatible stores: endpoint, addressing, region and credentials of a bucket. Knows
+//! their variables, and their errors about regions. Used by
+//! [`crate::storage::object::store::Store`] through [`PROTOCOL`], as the other protocols are.
 
 use std::sync::Arc;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 
-use super::builder::{OpenStore, Opening, is_plain, no_retries};
+use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::checksums::Signer;
-use super::client::{Extras, client_options};
-use super::credentials::Credentials;
+use super::classification::{Classification, Hints, RequestContext};
+use super::client::Extras;
+use super::credentials::{ANONYMOUS, Credentials};
+use super::environment::{Environment, Variables};
+use super::response_capture::ResponseCapture;
+use super::status_error::by_code;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Default region, the same as that of AWS's own tools.
 const DEFAULT_REGION: &str = "us-east-1";
+
+/// Amazon S3 and compatible stores.
+pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
+    open,
+    variables: Some(&VARIABLES),
+    hints: Hints {
+        refusal,
+        permissions: Some(["s3:ListBucket", "s3:GetObject"]),
+        lists: true,
+    },
+    states_checksums: true,
+};
+
+pub(in crate::storage) static VARIABLES: Variables = Variables {
+    prefix: "AWS_",
+    credentials: &CREDENTIALS,
+    additions: |_| Vec::new(),
+    is_ignored: |environment, name| {
+        name.starts_with("AWS_ENDPOINT") && ignores_endpoints(environment)
+    },
+};
+
+/// Settings of `object_store` that are credentials or the origin of one.
+const CREDENTIALS: [&str; 12] = [
+    "aws_access_key_id",
+    "aws_secret_access_key",
+    "aws_session_token",
+    "aws_token",
+    "aws_skip_signature",
+    "aws_web_identity_token_file",
+    "aws_role_arn",
+    "aws_role_session_name",
+    "aws_container_credentials_relative_uri",
+    "aws_container_credentials_full_uri",
+    "aws_container_authorization_token_file",
+    "aws_profile",
+];
 
 const EXPLICIT: [&str; 5] = [
     "access_key_id",
@@ -22,12 +64,11 @@ const EXPLICIT: [&str; 5] = [
     "anonymous",
 ];
 
-pub(in crate::storage) fn open(opening: &Opening) -> Result<OpenStore> {
+fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, credential_source) = builder(opening)?;
     let value = |key| builder.get_config_value(&key);
     let region = value(AmazonS3ConfigKey::Region);
     let sessions = usize::from(value(AmazonS3ConfigKey::S3Express).as_deref() == Some("true"));
-    let anonymous = value(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
     let (builder, credentials) = match credential_source {
         CredentialSource::Known(source) => (builder, Credentials::known(source)),
         #[cfg(feature = "aws-config")]
@@ -50,13 +91,60 @@ pub(in crate::storage) fn open(opening: &Opening) -> Result<OpenStore> {
             region,
         });
     Ok(OpenStore {
-        store: Arc::new(store),
-        credentials,
-        anonymous,
         region,
         sessions,
         signer,
-        token: None,
+        ..OpenStore::new(store, credentials)
+    })
+}
+
+/// Returns whether endpoints that variables and profiles of AWS configure must be ignored.
+fn ignores_endpoints(environment: &Environment) -> bool {
+    environment
+        .get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+        .is_some_and(|text| text.eq_ignore_ascii_case("true"))
+}
+
+/// Classifies known codes, and responses that say that the bucket is in another region.
+fn refusal(
+    status: u16,
+    captured: &ResponseCapture,
+    asked: &RequestContext,
+) -> Option<Classification> {
+    let code = captured.code.as_deref().unwrap_or_default();
+    by_code(code, asked).or_else(|| elsewhere(status, code, captured, asked))
+}
+
+/// Classifies a response that says that the bucket is in another region.
+fn elsewhere(
+    status: u16,
+    code: &str,
+    captured: &ResponseCapture,
+    asked: &RequestContext,
+) -> Option<Classification> {
+    let named = captured.region.as_deref();
+    let differs = named.is_some() && named != asked.region;
+    let redirected = matches!(status, 301 | 302 | 307 | 308);
+    let malformed = matches!(
+        code,
+        "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException" | "PermanentRedirect"
+    );
+    // A 403 means another region only if the redirect was followed, which drops the signature.
+    if !(redirected || malformed || (differs && matches!(status, 400 | 403))) {
+        return None;
+    }
+    let ours = asked.region.unwrap_or("another one");
+    Some(match named.filter(|_| differs) {
+        Some(region) => Classification::new(
+            ErrorKind::InvalidRequest,
+            format!("the bucket is in region {region}, but the request went to {ours}"),
+        )
+        .hint(format!("set region={region}")),
+        None => Classification::new(
+            ErrorKind::InvalidRequest,
+            "the bucket is in another region or at another endpoint",
+        )
+        .hint("set region or endpoint to the bucket's own"),
     })
 }
 
@@ -113,7 +201,7 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
         ca_file: opening.environment.get("AWS_CA_BUNDLE"),
         ..Extras::default()
     };
-    let client = client_options(options, opening.environment, &opening.connector, extras)?;
+    let client = opening.client(extras)?;
     builder = builder
         .with_client_options(client)
         .with_retry(no_retries())
@@ -148,7 +236,7 @@ fn with_profile(mut builder: AmazonS3Builder, opening: &Opening) -> Result<Amazo
         builder = builder.with_region(region.unwrap_or_else(|| DEFAULT_REGION.to_owned()));
     }
     if endpoint(&builder).is_none()
-        && !opening.environment.ignores_endpoints()
+        && !ignores_endpoints(opening.environment)
         && let Some(endpoint) = profile_endpoint(opening)?
     {
         builder = builder.with_endpoint(endpoint);
@@ -270,7 +358,7 @@ fn with_bucket(endpoint: &str, bucket: &str) -> String {
 fn credential_source(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
     let value = |key| builder.get_config_value(&key);
     if value(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true") {
-        return Ok(CredentialSource::Known("anonymous".to_owned()));
+        return Ok(CredentialSource::Known(ANONYMOUS.to_owned()));
     }
     let keys = [
         ("access_key_id", AmazonS3ConfigKey::AccessKeyId),
@@ -355,8 +443,6 @@ fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSourc
 mod tests {
     use super::*;
     use crate::options::{Location, StoreOptions};
-    use crate::storage::object::store::connector::Connector;
-    use crate::storage::object::store::environment::Environment;
 
     fn built(
         url: &str,
@@ -369,12 +455,8 @@ mod tests {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let environment = Environment::new(variables);
-        let opening = Opening {
-            url: location.remote().expect("a URL"),
-            options: &options,
-            environment: &environment,
-            connector: Connector::default(),
-        };
+        let url = location.remote().expect("a URL");
+        let opening = Opening::without_secrets(&PROTOCOL, url, &options, &environment);
         let (builder, credential_source) = builder(&opening)?;
         let shown = |credential_source| match credential_source {
             CredentialSource::Known(source) => source,

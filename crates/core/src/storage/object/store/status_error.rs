@@ -1,11 +1,9 @@
 //! Translates status and code of an error response to an error, a hint and whether to retry. Pure;
 //! called by `request_error.rs`.
 
-use super::hub;
-use super::request_error::{Cause, Classification, RequestContext, no_listing};
+use super::classification::{Cause, Classification, RequestContext, changed, no_listing};
 use super::response_capture::ResponseCapture;
 use crate::error::ErrorKind;
-use crate::options::Protocol;
 use crate::sync::retry::Transient;
 
 /// Clock skew above which stores refuse signed requests, seconds (S3 and Azure: 15 minutes; Google:
@@ -19,16 +17,15 @@ pub(in crate::storage) fn classification(
     asked: &RequestContext,
 ) -> Classification {
     let code = captured.code.as_deref().unwrap_or_default();
-    let classification = hub::refusal(status, captured, asked)
+    let classification = (asked.hints.refusal)(status, captured, asked)
         .or_else(|| by_code(code, asked))
-        .or_else(|| elsewhere(status, code, captured, asked))
         .unwrap_or_else(|| by_status(status, captured, asked));
     let words = captured.message.clone().map(Cause::Words);
     classification.cause(words)
 }
 
 /// Classifies by code, where it is more specific than the status or differs from it.
-fn by_code(code: &str, asked: &RequestContext) -> Option<Classification> {
+pub(in crate::storage) fn by_code(code: &str, asked: &RequestContext) -> Option<Classification> {
     let from = asked.credentials;
     let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
     Some(match code {
@@ -53,10 +50,10 @@ fn by_code(code: &str, asked: &RequestContext) -> Option<Classification> {
         )),
         "NoSuchBucket" | "ContainerNotFound" | "FilesystemNotFound" => Classification::new(
             ErrorKind::NotFound,
-            if asked.protocol == Some(Protocol::Azure) {
-                "there is no such container"
-            } else {
+            if code == "NoSuchBucket" {
                 "there is no such bucket"
+            } else {
+                "there is no such container"
             },
         )
         .hint("check its name, and that the endpoint is the right one"),
@@ -82,56 +79,17 @@ fn by_code(code: &str, asked: &RequestContext) -> Option<Classification> {
     })
 }
 
-/// Classifies a response that says that the bucket is in another region.
-fn elsewhere(
-    status: u16,
-    code: &str,
-    captured: &ResponseCapture,
-    asked: &RequestContext,
-) -> Option<Classification> {
-    if asked.protocol != Some(Protocol::S3) {
-        return None;
-    }
-    let named = captured.region.as_deref();
-    let differs = named.is_some() && named != asked.region;
-    let redirected = matches!(status, 301 | 302 | 307 | 308);
-    let malformed = matches!(
-        code,
-        "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException" | "PermanentRedirect"
-    );
-    // A 403 means another region only if the redirect was followed, which drops the signature.
-    if !(redirected || malformed || (differs && matches!(status, 400 | 403))) {
-        return None;
-    }
-    let ours = asked.region.unwrap_or("another one");
-    Some(match named.filter(|_| differs) {
-        Some(region) => Classification::new(
-            ErrorKind::InvalidRequest,
-            format!("the bucket is in region {region}, but the request went to {ours}"),
-        )
-        .hint(format!("set region={region}")),
-        None => Classification::new(
-            ErrorKind::InvalidRequest,
-            "the bucket is in another region or at another endpoint",
-        )
-        .hint("set region or endpoint to the bucket's own"),
-    })
-}
-
 fn by_status(status: u16, captured: &ResponseCapture, asked: &RequestContext) -> Classification {
     let code = captured.code.as_deref();
     let answer = match code {
         Some(code) => format!("status {status}, {code}"),
         None => format!("status {status}"),
     };
-    let list_of_http = asked.operation != "GET"
-        && asked.operation != "HEAD"
-        && asked.protocol == Some(Protocol::Http);
     match status {
         304 | 412 => changed(),
         401 => unauthenticated(asked),
         403 => denied(captured, asked),
-        405 | 501 if list_of_http => no_listing(),
+        405 | 501 if asked.operation == "LIST" && !asked.hints.lists => no_listing(),
         404 | 410 => Classification::new(ErrorKind::NotFound, "there is no such object")
             .hint("check bucket, key and endpoint"),
         405 | 501 => Classification::new(
@@ -173,18 +131,9 @@ fn by_status(status: u16, captured: &ResponseCapture, asked: &RequestContext) ->
     }
 }
 
-/// Returns the classification for an object that is not the one that was opened.
-pub(in crate::storage) fn changed() -> Classification {
-    Classification::new(ErrorKind::Changed, "the object changed while it was read")
-        .hint("load again once nothing writes to it")
-}
-
 fn unauthenticated(asked: &RequestContext) -> Classification {
     let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
-    if asked.protocol == Some(Protocol::Http) {
-        denied("the server requires credentials, or rejects these")
-            .hint("give https://user:password@host, or header.authorization")
-    } else if asked.anonymous {
+    if asked.anonymous {
         denied("the store requires credentials").hint("give credentials instead of anonymous=true")
     } else {
         denied("the store does not accept the credentials").hint(format!(
@@ -194,38 +143,35 @@ fn unauthenticated(asked: &RequestContext) -> Classification {
     }
 }
 
+/// Classifies denied access from a machine whose clock is wrong.
+pub(in crate::storage) fn skewed(captured: &ResponseCapture) -> Option<Classification> {
+    let skew = captured.skew_seconds.filter(|skew| skew.abs() > SKEW_MAX)?;
+    let side = if skew > 0 { "behind" } else { "ahead of" };
+    let message = format!(
+        "access is denied; the clock of this machine is {} s {side} the store's",
+        skew.abs()
+    );
+    Some(
+        Classification::new(ErrorKind::PermissionDenied, message)
+            .hint("set the clock of this machine"),
+    )
+}
+
 fn denied(captured: &ResponseCapture, asked: &RequestContext) -> Classification {
-    if let Some(skew) = captured.skew_seconds.filter(|skew| skew.abs() > SKEW_MAX) {
-        let side = if skew > 0 { "behind" } else { "ahead of" };
-        return Classification::new(
-            ErrorKind::PermissionDenied,
-            format!(
-                "access is denied; the clock of this machine is {} s {side} the store's",
-                skew.abs()
-            ),
-        )
-        .hint("set the clock of this machine");
+    if let Some(skewed) = skewed(captured) {
+        return skewed;
     }
     let classification = Classification::new(ErrorKind::PermissionDenied, "access is denied");
-    if asked.protocol == Some(Protocol::Http) {
-        return classification.hint(if asked.signed_url {
-            "sign the URL again: it has expired, or is not valid for this object or method"
-        } else {
-            "give https://user:password@host, header.authorization or a signed URL"
-        });
-    }
     if asked.anonymous {
         return classification.hint("the data is not public: give credentials, or check the names");
     }
-    let right = match (asked.protocol, asked.operation) {
-        (Some(Protocol::S3), "LIST") => "s3:ListBucket",
-        (Some(Protocol::S3), _) => "s3:GetObject",
-        (Some(Protocol::Gcs), "LIST") => "storage.objects.list",
-        (Some(Protocol::Gcs), _) => "storage.objects.get",
-        (Some(Protocol::Azure), _) => "Storage Blob Data Reader",
-        (Some(Protocol::Http | Protocol::Hub | Protocol::Custom) | None, _) => {
-            return classification.hint("request access");
-        }
+    let Some([to_list, to_read]) = asked.hints.permissions else {
+        return classification.hint("request access");
+    };
+    let right = if asked.operation == "LIST" {
+        to_list
+    } else {
+        to_read
     };
     // S3 responds with 403 for missing objects if the caller may not list.
     classification.hint(format!(
@@ -239,14 +185,16 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
+    use crate::storage::object::store::builder::StoreProtocol;
     use crate::storage::object::store::redactor::Redactor;
+    use crate::storage::object::store::{azure, gcs, s3, web};
 
     static NOTHING: LazyLock<Redactor> = LazyLock::new(Redactor::default);
 
-    fn asked(protocol: Protocol) -> RequestContext<'static> {
+    fn asked(protocol: &'static StoreProtocol) -> RequestContext<'static> {
         RequestContext {
             operation: "GET",
-            protocol: Some(protocol),
+            hints: &protocol.hints,
             credentials: "environment",
             anonymous: false,
             region: Some("us-east-1"),
@@ -291,13 +239,19 @@ mod tests {
             (503, "", ErrorKind::Remote, busy),
             (504, "", ErrorKind::Remote, broken),
         ] {
-            for protocol in [Protocol::S3, Protocol::Gcs, Protocol::Azure, Protocol::Http] {
+            for protocol in [
+                &s3::PROTOCOL,
+                &gcs::PROTOCOL,
+                &azure::PROTOCOL,
+                &web::PROTOCOL,
+            ] {
                 let classification =
                     classification(status, &captured(status, code), &asked(protocol));
                 assert_eq!(
                     (classification.kind, classification.transient),
                     (kind, transient),
-                    "{status} {code} {protocol:?}"
+                    "{status} {code} {:?}",
+                    protocol.hints
                 );
             }
         }
@@ -312,7 +266,7 @@ mod tests {
             "ExpiredToken",
             "InvalidToken",
         ] {
-            let classification = classification(403, &captured(403, code), &asked(Protocol::S3));
+            let classification = classification(403, &captured(403, code), &asked(&s3::PROTOCOL));
             let hint = classification.hint.expect("a hint");
             assert!(hint.contains("environment"), "{code}: {hint}");
         }
@@ -320,7 +274,7 @@ mod tests {
 
     #[test]
     fn expired_credentials_are_transient_if_refreshed() {
-        let mut asked = asked(Protocol::S3);
+        let mut asked = asked(&s3::PROTOCOL);
         asked.refreshed = true;
         let classification = classification(400, &captured(400, "ExpiredToken"), &asked);
         assert_eq!(classification.transient, Some(Transient::Broken));
@@ -331,7 +285,7 @@ mod tests {
         for (skew, text) in [(-600, "600 s ahead of"), (900, "900 s behind")] {
             let mut captured = captured(403, "AccessDenied");
             captured.skew_seconds = Some(skew);
-            let classification = classification(403, &captured, &asked(Protocol::S3));
+            let classification = classification(403, &captured, &asked(&s3::PROTOCOL));
             assert!(
                 classification.message.contains(text),
                 "{}",
@@ -340,7 +294,7 @@ mod tests {
         }
         let mut captured = captured(403, "AccessDenied");
         captured.skew_seconds = Some(10);
-        let classification = classification(403, &captured, &asked(Protocol::S3));
+        let classification = classification(403, &captured, &asked(&s3::PROTOCOL));
         assert_eq!(classification.message, "access is denied");
     }
 
@@ -365,7 +319,7 @@ mod tests {
         ] {
             let mut captured = captured(status, code);
             captured.region = region.map(str::to_owned);
-            let classification = classification(status, &captured, &asked(Protocol::S3));
+            let classification = classification(status, &captured, &asked(&s3::PROTOCOL));
             assert_eq!(
                 classification.hint.as_deref(),
                 Some(hint),
@@ -375,13 +329,13 @@ mod tests {
         }
         let mut here = captured(403, "AccessDenied");
         here.region = Some("us-east-1".to_owned());
-        let classification = classification(403, &here, &asked(Protocol::S3));
+        let classification = classification(403, &here, &asked(&s3::PROTOCOL));
         assert_eq!(classification.kind, ErrorKind::PermissionDenied);
     }
 
     #[test]
     fn web_server_without_listing_is_unsupported() {
-        let mut asked = asked(Protocol::Http);
+        let mut asked = asked(&web::PROTOCOL);
         asked.operation = "LIST";
         let classification = classification(405, &captured(405, ""), &asked);
         assert_eq!(classification.kind, ErrorKind::Unsupported);
@@ -395,10 +349,10 @@ mod tests {
                 .hint
                 .expect("a hint")
         };
-        let mut anonymous = asked(Protocol::Gcs);
+        let mut anonymous = asked(&gcs::PROTOCOL);
         anonymous.anonymous = true;
         assert!(hint(&anonymous).contains("give credentials"));
-        let mut signed = asked(Protocol::Http);
+        let mut signed = asked(&web::PROTOCOL);
         signed.signed_url = true;
         assert!(hint(&signed).contains("sign the URL again"));
     }

@@ -7,9 +7,9 @@ use std::io;
 use object_store::client::{HttpError, HttpErrorKind};
 
 use super::addresses::Narrower;
+use super::classification::{Cause, Classification, causes, find, texts};
+use super::pages::TooLong;
 use super::redirects::Refused;
-use super::request_error::{Cause, Classification, causes, find, texts};
-use super::response_capture::TooLong;
 use crate::error::ErrorKind;
 use crate::sync::retry::Transient;
 

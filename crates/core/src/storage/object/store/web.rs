@@ -1,8 +1,6 @@
 //! Opens plain web servers: base URL, user and password, signed URLs. Called by
 //! [`crate::storage::object::store::Store::open`].
 
-use std::sync::Arc;
-
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderValue;
@@ -10,54 +8,78 @@ use object_store::http::HttpBuilder;
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-use super::builder::{OpenStore, Opening, no_retries};
-use super::client::{Extras, client_options};
-use super::credentials::Credentials;
+use super::builder::{OpenStore, Opening, StoreProtocol, no_retries};
+use super::classification::{Classification, Hints, RequestContext};
+use super::client::Extras;
+use super::credentials::{ANONYMOUS, Credentials};
+use super::response_capture::ResponseCapture;
+use super::status_error::{by_code, skewed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 
-pub(in crate::storage) fn open(opening: &Opening) -> Result<OpenStore> {
+/// Plain web servers.
+pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
+    open,
+    variables: None,
+    hints: Hints {
+        refusal,
+        permissions: None,
+        lists: false,
+    },
+    states_checksums: false,
+};
+
+fn open(opening: &Opening) -> Result<OpenStore> {
     let url = opening.url;
     let authorization = authorization(url);
-    let source = if opening
-        .options
-        .headers()
-        .any(|(name, _)| name == "authorization")
-    {
+    let source = if opening.options.get("header.authorization").is_some() {
         "option header.authorization"
     } else if authorization.is_some() {
         "user and password of the URL"
     } else if url.query.is_some() {
         "query of the URL"
     } else {
-        "anonymous"
+        ANONYMOUS
     };
     let extras = Extras {
         allow_http: url.scheme == "http",
         authorization,
         ..Extras::default()
     };
-    let client = client_options(
-        opening.options,
-        opening.environment,
-        &opening.connector,
-        extras,
-    )?;
+    let client = opening.client(extras)?;
     let store = HttpBuilder::new()
         .with_url(base(url)?)
         .with_client_options(client)
         .with_retry(no_retries())
         .with_http_connector(opening.connector.clone())
         .build();
-    Ok(OpenStore {
-        store: Arc::new(store.map_err(|error| opening.refused(&error))?),
-        credentials: Credentials::known(source),
-        anonymous: source == "anonymous",
-        region: None,
-        sessions: 0,
-        signer: None,
-        token: None,
-    })
+    let store = store.map_err(|error| opening.refused(&error))?;
+    Ok(OpenStore::new(store, Credentials::known(source)))
+}
+
+/// Classifies known codes, and refusals: credentials of web servers are in URLs and headers.
+fn refusal(
+    status: u16,
+    captured: &ResponseCapture,
+    asked: &RequestContext,
+) -> Option<Classification> {
+    let code = captured.code.as_deref().unwrap_or_default();
+    let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
+    let refused = || match status {
+        401 => Some(
+            denied("the server requires credentials, or rejects these")
+                .hint("give https://user:password@host, or header.authorization"),
+        ),
+        403 => skewed(captured).or_else(|| {
+            Some(denied("access is denied").hint(if asked.signed_url {
+                "sign the URL again: it has expired, or is not valid for this object or method"
+            } else {
+                "give https://user:password@host, header.authorization or a signed URL"
+            }))
+        }),
+        _ => None,
+    };
+    by_code(code, asked).or_else(refused)
 }
 
 /// Returns scheme, host and query: the query of a signed URL goes with every request.

@@ -7,8 +7,8 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta};
 use serde::Deserialize;
 
-use crate::error::ErrorKind;
-use crate::storage::object::store::{Fault, Level, Listed};
+use crate::error::{Error, ErrorKind};
+use crate::storage::object::store::{Level, Listed};
 
 /// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
 const WHOLE_BYTES_MAX: u64 = 16 << 20;
@@ -132,12 +132,12 @@ impl Commit {
     pub(in crate::storage::object::store) fn may_come_whole(
         &self,
         file: &Path,
-        fault: &Fault,
+        error: &Error,
     ) -> bool {
-        let status = fault.error.request().and_then(|request| request.status);
+        let status = error.request().and_then(|request| request.status);
         let len = self.files.get(file.as_ref()).and_then(|file| file.len);
         status == Some(200)
-            && fault.error.kind() == ErrorKind::Unsupported
+            && error.kind() == ErrorKind::Unsupported
             && len.is_some_and(|len| len <= WHOLE_BYTES_MAX)
     }
 

@@ -7,11 +7,10 @@ use http::HeaderValue;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::object::store::builder::Opening;
+use crate::storage::object::store::credentials::ANONYMOUS;
 use crate::storage::object::store::environment::Environment;
 
 const ENDPOINT: &str = "https://huggingface.co";
-
-pub(in crate::storage) const ANONYMOUS: &str = "anonymous";
 
 /// Returns the URL of the hub, without a trailing slash.
 ///
@@ -158,7 +157,7 @@ mod tests {
     use super::*;
     use crate::options::Location;
     use crate::options::store_options::StoreOptions;
-    use crate::storage::object::store::connector::Connector;
+    use crate::storage::object::store::hub::PROTOCOL;
 
     fn environment(variables: &[(&str, &str)]) -> Environment {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
@@ -172,12 +171,14 @@ mod tests {
     ) -> T {
         let location = Location::parse("hf://org/name").expect("a location");
         let options = StoreOptions::from_pairs(options.iter().copied()).expect("options");
-        ask(&Opening {
-            url: location.remote().expect("a URL"),
-            options: &options,
-            environment: &environment(variables),
-            connector: Connector::default(),
-        })
+        let url = location.remote().expect("a URL");
+        let environment = environment(variables);
+        ask(&Opening::without_secrets(
+            &PROTOCOL,
+            url,
+            &options,
+            &environment,
+        ))
     }
 
     #[test]

@@ -2,8 +2,7 @@
 //! repositories to anonymous users. Pure; called by the `status_error.rs` of all stores.
 
 use crate::error::ErrorKind;
-use crate::options::Protocol;
-use crate::storage::object::store::request_error::{Classification, RequestContext};
+use crate::storage::object::store::classification::{Classification, RequestContext};
 use crate::storage::object::store::response_capture::ResponseCapture;
 use crate::sync::retry::Transient;
 
@@ -21,9 +20,6 @@ pub(in crate::storage) fn refusal(
     captured: &ResponseCapture,
     asked: &RequestContext,
 ) -> Option<Classification> {
-    if asked.protocol != Some(Protocol::Hub) {
-        return None;
-    }
     let code = captured.code.as_deref().unwrap_or_default();
     let disabled = captured.message.as_deref() == Some("Access to this resource is disabled.");
     let not_found = |message: &str| Classification::new(ErrorKind::NotFound, message);
@@ -101,6 +97,7 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
+    use crate::storage::object::store::classification::Hints;
     use crate::storage::object::store::redactor::Redactor;
 
     static NOTHING: LazyLock<Redactor> = LazyLock::new(Redactor::default);
@@ -132,9 +129,6 @@ mod tests {
             let hint = classification.hint.expect("a hint");
             assert!(hint.contains(words), "{status} {code}: {hint}");
         }
-        let mut other = asked(false);
-        other.protocol = Some(Protocol::S3);
-        assert!(refusal(404, &ResponseCapture::default(), &other).is_none());
         assert!(refusal(503, &ResponseCapture::default(), &asked(false)).is_none());
     }
 
@@ -151,7 +145,7 @@ mod tests {
     fn asked(anonymous: bool) -> RequestContext<'static> {
         RequestContext {
             operation: "GET",
-            protocol: Some(Protocol::Hub),
+            hints: &Hints::NONE,
             credentials: "HF_TOKEN",
             anonymous,
             region: None,

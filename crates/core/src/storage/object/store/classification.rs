@@ -1,0 +1,154 @@
+//! Vocabulary of failed requests: their context, their classification, and the causes of an error.
+//!
+//! `request_error.rs`, `status_error.rs`, `transport_error.rs` and the files of the protocols
+//! classify. This file has only the classifications that several of them share.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use super::redactor::Redactor;
+use super::response_capture::ResponseCapture;
+use crate::error::ErrorKind;
+use crate::sync::retry::Transient;
+
+/// Context of a request: operation, store and credentials.
+#[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "four independent facts")]
+pub(in crate::storage) struct RequestContext<'a> {
+    pub(in crate::storage) operation: &'a str,
+    /// Peculiarities of the store's protocol.
+    pub(in crate::storage) hints: &'static Hints,
+    /// Origin of the credentials.
+    pub(in crate::storage) credentials: &'a str,
+    pub(in crate::storage) anonymous: bool,
+    /// Region that requests are signed for.
+    pub(in crate::storage) region: Option<&'a str>,
+    /// True if the URL carries its own signature.
+    pub(in crate::storage) signed_url: bool,
+    /// True if the request went to the store itself, false if it fetched credentials.
+    pub(in crate::storage) own: bool,
+    /// True if the credentials were refused as expired, and newer ones are or will be available.
+    pub(in crate::storage) refreshed: bool,
+    /// Holds the secrets that the store was opened with.
+    pub(in crate::storage) redactor: &'a Redactor,
+}
+
+/// Peculiarities of a protocol, as far as they concern errors.
+#[derive(Debug)]
+pub(in crate::storage) struct Hints {
+    /// Classifies an error response before the rules for all stores do; `None` if they apply.
+    pub(in crate::storage) refusal:
+        fn(u16, &ResponseCapture, &RequestContext) -> Option<Classification>,
+    /// Permissions that listing and reading need, as the store calls them.
+    pub(in crate::storage) permissions: Option<[&'static str; 2]>,
+    /// False if there are no listings.
+    pub(in crate::storage) lists: bool,
+}
+
+impl Hints {
+    /// Hints for a store without peculiarities.
+    pub(in crate::storage) const NONE: Self = Self {
+        refusal: |_, _, _| None,
+        permissions: None,
+        lists: true,
+    };
+}
+
+/// Classification of a failure.
+#[derive(Clone, Debug)]
+pub(in crate::storage) struct Classification {
+    pub(in crate::storage) kind: ErrorKind,
+    pub(in crate::storage) message: String,
+    pub(in crate::storage) hint: Option<String>,
+    pub(in crate::storage) transient: Option<Transient>,
+    pub(in crate::storage) cause: Option<Cause>,
+}
+
+/// Cause to keep: an error number of the operating system, or an external text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::storage) enum Cause {
+    System(i32),
+    Words(String),
+}
+
+impl Classification {
+    pub(in crate::storage) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            hint: None,
+            transient: None,
+            cause: None,
+        }
+    }
+
+    pub(in crate::storage) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub(in crate::storage) fn transient(mut self, transient: Transient) -> Self {
+        self.transient = Some(transient);
+        self
+    }
+
+    pub(in crate::storage) fn cause(mut self, cause: Option<Cause>) -> Self {
+        self.cause = cause;
+        self
+    }
+}
+
+/// Classifies a listing on a plain HTTP server, which serves files but no folders.
+pub(in crate::storage) fn no_listing() -> Classification {
+    Classification::new(ErrorKind::Unsupported, "the server cannot list folders")
+        .hint("give the URL of a file, or of a model.safetensors.index.json that names the files")
+}
+
+/// Returns the classification for an object that is not the one that was opened.
+pub(in crate::storage) fn changed() -> Classification {
+    Classification::new(ErrorKind::Changed, "the object changed while it was read")
+        .hint("load again once nothing writes to it")
+}
+
+/// Classifies a search that found no credentials.
+pub(in crate::storage) fn no_credentials(looked_at: &str) -> Classification {
+    Classification::new(
+        ErrorKind::PermissionDenied,
+        format!("no credentials were found: looked at {looked_at}"),
+    )
+    .hint("give credentials, or set anonymous=true for public data")
+}
+
+/// Failure to get credentials. Crosses `object_store` as the source of its error.
+#[derive(Clone, Debug)]
+pub(in crate::storage) struct CredentialFailure(pub(in crate::storage) Classification);
+
+impl fmt::Display for CredentialFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl StdError for CredentialFailure {}
+
+/// Returns the first cause of a type.
+pub(in crate::storage) fn find<'a, T: StdError + 'static>(
+    error: &'a (dyn StdError + 'static),
+) -> Option<&'a T> {
+    causes(error).find_map(<dyn StdError>::downcast_ref)
+}
+
+/// Returns the error and its causes, outermost first.
+pub(in crate::storage) fn causes<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| {
+        let error: &'a (dyn StdError + 'static) = *error;
+        error.source()
+    })
+}
+
+/// Returns the texts of the error and its causes, outermost first.
+pub(in crate::storage) fn texts(error: &(dyn StdError + 'static)) -> Vec<String> {
+    causes(error).map(ToString::to_string).collect()
+}

@@ -1,0 +1,80 @@
+//! Requests about a repository of a hub, and responses of hubs that send whole files instead of
+//! ranges.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
+use object_store::{GetResult, GetResultPayload};
+use tokio::sync::OnceCell;
+
+use super::listing::Commit;
+
+/// Longest list of a repository's files, bytes: 100,000 files take about half of it.
+const LIST_BYTES_MAX: usize = 64 << 20;
+
+/// Name of the store in errors of `object_store`.
+const STORE: &str = "hub";
+
+/// Repository and its commit that is read: the commit of its revision at the first request.
+pub(in crate::storage) struct Repository {
+    pub(super) client: HttpClient,
+    /// URL of the hub's description of it.
+    pub(super) url: http::Uri,
+    pub(in crate::storage) commit: OnceCell<Commit>,
+}
+
+impl Repository {
+    /// Requests the hub's description of the repository once: JSON.
+    pub(in crate::storage) async fn ask(&self) -> object_store::Result<Vec<u8>> {
+        let failed =
+            |source: Box<dyn std::error::Error + Send + Sync>| object_store::Error::Generic {
+                store: STORE,
+                source,
+            };
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.uri_mut() = self.url.clone();
+        let response = self.client.execute(request).await;
+        let response = response.map_err(|error| failed(error.into()))?;
+        if !response.status().is_success() {
+            // `ResponseCapture` has the response.
+            return Err(failed("refused".into()));
+        }
+        let mut body = Vec::new();
+        let mut frames = response.into_body().bytes_stream();
+        while let Some(bytes) = frames.next().await {
+            body.extend_from_slice(&bytes.map_err(|error| failed(error.into()))?);
+            if body.len() > LIST_BYTES_MAX {
+                let message = format!("the list of files is longer than {LIST_BYTES_MAX} bytes");
+                return Err(failed(message.into()));
+            }
+        }
+        Ok(body)
+    }
+}
+
+/// Cuts a response with the whole file to the requested range.
+pub(in crate::storage) fn cut(result: GetResult, wanted: &Range<u64>) -> GetResult {
+    let end = wanted.end.min(result.range.end);
+    let wanted = wanted.start.min(end)..end;
+    let (meta, attributes) = (result.meta.clone(), result.attributes.clone());
+    let (range, extensions) = (wanted.clone(), result.extensions.clone());
+    let mut at = 0;
+    let mut cut_one = move |bytes: Bytes| {
+        let start = at;
+        at += bytes.len() as u64;
+        let inside =
+            |offset: u64| usize::try_from(offset.clamp(start, at) - start).unwrap_or(bytes.len());
+        bytes.slice(inside(wanted.start)..inside(wanted.end))
+    };
+    let frames = result.into_stream();
+    let cut = frames.map(move |bytes| bytes.map(&mut cut_one));
+    GetResult {
+        payload: GetResultPayload::Stream(cut.boxed()),
+        meta,
+        range,
+        attributes,
+        extensions,
+    }
+}
