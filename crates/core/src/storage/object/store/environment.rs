@@ -60,10 +60,11 @@ impl Environment {
         names.iter().find_map(|name| self.get(name))
     }
 
-    /// Returns whether endpoints that variables and profiles of AWS configure must be ignored.
-    pub(in crate::storage) fn ignores_endpoints(&self) -> bool {
-        self.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
-            .is_some_and(|text| text.eq_ignore_ascii_case("true"))
+    /// Returns whether endpoints that variables and profiles of AWS configure must be ignored;
+    /// `None` leaves that to the profile.
+    pub(in crate::storage) fn ignores_endpoints(&self) -> Option<bool> {
+        let text = self.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")?;
+        Some(text.eq_ignore_ascii_case("true"))
     }
 
     /// Returns names in lower case and values for the builder of `object_store`: those that its own
@@ -87,9 +88,8 @@ impl Environment {
             Protocol::Azure => self.azure_gaps(&mut settings),
             Protocol::S3 | Protocol::Http | Protocol::Hub | Protocol::Custom => {}
         }
-        let ignore_endpoints = protocol == Protocol::S3 && self.ignores_endpoints();
         for (name, value) in &self.variables {
-            if name.starts_with(prefix) && !(ignore_endpoints && name.starts_with("AWS_ENDPOINT")) {
+            if name.starts_with(prefix) {
                 settings.push((name.to_ascii_lowercase(), value.clone()));
             }
         }
@@ -259,21 +259,6 @@ mod tests {
             [("aws_endpoint_url_s3".to_owned(), "http://s3".to_owned())]
         );
         assert!(environment.settings(Protocol::Http, true).is_empty());
-    }
-
-    #[test]
-    fn configured_endpoints_can_be_switched_off() {
-        let environment = environment(&[
-            ("AWS_ENDPOINT_URL", "http://s3"),
-            ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true"),
-        ]);
-        assert_eq!(
-            last(
-                &environment.settings(Protocol::S3, true),
-                "aws_endpoint_url"
-            ),
-            None
-        );
     }
 
     #[test]
