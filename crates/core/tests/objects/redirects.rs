@@ -243,7 +243,8 @@ fn request_timeout_covers_redirects_and_body() {
     let slow = Listener::start(move |_| {
         let never = never.lock().expect("no panic");
         let _ = never.recv_timeout(std::time::Duration::from_millis(300));
-        "HTTP/1.1 302 Found\r\nLocation: /next\r\nContent-Length: 0\r\n\r\n".to_owned()
+        "HTTP/1.1 302 Found\r\nLocation: /next\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            .to_owned()
     });
     let error = failure(slow.url());
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());

@@ -67,7 +67,7 @@ pub(crate) enum Place {
     Objects,
     /// A server with the same faults that sends no validators.
     UnversionedObjects,
-    /// The same server, behind one that redirects.
+    /// The server of `Objects`, behind one that redirects.
     RedirectedObjects,
     /// Copies, some of them cancelled and resumed, compared as files: [`crate::copies::run`].
     Copies,
