@@ -2,9 +2,13 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Once};
 use std::thread;
+
+use signal_hook::consts::SIGHUP;
 
 use crate::command;
 
@@ -21,6 +25,43 @@ pub(crate) fn signal(child: &Child, name: &str) -> bool {
         .stderr(Stdio::null())
         .status();
     told.unwrap().success()
+}
+
+/// Lets commands end by SIGHUP also if `nohup` ignores it for this process: they do not inherit a
+/// handler, but get the default action.
+fn heed_hangups() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        if ignored.is_some_and(|ignored| ignored >> (SIGHUP - 1) & 1 == 1) {
+            signal_hook::flag::register(SIGHUP, Arc::default()).unwrap();
+        }
+    });
+}
+
+#[test]
+fn hangups_reach_commands() {
+    heed_hangups();
+    let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+    assert!(signal(&child, "HUP"), "it had ended");
+    assert_eq!(child.wait().unwrap().signal(), Some(SIGHUP));
+}
+
+#[test]
+fn hangups_reach_commands_under_nohup() {
+    let script = "trap '' HUP; exec \"$0\" --exact interrupt::hangups_reach_commands";
+    let again = Command::new("sh")
+        .args(["-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&again.stdout);
+    assert!(
+        again.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
 }
 
 #[track_caller]
@@ -153,6 +194,7 @@ mod moments {
     }
 
     fn spawn(lab: &Lab, arguments: &[&str]) -> Child {
+        super::heed_hangups();
         lab.command(&[arguments, &["--store", "read_timeout=3600"]].concat())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

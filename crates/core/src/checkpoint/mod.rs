@@ -4,8 +4,9 @@
 //! long enough), and checks that together they form one model. No tensor is read here.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
@@ -79,21 +80,52 @@ struct Opened {
 }
 
 /// Index file that a checkpoint was opened by, as it was read then: it is compared with a manifest
-/// without being read again.
-#[derive(Clone, Debug)]
+/// without being read again, since another file could be there by then.
+#[derive(Clone)]
 pub(crate) struct IndexFile {
     source: ShardSource,
+    bytes: Arc<Vec<u8>>,
+    /// Computed for the first comparison: most loads make none.
+    digests: Arc<OnceLock<IndexDigests>>,
+}
+
+/// Digests of an index file.
+pub(crate) struct IndexDigests {
     pub(crate) crcs: Crcs,
     pub(crate) sha256: [u8; 32],
 }
 
 impl IndexFile {
+    fn new(source: ShardSource, mut bytes: Vec<u8>) -> Self {
+        bytes.shrink_to_fit();
+        Self {
+            source,
+            bytes: Arc::new(bytes),
+            digests: Arc::default(),
+        }
+    }
+
+    pub(crate) fn digests(&self) -> &IndexDigests {
+        self.digests.get_or_init(|| IndexDigests {
+            crcs: Crcs::of(&[&self.bytes]),
+            sha256: Sha256::digest(self.bytes.as_slice()).into(),
+        })
+    }
+
     pub(crate) fn location(&self) -> &Location {
         self.source.location()
     }
 
     pub(crate) fn len(&self) -> u64 {
         self.source.len()
+    }
+}
+
+impl fmt::Debug for IndexFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndexFile")
+            .field("source", &self.source)
+            .finish_non_exhaustive()
     }
 }
 
@@ -472,13 +504,9 @@ struct Placement {
 
 impl Placement {
     /// Creates the placement of an index that was parsed from `bytes`.
-    fn new(source: ShardSource, index: Index, bytes: &[u8]) -> Self {
+    fn new(source: ShardSource, index: Index, bytes: Vec<u8>) -> Self {
         Self {
-            file: IndexFile {
-                source,
-                crcs: Crcs::of(&[bytes]),
-                sha256: Sha256::digest(bytes).into(),
-            },
+            file: IndexFile::new(source, bytes),
             shards: index.shards,
             shard_of: index.weight_map.into_iter().collect(),
         }
@@ -569,5 +597,27 @@ mod tests {
         assert_eq!(fetches(FIRST_READ_BYTES - 8), 1);
         assert_eq!(fetches(FIRST_READ_BYTES - 7), 2);
         assert_eq!(fetches(3 * FIRST_READ_BYTES), 2);
+    }
+
+    #[test]
+    fn index_is_hashed_on_first_use_as_it_was_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let header = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes().chain([7]));
+        let index = r#"{"weight_map":{"t":"m.safetensors"}}"#;
+        let path = folder.path().join("model.safetensors.index.json");
+        std::fs::write(folder.path().join("m.safetensors"), file).expect("writes");
+        std::fs::write(&path, index).expect("writes");
+        let checkpoint = Checkpoint::open(&Location::from_path(folder.path())).expect("opens");
+        let opened = checkpoint.index().expect("an index");
+        assert!(
+            opened.digests.get().is_none(),
+            "loads without checks hash nothing"
+        );
+        std::fs::write(&path, "another").expect("writes");
+        let wanted: [u8; 32] = Sha256::digest(index).into();
+        assert_eq!(opened.digests().sha256, wanted);
+        assert_eq!(opened.digests().crcs, Crcs::of(&[index.as_bytes()]));
     }
 }

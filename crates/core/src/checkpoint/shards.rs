@@ -189,7 +189,7 @@ impl ShardSet {
             .collect();
         Ok(Self {
             files,
-            index: Some(Placement::new(source, index, &bytes)),
+            index: Some(Placement::new(source, index, bytes)),
             root,
             is_whole: true,
         })

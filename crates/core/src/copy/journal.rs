@@ -88,6 +88,20 @@ impl Origin {
             && unquoted(self.e_tag.as_ref()) == unquoted(seen.e_tag.as_ref())
             && version
     }
+
+    /// Returns whether the source may still be in this state when a listing shows `seen`: nothing
+    /// differs, and opening the source tells what the listing lacks.
+    pub(super) fn may_be(&self, seen: &Self) -> bool {
+        let is_file = self.file.is_some() || seen.file.is_some();
+        let e_tag = unquoted(seen.e_tag.as_ref());
+        !is_file
+            && self.tells()
+            && self.source == seen.source
+            && self.len == seen.len
+            && (seen.modified == (0, 0) || self.modified == seen.modified)
+            && (e_tag.is_none() || unquoted(self.e_tag.as_ref()) == e_tag)
+            && (seen.version.is_none() || self.version == seen.version)
+    }
 }
 
 /// Removes the quotes of an entity tag: Azure's listings omit them.

@@ -56,10 +56,10 @@ impl Record {
         }
     }
 
-    /// Returns whether the file with the state `stat` is a copy of `origin`.
-    pub(super) fn holds(&self, origin: &Origin, stat: &Stat) -> bool {
-        let unchanged = Self::new(&self.origin, stat) == *self;
-        unchanged && self.origin.is_same_state(origin)
+    /// Returns the source of the file with the state `stat`, unless the file was changed.
+    pub(super) fn origin_of(self, stat: &Stat) -> Option<Origin> {
+        let unchanged = Self::new(&self.origin, stat) == self;
+        unchanged.then_some(self.origin)
     }
 
     /// Reads the record of the open file called `name` in `folder`. `None` if it has no valid

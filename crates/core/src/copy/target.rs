@@ -82,15 +82,15 @@ impl TargetDir {
         Ok((found.f_blocks > 0).then_some(free))
     }
 
-    /// Returns whether a file exists that a copy finished and recorded as one of `origin`, and that
-    /// has not changed since. An unreadable file does not count, nor does a symbolic link.
-    pub(super) fn holds(&self, name: &str, origin: &Origin) -> Result<bool> {
+    /// Returns the source of a file that a copy finished and recorded, and that has not changed
+    /// since. An unreadable file does not count, nor does a symbolic link.
+    pub(super) fn held(&self, name: &str) -> Result<Option<Origin>> {
         let Some((folder, last)) = self.folder_of(name, false)? else {
-            return Ok(false);
+            return Ok(None);
         };
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let Ok(file) = openat(&folder, last, flags, Mode::empty()) else {
-            return Ok(false);
+            return Ok(None);
         };
         let failed = |errno| self.failed("cannot stat", name, errno);
         let stat = fstat(&file).map_err(failed)?;
@@ -99,10 +99,10 @@ impl TargetDir {
         // record. The folder's owner could replace the file afterwards as well.
         let trusted = [geteuid().as_raw(), 0, owner].contains(&stat.st_uid);
         if !is_regular(&stat) || !trusted {
-            return Ok(false);
+            return Ok(None);
         }
         let record = Record::read(&file, &stat, &folder, last);
-        Ok(record.is_some_and(|record| record.holds(origin, &stat)))
+        Ok(record.and_then(|record| record.origin_of(&stat)))
     }
 
     /// Returns the bytes on disk of an earlier copy that was not completed.
@@ -538,14 +538,11 @@ mod tests {
         let error = root.begin("deep/a", &origin, false).expect_err("is locked");
         assert!(error.message().contains("another process"), "{error}");
         first.file().set_len(4).expect("grows");
-        assert!(!root.holds("deep/a", &origin).expect("looks"));
+        assert_eq!(root.held("deep/a").expect("looks"), None);
         first.finish(&origin).expect("finishes");
-        assert!(root.holds("deep/a", &origin).expect("looks"));
-        let later = Origin {
-            modified: (5, 7),
-            ..origin.clone()
-        };
-        assert!(!root.holds("deep/a", &later).expect("looks"));
-        assert!(!root.holds("none/a", &origin).expect("looks"));
+        assert_eq!(root.held("deep/a").expect("looks"), Some(origin));
+        std::fs::write(folder.path().join("deep/a"), "changed").expect("writes");
+        assert_eq!(root.held("deep/a").expect("looks"), None);
+        assert_eq!(root.held("none/a").expect("looks"), None);
     }
 }

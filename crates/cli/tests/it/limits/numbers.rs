@@ -192,6 +192,58 @@ fn however_few_threads_there_are_a_store_is_asked_or_the_limit_is_named() {
     }
 }
 
+/// A load needs threads for requests, lanes, and the look-up of a profile.
+#[test]
+#[cfg(feature = "object")]
+fn few_threads_load_from_a_store_or_report_the_limit() {
+    let model = Model::with_shards(3);
+    let server = tload_testbed::FaultyServer::start();
+    for (name, bytes) in crate::cp::tree(&model.path()) {
+        server.put(&format!("bucket/model/{name}"), bytes);
+    }
+    let endpoint = format!("endpoint={}", server.url());
+    // With keys of the environment, the files of the AWS configuration are read, too.
+    let by_options = ["anonymous=true", "environment=false", &endpoint];
+    for threads in [1, 2, 3, 4, 5, 6, 8, 12, 64] {
+        for from_environment in [false, true] {
+            let Some(user) = Under::new().user() else {
+                return;
+            };
+            let what = format!("{threads} threads, environment: {from_environment}");
+            let mut arguments = vec!["load", "s3://bucket/model", "--digest"];
+            let mut variables = vec![
+                ("AWS_CONFIG_FILE", "/dev/null".to_owned()),
+                ("AWS_SHARED_CREDENTIALS_FILE", "/dev/null".to_owned()),
+                ("AWS_ACCESS_KEY_ID", "test".to_owned()),
+                ("AWS_SECRET_ACCESS_KEY", "testtest".to_owned()),
+            ];
+            if from_environment {
+                variables.push(("AWS_ENDPOINT_URL", server.url()));
+            } else {
+                arguments.extend(by_options.iter().flat_map(|option| ["--store", *option]));
+            }
+            let output = user
+                .limit(Resource::Nproc, threads)
+                .command(arguments)
+                .env_clear()
+                .envs(variables)
+                .output()
+                .unwrap();
+            if output.status.success() {
+                model.assert_loaded(&what, &output);
+            } else {
+                let said = ["cannot start", "raise the limit of processes (ulimit -u)"];
+                assert_refused(&what, &output, 6, &said);
+            }
+            assert!(
+                threads < 64 || output.status.success(),
+                "{what}: {}",
+                shown(&output)
+            );
+        }
+    }
+}
+
 #[test]
 fn a_stack_of_256_kib_is_enough() {
     let model = Model::with_shards(3);

@@ -72,8 +72,7 @@ fn of_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Claim> {
     Some(Claim::of_manifest(manifest.by(), file))
 }
 
-/// Compares the length and all digests: they were computed when the index was read, so this costs
-/// nothing more.
+/// Compares the length and all digests.
 fn compare_with(index: &IndexFile, said: &Claim) -> Result<()> {
     if let Some(wanted) = said.len.filter(|&wanted| wanted != index.len()) {
         let (found, by) = (counted(index.len(), "byte"), &said.by);
@@ -87,9 +86,10 @@ fn compare_with(index: &IndexFile, said: &Claim) -> Result<()> {
             })
             .with_hint(HINT));
     }
+    let digests = index.digests();
     let found = |algorithm: Algorithm| match algorithm.polynomial() {
-        Some(polynomial) => Some(Digest::of_crc(algorithm, index.crcs.get(polynomial))),
-        None => Digest::new(algorithm, &index.sha256),
+        Some(polynomial) => Some(Digest::of_crc(algorithm, digests.crcs.get(polynomial))),
+        None => Digest::new(algorithm, &digests.sha256),
     };
     for expected in &said.whole {
         let found = found(expected.algorithm()).expect("as long as the algorithm has it");
