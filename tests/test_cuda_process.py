@@ -71,7 +71,7 @@ def test_without_a_driver(megabytes: Path, tmp_path: Path) -> None:
     ("environment", "message"),
     [
         ({"TLOAD_CUDA_STUB_STUB_LIBRARY": "1"}, "the toolkit's stub"),
-        ({"TLOAD_CUDA_STUB_DEVICES": "0"}, "sees no GPU"),
+        ({"TLOAD_CUDA_STUB_DEVICES": "0"}, "finds no GPU"),
         ({"TLOAD_CUDA_STUB_VERSION": "11000"}, "the CUDA driver supports CUDA 11.0"),
     ],
 )

@@ -157,7 +157,7 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_is_written(tmp_path:
         "dtype": torch.zeros(2, 3, dtype=torch.float16),
         "missing": torch.zeros(1),
     }
-    with pytest.raises(ValueError, match="do not fit") as caught:
+    with pytest.raises(ValueError, match="do not match") as caught:
         tload.load_into(target, path)
     assert isinstance(caught.value, tload.InvalidRequestError)
     for text in (
@@ -255,7 +255,7 @@ def pairs_that_share() -> dict[str, tuple[Any, Any, str]]:
     array = np.zeros((4, 4), np.float32)
     halves = torch.zeros(4, 4, dtype=torch.bfloat16)
     complexes = torch.zeros(4, 4, dtype=torch.complex64)
-    same, some = "are the same memory in other shapes or strides", "share some of their memory"
+    same, some = "are the same memory with different shapes or strides", "share some of their memory"
     return {
         "transposed": (base, base.t(), same),
         "shifted": (other[:16].view(4, 4), other[8:24].view(4, 4), some),

@@ -327,7 +327,7 @@ def test_load_into_takes_no_views_and_writes_nothing(large: Path) -> None:
     # The core fills none of the float16 targets itself.
     halves = {name: torch.full((MIB,), 7.0, dtype=torch.float16) for name in LARGE}
     for target in (arrays, halves):
-        with pytest.raises(tload.UnsupportedError, match="cache=map shows files in host memory") as caught:
+        with pytest.raises(tload.UnsupportedError, match="cache=map maps files into host memory") as caught:
             tload.load_into(target, large, cast=True, cache="map")
         assert caught.value.hint == "use cache=auto"
         assert all((tensor == 7.0).all() for tensor in target.values())
@@ -336,7 +336,7 @@ def test_load_into_takes_no_views_and_writes_nothing(large: Path) -> None:
 def test_a_gpu_takes_no_views(cuda: gpu.Stub, large: Path) -> None:
     for keywords in ({"device": "cuda:0"}, {"device_map": {"t0": "cuda:1"}}):
         device: Any = keywords
-        with pytest.raises(tload.UnsupportedError, match="cache=map shows files in host memory"):
+        with pytest.raises(tload.UnsupportedError, match="cache=map maps files into host memory"):
             tload.stream(large, framework="dlpack", cache="map", **device)
     assert cuda.live("allocations") == 0
 
@@ -346,7 +346,7 @@ def test_objects_have_no_views(web: Web, large: Path) -> None:
     web.files["a.safetensors"] = other.read_bytes()
     url = f"{web.url}/a.safetensors"
     for source in (url, [str(large), url]):
-        with pytest.raises(tload.UnsupportedError, match="cache=map shows files, and this is an object") as caught:
+        with pytest.raises(tload.UnsupportedError, match="cache=map maps files, and this is an object") as caught:
             tload.stream(source, framework="dlpack", cache="map")
         assert caught.value.location == url
 

@@ -161,9 +161,7 @@ def test_what_cannot_work_is_refused_without_a_secret(
 
 def test_an_open_checkpoint_takes_no_store(floats: Floats) -> None:
     with tload.open(floats[0], store={"region": "eu-west-1"}) as checkpoint:
-        with pytest.raises(
-            tload.InvalidRequestError, match="the checkpoint is open, so store= comes too late"
-        ) as caught:
+        with pytest.raises(tload.InvalidRequestError, match="store= has no effect on an open checkpoint") as caught:
             tload.load(checkpoint, framework="dlpack", store={"region": "eu-west-1"})
         assert caught.value.hint == "pass store= to tload.open, or pass the location instead of the checkpoint"
         assert len(tload.load(checkpoint, framework="dlpack", store={})) == 12

@@ -343,7 +343,7 @@ def test_what_transformers_refuses_it_refuses_before_anything_is_read(dense: Pat
 
 @pytest.mark.parametrize("name", ["state_dict", "gguf_file", "variant", "subfolder"])
 def test_other_weights_are_refused(name: str, dense: Path) -> None:
-    with pytest.raises(tload.InvalidRequestError, match=f"{name}= says where weights are"):
+    with pytest.raises(tload.InvalidRequestError, match=f"{name}= and source both say"):
         from_pretrained(auto(), dense, **dict[str, Any]({name: "x"}))
 
 

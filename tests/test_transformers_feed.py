@@ -144,7 +144,7 @@ def test_close_wakes_waiting_threads(web: servers.Web, tmp_path: Path) -> None:
         waits.join(60)
         assert not waits.is_alive()
         assert len(caught) == 1
-        with pytest.raises(tload.CancelledError, match="the load is over"):
+        with pytest.raises(tload.CancelledError, match="the load has ended"):
             feed.take("a")
 
 

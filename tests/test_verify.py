@@ -111,7 +111,7 @@ def test_manifests_are_written_where_they_are_asked_for(folder: Path, tmp_path: 
     assert not (folder / MANIFEST).exists()
     with pytest.raises(tload.NotFoundError, match="there is no manifest"):
         tload.verify(folder, manifest=tmp_path / "none.json")
-    with pytest.raises(tload.UnsupportedError, match="nothing to compare"):
+    with pytest.raises(tload.UnsupportedError, match="no digest is known for"):
         tload.verify(folder).check()
     (folder / MANIFEST).write_text("{}")
     with pytest.raises(tload.FormatError, match="is not a tload manifest"):
@@ -178,7 +178,7 @@ def test_a_download_into_a_folder_says_what_is_in_it(folder: Path) -> None:
     later = time.time() + 100
     os.utime(shard, (later, later))
     assert local_folder.read_download_metadata(folder, shard.name) is None
-    with pytest.raises(tload.UnsupportedError, match="nothing to compare"):
+    with pytest.raises(tload.UnsupportedError, match="no digest is known for"):
         tload.verify(folder).check()
 
 
@@ -362,7 +362,7 @@ def test_a_signature_is_read_wherever_the_model_is(
     report = tload.verify(web.url, signature=trusted)
     report.check()
     assert {file.name for file in report.files} == files.keys() - {"model.sig"}
-    assert any("web servers list no folders" in note for note in report.notes)
+    assert any("web servers do not list directories" in note for note in report.notes)
     web.files["config.json"] = b"evil"
     with pytest.raises(tload.CorruptError, match="expected sha256:"):
         tload.verify(web.url, signature=trusted).check()

@@ -132,7 +132,7 @@ class FormatError(Error, ValueError):
 
 
 class CorruptError(Error, ValueError):
-    """The bytes do not match a digest of them (`verify`): fetch the file again.
+    """The bytes do not match a digest of them (`verify`): download the file again.
 
     `expected`, `found` and `by` describe the comparison if it was of the bytes of one file or
     tensor.

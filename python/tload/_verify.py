@@ -239,7 +239,7 @@ def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[lis
         except Exception as error:  # cryptography and sigstore raise exceptions of their own
             raise CorruptError(f"{place}: the signature is not valid: {error}", location=place) from error
     if ours.manifest is None:
-        message = "this version of model-signing does not say what is signed; model-signing 1.1 does"
+        message = "this version of model-signing does not report what is signed; version 1.1 does"
         raise UnsupportedError(message)
     serialization = ours.manifest.serialization_type
     files = [(one.identifier, one.digest) for one in ours.manifest.resource_descriptors()]
@@ -255,7 +255,7 @@ def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[lis
 def _ignored_paths(options: Mapping[str, Any]) -> list[str]:
     paths: Sequence[Any] = options.get("ignore_paths", ())
     if isinstance(paths, (str, os.PathLike)):
-        raise InvalidRequestError("signature=: ignore_paths: wanted a list of paths, found one")
+        raise InvalidRequestError("signature=: ignore_paths: wanted a list of paths, found a single path")
     found = [os.fspath(path) for path in paths]
     if any(Path(path).is_absolute() or not path for path in found):
         raise InvalidRequestError("signature=: ignore_paths: wanted paths below the folder of the model")

@@ -113,7 +113,7 @@ def from_pretrained(
     _check_integrations(source)
     for name, hint in OTHER_WEIGHTS.items():
         if kwargs.pop(name, None) not in (None, ""):  # it may be a dict
-            raise advise(InvalidRequestError, f"{name}= says where weights are, and so does source", hint)
+            raise advise(InvalidRequestError, f"{name}= and source both say where the weights are", hint)
     location = source.location if isinstance(source, Checkpoint) else source
     folder = _folder(location)
     if config is None:

@@ -36,7 +36,7 @@ impl Place {
     /// Chooses a place, in `directory` if the user names one.
     pub(crate) fn find(directory: Option<&Path>, size: u64, least: u64) -> Result<Self> {
         if let Some(directory) = directory {
-            return choose(&[Candidate::look(directory)?], size, least);
+            return choose(&[Candidate::new(directory)?], size, least);
         }
         // The temporary directory first: the system cleans it up if this process cannot.
         let directories = [
@@ -46,14 +46,14 @@ impl Place {
         ];
         let candidates: Vec<_> = directories
             .iter()
-            .filter_map(|directory| Candidate::look(directory).ok())
+            .filter_map(|directory| Candidate::new(directory).ok())
             .collect();
         choose(&candidates, size, least)
     }
 }
 
 impl Candidate {
-    fn look(directory: &Path) -> Result<Self> {
+    fn new(directory: &Path) -> Result<Self> {
         let room = free_bytes(directory)? / 100 * SHARE_PERCENT;
         let file_system = probe::file_system(directory).ok();
         Ok(Self {

@@ -130,7 +130,7 @@ fn file_system(system: &System, path: &Path) -> (bool, Vec<Finding>) {
     if found.network {
         let finding = finding.advise(
             Level::Note,
-            "a network file system needs depth, which a load tunes by itself; tload bench LOCATION --sweep shows how close it comes",
+            "a network file system needs many reads in flight; loads tune their number, and tload bench LOCATION --sweep compares it with fixed ones",
         );
         return (true, vec![finding]);
     }
@@ -199,8 +199,8 @@ fn nfs(finding: Finding, mount: &Mount) -> Finding {
         });
         let command = mount_with(NFS_OPTIONS);
         let advice = format!(
-            "mounted hard{waits}: if the server is gone, reads hang and cannot be interrupted; \
-             weights are only read, so they can be mounted soft: {command}; else give loads a --timeout"
+            "hard mount{waits}: if the server is gone, reads hang and cannot be interrupted; \
+             a soft mount is safe for weights, which are only read: {command}; otherwise, give loads a --timeout"
         );
         return finding
             .advise(Level::Warn, advice)
@@ -220,7 +220,7 @@ fn nfs(finding: Finding, mount: &Mount) -> Finding {
         return finding
             .advise(
                 Level::Note,
-                format!("one TCP connection carries everything; try eight, and measure: {command}"),
+                format!("all reads share one TCP connection; try eight and measure: {command}"),
             )
             .change(Urgency::Little, command);
     }
@@ -248,7 +248,7 @@ fn direct_io(path: &Path) -> Finding {
             let reason = direct.error.unwrap_or_else(|| "refused".to_owned());
             Finding::ok(id, title, format!("no: {reason}")).advise(
                 Level::Note,
-                "reads go through the page cache, which costs a copy; a local ext4 or xfs avoids it",
+                "reads go through the page cache, which costs a copy; local ext4 and xfs avoid it",
             )
         }
         Err(error) => Finding::ok(id, title, format!("unknown: {error}")),

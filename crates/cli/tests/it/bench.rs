@@ -215,7 +215,7 @@ fn files_in_memory_are_not_called_cold() {
     let warnings = stderr(&output);
     assert!(warnings.contains("keeps files in memory"), "{warnings}");
     assert!(
-        warnings.contains("wrong state of the page cache"),
+        warnings.contains("page cache not cold at the start of a run"),
         "{warnings}"
     );
 }

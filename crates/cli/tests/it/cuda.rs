@@ -204,7 +204,7 @@ fn a_driver_that_cannot_be_used_is_status_7_with_what_to_do() {
         &["toolkit's stub", "hint: "],
     );
     let none = [("devices", "0")];
-    machine.fails(&["--device", "cuda"], &none, 7, &["sees no GPU", "hint: "]);
+    machine.fails(&["--device", "cuda"], &none, 7, &["finds no GPU", "hint: "]);
     let old = [("version", "10020")];
     machine.fails(&["--device", "cuda"], &old, 7, &["CUDA 10.2", "hint: "]);
 }

@@ -91,13 +91,13 @@ fn a_build_without_object_stores_says_so() {
         fails(
             &[subcommand, "s3://bucket/model"],
             7,
-            &["s3://bucket/model", "reads no object stores"],
+            &["s3://bucket/model", "does not support object stores"],
         );
     }
     fails(
         &["cp", "s3://bucket/model", "/nonexistent"],
         7,
-        &["s3://bucket/model", "reads no object stores"],
+        &["s3://bucket/model", "does not support object stores"],
     );
 }
 

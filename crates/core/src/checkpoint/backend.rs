@@ -280,9 +280,12 @@ impl Backend {
 impl Backend {
     fn unsupported(&self, location: &Location) -> Error {
         let _ = &self.store;
-        Error::new(ErrorKind::Unsupported, "this build reads no object stores")
-            .with_location(location)
-            .with_hint("build with the feature `object`")
+        Error::new(
+            ErrorKind::Unsupported,
+            "this build does not support object stores",
+        )
+        .with_location(location)
+        .with_hint("build with the feature `object`")
     }
 
     fn nearest_of_hubs(&self, locations: &[Location]) -> Result<Vec<Location>> {

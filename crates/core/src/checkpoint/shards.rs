@@ -90,7 +90,7 @@ impl ShardSet {
             }
             [first, second, ..] => Err(Error::new(
                 ErrorKind::InvalidRequest,
-                format!("holds several indexes and none is {INDEX_NAME}: {first:?}, {second:?}"),
+                format!("contains several indexes, but no {INDEX_NAME}: {first:?}, {second:?}"),
             )
             .with_location(location)
             .with_hint("give the path of the index file to load")),
@@ -123,7 +123,7 @@ impl ShardSet {
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::NotFound,
                 format!(
-                    "holds neither {INDEX_NAME} nor {SINGLE_NAME}, and web servers list no folders"
+                    "contains neither {INDEX_NAME} nor {SINGLE_NAME}, and web servers do not list directories"
                 ),
             )
             .with_location(location)
@@ -143,7 +143,7 @@ impl ShardSet {
             return Err(Error::new(
                 ErrorKind::NotFound,
                 format!(
-                    "holds no *{SUFFIX} among {}",
+                    "contains no *{SUFFIX} among {}",
                     counted(names.len() as u64, "file")
                 ),
             )
@@ -209,12 +209,12 @@ impl ShardSet {
         let missing = Error::new(
             ErrorKind::NotFound,
             format!(
-                "the index names shard {:?}, which is not there",
+                "the index lists shard {:?}, which does not exist",
                 shortened(shard)
             ),
         )
         .with_location(placement.file.source.location())
-        .with_hint("the download may be incomplete; fetch the missing shard");
+        .with_hint("the download may be incomplete; download the missing shard");
         match error.request().cloned() {
             Some(request) => missing.with_request(request),
             None => missing,
@@ -237,7 +237,7 @@ fn name_below(error: Error, below: &[String]) -> Error {
         String::new()
     };
     error.with_hint(format!(
-        "the folders below it are {shown}/{more}: give one of them"
+        "its subdirectories are {shown}/{more}: load one of them"
     ))
 }
 
@@ -249,7 +249,7 @@ fn require_whole_set(location: &Location, names: &[&String]) -> Result<()> {
     Err(Error::new(
         ErrorKind::NotFound,
         format!(
-            "shard {} of {} is missing beside {:?} ({} are there)",
+            "shard {} of {} is missing beside {:?} ({} found)",
             gap.number, gap.count, gap.beside, gap.present
         ),
     )
@@ -272,7 +272,7 @@ mod tests {
         let error = require_whole_set(&location, &[&whole[1]]).expect_err("the first is missing");
         assert_eq!(
             error.to_string(),
-            "folder: shard 1 of 2 is missing beside \"m-2-of-2.safetensors\" (1 are there)"
+            "folder: shard 1 of 2 is missing beside \"m-2-of-2.safetensors\" (1 found)"
         );
     }
 }

@@ -84,15 +84,15 @@ impl Found {
     fn count(&mut self, source: &Location, name: &str) -> Result<()> {
         self.names += 1;
         let message = if self.names > NAMES_MAX {
-            format!("there are more than {NAMES_MAX} files and folders below it")
+            format!("it contains more than {NAMES_MAX} files and directories")
         } else if name.split('/').count() > DEPTH_MAX {
-            format!("folders are nested more than {DEPTH_MAX} deep")
+            format!("directories are nested more than {DEPTH_MAX} deep")
         } else {
             return Ok(());
         };
         Err(Error::new(ErrorKind::InvalidRequest, message)
             .with_location(source)
-            .with_hint("copy one of the folders below it"))
+            .with_hint("copy one of its subdirectories"))
     }
 }
 

@@ -296,7 +296,7 @@ impl Copy {
             if found.is_err() {
                 return Err(Error::new(
                     ErrorKind::NotFound,
-                    format!("there is no file {name:?} below it"),
+                    format!("it contains no file {name:?}"),
                 )
                 .with_location(&self.source)
                 .with_hint("names are paths below the source"));

@@ -99,9 +99,9 @@ pub(crate) fn components(name: &str) -> Result<Vec<&str>> {
     Err(Error::new(
         ErrorKind::InvalidRequest,
         // `{:?}` escapes control characters.
-        format!("the name {name:?} {wrong}: it leads outside of the folder, or nowhere"),
+        format!("the name {name:?} {wrong}: it is not a path inside the directory"),
     )
-    .with_hint("leave it out with an exclude pattern, or rename it at the source"))
+    .with_hint("exclude it with a pattern, or rename it at the source"))
 }
 
 /// Returns the name of a file while it is being copied.

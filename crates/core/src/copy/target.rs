@@ -76,7 +76,7 @@ impl TargetDir {
     /// report it (ramfs, some FUSE): they have no size either.
     pub(super) fn free_bytes(&self) -> Result<Option<u64>> {
         let found = fstatvfs(&self.folder).map_err(|errno| {
-            Error::from_io("cannot ask for free space", errno.into())
+            Error::from_io("cannot query free space", errno.into())
                 .with_location(self.path.display())
         })?;
         let free = found.f_bavail.saturating_mul(found.f_frsize);
@@ -169,7 +169,7 @@ impl TargetDir {
         };
         Error::new(
             ErrorKind::InvalidRequest,
-            format!("cannot write {name:?}: {what} is in the place of its folder {component:?}"),
+            format!("cannot write {name:?}: {what} is where its directory {component:?} should be"),
         )
         .with_location(self.path.display())
         .with_hint("remove it, or copy into an empty folder")
@@ -281,7 +281,7 @@ fn require_own(folder: &OwnedFd, name: &str, file: &OwnedFd, path: &Path) -> Res
         ),
     )
     .with_location(path.display())
-    .with_hint("remove it, or copy into a folder of your own"))
+    .with_hint("remove it, or copy into a directory that you own"))
 }
 
 /// Returns the owner that new files of this process get in `folder`: not the process's user on NFS

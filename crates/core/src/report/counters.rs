@@ -9,7 +9,7 @@ use crate::engine::Transfer;
 
 /// Failures and delays that did not end the load.
 #[derive(Debug, Default)]
-pub(crate) struct Troubles {
+pub(crate) struct RetryStats {
     read_retries: u64,
     request_retries: u64,
     last_retry: Option<Arc<str>>,
@@ -18,7 +18,7 @@ pub(crate) struct Troubles {
     hedges_won: u64,
 }
 
-impl From<Transfer> for Troubles {
+impl From<Transfer> for RetryStats {
     fn from(transfer: Transfer) -> Self {
         Self {
             read_retries: u64::from(transfer.read_retries),
@@ -44,7 +44,7 @@ pub(crate) struct Counters {
     pub(crate) requests: AtomicU64,
     pub(crate) short_reads: AtomicU64,
     pub(crate) retries: AtomicU64,
-    troubles: Mutex<Troubles>,
+    retry_stats: Mutex<RetryStats>,
     submit_nanos: AtomicU64,
     storage_wait_nanos: AtomicU64,
     memory_wait_nanos: AtomicU64,
@@ -83,12 +83,15 @@ impl Counters {
     }
 
     /// Adds the retries, stalls and hedges of one extent, if any.
-    pub(crate) fn count_troubles(&self, new: Troubles) {
+    pub(crate) fn count_retries(&self, new: RetryStats) {
         let count = new.read_retries + new.request_retries + new.stalls + new.hedges;
         if count + new.hedges_won == 0 {
             return;
         }
-        let mut all = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self
+            .retry_stats
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         all.read_retries += new.read_retries;
         all.request_retries += new.request_retries;
         all.stalls += new.stalls;
@@ -134,12 +137,15 @@ impl Counters {
     }
 
     fn fill_troubles(&self, report: &mut Report) {
-        let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        report.read_retries = troubles.read_retries;
-        report.request_retries = troubles.request_retries;
-        report.last_retry = troubles.last_retry.as_deref().map(str::to_owned);
-        report.stalls = troubles.stalls;
-        report.hedges = troubles.hedges;
-        report.hedges_won = troubles.hedges_won;
+        let retry_stats = self
+            .retry_stats
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        report.read_retries = retry_stats.read_retries;
+        report.request_retries = retry_stats.request_retries;
+        report.last_retry = retry_stats.last_retry.as_deref().map(str::to_owned);
+        report.stalls = retry_stats.stalls;
+        report.hedges = retry_stats.hedges;
+        report.hedges_won = retry_stats.hedges_won;
     }
 }

@@ -109,7 +109,7 @@ impl Manifest {
                 ),
             )
             .with_hint(
-                "use a newer tload, or write the manifest again: tload verify --write --force",
+                "use a newer tload, or write a new manifest: tload verify --write --force",
             ));
         }
         let whole: Document = serde_json::from_slice(text).map_err(failed)?;
@@ -203,7 +203,7 @@ fn invalid(message: impl fmt::Display) -> Error {
         ErrorKind::InvalidFormat,
         format!("is not a tload manifest: {message}"),
     )
-    .with_hint("get the manifest again, or write it again: tload verify --write --force")
+    .with_hint("download the manifest again, or write a new one: tload verify --write --force")
 }
 
 /// Returns the digits of a digest, without the name of its algorithm.

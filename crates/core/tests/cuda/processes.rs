@@ -134,7 +134,7 @@ fn driver_without_gpus_is_reported() {
         || {
             let error = refused();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert_eq!(error.message(), "the CUDA driver sees no GPU");
+            assert_eq!(error.message(), "the CUDA driver finds no GPU");
             assert!(
                 error
                     .hint()

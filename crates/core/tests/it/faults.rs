@@ -121,7 +121,7 @@ fn load_and(
 fn assert_replaced(error: &Error, path: &Path) {
     assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
     assert!(
-        error.message().contains("another file took its place"),
+        error.message().contains("it was replaced by another file"),
         "{error}"
     );
     assert_eq!(error.location(), path.to_str());

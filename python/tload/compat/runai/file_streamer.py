@@ -247,7 +247,7 @@ def device_name(device: str | torch.device | None) -> str:
     try:
         known = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        message = f"torch knows no device {device!r}: {error}"
+        message = f"torch has no device {device!r}: {error}"
         raise RunaiStreamerInvalidInputException(message) from error
     return "cpu" if known.type == "cpu" else str(device)
 

@@ -35,7 +35,7 @@ fn seccomp_filter_is_named_as_cause() {
         let ring = find(&report, "io_uring");
         assert_eq!(ring["level"], "warn");
         assert!(
-            text(ring, "value").ends_with(", by a seccomp filter"),
+            text(ring, "value").ends_with(", blocked by a seccomp filter"),
             "{ring}"
         );
         assert_eq!(ring["change"]["urgency"], "speed");
@@ -66,7 +66,7 @@ fn the_sysctl_is_named_where_it_forbids_them() {
     let report = examine(&under, &model);
     let ring = find(&report, "io_uring");
     assert!(
-        text(ring, "value").ends_with(", by sysctl kernel.io_uring_disabled"),
+        text(ring, "value").ends_with(", blocked by sysctl kernel.io_uring_disabled"),
         "{ring}"
     );
     let command = text(&ring["change"], "command");
@@ -95,7 +95,7 @@ fn too_few_descriptors_for_the_checkpoint_come_first() {
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     let last = stdout.lines().last().unwrap();
-    assert!(last.starts_with("Change first: "), "{stdout}");
+    assert!(last.starts_with("Fix first: "), "{stdout}");
     assert!(last.contains("ulimit -n 264"), "{stdout}");
 }
 
@@ -118,7 +118,7 @@ fn a_users_limits_are_seen() {
     );
     let threads = find(&report, "threads");
     assert!(
-        text(threads, "value").starts_with("5 of this user"),
+        text(threads, "value").starts_with("5 for this user"),
         "{threads}"
     );
     assert_eq!(threads["level"], "warn");

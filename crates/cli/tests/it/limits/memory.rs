@@ -167,7 +167,7 @@ fn a_tensor_that_the_group_cannot_hold_is_refused_before_the_kernel_kills() {
     assert_not_killed("load", &output);
     let said = [
         "tensor \"t0\"",
-        "are needed at once; the control group leaves",
+        "are needed at once; the cgroup has",
         "of 256.0 MiB (/sys/fs/cgroup/",
         "give the container more memory",
     ];

@@ -189,7 +189,7 @@ impl<T> LaneWork<'_, T> {
         Counters::add(&self.counters.requests, u64::from(transfer.requests));
         Counters::add(&self.counters.short_reads, u64::from(transfer.short_reads));
         Counters::add(&self.counters.retries, u64::from(transfer.retries));
-        self.counters.count_troubles(transfer.into());
+        self.counters.count_retries(transfer.into());
     }
 }
 

@@ -189,7 +189,7 @@ fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Err
     let hint = if held.is_empty() {
         "raise timeout, or see the report's stages for the slow one"
     } else {
-        "look at the storage, which does not respond; or raise timeout"
+        "check the storage, which does not respond; or raise timeout"
     };
     Error::new(ErrorKind::TimedOut, message).with_hint(hint)
 }

@@ -19,7 +19,7 @@ use rustix::param::page_size;
 
 use super::page_cache::Cached;
 use super::residency;
-use super::{again_if_it_may_pass, cannot_open, open_direct, open_regular, path_of, status};
+use super::{cannot_open, open_direct, open_regular, path_of, retry_transient, status};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::FileView;
 use crate::options::CacheMode;
@@ -186,13 +186,10 @@ impl ReadFile {
             Err(error) if !refuses_direct(&error) => Err(cannot_open(error, location)),
             opened_or_refused => Ok(opened_or_refused),
         };
-        match again_if_it_may_pass(retry_counter, || opened.retries, once)? {
+        match retry_transient(retry_counter, || opened.retries, once)? {
             Ok(file) => {
-                let found = again_if_it_may_pass(
-                    retry_counter,
-                    || opened.retries,
-                    || status(&file, location),
-                )?;
+                let found =
+                    retry_transient(retry_counter, || opened.retries, || status(&file, location))?;
                 opened.source.verify(found)?;
                 opened.alignment = alignment(&file);
                 opened.direct = Some(file);
@@ -316,7 +313,7 @@ impl ReadFile {
             }
         };
         self.source.verify_unless_in_place(|| {
-            again_if_it_may_pass(self.source.retry_counter(), || self.retries, once)
+            retry_transient(self.source.retry_counter(), || self.retries, once)
         })
     }
 

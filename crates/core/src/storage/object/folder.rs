@@ -33,11 +33,12 @@ impl Folder {
                 .with_location(location)
         })?;
         if url.protocol == Protocol::Http {
-            return Err(
-                Error::new(ErrorKind::Unsupported, "web servers list no folders")
-                    .with_location(location)
-                    .with_hint("give the URL of an index or of a *.safetensors file"),
-            );
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "web servers do not list directories",
+            )
+            .with_location(location)
+            .with_hint("give the URL of an index or of a *.safetensors file"));
         }
         let (store, prefix) = remote
             .store(url)

@@ -332,7 +332,7 @@ fn of_place(source: &ShardSource, sidecars: &Sidecars<'_>) -> Result<Result<Clai
         #[cfg(feature = "object")]
         ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Hub) => {
             let name = object.contents_name();
-            let silent = || "the hub states no digest of it".to_owned();
+            let silent = || "the hub provides no digest of it".to_owned();
             Ok(name
                 .ok_or_else(silent)
                 .and_then(|name| hub::of_contents(name, "the hub")))

@@ -152,11 +152,12 @@ impl<'a> Sidecars<'a> {
     #[cfg(not(feature = "object"))]
     fn read_object(&self, location: &Location, _bytes_max: u64) -> Result<Vec<u8>> {
         let _ = self.store;
-        Err(
-            Error::new(ErrorKind::Unsupported, "this build reads no object stores")
-                .with_location(location)
-                .with_hint("build with the feature `object`"),
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "this build does not support object stores",
         )
+        .with_location(location)
+        .with_hint("build with the feature `object`"))
     }
 }
 

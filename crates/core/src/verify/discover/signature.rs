@@ -245,7 +245,7 @@ fn invalid(message: impl std::fmt::Display) -> Error {
         ErrorKind::InvalidFormat,
         format!("is not a model signature: {message}"),
     )
-    .with_hint("get the signature again, or sign the model again: model_signing sign")
+    .with_hint("download the signature again, or sign the model again: model_signing sign")
 }
 
 #[cfg(test)]

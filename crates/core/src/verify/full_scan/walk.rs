@@ -34,7 +34,7 @@ pub(super) fn below(
             None => file_set.list(&folder)?,
         };
         let Some(level) = level else {
-            let note = "unsigned files were not searched for: web servers list no folders";
+            let note = "unsigned files were not searched for: web servers do not list directories";
             return Ok((Vec::new(), Some(note.to_owned())));
         };
         let path = |last: &String| format!("{prefix}{last}");

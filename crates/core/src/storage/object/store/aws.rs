@@ -140,10 +140,7 @@ fn loaded(credentials: &Credentials, source: String) -> Loaded {
 fn nothing(looked_at: &[String], error: Option<&CredentialsError>) -> CredentialFailure {
     CredentialFailure {
         kind: ErrorKind::PermissionDenied,
-        message: format!(
-            "no credentials were found: looked at {}",
-            looked_at.join(", ")
-        ),
+        message: format!("no credentials were found in {}", looked_at.join(", ")),
         hint: Some("give credentials, or set anonymous=true for public data".to_owned()),
         cause: error.and_then(innermost),
     }

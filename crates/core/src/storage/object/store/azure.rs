@@ -154,11 +154,11 @@ fn require_trusted(
     let host = endpoint.trim_start_matches("https://");
     Err(Error::new(
         ErrorKind::InvalidRequest,
-        format!("{host} is not a host of Azure, and credentials of the environment are for Azure"),
+        format!("{host} is not an Azure host, and the credentials in the environment are for Azure"),
     )
     .with_location(opening.url.shown())
     .with_hint(format!(
-        "if this host may get credentials, set endpoint={endpoint}; or give credentials as options, or \
+        "if this host may receive them, set endpoint={endpoint}; or give credentials as options, or \
          anonymous=true"
     )))
 }

@@ -234,7 +234,7 @@ fn without_credentials(classification: Classification, host: &str) -> Classifica
 pub(in crate::storage) fn no_credentials(looked_at: &str) -> Classification {
     Classification::new(
         ErrorKind::PermissionDenied,
-        format!("no credentials were found: looked at {looked_at}"),
+        format!("no credentials were found in {looked_at}"),
     )
     .hint("give credentials, or set anonymous=true for public data")
 }
@@ -261,7 +261,7 @@ fn malformed_response(error: &object_store::Error, asked: &RequestContext) -> Cl
         .hint("give the URL of a file or of an index, which needs no listing");
     }
     let what = if says("Content-Range") || says("CONTENT_RANGE") || says("Requested ") {
-        "the server sent other bytes than requested"
+        "the server sent a different range than requested"
     } else if says("last modified") || says("Last-Modified") {
         "the server sent a Last-Modified header that is not a date"
     } else if says("Content-Length") || says("content length") {

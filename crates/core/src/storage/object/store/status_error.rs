@@ -154,7 +154,7 @@ fn by_status(status: u16, captured: &ResponseCapture, asked: &RequestContext) ->
             ErrorKind::Changed,
             "the object ends before the requested bytes: it shrank",
         )
-        .hint("load again once nothing writes to it"),
+        .hint("load again when no process is writing to it"),
         500..=u16::MAX => {
             Classification::new(ErrorKind::Remote, format!("the store failed ({answer})"))
                 .hint("try again later; the store's operators can find the request by its id")
@@ -176,7 +176,7 @@ fn by_status(status: u16, captured: &ResponseCapture, asked: &RequestContext) ->
 /// Returns the classification for an object that is not the one that was opened.
 pub(in crate::storage) fn changed() -> Classification {
     Classification::new(ErrorKind::Changed, "the object changed while it was read")
-        .hint("load again once nothing writes to it")
+        .hint("load again when no process is writing to it")
 }
 
 fn unauthenticated(asked: &RequestContext) -> Classification {

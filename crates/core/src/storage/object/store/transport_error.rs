@@ -35,7 +35,7 @@ pub(in crate::storage) fn classification(error: &HttpError, host: &str) -> Class
     } else if find::<TooLong>(error).is_some() {
         Classification::new(
             ErrorKind::Remote,
-            format!("{host} sends an endless listing or token"),
+            format!("{host} sent an oversized listing or token"),
         )
         .hint("check the endpoint: it may not be an object store")
     } else if says("certificate") {
@@ -50,9 +50,12 @@ pub(in crate::storage) fn classification(error: &HttpError, host: &str) -> Class
         .hint("set read_timeout higher if the store needs longer")
         .transient(Transient::Stalled)
     } else {
-        Classification::new(ErrorKind::Remote, format!("the connection to {host} broke"))
-            .hint(BROKE)
-            .transient(Transient::Broken)
+        Classification::new(
+            ErrorKind::Remote,
+            format!("the connection to {host} was lost"),
+        )
+        .hint(BROKE)
+        .transient(Transient::Broken)
     };
     classification.cause(cause)
 }
@@ -165,7 +168,7 @@ pub(in crate::storage) fn of_io(error: &io::Error) -> Classification {
     ]
     .contains(&kind)
     {
-        Classification::new(ErrorKind::Remote, "the connection to the store broke")
+        Classification::new(ErrorKind::Remote, "the connection to the store was lost")
             .hint(BROKE)
             .transient(Transient::Broken)
     } else {
@@ -267,7 +270,7 @@ mod tests {
                 Some(libc::ECONNRESET),
                 ErrorKind::Remote,
                 Some(Transient::Broken),
-                "the connection to host:9 broke",
+                "the connection to host:9 was lost",
             ),
             (
                 Request,
@@ -275,7 +278,7 @@ mod tests {
                 None,
                 ErrorKind::Remote,
                 Some(Transient::Broken),
-                "the connection to host:9 broke",
+                "the connection to host:9 was lost",
             ),
             (
                 Unknown,
@@ -283,7 +286,7 @@ mod tests {
                 None,
                 ErrorKind::Remote,
                 Some(Transient::Broken),
-                "the connection to host:9 broke",
+                "the connection to host:9 was lost",
             ),
         ] {
             let classification = classification(

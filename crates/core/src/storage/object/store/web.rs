@@ -70,7 +70,7 @@ fn base(url: &RemoteUrl) -> Result<Url> {
         query.unwrap_or_default()
     );
     Url::parse(&text).map_err(|error| {
-        Error::new(ErrorKind::InvalidRequest, "the URL is not one")
+        Error::new(ErrorKind::InvalidRequest, "the URL is malformed")
             .with_location(url.shown())
             .with_source(error)
     })

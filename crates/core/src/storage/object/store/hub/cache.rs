@@ -90,7 +90,7 @@ fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
     } else {
         let file = storage.join("refs").join(&id.revision);
         let text = std::fs::read_to_string(&file)
-            .map_err(|_| format!("{} is not there", file.display()))?;
+            .map_err(|_| format!("{} does not exist", file.display()))?;
         text.trim().to_owned()
     };
     if !is_commit(&commit) {
@@ -105,7 +105,7 @@ fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
             shards(&place)?;
         }
     } else {
-        return Err(format!("{} is not there", place.display()));
+        return Err(format!("{} does not exist", place.display()));
     }
     Ok(place)
 }
