@@ -142,7 +142,7 @@ class CorruptError(Error, ValueError):
 
 
 class NotFoundError(_SystemError, FileNotFoundError):
-    """A file, folder, shard or object does not exist: fix the path."""
+    """A file, directory, shard or object does not exist: fix the path."""
 
     kind = "not_found"
 

@@ -17,7 +17,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A file, folder, shard or object does not exist: fix the path.
+    /// A file, directory, shard or object does not exist: fix the path.
     NotFound,
     /// It exists but may not be read: fix the permissions or credentials.
     PermissionDenied,

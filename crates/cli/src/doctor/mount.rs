@@ -100,7 +100,7 @@ fn unreadable(error: &Error) -> Finding {
     }
     let advice = error
         .hint()
-        .unwrap_or("give the path of a readable checkpoint: see tload ls LOCATION");
+        .unwrap_or("pass the path of a readable checkpoint: see tload ls LOCATION");
     let advice = with_flags(advice);
     Finding::ok("checkpoint", "checkpoint", value)
         .advise(Level::Fail, advice.clone())

@@ -168,7 +168,7 @@ fn patterns_and_single_files() {
     refused(
         &[model, &format!("{single}/.e.json")],
         2,
-        &["is not a folder"],
+        &["is not a directory"],
     );
     refused(&[model, "s3://bucket/x"], 7, &["local directories only"]);
     refused(&[model, single, "--extent", "1"], 2, &["--extent is 1"]);

@@ -40,7 +40,7 @@ impl Filter {
         })
     }
 
-    /// Returns whether files and folders with this last component are examined.
+    /// Returns whether files and directories with this last component are examined.
     pub(super) fn sees(&self, last: &[u8]) -> bool {
         self.hidden || !last.starts_with(b".")
     }

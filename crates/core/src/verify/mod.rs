@@ -117,7 +117,7 @@ fn new_check(
         );
         return Err(Error::new(ErrorKind::InvalidRequest, message)
             .with_location(checkpoint.location())
-            .with_hint("give one for each shard, in the order of Checkpoint::shards"));
+            .with_hint("pass one for each shard, in the order of Checkpoint::shards"));
     }
     let facts: Vec<_> = shards
         .iter()

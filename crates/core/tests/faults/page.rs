@@ -100,7 +100,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
         "crates/core/tests/alloc_limits.rs::sparse_file_on_overlay_takes_memory_for_selection_only",
     ),
     (
-        "a folder has half a million numbered names",
+        "a directory has half a million numbered names",
         "they are checked in one pass",
         "crates/core/src/format/shards.rs::missing_shard_is_linear",
     ),

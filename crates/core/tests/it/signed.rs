@@ -137,7 +137,7 @@ fn single_file_is_compared_with_note_about_rest() {
     assert!(report.ok(), "{:?}", report.error());
     assert_eq!(report.files.len(), 1);
     assert!(
-        report.notes[0].contains("give the folder"),
+        report.notes[0].contains("pass the directory"),
         "{:?}",
         report.notes
     );
@@ -155,7 +155,7 @@ fn signed_name_outside_folder_is_refused_before_first_read() {
     signed.files.insert("../outside".to_owned(), digest);
     let error = verify(folder.path(), |it| it.signed = Some(signed)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidFormat);
-    assert!(error.message().contains("leaves the folder"), "{error}");
+    assert!(error.message().contains("leaves the directory"), "{error}");
 }
 
 #[test]

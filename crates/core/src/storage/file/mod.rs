@@ -310,7 +310,7 @@ pub(super) fn open_regular(
 fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
     let (what, hint) = if kind.is_dir() {
         (
-            "a folder",
+            "a directory",
             "a list may only contain safetensors files; pass a directory on its own",
         )
     } else {
@@ -427,7 +427,7 @@ pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
     let hint = match error.raw_os_error() {
         Some(libc::ENOENT) => Some(missing_hint(location)),
         Some(libc::EACCES | libc::EPERM) => {
-            Some("let this user read the file and enter its folders")
+            Some("let this user read the file and enter its directories")
         }
         Some(libc::EMFILE) => Some("raise the limit of open files (ulimit -n)"),
         Some(libc::ENFILE) => {

@@ -542,7 +542,7 @@ mod tests {
         // Another file of the same length, under the same name.
         let other = folder.path().join("other");
         std::fs::write(&other, "new").expect("ours");
-        std::fs::rename(&other, &path).expect("the same folder");
+        std::fs::rename(&other, &path).expect("the same directory");
         let error = file.reopen(2).expect_err("another file");
         assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
         assert_eq!((file.openings(), read(&file)), (2, b"old".to_vec()));

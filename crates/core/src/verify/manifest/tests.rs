@@ -80,7 +80,7 @@ fn names_stay_below_the_folder() {
     ] {
         let error = refused(
             &with_file(name, &fields("1", "")),
-            "below the folder of the manifest",
+            "below the directory of the manifest",
         );
         assert_eq!(error.kind(), ErrorKind::InvalidFormat);
     }
@@ -181,7 +181,7 @@ fn long_or_deep_manifest_gives_short_error() {
     );
     let name = "../".repeat(1 << 20);
     assert!(
-        refused(&with_file(&name, &fields("1", "")), "leaves the folder")
+        refused(&with_file(&name, &fields("1", "")), "leaves the directory")
             .message()
             .len()
             < 500

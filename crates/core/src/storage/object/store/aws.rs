@@ -141,7 +141,7 @@ fn nothing(looked_at: &[String], error: Option<&CredentialsError>) -> Credential
     CredentialFailure {
         kind: ErrorKind::PermissionDenied,
         message: format!("no credentials were found in {}", looked_at.join(", ")),
-        hint: Some("give credentials, or set anonymous=true for public data".to_owned()),
+        hint: Some("pass credentials, or set anonymous=true for public data".to_owned()),
         cause: error.and_then(innermost),
     }
 }

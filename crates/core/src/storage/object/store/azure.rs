@@ -97,7 +97,7 @@ fn place(url: &RemoteUrl) -> Result<Place> {
     Ok(place(account, Some(format!("https://{host}")), true))
 }
 
-/// Returns the account of a host of blob storage, and its host for blobs. Folders are served at
+/// Returns the account of a host of blob storage, and its host for blobs. Directories are served at
 /// `dfs`, and blobs, as used here, at `blob`. `None` for hosts that are not Azure's.
 fn blob_host(host: &str) -> Option<(&str, String)> {
     let cloud = CLOUDS.iter().find(|cloud| host.ends_with(**cloud))?;
@@ -158,7 +158,7 @@ fn require_trusted(
     )
     .with_location(opening.url.shown())
     .with_hint(format!(
-        "if this host may receive them, set endpoint={endpoint}; or give credentials as options, or \
+        "if this host may receive them, set endpoint={endpoint}; or pass credentials as options, or \
          anonymous=true"
     )))
 }

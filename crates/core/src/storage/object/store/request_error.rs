@@ -236,7 +236,7 @@ pub(in crate::storage) fn no_credentials(looked_at: &str) -> Classification {
         ErrorKind::PermissionDenied,
         format!("no credentials were found in {looked_at}"),
     )
-    .hint("give credentials, or set anonymous=true for public data")
+    .hint("pass credentials, or set anonymous=true for public data")
 }
 
 /// Classifies an invalid response with a successful status. The types are private to
@@ -258,7 +258,7 @@ fn malformed_response(error: &object_store::Error, asked: &RequestContext) -> Cl
             ErrorKind::Unsupported,
             "the store holds a name that cannot be addressed: with an empty component or a control character",
         )
-        .hint("give the URL of a file or of an index, which needs no listing");
+        .hint("pass the URL of a file or of an index, which needs no listing");
     }
     let what = if says("Content-Range") || says("CONTENT_RANGE") || says("Requested ") {
         "the server sent a different range than requested"
@@ -278,10 +278,10 @@ fn malformed_response(error: &object_store::Error, asked: &RequestContext) -> Cl
         .cause(cause)
 }
 
-/// Classifies a listing on a plain HTTP server, which serves files but no folders.
+/// Classifies a listing on a plain HTTP server, which serves files but no directories.
 pub(in crate::storage) fn no_listing() -> Classification {
-    Classification::new(ErrorKind::Unsupported, "the server cannot list folders")
-        .hint("give the URL of a file, or of a model.safetensors.index.json that names the files")
+    Classification::new(ErrorKind::Unsupported, "the server cannot list directories")
+        .hint("pass the URL of a file, or of a model.safetensors.index.json that names the files")
 }
 
 /// Classifies a failure without a response: it came before a request, or the caller provided the

@@ -44,7 +44,7 @@ fn by_code(code: &str, asked: &RequestContext) -> Option<Classification> {
         "RequestTimeTooSkewed" => denied("the clock of this machine is too far from the store's")
             .hint("set the clock of this machine"),
         "InvalidAccessKeyId" | "XAdminUserNotFound" => denied("the store does not know the access key").hint(format!(
-            "give a key of this store; the one in use comes from: {from}"
+            "pass a key of this store; the one in use comes from: {from}"
         )),
         "InvalidToken" => denied("the store does not accept the session token")
             .hint(format!("renew the credentials, which come from: {from}")),
@@ -183,9 +183,9 @@ fn unauthenticated(asked: &RequestContext) -> Classification {
     let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
     if asked.protocol == Some(Protocol::Http) {
         denied("the server requires credentials, or rejects these")
-            .hint("give https://user:password@host, or header.authorization")
+            .hint("pass https://user:password@host, or header.authorization")
     } else if asked.anonymous {
-        denied("the store requires credentials").hint("give credentials instead of anonymous=true")
+        denied("the store requires credentials").hint("pass credentials instead of anonymous=true")
     } else {
         denied("the store does not accept the credentials").hint(format!(
             "renew the credentials, which come from: {}",
@@ -211,11 +211,11 @@ fn denied(captured: &ResponseCapture, asked: &RequestContext) -> Classification 
         return classification.hint(if asked.signed_url {
             "sign the URL again: it has expired, or is not valid for this object or method"
         } else {
-            "give https://user:password@host, header.authorization or a signed URL"
+            "pass https://user:password@host, header.authorization or a signed URL"
         });
     }
     if asked.anonymous {
-        return classification.hint("the data is not public: give credentials, or check the names");
+        return classification.hint("the data is not public: pass credentials, or check the names");
     }
     let right = match (asked.protocol, asked.operation) {
         (Some(Protocol::S3), "LIST") => "s3:ListBucket",
@@ -397,7 +397,7 @@ mod tests {
         };
         let mut anonymous = asked(Protocol::Gcs);
         anonymous.anonymous = true;
-        assert!(hint(&anonymous).contains("give credentials"));
+        assert!(hint(&anonymous).contains("pass credentials"));
         let mut signed = asked(Protocol::Http);
         signed.signed_url = true;
         assert!(hint(&signed).contains("sign the URL again"));

@@ -66,7 +66,7 @@ fn redirected(host: &str, refused: Refused) -> Classification {
     let classification = Classification::new(ErrorKind::Remote, format!("{host} {refused}"));
     classification.hint(match refused {
         Refused::Narrower => {
-            "only servers of the same network may redirect there; if the redirect is intended, give its target as the URL"
+            "only servers of the same network may redirect there; if the redirect is intended, pass its target as the URL"
         }
         Refused::Endless | Refused::Plain | Refused::Scheme => {
             "check the URL or the endpoint, and the server's configuration"
@@ -83,7 +83,7 @@ fn certificate(host: &str, texts: &[String]) -> Classification {
     } else if says("expired") || says("Expired") || says("not valid yet") {
         "renew the server's certificate, or set the clock of this machine"
     } else {
-        "give the certificate of its authority as ca_file"
+        "pass the certificate of its authority as ca_file"
     };
     Classification::new(
         ErrorKind::Remote,

@@ -94,7 +94,7 @@ impl Token {
                     "the hub's token holds a character that cannot be sent; it comes from: {source}"
                 ),
             )
-            .with_hint("give the token as the hub shows it, hf_…")
+            .with_hint("pass the token as the hub shows it, hf_…")
         })?;
         header.set_sensitive(true);
         Ok(Self {
@@ -104,7 +104,7 @@ impl Token {
     }
 }
 
-/// Returns the folder of the hub's own tools.
+/// Returns the directory of the hub's own tools.
 fn home(environment: &Environment) -> Option<PathBuf> {
     if let Some(home) = environment.get("HF_HOME") {
         return expanded(environment, home);
@@ -123,7 +123,7 @@ fn token_path(environment: &Environment) -> Option<PathBuf> {
     }
 }
 
-/// Returns the folder of downloaded models, if one is configured.
+/// Returns the directory of downloaded models, if one is configured.
 pub(in crate::storage) fn cache(environment: &Environment) -> Option<PathBuf> {
     match environment.first(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]) {
         Some(path) => expanded(environment, path),
@@ -140,7 +140,7 @@ pub(in crate::storage) fn is_offline(environment: &Environment) -> bool {
     }
 }
 
-/// Expands `~` at the beginning to the user's folder.
+/// Expands `~` at the beginning to the user's directory.
 fn expanded(environment: &Environment, path: &str) -> Option<PathBuf> {
     match path.strip_prefix('~') {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => {
