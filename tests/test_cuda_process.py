@@ -75,7 +75,7 @@ def test_without_a_driver(megabytes: Path, tmp_path: Path) -> None:
         ({"TLOAD_CUDA_STUB_VERSION": "11000"}, "the CUDA driver supports CUDA 11.0"),
     ],
 )
-def test_with_a_driver_that_cannot_be_used(environment: dict[str, str], message: str, megabytes: Path) -> None:
+def test_unusable_driver_raises_unsupported_error(environment: dict[str, str], message: str, megabytes: Path) -> None:
     require("torch")
     load = f"import ctypes; ctypes.CDLL({str(require_stub())!r})"
     run(load + REFUSED, megabytes, message, environment=environment)

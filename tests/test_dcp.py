@@ -196,7 +196,7 @@ def test_a_float32_checkpoint_goes_into_a_bfloat16_model(folder: Path) -> None:
     assert torch.equal(state["weight"], values.bfloat16())
 
 
-def test_without_cast_other_dtypes_are_refused(folder: Path) -> None:
+def test_without_cast_other_dtypes_are_rejected(folder: Path) -> None:
     torch = require("torch")
     state = {"up.weight": torch.zeros(10, 7), "steps": torch.zeros(1, dtype=torch.int64)}
     assert failure(state, reader(folder, cast=False)) == (
@@ -235,19 +235,19 @@ def test_quantized_weights_without_scales_rejected(tmp_path: Path) -> None:
     assert raw(as_it_is["up.weight"]) == raw(weight)
 
 
-def test_other_shapes_and_names_are_refused(folder: Path) -> None:
+def test_other_shapes_and_names_are_rejected(folder: Path) -> None:
     torch = require("torch")
     assert "Size mismatch between saved" in failure({"norm.weight": torch.zeros(9)}, reader(folder))
     assert "Missing key in checkpoint" in failure({"norm.bias": torch.zeros(8)}, reader(folder))
 
 
-def test_a_checkpoint_that_cannot_be_opened(folder: Path, tmp_path: Path) -> None:
+def test_unopenable_checkpoint(folder: Path, tmp_path: Path) -> None:
     assert "no_such_folder" in failure({}, reader(tmp_path / "no_such_folder"))
     (folder / "model-00002-of-00003.safetensors").unlink()
     assert "model-00002-of-00003.safetensors" in failure({}, reader(folder))
 
 
-def test_a_file_that_shrinks_meanwhile(folder: Path) -> None:
+def test_file_shrinking_mid_load(folder: Path) -> None:
     storage_reader = reader(folder)
     read = storage_reader.read_metadata
 
@@ -285,7 +285,7 @@ def test_tensor_missing_from_rank_files_rejected(said: str, tmp_path: Path) -> N
         reader(path).read_metadata()
 
 
-def test_files_with_the_same_names_are_refused_unless_ranks_wrote_them(tmp_path: Path) -> None:
+def test_duplicate_tensor_names_are_rejected_unless_written_by_ranks(tmp_path: Path) -> None:
     for name in "ab":
         write_file(tmp_path / f"{name}.safetensors", {"x": Content.random("F32", (4,), seed=1)})
     with pytest.raises(tload.FormatError, match=r"a\.safetensors"):

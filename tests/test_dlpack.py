@@ -76,7 +76,7 @@ def test_a_capsule_is_taken_over_once(floats: Floats) -> None:
         assert bytes(kept.numpy()) == floats[1]["layer.0.weight"].raw
 
 
-def test_numpy_imports_what_it_knows_and_refuses_the_rest(tmp_path: Path) -> None:
+def test_numpy_imports_known_dtypes_and_rejects_others(tmp_path: Path) -> None:
     np = require("numpy")
     contents = {"f": Content.random("F64", (3, 2), 0), "b": Content.random("BF16", (4,), 0)}
     write_file(tmp_path / "a.safetensors", contents)

@@ -49,7 +49,7 @@ OPENERS: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_links_out_of_the_directory_are_followed_when_that_is_allowed(
+def test_links_out_of_directory_are_followed_if_allowed(
     linked: Path, opener: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(tload.PermissionDeniedError) as caught:

@@ -83,7 +83,7 @@ def test_metadata_is_text_by_name(every_dtype: Floats) -> None:
     assert checkpoint.shards[0].metadata == checkpoint.metadata
 
 
-def test_a_path_that_is_not_unicode_opens(floats: Floats, tmp_path: Path) -> None:
+def test_path_that_is_not_unicode_opens(floats: Floats, tmp_path: Path) -> None:
     path, tensors = floats
     odd = tmp_path / os.fsdecode(b"caf\xe9.safetensors")
     try:
@@ -104,7 +104,7 @@ def test_the_repr_is_worth_reading(floats: Floats) -> None:
     )
 
 
-def test_after_close_the_headers_can_be_read_and_nothing_be_loaded(floats: Floats) -> None:
+def test_closed_checkpoint_keeps_headers_and_rejects_loads(floats: Floats) -> None:
     path, _ = floats
     with tload.open(path) as checkpoint:
         assert checkpoint["layer.0.weight"].shape == (1, 33)
@@ -113,7 +113,7 @@ def test_after_close_the_headers_can_be_read_and_nothing_be_loaded(floats: Float
         tload.stream(checkpoint, framework="dlpack")
 
 
-def test_an_unknown_tensor_is_a_key_error_that_reads_well(floats: Floats) -> None:
+def test_unknown_tensor_raises_readable_key_error(floats: Floats) -> None:
     path, _ = floats
     with pytest.raises(KeyError) as caught:
         tload.open(path)["layer.99.weight"]
@@ -148,14 +148,14 @@ def test_a_path_of_bytes_is_a_type_error() -> None:
 
 
 @pytest.mark.parametrize("source", ["a\0b", Path("a\0b"), ["a\0b"], [Path("a\0b")], "\udcff\0", "file:///a%00b"])
-def test_a_path_with_nul_is_refused(source: Any) -> None:
+def test_path_with_nul_is_rejected(source: Any) -> None:
     with pytest.raises(tload.InvalidRequestError) as caught:
         tload.open(source)
     assert "\0" not in str(caught.value)
 
 
 @pytest.mark.parametrize("source", ["ftp://host/model", "ipfs://org/model", ["ftp://host/model.safetensors"]])
-def test_a_url_that_no_build_reads_is_unsupported(source: Any) -> None:
+def test_unknown_url_scheme_raises_unsupported_error(source: Any) -> None:
     with pytest.raises(tload.UnsupportedError, match=r"locations that begin with \w+:// cannot be read"):
         tload.open(source)
 
@@ -169,7 +169,7 @@ class UrlPath(os.PathLike[str]):
 
 
 @pytest.mark.parametrize("scheme", sorted(_checkpoint.SCHEMES))
-def test_a_url_in_a_path_is_refused(scheme: str) -> None:
+def test_url_in_path_object_is_rejected(scheme: str) -> None:
     url = f"{scheme}://user:hunter2@bucket/model"
     for path in (Path(url), Path(url.upper()), UrlPath(url)):
         sources: list[Any] = [path, ["a.safetensors", path]]

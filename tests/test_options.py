@@ -53,9 +53,7 @@ def test_options_reach_the_load(floats: Floats) -> None:
     assert got.direct_bytes == 0
 
 
-def test_keywords_win_over_options_which_win_over_the_environment(
-    floats: Floats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keywords_override_options_override_environment(floats: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, variable in _options.VARIABLES.items():
         special = {
             "engine": "pread",
@@ -144,7 +142,7 @@ def test_invalid_variable_named_in_error(
         ({"timeout": 0.0}, "timeout is zero"),
     ],
 )
-def test_values_that_cannot_work_are_refused_by_options_and_by_calls(
+def test_invalid_values_are_rejected_by_options_and_calls(
     keywords: dict[str, Any], message: str, floats: Floats
 ) -> None:
     for make in (lambda: tload.Options(**keywords), lambda: tload.stream(floats[0], framework="dlpack", **keywords)):
@@ -191,7 +189,7 @@ def test_options_of_another_type_are_a_type_error(floats: Floats) -> None:
         tload.stream(floats[0], options={"depth": 3})  # type: ignore[call-overload]
 
 
-def test_an_unknown_keyword_is_blamed_on_the_function_that_was_called(floats: Floats) -> None:
+def test_unknown_keyword_names_called_function(floats: Floats) -> None:
     for function, name in ((tload.load, "load"), (tload.stream, "stream")):
         with pytest.raises(TypeError) as caught:
             function(floats[0], framework="dlpack", deepth=3)  # type: ignore[call-overload]

@@ -71,7 +71,7 @@ def test_callback_exception_stops_load(megabytes: Path, monkeypatch: pytest.Monk
     assert next(stream, None) is None
 
 
-def test_progress_must_be_something_sensible(megabytes: Path) -> None:
+def test_invalid_progress_raises_type_error(megabytes: Path) -> None:
     wrong: Any = "yes"
     with pytest.raises(TypeError, match="progress: wanted True, False, None or a callable, found str"):
         tload.stream(megabytes, framework="dlpack", progress=wrong)

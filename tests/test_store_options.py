@@ -148,7 +148,7 @@ def test_wrong_types_are_type_errors_that_name_the_key(store: Any, message: str,
         ({"anonymous": 2}, 'store option anonymous is "2"; it must be true or false', None),
     ],
 )
-def test_what_cannot_work_is_refused_without_a_secret(
+def test_invalid_store_options_are_rejected_without_secrets(
     store: Any, message: str, hint: str | None, floats: Floats
 ) -> None:
     for source in (floats[0], EVERYWHERE):

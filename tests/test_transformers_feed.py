@@ -163,7 +163,7 @@ def test_the_order_of_use() -> None:
     assert in_order_of_use(names) == [names[index] for index in (8, 4, 3, 2, 1, 0, 7, 5, 6)]
 
 
-def test_a_lazy_tensor_says_what_it_is_without_being_read() -> None:
+def test_lazy_tensor_has_repr_without_read() -> None:
     torch = require("torch")
     asked: list[Any] = []
 

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_is_said_once() {
+    fn each_kind_of_warning_is_given_once() {
         let mut results = results(&plan(2, 3));
         for cell in 0..2 {
             for (round, rate) in [(1, 1e9), (2, 2e9), (3, 2e9)] {

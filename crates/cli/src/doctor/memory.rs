@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_memlock_limit_is_a_note_for_those_it_binds() {
+    fn small_memlock_limit_is_noted_unless_lifted() {
         let (_folder, user) = system(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
         let limit = |now, most| Limit {
             now: Some(now),

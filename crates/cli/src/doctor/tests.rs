@@ -61,7 +61,7 @@ fn unopenable_location_adds_finding() {
 }
 
 #[test]
-fn a_location_that_does_not_answer_hangs() {
+fn silent_location_is_reported_as_hang() {
     let error = Error::new(ErrorKind::TimedOut, "opening took longer than its timeout")
         .with_location("/mnt/a/model.safetensors");
     let finding = no_answer("/mnt/a", Duration::from_secs(10), &error);

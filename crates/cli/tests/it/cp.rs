@@ -175,7 +175,7 @@ fn patterns_and_single_files() {
 }
 
 #[test]
-fn links_to_folders_are_followed_wherever_they_do_not_lead_round() {
+fn directory_links_are_followed_except_cycles() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
     write(&model.join("step-1000/a.bin"), "a");
@@ -260,7 +260,7 @@ fn interrupted_and(
 }
 
 #[test]
-fn only_what_is_missing_is_read_again() {
+fn resumed_copy_reads_missing_bytes_only() {
     let folder = tempfile::tempdir().unwrap();
     let (mut wanted, copied) = interrupted(folder.path(), |_| {});
     wanted[4096..8192].fill(0);
@@ -323,7 +323,7 @@ fn another_version_of_the_same_length_and_time_is_copied() {
 }
 
 #[test]
-fn a_target_that_was_changed_or_is_not_known_to_be_a_copy_is_copied_again() {
+fn changed_or_unrecorded_target_is_copied_again() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
     write_at_epoch(&model.join("a.bin"), "right");
@@ -461,7 +461,7 @@ fn nothing_is_written_through_links() {
 }
 
 #[test]
-fn more_than_the_disk_holds_is_refused_before_anything_is_written() {
+fn copy_larger_than_free_space_is_rejected_before_first_write() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
     write(&model.join("a.bin"), "");

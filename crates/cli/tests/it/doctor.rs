@@ -78,7 +78,7 @@ fn checkpoint_adds_storage_findings() {
 }
 
 #[test]
-fn checksums_are_a_note_until_there_is_a_manifest() {
+fn missing_checksums_are_noted_until_manifest_exists() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let location = model.to_str().unwrap();

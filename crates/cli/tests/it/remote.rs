@@ -149,7 +149,7 @@ fn remote_checkpoint_equals_local_one() {
 }
 
 #[test]
-fn a_server_that_is_not_there_or_only_fails_is_status_9() {
+fn unreachable_or_failing_server_is_status_9() {
     let lab = Lab::start();
     lab.checkpoint();
     let output = command([
@@ -232,7 +232,7 @@ fn a_benchmark_says_remote_and_counts_requests() {
 }
 
 #[test]
-fn a_folder_is_copied_with_all_below_it_and_only_once() {
+fn prefix_is_copied_recursively_and_once() {
     let lab = Lab::start();
     let model = lab.checkpoint();
     let target = lab.path("copy");
@@ -257,7 +257,7 @@ fn a_folder_is_copied_with_all_below_it_and_only_once() {
 }
 
 #[test]
-fn keys_that_lead_out_of_the_folder_are_refused() {
+fn keys_outside_target_directory_are_rejected() {
     let lab = Lab::start();
     for key in ["../out.json", "a/../../out.json", "/out.json"] {
         lab.server.put(&format!("bucket/evil/{key}"), "x");
@@ -344,7 +344,7 @@ fn object_replaced_during_copy_is_never_mixed() {
 }
 
 #[test]
-fn an_interrupt_keeps_what_has_arrived_and_says_so() {
+fn interrupted_copy_keeps_partial_files_and_reports_them() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(1));
@@ -396,7 +396,7 @@ pub(crate) fn ends_soon(mut child: Child) -> Output {
 }
 
 #[test]
-fn an_interrupt_ends_lists_and_opens_too() {
+fn interrupt_ends_lists_and_opens() {
     let lab = Lab::start();
     lab.checkpoint();
     let web = format!("{}/bucket/model", lab.server.url());
@@ -461,7 +461,7 @@ fn a_full_disk_is_not_a_cancelled_copy() {
 }
 
 #[test]
-fn hidden_folders_are_not_listed_and_deep_ones_refused() {
+fn hidden_directories_are_skipped_and_deep_nesting_is_rejected() {
     let lab = Lab::start();
     lab.server.put("bucket/m/a.json", "a");
     lab.server.put("bucket/m/.cache/b.json", "b");
@@ -505,7 +505,7 @@ fn copy_despite_faults_is_identical() {
 }
 
 #[test]
-fn a_folder_of_a_web_server_is_copied_by_its_index() {
+fn web_directory_is_copied_by_its_index() {
     let lab = Lab::start();
     let model = lab.checkpoint();
     let target = lab.path("copy");

@@ -61,7 +61,7 @@ fn flip_last_bit(path: &Path) {
 }
 
 #[test]
-fn a_manifest_is_written_compared_with_and_what_differs_is_named() {
+fn written_manifest_is_compared_and_mismatches_are_named() {
     let model = Model::new();
     let text = succeed(["verify", model.text(), "--write"]);
     let manifest = model.at("tload-manifest.json");
@@ -128,7 +128,7 @@ fn a_manifest_is_written_compared_with_and_what_differs_is_named() {
 }
 
 #[test]
-fn a_manifest_that_is_there_stays_unless_forced() {
+fn existing_manifest_is_kept_unless_forced() {
     let model = Model::new();
     succeed(["verify", model.text(), "--write"]);
     let output = run(["verify", model.text(), "--write"]);
@@ -208,7 +208,7 @@ fn put_link(model: &Model) -> String {
 }
 
 #[test]
-fn refused_link_hint_names_flag() {
+fn rejected_link_hint_names_flag() {
     let model = Model::new();
     succeed(["verify", model.text(), "--write"]);
     let link = put_link(&model);

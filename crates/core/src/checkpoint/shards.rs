@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_numbered_set_must_be_whole() {
+    fn numbered_set_with_gap_is_rejected() {
         let whole = [
             "m-1-of-2.safetensors".to_owned(),
             "m-2-of-2.safetensors".to_owned(),

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_merge_and_tell_what_is_missing() {
+    fn ranges_merge_and_report_gaps() {
         let done = ranges(&[50..60, 0..10, 10..20, 55..70, 5..5]);
         assert_eq!(done, ranges(&[0..20, 50..70]));
         assert_eq!((done.bytes(), done.is_whole(40)), (40, true));

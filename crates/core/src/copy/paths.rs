@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_elsewhere_are_refused() {
+    fn names_outside_target_are_rejected() {
         for name in ["", "/a", "..", "a/../b", "a//b", "./a", "a/", "a\0b", "a/."] {
             let error = components(name).expect_err(name);
             assert_eq!(error.kind(), ErrorKind::InvalidRequest);

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_hostile_indexes_and_says_why() {
+    fn hostile_indexes_are_rejected_with_reason() {
         let rows: [(&[u8], &str); 13] = [
             (b"\xff{}", "index is not UTF-8"),
             (b" \n", "found a blank index, wanted '{'"),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_stays_below_the_folder_of_the_index() {
+    fn shard_name_stays_below_index_directory() {
         for name in [
             "m.safetensors",
             "a/b/m",

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_is_written_whole_and_replaced_only_when_asked() {
+    fn manifest_is_written_atomically_and_replaced_only_if_forced() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("m.json");
         let names = || {

@@ -92,7 +92,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a shard is removed from an index, with `verify=sha256:MANIFEST`",
         "`corrupt`: names the index, or the file that is missing",
-        "crates/core/tests/objects/tampered.rs::tampered_index_or_file_set_is_refused",
+        "crates/core/tests/objects/tampered.rs::tampered_index_or_file_set_is_rejected",
     ),
     (
         "a sparse file of 1 TiB on overlayfs, 16 bytes selected",

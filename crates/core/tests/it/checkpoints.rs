@@ -218,7 +218,7 @@ fn shard_or_tensor_missing_from_index_target_is_error() {
 
 /// The file is sparse: reading it would take a terabyte of memory.
 #[test]
-fn index_over_limit_is_refused_by_its_length() {
+fn index_over_limit_is_rejected_by_its_length() {
     let folder = folder();
     let path = index(folder.path(), "model.safetensors.index.json", &[("a", "1")]);
     for (len, is_refused) in [(100_000_000, false), (100_000_001, true), (1 << 40, true)] {

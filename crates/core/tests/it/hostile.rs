@@ -62,7 +62,7 @@ fn describe(error: &Error, cause: &HeaderError) -> String {
 }
 
 #[test]
-fn hostile_files_are_refused_in_one_exact_line() {
+fn hostile_files_are_rejected_with_exact_message() {
     let folder = tempfile::tempdir().unwrap();
     let groups = [
         lengths(),

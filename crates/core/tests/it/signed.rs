@@ -149,7 +149,7 @@ fn single_file_is_compared_with_note_about_rest() {
 }
 
 #[test]
-fn signed_name_outside_folder_is_refused_before_first_read() {
+fn signed_name_outside_directory_is_rejected_before_first_read() {
     let (folder, mut signed) = model();
     let digest = signed.files[SHARD];
     signed.files.insert("../outside".to_owned(), digest);

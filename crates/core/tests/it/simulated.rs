@@ -238,7 +238,7 @@ fn load_is_checked_once_when_lanes_end_together() {
 
 /// The caller leaves or cancels after some tensors: all memory is released.
 #[test]
-fn an_abandoned_stream_gives_everything_back() {
+fn abandoned_stream_returns_all_memory() {
     for_every_seed(|seed| {
         let mut rng = Rng::new(seed ^ 0xABAD);
         let simulation = simulation(&mut rng);

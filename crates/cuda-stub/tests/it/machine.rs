@@ -136,7 +136,7 @@ fn the_opened_library_is_found_by_its_name() {
 }
 
 #[test]
-fn a_folder_has_the_driver_under_its_names() {
+fn stub_directory_has_driver_under_both_names() {
     let folder = folder();
     for name in ["libcuda.so", "libcuda.so.1"] {
         let link = folder.path().join(name).canonicalize().unwrap();

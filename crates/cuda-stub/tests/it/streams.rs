@@ -130,7 +130,7 @@ fn queued_work_runs_after_stream_destroyed() {
 }
 
 #[test]
-fn unknown_streams_and_events_are_refused() {
+fn unknown_streams_and_events_are_rejected() {
     let _session = session();
     let event = event(0).unwrap();
     event_destroy(event).unwrap();

@@ -75,7 +75,7 @@ fn a_read_only_file_system_is_read() {
 
 #[test]
 #[cfg(feature = "object")]
-fn without_a_network_a_store_is_an_error_that_says_so() {
+fn store_without_network_is_unreachable_error() {
     let Some(under) = Under::new().no_network() else {
         return;
     };

@@ -48,7 +48,7 @@ fn seccomp_filter_is_named_as_cause() {
 }
 
 #[test]
-fn the_sysctl_is_named_where_it_forbids_them() {
+fn doctor_names_sysctl_that_disables_io_uring() {
     let model = Model::with_shards(3);
     let switch = model.folder.path().join("switch");
     std::fs::write(&switch, "2\n").unwrap();
@@ -77,7 +77,7 @@ fn the_sysctl_is_named_where_it_forbids_them() {
 }
 
 #[test]
-fn too_few_descriptors_for_the_checkpoint_come_first() {
+fn open_file_limit_below_shards_is_first_fix() {
     let model = Model::with_shards(100);
     let raised = Under::new().limits(Resource::Nofile, 64, 4096);
     // Changes for speed come after it.
@@ -100,7 +100,7 @@ fn too_few_descriptors_for_the_checkpoint_come_first() {
 }
 
 #[test]
-fn a_users_limits_are_seen() {
+fn doctor_reports_user_limits() {
     let model = Model::with_shards(3);
     let Some(user) = Under::new().user() else {
         return;
@@ -125,7 +125,7 @@ fn a_users_limits_are_seen() {
 }
 
 #[test]
-fn missing_file_systems_of_the_kernel_are_findings() {
+fn unmounted_proc_and_sys_are_findings() {
     let model = Model::with_shards(3);
     let Some(under) = Under::new().mounts("mount -t tmpfs none /sys && mount -t tmpfs none /proc")
     else {

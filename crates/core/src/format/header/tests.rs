@@ -208,7 +208,7 @@ fn serialize(
 
 proptest! {
     #[test]
-    fn what_the_safetensors_crate_writes_is_read_back(
+    fn header_written_by_safetensors_crate_is_read_back(
         tensors in tensors(),
         // Never empty: for no tensors and empty metadata safetensors 0.8.0 writes
         // `{}"__metadata__":{}`, which it does not read back either.

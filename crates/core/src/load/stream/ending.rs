@@ -333,7 +333,7 @@ mod tests {
 
     /// One lane has begun a read that never completes; another lane could not be started.
     #[test]
-    fn refused_load_does_not_wait_for_hung_lane() {
+    fn rejected_load_does_not_wait_for_hung_lane() {
         let shared = shared(2, &Arc::default());
         let (never, hung) = channel::<()>();
         let lane = std::thread::spawn(move || {

@@ -327,7 +327,7 @@ mod tests {
 
     /// The result for a file must hold for the file at its path.
     #[test]
-    fn a_file_that_was_replaced_or_removed_meanwhile_is_an_error() {
+    fn file_replaced_or_removed_during_scan_is_error() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a");
         std::fs::write(&path, "good").expect("a file");

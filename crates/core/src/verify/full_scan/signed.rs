@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_out_and_weak_digests_are_refused() {
+    fn names_outside_directory_and_weak_digests_are_rejected() {
         let sha = Digest::new(Algorithm::Sha256, &[1; 32]).expect("32 bytes");
         let crc = Digest::new(Algorithm::Crc64Nvme, &[1; 8]).expect("8 bytes");
         for (name, digest, wanted) in [

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_neither_account_nor_host_are_refused() {
+    fn text_neither_account_nor_host_is_rejected() {
         for authority in [
             "2130706433:8080#",
             "2130706433:8080",
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_only_the_url_names_get_no_credentials_of_the_environment() {
+    fn host_named_only_by_url_gets_no_environment_credentials() {
         let token = ("AZURE_STORAGE_TOKEN", "hunter2");
         let elsewhere = ("AZURE_STORAGE_ENDPOINT", "https://other.example");
         let there = ("AZURE_STORAGE_ENDPOINT", "https://acc.example/");

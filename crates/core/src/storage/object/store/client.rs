@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_never_asked_through_a_proxy() {
+    fn metadata_requests_bypass_proxy() {
         let environment = Environment::of([("NO_PROXY".to_owned(), "intern".to_owned())]);
         let options = options(&[("proxy", "http://proxy:3128")]);
         let client = client_options(

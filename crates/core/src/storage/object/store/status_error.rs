@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_credentials_say_where_they_come_from() {
+    fn rejected_credentials_name_their_source() {
         for code in [
             "AccessDenied",
             "InvalidAccessKeyId",

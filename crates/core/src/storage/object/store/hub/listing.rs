@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn names_beside_a_folder_are_not_in_it() {
+    fn names_beside_directory_are_not_listed_in_it() {
         let names = ["a", "a-b/x", "a/x", "a/y/z", "a0", "a0/x"];
         let siblings = names.map(|name| serde_json::json!({"rfilename": name}));
         let answer = serde_json::json!({"sha": NAME, "siblings": siblings});
