@@ -68,7 +68,7 @@ def test_ls_agrees_with_open(floats: Floats) -> None:
         ("TLOAD_FOLLOW_SYMLINKS", "yes"),
     ],
 )
-def test_a_variable_means_the_same_to_the_command_and_to_python(
+def test_variables_apply_equally_to_command_and_python(
     variable: str, text: str, floats: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run(SCRIPT, "load", str(floats[0]), "--json", **{variable: text})

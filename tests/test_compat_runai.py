@@ -65,7 +65,7 @@ def refused(runai: Any, path: Path, **arguments: Any) -> ValueError:
     return caught.value
 
 
-def test_the_tensors_are_those_of_the_safetensors_package(runai: Any, every_dtype: Every) -> None:
+def test_tensors_equal_those_of_safetensors(runai: Any, every_dtype: Every) -> None:
     safetensors, torch = require("safetensors"), require("torch")
     path, tensors = every_dtype
     names = only(tensors, set(_torch.DTYPES))
@@ -204,7 +204,7 @@ def test_invalid_tensor_names_rejected(runai: Any, floats: Every) -> None:
     assert "no file has ['x']" in str(refused(runai, path, tensor_names=["layer.0.weight", "x"]))
 
 
-def test_no_files_bring_no_tensors(runai: Any, tmp_path: Path) -> None:
+def test_empty_file_list_yields_no_tensors(runai: Any, tmp_path: Path) -> None:
     assert stream(runai, []) == []
     nothing = tmp_path / "nothing.safetensors"
     write_file(nothing, {})

@@ -95,7 +95,7 @@ def test_gpu_failing_mid_load(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None
     torch_cuda.stub.set("fail", "")
 
 
-def test_the_load_is_ordered_with_torchs_current_stream(
+def test_load_is_ordered_with_current_stream(
     torch_cuda: gpu.TorchCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = require("torch")

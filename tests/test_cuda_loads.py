@@ -52,7 +52,7 @@ def test_device_map_glob_must_match_checkpoint(floats: Floats) -> None:
         tload.load(floats[0], framework="dlpack", device_map={"layer.99.*": "cuda:0"})
 
 
-def test_the_report_tells_of_staging_and_devices(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
+def test_report_has_staging_and_devices(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
     path, tensors = megabytes
     rules = {"t0*": "cuda:0"}
     stream = tload.stream(path, framework="dlpack", device="cuda:1", device_map=rules, device_memory_limit="8 MiB")

@@ -248,6 +248,6 @@ assert stub.count("violations") == 0, stub.violation()
 
 
 @pytest.mark.parametrize("way", ["dlpack", "torch"])
-def test_a_fork_leaves_the_parents_load_alone(way: str, megabytes: Path) -> None:
+def test_fork_does_not_affect_parents_load(way: str, megabytes: Path) -> None:
     require("torch")
     run(FORK, megabytes, require_stub(), way)

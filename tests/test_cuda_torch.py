@@ -38,7 +38,7 @@ def raw(tensor: Any) -> bytes:
     return bytes(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
-def test_every_dtype_that_torch_has_arrives_in_its_memory(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
+def test_every_torch_dtype_is_loaded_to_torch_memory(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
     torch = require("torch")
     path, tensors = every_dtype
     names = only(tensors, set(_torch.DTYPES))

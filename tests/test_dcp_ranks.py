@@ -161,7 +161,7 @@ def test_files_of_an_earlier_save_of_more_ranks_are_seen(tmp_path: Path) -> None
     assert torch.equal(state["w"], whole)
 
 
-def test_a_difference_in_the_last_slab_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_difference_in_last_slab_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
     import tload.dcp
 

@@ -38,7 +38,7 @@ EXPECTED: dict[str, tuple[type[tload.Error], type[Exception]]] = {
 
 
 @pytest.mark.parametrize("kind", _tload.ERROR_KINDS)
-def test_every_kind_has_its_exception(kind: str) -> None:
+def test_every_error_kind_has_an_exception(kind: str) -> None:
     """A kind that is added to the core must be added to `_errors.py`, to this table, and to the
     docs."""
     assert kind in EXPECTED, f"the error kind {kind} has no exception in tload"
@@ -100,7 +100,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     assert str(path) in str(error)
 
 
-def test_a_missing_shard_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_missing_shard_is_named_before_first_read(tmp_path: Path) -> None:
     index = '{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}'
     (tmp_path / "model.safetensors.index.json").write_text(index)
     write_file(tmp_path / "one.safetensors", {"a": Content.random("F32", (2,), 0)})

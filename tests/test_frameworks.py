@@ -54,13 +54,13 @@ def shape_in_pairs(content: Content) -> tuple[int, ...]:
     return (*content.shape[:-1], content.shape[-1] // 2)
 
 
-def test_every_dtype_of_the_core_is_known_here() -> None:
+def test_every_core_dtype_has_a_mapping() -> None:
     assert set(_tload.DTYPES) == set(BITS) == set(CODES)
     assert set(BITS) - set(_torch.DTYPES) == {"F6_E2M3", "F6_E3M2"}
     assert set(BITS) - set(_numpy.DTYPES) - set(_numpy.ML_DTYPES) == {"F4", "F6_E2M3", "F6_E3M2"}
 
 
-def test_dlpack_says_every_dtype_and_shape(every_dtype: Every) -> None:
+def test_dlpack_describes_every_dtype_and_shape(every_dtype: Every) -> None:
     path, tensors = every_dtype
     loaded = tload.load(path, framework="dlpack")
     assert list(loaded) == list(tensors)
@@ -213,7 +213,7 @@ def test_missing_framework_error_names_alternatives(
     assert 'framework="dlpack"' in caught.value.hint
 
 
-def test_an_unknown_framework_is_a_value_error(floats: Every) -> None:
+def test_unknown_framework_raises_value_error(floats: Every) -> None:
     with pytest.raises(ValueError, match="framework 'jax' is unknown; it can be torch, numpy, dlpack"):
         tload.load(floats[0], framework="jax")  # type: ignore[call-overload]
 

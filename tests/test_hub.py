@@ -99,7 +99,7 @@ def test_model_is_loaded_from_hub(served: hub.Hub, files: dict[str, bytes]) -> N
     assert pinned == {commit}, "never by the name of a branch"
 
 
-def test_the_cache_of_the_package_is_read_without_asking_the_hub(
+def test_cached_model_is_read_without_hub_requests(
     served: hub.Hub, files: dict[str, bytes], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = served.commit(MODEL, files)

@@ -185,7 +185,7 @@ def test_non_strict_loads_common_names(tmp_path: Path) -> None:
         tload.load_into({}, path)
 
 
-def test_a_selection_leaves_other_targets_alone(tmp_path: Path) -> None:
+def test_unselected_targets_are_unchanged(tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"a": torch.ones(2), "b": torch.ones(2)})
     target = {"a": torch.zeros(2), "b": torch.zeros(2)}
@@ -232,7 +232,7 @@ def test_invalid_targets_are_listed(tmp_path: Path) -> None:
         tload.load_into(module, path)
 
 
-def test_a_mistaken_call(tmp_path: Path) -> None:
+def test_invalid_calls_raise_errors(tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"a": torch.ones(2)})
     wrong: Any
@@ -309,7 +309,7 @@ def test_targets_sharing_memory_are_rejected(which: str, tmp_path: Path) -> None
     assert (torch.as_tensor(one) == 1).all()
 
 
-def test_views_of_one_memory_that_share_no_byte_are_filled(tmp_path: Path) -> None:
+def test_disjoint_views_of_one_memory_are_filled(tmp_path: Path) -> None:
     torch = require("torch")
     fused, turned = torch.zeros(4, 8), torch.zeros(8, 4)
     target = {

@@ -105,7 +105,7 @@ def test_own_handler_receives_records(floats: Floats) -> None:
     assert logged_by(f"{listen}; {LOAD}", str(floats[0]), TLOAD_LOG="info") == "own INFO\n"
 
 
-def test_programs_without_standard_error_load_too(floats: Floats) -> None:
+def test_load_works_without_standard_error(floats: Floats) -> None:
     assert logged_by(f"import sys; sys.stderr = None; {LOAD}", str(floats[0]), TLOAD_LOG="debug") == ""
 
 

@@ -136,7 +136,7 @@ def test_one_load_takes_files_and_objects(s3: S3, url: str, folder: Path, web: W
     assert report.read_bytes == report.remote_bytes + report.direct_bytes + report.buffered_bytes
 
 
-def test_the_environment_says_how_and_store_wins(s3: S3, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_overrides_environment(s3: S3, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key_id)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_access_key)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
@@ -252,7 +252,7 @@ def test_refused_connection_raises_connection_error(retries: int | None) -> None
         assert "hunter2" not in "".join(traceback.format_exception(error))
 
 
-def test_a_deadline_passes_while_a_server_stalls(stalling: Web) -> None:
+def test_deadline_expires_while_server_stalls(stalling: Web) -> None:
     with tload.open(f"{stalling.url}/a.safetensors") as checkpoint:
         # Longer deadlines are for a machine on which nothing arrived within the first.
         for timeout in (1, 5, 25):

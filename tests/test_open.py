@@ -49,7 +49,7 @@ def test_a_checkpoint_equals_itself_only(tmp_path: Path) -> None:
     assert {one: "a", other: "b"}[other] == "b"
 
 
-def test_every_kind_of_location_opens_the_same(tmp_path: Path) -> None:
+def test_every_kind_of_location_opens_equally(tmp_path: Path) -> None:
     tensors = {"a": Content.random("F32", (3,), 0), "b": Content.random("BF16", (5, 7), 1)}
     write_checkpoint(tmp_path, [{"a": tensors["a"]}, {"b": tensors["b"]}])
     shards = sorted(tmp_path.glob("*.safetensors"))
@@ -94,7 +94,7 @@ def test_path_that_is_not_unicode_opens(floats: Floats, tmp_path: Path) -> None:
         assert set(tload.open(source)) == set(tensors)
 
 
-def test_the_repr_is_worth_reading(floats: Floats) -> None:
+def test_repr_is_readable(floats: Floats) -> None:
     path, _ = floats
     with tload.open(path) as checkpoint:
         assert repr(checkpoint) == f"<tload.Checkpoint {str(path)!r}: 12 tensors, 10.0 KiB in 1 file>"
@@ -141,7 +141,7 @@ class BytesPath(os.PathLike[bytes]):
         return b"model"
 
 
-def test_a_path_of_bytes_is_a_type_error() -> None:
+def test_bytes_path_raises_type_error() -> None:
     for source in (BytesPath(), [BytesPath()]):
         with pytest.raises(TypeError, match="found one of bytes"):
             tload.open(source)  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def test_url_in_path_object_is_rejected(scheme: str) -> None:
     for path in (Path(url), Path(url.upper()), UrlPath(url)):
         sources: list[Any] = [path, ["a.safetensors", path]]
         for source in sources:
-            with pytest.raises(tload.InvalidRequestError, match=f"begins with {scheme}:/ is no URL") as caught:
+            with pytest.raises(tload.InvalidRequestError, match=f"begins with {scheme}:/ is not a URL") as caught:
                 tload.open(source)
             assert caught.value.hint == f'pass the URL as a str: "{scheme}://…"'
             assert "hunter2" not in str(caught.value).lower()
@@ -187,7 +187,7 @@ def test_every_scheme_is_one_of_the_core(scheme: str) -> None:
         tload.open(f"{scheme}://")
 
 
-def test_a_path_may_have_colons(floats: Floats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_with_colons_opens(floats: Floats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "s3:"
     folder.mkdir()
     (folder / "a.safetensors").write_bytes(floats[0].read_bytes())
@@ -196,7 +196,7 @@ def test_a_path_may_have_colons(floats: Floats, tmp_path: Path, monkeypatch: pyt
     assert len(tload.open(Path("s3:"))) == 12
 
 
-def test_a_process_may_change_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_survives_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint opened by a relative path stays the same after the working directory changes."""
     tensors = [{"a": Content.random("U8", (3 << 20,), seed)} for seed in (1, 2)]
     for name, content in zip(("here", "there"), tensors, strict=True):

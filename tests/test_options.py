@@ -80,9 +80,7 @@ def test_keywords_override_options_override_environment(floats: Floats, monkeypa
     ("text", "seconds"),
     [("500ms", 0.5), ("30s", 30.0), ("2m", 120.0), ("1 h", 3600.0), ("1.5", 1.5), ("2 min", 120.0), ("1e1", 10.0)],
 )
-def test_a_timeout_in_the_environment_may_have_a_unit(
-    text: str, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_timeout_accepts_units(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLOAD_TIMEOUT", text)
     assert _options.resolve(None, {}).timeout == seconds
 

@@ -213,7 +213,7 @@ def test_environment_can_select_views(large: Path, monkeypatch: pytest.MonkeyPat
     assert "writable" not in _options.VARIABLES, "programs set it"
 
 
-def test_the_report_tells_of_views(large: Path) -> None:
+def test_report_counts_views(large: Path) -> None:
     # A memory limit too small for any tensor: none of them is copied.
     report = report_of(large, cache="map", memory_limit=1)
     assert report.engine.name == "map"
@@ -331,7 +331,7 @@ def test_load_into_takes_no_views_and_writes_nothing(large: Path) -> None:
         assert all((tensor == 7.0).all() for tensor in target.values())
 
 
-def test_a_gpu_takes_no_views(cuda: gpu.Stub, large: Path) -> None:
+def test_views_are_rejected_for_gpu(cuda: gpu.Stub, large: Path) -> None:
     for keywords in ({"device": "cuda:0"}, {"device_map": {"t0": "cuda:1"}}):
         device: Any = keywords
         with pytest.raises(tload.UnsupportedError, match="cache=map maps files into host memory"):

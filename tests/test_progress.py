@@ -32,7 +32,7 @@ def megabytes(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_callback_sees_growing_numbers_and_the_end(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callback_sees_increasing_progress_and_end(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
     seen: list[tload.Progress] = []
     tload.load(megabytes, framework="dlpack", progress=seen.append)

@@ -297,7 +297,7 @@ def test_folders_indices_and_lists(tmp_path: Path) -> None:
                 assert raw(handle.get_slice("layer.4")[1]) == LAYERS["layer.4"].raw[256:512]
 
 
-def test_an_open_checkpoint_stays_the_callers(aligned: Path) -> None:
+def test_open_checkpoint_is_not_closed(aligned: Path) -> None:
     with tload.open(aligned) as checkpoint:
         with safe_open(checkpoint, "np") as handle:
             assert raw(handle.get_tensor("layer.0")) == LAYERS["layer.0"].raw
@@ -316,7 +316,7 @@ def served(web: Web, aligned: Path) -> str:
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_a_url_is_a_file(framework: str, backend: str, served: str, aligned: Path) -> None:
+def test_url_opens_like_file(framework: str, backend: str, served: str, aligned: Path) -> None:
     theirs = require("safetensors")
     require("torch")
     with safe_open(served, framework, backend=backend) as far, theirs.safe_open(aligned, framework) as near:
@@ -361,7 +361,7 @@ def test_slice_reads_only_its_bytes(framework: str, backend: str, web: Web, tmp_
         assert web.requests
 
 
-def test_a_store_needs_its_options(s3: S3, aligned: Path) -> None:
+def test_store_url_opens_with_options(s3: S3, aligned: Path) -> None:
     url = s3.put("dropin", "model.safetensors", aligned.read_bytes())
     with safe_open(url, "np", store=s3.store) as handle:
         assert raw(handle.get_tensor("layer.0")) == LAYERS["layer.0"].raw
@@ -407,7 +407,7 @@ def test_missing_frameworks(framework: str, module: str, aligned: Path, monkeypa
         safe_open(aligned, framework)
 
 
-def test_nothing_but_the_framework_is_imported(aligned: Path) -> None:
+def test_only_the_framework_is_imported(aligned: Path) -> None:
     require("numpy")
     code = f"""
 import sys

@@ -103,7 +103,7 @@ def test_torch_device_is_accepted(floats: Floats) -> None:
         tload.load(floats[0], device=torch.device("meta"))
 
 
-def test_an_open_checkpoint_can_be_loaded_again_and_again(floats: Floats) -> None:
+def test_open_checkpoint_loads_repeatedly(floats: Floats) -> None:
     with tload.open(floats[0]) as checkpoint:
         for _ in range(3):
             assert len(tload.load(checkpoint, framework="dlpack")) == 12

@@ -300,7 +300,7 @@ def test_file_shrinking_mid_load_returns_no_model(experts: Path, tmp_path: Path)
     assert not [found for found in gc.get_objects() if type(found) is cls]
 
 
-def test_an_interrupt_ends_the_load(experts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_load(experts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ASYNC, "no")
     feeds = []
     receive = _feed.Feed._receive

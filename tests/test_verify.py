@@ -353,7 +353,7 @@ def forge_key(path: Path) -> None:
     path.write_bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
 
 
-def test_a_signature_is_read_wherever_the_model_is(
+def test_signature_is_read_from_every_location(
     signed: tuple[Path, dict[str, Any]], web: servers.Web, request: pytest.FixtureRequest
 ) -> None:
     folder, trusted = signed

@@ -159,7 +159,7 @@ def test_ranks_share_the_page_cache_unless_told_otherwise(monkeypatch: pytest.Mo
         ({"store": {"region": "x"}, "memory_limit": "1 GiB"}, "1 GiB", ()),
     ],
 )
-def test_the_keys_of_runai_streamer_are_understood(extra: Any, memory_limit: Any, ignored: Any) -> None:
+def test_runai_streamer_keys_are_accepted(extra: Any, memory_limit: Any, ignored: Any) -> None:
     given = dict(extra)
     settings = _settings.read(extra, runai=True)
     assert settings.options.memory_limit == memory_limit
@@ -218,7 +218,7 @@ def test_index_selects_tensors_in_file_order(folder: Path) -> None:
     assert bar.closed
 
 
-def test_without_an_index_the_second_copy_is_left_out(folder: Path) -> None:
+def test_second_copy_is_skipped_without_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").unlink()
     assert set(dict(stream(str(folder)))) == {*DENSE, *EXPERTS, "stray"}
     assert set(dict(stream([str(folder / "consolidated.safetensors")]))) == {"tok_embeddings.weight"}
@@ -327,7 +327,7 @@ def test_load_ending_midway_raises_error(web: Web, tmp_path: Path) -> None:
     assert bytes(tensor.numpy()) == tensors[first].raw
 
 
-def test_a_deadline_counts_for_opening_too() -> None:
+def test_deadline_includes_opening() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
         settings = _settings.read({"timeout": 0.2, "store": store})
@@ -345,7 +345,7 @@ def test_engines_and_frameworks_are_imported_on_use(engine: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_signature_is_not_shown() -> None:
+def test_url_signature_is_not_shown() -> None:
     require("torch")
     url = "https://127.0.0.1:9/model.safetensors?X-Amz-Signature=hunter2"
     settings = _settings.read({"source": url, "store": {"retries": 0}})

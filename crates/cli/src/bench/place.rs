@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_disk_with_room_is_taken() {
+    fn first_disk_with_enough_space_is_chosen() {
         let candidates = vec![
             candidate("/tmp", 64 << 30, true),
             candidate(".", 1 << 30, false),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn no_room_at_all_is_an_error() {
+    fn insufficient_space_everywhere_is_error() {
         let error = choose(&[candidate(".", 1000, false)], 4 << 30, 1 << 20).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         assert!(choose(&[], 1, 1).is_err());

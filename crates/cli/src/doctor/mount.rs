@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn every_network_file_system_without_a_timeout_can_hang() {
+    fn network_mount_without_timeout_warns_of_hang() {
         for kind in ["fuse.sshfs", "lustre", "ceph", "cifs", "beegfs"] {
             let found = waiting(kind, "rw,relatime", true);
             assert_eq!(found.level, Level::Warn, "{kind}");

@@ -86,7 +86,7 @@ fn ids_are_unique() {
 }
 
 #[test]
-fn a_filter_and_a_sysctl_are_named() {
+fn io_uring_finding_names_filter_and_sysctl() {
     let (_folder, system) = system(&[
         ("proc/sys/kernel/io_uring_disabled", "2\n"),
         ("proc/self/status", "Seccomp:\t2\n"),

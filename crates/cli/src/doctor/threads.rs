@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_users_limit_binds_users_only() {
+    fn thread_limit_is_lifted_for_root() {
         let (_folder, user) = system(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
         let few = finding(&user, limit(5));
         assert_eq!(

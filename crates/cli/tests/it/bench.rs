@@ -14,7 +14,7 @@ fn read_json(path: &Path) -> Value {
 }
 
 #[test]
-fn two_rounds_of_a_tiny_checkpoint_leave_three_exports_and_no_checkpoint() {
+fn bench_leaves_exports_and_removes_synthetic_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, csv, markdown, scratch) = (
@@ -260,7 +260,7 @@ fn fio_runs_if_installed() {
 }
 
 #[test]
-fn a_bad_export_path_fails_before_anything_is_measured() {
+fn bad_export_path_fails_before_first_run() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("no/such/folder.json");
     let output = run(["bench", "--size", "4GiB", "--json", json.to_str().unwrap()]);

@@ -65,7 +65,7 @@ fn refused(arguments: &[&str], status: i32, wanted: &[&str]) {
 }
 
 #[test]
-fn a_copy_is_whole_loads_the_same_and_is_not_made_twice() {
+fn copy_is_complete_and_not_repeated() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("a/copy"));
     succeed([
@@ -271,7 +271,7 @@ fn resumed_copy_reads_missing_bytes_only() {
 }
 
 #[test]
-fn a_journal_of_something_else_is_not_believed() {
+fn journal_of_other_source_is_ignored() {
     for (at, value) in [
         ("/origin/len", json!(12_287)),
         ("/origin/modified", json!([1, 2])),
@@ -354,7 +354,7 @@ fn changed_or_unrecorded_target_is_copied_again() {
 }
 
 #[test]
-fn a_file_in_progress_of_another_user_is_not_taken_over() {
+fn partial_file_of_other_user_is_rejected() {
     const OTHER: u32 = 54_321;
     let is_root = rustix::process::geteuid().is_root();
     let found = is_root
@@ -392,7 +392,7 @@ fn a_file_in_progress_of_another_user_is_not_taken_over() {
 /// A journal is trusted only as far as it agrees with the file in progress, and only if both have
 /// the same owner.
 #[test]
-fn a_journal_of_another_user_is_not_believed() {
+fn journal_of_other_user_is_ignored() {
     let is_root = rustix::process::geteuid().is_root();
     let found = is_root
         .then_some(())
@@ -413,7 +413,7 @@ fn a_journal_of_another_user_is_not_believed() {
 }
 
 #[test]
-fn nothing_is_written_through_links() {
+fn copy_does_not_write_through_links() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     write(&path("model/deep/a.bin"), "new");

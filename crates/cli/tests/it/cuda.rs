@@ -124,7 +124,7 @@ fn tensors_are_loaded_to_requested_gpu() {
 }
 
 #[test]
-fn rules_by_name_come_before_the_device() {
+fn device_map_takes_precedence_over_device() {
     let machine = Machine::new();
     let report = machine.loaded(&[
         "--device-map",
@@ -161,7 +161,7 @@ fn rules_by_name_come_before_the_device() {
 }
 
 #[test]
-fn the_limit_of_a_gpu_holds_and_is_named() {
+fn gpu_memory_limit_holds_and_is_named() {
     let machine = Machine::new();
     let limited = ["--device", "cuda:0", "--device-memory-limit", "8MiB"];
     let report = machine.loaded(&limited);

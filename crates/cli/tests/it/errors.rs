@@ -86,7 +86,7 @@ fn usage_errors_are_status_2() {
 
 #[test]
 #[cfg(not(feature = "object"))]
-fn a_build_without_object_stores_says_so() {
+fn build_without_object_stores_rejects_urls() {
     for subcommand in ["ls", "load", "bench"] {
         fails(
             &[subcommand, "s3://bucket/model"],
@@ -146,7 +146,7 @@ fn invalid_variable_is_named_and_overridden_by_flag() {
 }
 
 #[test]
-fn an_empty_variable_is_none_and_seconds_need_no_unit() {
+fn blank_variable_is_unset_and_seconds_need_no_unit() {
     let names = [
         "ENGINE",
         "DEPTH",
@@ -218,7 +218,7 @@ pub(crate) fn corrupted(model: &Path) {
 }
 
 #[test]
-fn a_bad_file_is_status_4() {
+fn invalid_file_is_status_4() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     fs::write(&path, b"\x08\0\0\0\0\0\0\0not json").unwrap();
@@ -230,7 +230,7 @@ fn a_bad_file_is_status_4() {
 }
 
 #[test]
-fn a_wrong_name_is_status_3_and_a_small_limit_is_status_6() {
+fn unknown_tensor_is_status_3_and_small_limit_is_status_6() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let location = model.to_str().unwrap();

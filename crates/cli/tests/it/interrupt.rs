@@ -234,7 +234,7 @@ mod moments {
     }
 
     #[test]
-    fn a_load_ended_at_any_moment_has_the_signals_status() {
+    fn load_interrupted_anywhere_has_signal_status() {
         let lab = Lab::start();
         let wanted = files(&lab);
         let extent = EXTENT.to_string();

@@ -84,7 +84,7 @@ fn rejected_variable_is_reported_as_json() {
 
 /// The arguments are unknown then, `--json` included.
 #[test]
-fn a_mistake_on_the_command_line_is_text() {
+fn command_line_errors_are_text() {
     for arguments in commands("model", "target") {
         let output = run(with(&arguments, &["--no-such-option"]));
         assert_eq!(output.status.code(), Some(2));
@@ -114,7 +114,7 @@ fn unopenable_location_is_reported_as_json() {
 }
 
 #[test]
-fn a_wrong_bit_is_json_beside_the_result() {
+fn mismatch_error_is_json_beside_result() {
     let (_folder, model, _) = folder();
     corrupted(model.as_ref());
     let verified = run(with(&["verify", &model], &[]));
@@ -143,7 +143,7 @@ fn unwritable_target_is_reported_as_json() {
 }
 
 #[test]
-fn a_success_has_no_error() {
+fn successful_json_has_no_error() {
     let (_folder, model, target) = folder();
     succeed(["synth", &model, "--size", "1MiB"]);
     succeed(["verify", &model, "--write"]);

@@ -173,7 +173,7 @@ fn unreachable_or_failing_server_is_status_9() {
 }
 
 #[test]
-fn a_benchmark_says_remote_and_counts_requests() {
+fn bench_of_store_is_remote_and_counts_requests() {
     let lab = Lab::start();
     lab.checkpoint();
     let path = |name| lab.path(name).to_str().unwrap().to_owned();
@@ -435,7 +435,7 @@ fn interrupt_ends_lists_and_opens() {
 }
 
 #[test]
-fn a_full_disk_is_not_a_cancelled_copy() {
+fn full_disk_is_reported_as_such() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(1));
@@ -557,7 +557,7 @@ fn companion_files_are_skipped_only_if_missing() {
 }
 
 #[test]
-fn an_interrupted_copy_leaves_no_secret_in_its_files() {
+fn interrupted_copy_files_hold_no_secret() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(1));
@@ -585,7 +585,7 @@ fn an_interrupted_copy_leaves_no_secret_in_its_files() {
 }
 
 #[test]
-fn no_secret_is_in_any_output() {
+fn outputs_hold_no_secret() {
     let lab = Lab::start();
     lab.checkpoint();
     lab.server
@@ -624,7 +624,7 @@ fn no_secret_is_in_any_output() {
 }
 
 #[test]
-fn a_real_server_that_checks_signatures() {
+fn real_server_verifies_signatures() {
     let Some(server) = tload_testbed::require(tload_testbed::Versitygw::start()) else {
         return;
     };

@@ -44,7 +44,7 @@ pub(crate) fn assert_none(what: &str, output: &Output) {
 
 #[test]
 #[cfg(feature = "object")]
-fn no_command_shows_a_secret_of_its_environment_or_arguments() {
+fn commands_hide_secrets_of_environment_and_arguments() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("copy").to_str().unwrap().to_owned();
     let signed = "https://user:hunter2@127.0.0.1:1/m.safetensors?X-Amz-Signature=hunter2&sig=hunter2&X-Goog-Signature=hunter2";

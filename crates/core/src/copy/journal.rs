@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_journal_of_the_same_source_counts() {
+    fn journal_of_other_source_is_discarded() {
         let done = ranges(&[0..10, 20..30]);
         let journal = Journal::new(origin(), &done);
         let text = serde_json::to_string(&journal).expect("JSON");

@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn journals_are_files_of_their_own_and_none_is_left() {
+    fn journals_are_separate_and_removed() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         let fresh = path("a/.x.tload-partial.json.new");
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn one_copy_at_a_time_writes_a_file() {
+    fn concurrent_copies_of_one_file_are_rejected() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = TargetDir::open(folder.path()).expect("opens");
         let origin = origin();

@@ -220,7 +220,7 @@ impl Fill {
         let cause = io::Error::from_raw_os_error(errno);
         let Some(pause) = pause else {
             let attempts = self.failed_in_row;
-            let message = format!("cannot read: no progress after {attempts} attempts");
+            let message = format!("cannot read: failed after {attempts} attempts without progress");
             return Err(self
                 .placed(file, Error::from_io(message, cause))
                 .with_hint("check the mount and its server; retries= sets the number of retries"));

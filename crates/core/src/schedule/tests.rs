@@ -119,7 +119,7 @@ fn schedule_without_memory_continues_open_regions_then_starves() {
 }
 
 #[test]
-fn a_stopped_schedule_is_done() {
+fn stopped_schedule_is_done() {
     let plan = plan(1);
     let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(2, MIB)));
     schedule.stop();
@@ -193,7 +193,7 @@ fn two_groups(stride: u64) -> Groups {
 }
 
 #[test]
-fn a_group_reads_its_own_sources_within_its_own_limits() {
+fn group_reads_own_sources_within_own_limits() {
     let plan = plan(3);
     let mut schedule = Schedule::new(&plan, Order::Ready, two_groups(0));
     let mut seen = [Vec::new(), Vec::new()];

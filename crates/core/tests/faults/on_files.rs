@@ -554,7 +554,11 @@ fn opening() -> Vec<FileFault> {
             When::Opening,
             fails(
                 Io,
-                &["cannot read", "Input/output error", "tried 4 times"],
+                &[
+                    "cannot read",
+                    "Input/output error",
+                    "failed after 4 attempts",
+                ],
                 Names::Range,
                 Retried::Yes,
             ),

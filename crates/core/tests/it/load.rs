@@ -256,7 +256,7 @@ fn selections_load_matches_and_read_little_else() {
 }
 
 #[test]
-fn a_checkpoint_without_bytes_needs_no_engine() {
+fn checkpoint_without_bytes_needs_no_engine() {
     let folder = folder();
     let empty = FileBuilder::new()
         .tensor("e", Dtype::F32, &[0, 4], &[])

@@ -48,7 +48,7 @@ fn budget_below_largest_tensor_is_rejected_before_first_read() {
 
 /// A slow caller does not let the load read ahead beyond the budget.
 #[test]
-fn a_slow_caller_stops_the_load_at_the_budget() {
+fn slow_caller_pauses_load_at_budget() {
     let folder = folder();
     let file = even("t", 1, 64, 1 << 20);
     let path = write(&folder.path().join("m.safetensors"), &file);

@@ -197,7 +197,7 @@ fn some_signature() -> String {
 }
 
 #[test]
-fn a_manifest_beside_a_signature_is_noted() {
+fn manifest_beside_signature_is_noted() {
     let (folder, _) = model();
     let elsewhere = crate::files::folder();
     let record = |target: ManifestTarget| {

@@ -128,7 +128,7 @@ fn one_lane_delivers_every_tensor_once_or_the_injected_error() {
 
 /// Lanes on threads, and the stream that a caller receives.
 #[test]
-fn a_stream_delivers_every_tensor_once_or_the_injected_error() {
+fn stream_delivers_every_tensor_once_or_injected_error() {
     for_every_seed(|seed| {
         let mut rng = Rng::new(!seed);
         let mut simulation = simulation(&mut rng);

@@ -167,7 +167,7 @@ fn every_mount_mode_returns_right_bytes() {
 
 /// Many reads in flight make slow storage fast.
 #[test]
-fn a_ring_keeps_many_direct_reads_in_flight() {
+fn ring_keeps_many_direct_reads_in_flight() {
     if requirement::uring().is_none() {
         return;
     }

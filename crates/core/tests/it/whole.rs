@@ -484,7 +484,7 @@ fn find_returns_manifest_expectations() {
 }
 
 #[test]
-fn a_cancelled_verification_ends_and_writes_nothing() {
+fn cancelled_verification_writes_no_manifest() {
     let model = Model::new();
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Beside);

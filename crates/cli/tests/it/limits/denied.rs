@@ -48,7 +48,7 @@ fn load_without_rings_uses_threads_and_reports_reason() {
 
 /// Nothing can be written anywhere, as in a container with a read-only root.
 #[test]
-fn a_read_only_file_system_is_read() {
+fn read_only_file_system_is_readable() {
     let model = Model::with_shards(3);
     let script = "mount --rbind / / && mount -o remount,bind,ro,noatime / && mount -t tmpfs -o ro none /dev/shm";
     let Some(under) = Under::new().mounts(script) else {

@@ -168,7 +168,7 @@ fn tensor_larger_than_cgroup_limit_is_rejected_before_oom_kill() {
     let said = [
         "tensor \"t0\"",
         "are needed at once; the cgroup has",
-        "of 256.0 MiB (/sys/fs/cgroup/",
+        "of 256.0 MiB left (/sys/fs/cgroup/",
         "give the container more memory",
     ];
     assert_refused("load", &output, 6, &said);

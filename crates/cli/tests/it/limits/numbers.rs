@@ -10,7 +10,7 @@ use crate::stderr;
 const LITTLE_LOCKED: u64 = 64 << 10;
 
 #[test]
-fn a_user_with_64_kib_of_locked_memory_loads_and_measures() {
+fn load_and_bench_work_with_64_kib_of_locked_memory() {
     let model = Model::with_shards(3);
     let Some(user) = Under::new().user() else {
         return;
@@ -193,7 +193,7 @@ fn few_threads_still_reach_store_or_name_limit() {
 }
 
 #[test]
-fn a_stack_of_256_kib_is_enough() {
+fn stack_of_256_kib_suffices() {
     let model = Model::with_shards(3);
     let under = Under::new().limit(Resource::Stack, 256 << 10);
     let output = under

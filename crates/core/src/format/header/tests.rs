@@ -237,7 +237,7 @@ proptest! {
 
     /// Flips, cuts and splices never panic, and the verdict is the one of the safetensors crate.
     #[test]
-    fn a_damaged_file_gets_the_verdict_of_the_safetensors_crate(
+    fn damaged_headers_are_judged_like_safetensors_crate(
         tensors in tensors(),
         changes in proptest::collection::vec((any::<Index>(), any::<u8>(), 0..5_u8), 1..6),
     ) {

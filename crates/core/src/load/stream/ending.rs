@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_while_the_gate_closes_ends_the_load() {
+    fn panic_while_closing_gate_ends_load() {
         let gate = Arc::<WriteGate>::default();
         gate.on_close(|| panic!("cannot drain"));
         let shared = shared(1, &gate);

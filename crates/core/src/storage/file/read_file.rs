@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn alignment_is_at_least_a_page_and_what_the_file_system_states() {
+    fn alignment_covers_page_and_file_system() {
         const KIB: u64 = 1 << 10;
         assert_eq!(aligned_to(Some((4, 512)), 4 * KIB), 4 * KIB);
         assert_eq!(aligned_to(Some((4, 512)), 64 * KIB), 64 * KIB);

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_endpoint_is_the_option_the_variable_or_the_hub() {
+    fn endpoint_is_option_then_variable_then_hub() {
         let mirror = [("HF_ENDPOINT", "https://mirror/hf/")];
         let option = [("endpoint", "http://h:1")];
         for (variables, options, wanted) in [
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_from_options_variables_and_files() {
+    fn token_is_option_then_variable_then_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let home = folder.path().to_str().expect("UTF-8");
         std::fs::write(folder.path().join("token"), "hf_file\n").expect("a file");
