@@ -262,17 +262,17 @@ def pairs_that_share() -> dict[str, tuple[Any, Any, str]]:
         "strided": (other.view(8, 8)[::2, ::2], other.view(8, 8)[:4, :4], some),
         "two strided": (other.view(8, 8)[::2, ::2], other.view(8, 8)[2:6, 1:5], some),
         "as_strided": (other.as_strided((4, 4), (16, 1)), other.as_strided((4, 4), (1, 16)), same),
-        "in two dtypes": (halves, halves.view(torch.int16), "are the same memory, once as BF16 and once as I16"),
+        "in two dtypes": (halves, halves.view(torch.int16), "are the same memory, as BF16 and as I16"),
         "in two dtypes, strided": (
             halves.t(),
             halves.t().view(torch.float16),
-            "are the same memory, once as BF16 and once as F16",
+            "are the same memory, as BF16 and as F16",
         ),
-        "conjugated": (complexes, complexes.conj(), "once as C64 and once as C64 conjugated"),
+        "conjugated": (complexes, complexes.conj(), "as C64 and as C64 conjugated"),
         "arrays": (array, array.T, same),
         "reversed arrays": (array, array[::-1], same),
         "array and tensor": (array, torch.from_numpy(array).t(), same),
-        "byte orders": (array.T, array.T.view(">f4"), "once as F32 and once as >f4"),
+        "byte orders": (array.T, array.T.view(">f4"), "as F32 and as >f4"),
     }
 
 

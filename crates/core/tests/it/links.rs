@@ -179,9 +179,9 @@ fn irregular_file_is_rejected_by_its_type() {
     let fifo = path("fifo.safetensors");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0)
         .expect("a FIFO");
-    std::fs::create_dir(path("folder.safetensors")).expect("a folder");
+    std::fs::create_dir(path("directory.safetensors")).expect("a folder");
     symlink("/dev/null", path("device.safetensors")).expect("takes links");
-    for what in ["socket", "FIFO", "folder", "device"] {
+    for what in ["socket", "FIFO", "directory", "device"] {
         let name = format!("{}.safetensors", what.to_ascii_lowercase());
         let found = |error: &Error| {
             let wanted = format!("is not a regular file but a {what}");

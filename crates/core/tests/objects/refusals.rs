@@ -136,7 +136,7 @@ fn misbehaviour() -> Vec<Row> {
         ),
         Row {
             opening: None,
-            ..row(Fault::WeakEtag, both(Changed), 1, "ETag went")
+            ..row(Fault::WeakEtag, both(Changed), 1, "ETag changed")
         },
         row(Fault::BadLastModified, both(Remote), 1, "Last-Modified"),
     ]

@@ -441,7 +441,7 @@ mod tests {
             (
                 f32("a", 0x1000, &rows),
                 strided("b", Dtype::F32, 0x1000, &rows, "I32"),
-                Some("are the same memory, once as F32 and once as I32"),
+                Some("are the same memory, as F32 and as I32"),
             ),
         ] {
             assert_eq!(sharing(a, b).as_deref(), expected);
