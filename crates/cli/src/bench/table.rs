@@ -66,7 +66,7 @@ pub(crate) fn cache(cell: &CellResults) -> String {
 /// Returns the engine actually used.
 pub(crate) fn engine(cell: &CellResults) -> String {
     cell.of(Contender::Tload).next_back().map_or_else(
-        || cell.cell.configuration.engine.to_string(),
+        || cell.cell.configuration.options.engine.to_string(),
         |sample| sample.measurement.engine.clone(),
     )
 }
@@ -74,9 +74,9 @@ pub(crate) fn engine(cell: &CellResults) -> String {
 /// Returns [`reads`], marked if the load tuned them by itself.
 fn tuned_or_set(cell: &CellResults) -> String {
     let reads = reads(cell);
-    let configured = &cell.cell.configuration;
+    let options = &cell.cell.configuration.options;
     let is_tuned =
-        configured.depth.is_none() && configured.in_flight_bytes.is_none() && !reads.is_empty();
+        options.depth.is_none() && options.in_flight_bytes.is_none() && !reads.is_empty();
     if is_tuned {
         format!("tuned: {reads}")
     } else {

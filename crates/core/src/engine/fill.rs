@@ -221,17 +221,16 @@ impl Fill {
         let Some(pause) = pause else {
             let attempts = self.failed_in_row;
             let message = format!("cannot read: failed after {attempts} attempts without progress");
-            return Err(self
-                .placed(file, Error::from_io(message, cause))
-                .with_hint("check the mount and its server; retries= sets the number of retries"));
+            return Err(self.placed(file, Error::from_io(message, cause)).with_hint(
+                "check the mount and its server; ‹retries› sets the number of retries",
+            ));
         };
         self.transfer.retries += 1;
         self.transfer.read_retries += 1;
         let at = self.offset + self.filled as u64;
         let end = self.offset + self.needed as u64;
         let location = file.source().location();
-        self.transfer.last_retry =
-            Some(format!("read of {location} [{at}..{end}]: {cause}").into());
+        self.transfer.last_retry = Some(format!("read of {location} [{at}..{end}]: {cause}"));
         Ok(pause)
     }
 
@@ -253,7 +252,7 @@ impl Fill {
         }
         let message = format!("direct reads repeatedly return {count} bytes, less than a unit");
         self.placed(file, Error::new(ErrorKind::Io, message))
-            .with_hint("use cache=auto or cache=buffered")
+            .with_hint("use ‹cache=auto› or ‹cache=buffered›")
     }
 
     fn ended_early(&self, file: &ReadFile) -> Error {

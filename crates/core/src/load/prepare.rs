@@ -88,16 +88,16 @@ impl Prepared {
         if options.cache == CacheMode::Map && destinations.staged() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "cache=map maps files into host memory, but tensors on a GPU or in the caller's memory are copies",
+                "‹cache=map› maps files into host memory, but tensors on a GPU or in the caller's memory are copies",
             )
             .with_location(checkpoint.location())
-            .with_hint("use cache=auto"));
+            .with_hint("use ‹cache=auto›"));
         }
         if options.cache == CacheMode::Map && options.engine != EngineChoice::Auto {
             let engine = options.engine;
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
-                format!("engine={engine} has no effect: cache=map reads nothing"),
+                format!("‹engine={engine}› has no effect: ‹cache=map› reads nothing"),
             )
             .with_hint("omit one of the two options"));
         }
@@ -106,12 +106,12 @@ impl Prepared {
         {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
-                "cache=map maps files as they are, but this slice is not contiguous in its file",
+                "‹cache=map› maps files as they are, but this slice is not contiguous in its file",
             )
             .with_location(checkpoint.location())
             .with_tensor(tensor.name())
             .with_hint(
-                "load the whole tensor and slice it in memory without a copy, or use cache=auto",
+                "load the whole tensor and slice it in memory without a copy, or use ‹cache=auto›",
             ));
         }
         // Only shards with selected tensors; `source_of` numbers them.
@@ -455,7 +455,7 @@ fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
                 format_bytes(smallest)
             ),
         )
-        .with_hint("raise extent_bytes, or select fewer tensors"));
+        .with_hint("raise ‹extent_bytes›, or select fewer tensors"));
     }
     Ok(())
 }

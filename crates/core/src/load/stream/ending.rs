@@ -58,22 +58,22 @@ impl Shared {
                 if waited == Err(RecvTimeoutError::Timeout)
                     && let Some(shared) = shared.upgrade()
                 {
-                    shared.park();
+                    shared.orphan_reads();
                 }
             });
         if started.is_err() {
-            self.park();
+            self.orphan_reads();
         }
     }
 
     /// Ends a failed load: reads that have not returned by now are orphaned.
-    fn park(&self) {
+    fn orphan_reads(&self) {
         {
             let mut state = self.lock();
-            if state.abandoned || state.parked || state.lanes_running == 0 {
+            if state.abandoned || state.orphaned || state.lanes_running == 0 {
                 return;
             }
-            state.parked = true;
+            state.orphaned = true;
             state.closing = true;
             if let Some(error) = state.failing.take() {
                 state.error.get_or_insert(error);
@@ -159,7 +159,7 @@ impl Shared {
             return;
         };
         let mut state = self.lock();
-        while state.lanes_running > 0 && !state.abandoned && !state.parked {
+        while state.lanes_running > 0 && !state.abandoned && !state.orphaned {
             let now = Instant::now();
             if now >= deadline {
                 drop(state);
@@ -187,9 +187,9 @@ fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Err
     let held = held.map_or_else(String::new, |held| format!("; {}", held.held()));
     let message = format!("the load took longer than its timeout of {timeout:?}; {waited}{held}");
     let hint = if held.is_empty() {
-        "raise timeout, or see the stages in the report for the bottleneck"
+        "raise ‹timeout›, or see the stages in the report for the bottleneck"
     } else {
-        "check the storage, which does not respond; or raise timeout"
+        "check the storage, which does not respond; or raise ‹timeout›"
     };
     Error::new(ErrorKind::TimedOut, message).with_hint(hint)
 }

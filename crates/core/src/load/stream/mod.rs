@@ -133,7 +133,7 @@ struct State {
     /// Dropped when all lanes have ended: the grace period of a failed lane is over then.
     grace: Option<crossbeam_channel::Sender<()>>,
     /// A lane has failed and reads have not returned within the grace period: they are orphaned.
-    parked: bool,
+    orphaned: bool,
     ended: Option<Instant>,
     tensors_received: u64,
     bytes_received: u64,
@@ -187,7 +187,7 @@ impl Shared {
                 closing: false,
                 failing: None,
                 grace: None,
-                parked: false,
+                orphaned: false,
                 ended: None,
                 tensors_received: 0,
                 bytes_received: 0,
@@ -219,7 +219,7 @@ impl Shared {
     /// Queues tensors that a lane has finished.
     pub(crate) fn push(&self, ready: &mut Vec<(usize, Tensor)>) {
         let mut state = self.lock();
-        if state.abandoned || state.parked {
+        if state.abandoned || state.orphaned {
             drop(state);
             ready.clear(); // Without the lock: this may unmap memory.
             return;
@@ -262,7 +262,7 @@ impl Shared {
                 state.fail(error);
             }
             state.lanes_reading -= 1;
-            let is_whole = state.error.is_none() && !state.abandoned && !state.parked;
+            let is_whole = state.error.is_none() && !state.abandoned && !state.orphaned;
             (state.lanes_reading == 0).then_some(is_whole)
         };
         let mut verified = Ok(());
@@ -297,7 +297,7 @@ impl Shared {
             state.bytes_received += tensor.byte_len();
             return Poll::Ready(Some(Ok(tensor)));
         }
-        let ended = state.abandoned || state.parked;
+        let ended = state.abandoned || state.orphaned;
         if state.closing || (state.lanes_running > 0 && !ended) {
             return Poll::Pending;
         }
@@ -452,7 +452,7 @@ impl TensorStream {
             report.tensors = state.tensors_received;
             report.tensor_bytes = state.bytes_received;
             report.stages.consumer_wait = state.consumer_wait.as_secs_f64();
-            is_over = state.abandoned || state.parked;
+            is_over = state.abandoned || state.orphaned;
             report
         };
         let feed = &self.shared.feed;

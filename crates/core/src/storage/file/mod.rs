@@ -271,7 +271,7 @@ fn with_attempts(error: Error, attempts: u32) -> Error {
         return error;
     }
     let what = error.hint().unwrap_or("check the mount and its server");
-    let hint = format!("failed after {attempts} attempts (retries=): {what}");
+    let hint = format!("failed after {attempts} attempts (‹retries›): {what}");
     error.with_hint(hint)
 }
 
