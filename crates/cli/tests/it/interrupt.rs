@@ -78,7 +78,7 @@ fn entries(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_benchmark_removes_its_checkpoint() {
+fn interrupted_bench_removes_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let scratch = folder.path().to_str().unwrap();
     let mut child = command([
@@ -101,7 +101,7 @@ fn a_benchmark_removes_its_checkpoint() {
 }
 
 #[test]
-fn synth_removes_what_it_wrote() {
+fn interrupted_synth_removes_its_files() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let child = command([
@@ -231,7 +231,7 @@ mod moments {
     }
 
     #[test]
-    fn a_copy_ended_at_any_moment_leaves_nothing_half_written() {
+    fn copy_interrupted_anywhere_leaves_no_partial_file() {
         let lab = Lab::start();
         let wanted = files(&lab);
         for round in 0..24 {
@@ -254,7 +254,7 @@ mod moments {
 
     /// A signal that arrives before the command listens takes its default action.
     #[test]
-    fn a_copy_ended_before_it_listens_leaves_nothing_half_written() {
+    fn copy_interrupted_before_handlers_leaves_no_partial_file() {
         let lab = Lab::start();
         let wanted = files(&lab);
         lab.server.fault(Rule::always(Fault::StallHeaders));
@@ -276,7 +276,7 @@ mod moments {
     }
 
     #[test]
-    fn a_load_ended_at_any_moment_has_the_signals_status() {
+    fn load_interrupted_anywhere_has_signal_status() {
         let lab = Lab::start();
         let wanted = files(&lab);
         let extent = EXTENT.to_string();

@@ -67,7 +67,7 @@ struct Opened {
     location: Location,
     /// Index that decides which tensors exist, if there is one.
     index: Option<IndexFile>,
-    /// True for all of a folder or an index, false for files that the caller listed.
+    /// True for all of a directory or an index, false for files that the caller listed.
     is_whole: bool,
     /// Value of the option when opened: also applies to files found beside the checkpoint later.
     follow_symlinks: bool,
@@ -182,12 +182,12 @@ impl Shard {
 }
 
 impl Checkpoint {
-    /// Opens a file, a folder or an index file, on a file system or in an object store.
+    /// Opens a file, a directory or an index file, on a file system or in an object store.
     ///
-    /// A folder (or the prefix of objects that stands for one) is read by its
+    /// A directory (or the prefix of objects that stands for one) is read by its
     /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`, or else as
     /// all its `*.safetensors` in natural order. An index decides which shards are opened and which
-    /// of their tensors exist. Over HTTP, which has no listing, a folder is read by its
+    /// of their tensors exist. Over HTTP, which has no listing, a directory is read by its
     /// `model.safetensors.index.json` or else its `model.safetensors`.
     ///
     /// A model on a hub (`hf://org/name`) is read from the cache of the hub's own tools, if its
@@ -195,13 +195,13 @@ impl Checkpoint {
     /// branch has moved on. Else the revision is resolved to a commit, and only that commit is read
     /// from the hub.
     ///
-    /// Files of a folder, and those that an index names, must resolve to paths inside the folder:
-    /// see [`OpenOptions::follow_symlinks`].
+    /// Files of a directory, and those that an index names, must resolve to paths inside the
+    /// directory: see [`OpenOptions::follow_symlinks`].
     ///
     /// # Errors
     ///
     /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations (the latter also
-    /// for links that lead out of the folder), [`ErrorKind::InvalidFormat`] for headers, indexes
+    /// for links that lead out of the directory), [`ErrorKind::InvalidFormat`] for headers, indexes
     /// and shards that do not fit together, [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] for
     /// stores that do not respond.
     pub fn open(location: &Location) -> Result<Self> {
@@ -266,8 +266,8 @@ impl Checkpoint {
     }
 
     /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
-    /// a folder. Of the options in `store`, those for retries, `open_timeout`, `read_timeout` and
-    /// `allow_unversioned` (whether objects may lack a validator) apply; those that configure a
+    /// a directory. Of the options in `store`, those for retries, `open_timeout`, `read_timeout`
+    /// and `allow_unversioned` (whether objects may lack a validator) apply; those that configure a
     /// connection do not.
     ///
     /// ```
@@ -373,8 +373,8 @@ impl Checkpoint {
         self.0.tensors.iter().map(TensorInfo::byte_len).sum()
     }
 
-    /// Returns the folder that paths of the checkpoint's files are relative to: that of the index,
-    /// or else that of the shard.
+    /// Returns the directory that paths of the checkpoint's files are relative to: that of the
+    /// index, or else that of the shard.
     pub(crate) fn folder_of(&self, shard: &Shard) -> Location {
         let index = self.0.index.as_ref().map(|index| &index.source);
         index.unwrap_or(&shard.source).location().parent()
@@ -385,7 +385,7 @@ impl Checkpoint {
         self.0.index.as_ref()
     }
 
-    /// Returns whether it is all of a folder or an index, and not a list of files.
+    /// Returns whether it is all of a directory or an index, and not a list of files.
     pub(crate) fn is_whole(&self) -> bool {
         self.0.is_whole
     }
@@ -401,7 +401,7 @@ impl Checkpoint {
         index.map_or(Ok(()), |index| index.source.verify_in_place())
     }
 
-    /// Returns whether symbolic links may lead out of its folders.
+    /// Returns whether symbolic links may lead out of its directories.
     pub(crate) fn follows_symlinks(&self) -> bool {
         self.0.follow_symlinks
     }
@@ -433,7 +433,7 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
             .with_location(shards[tensor.shard()].location())
             .with_tensor(tensor.name())
             .with_hint(
-                "load one set of shards by its index file, or give the files that belong together",
+                "load one set of shards by its index file, or pass the files that belong together",
             ));
         }
     }

@@ -98,9 +98,12 @@ impl Sources {
 
 #[cfg(not(feature = "object"))]
 pub(super) fn unsupported(location: &Location) -> Error {
-    Error::new(ErrorKind::Unsupported, "this build reads no object stores")
-        .with_location(location)
-        .with_hint("build with the feature `object`")
+    Error::new(
+        ErrorKind::Unsupported,
+        "this build does not support object stores",
+    )
+    .with_location(location)
+    .with_hint("build with the feature `object`")
 }
 
 impl Opened {

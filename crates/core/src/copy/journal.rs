@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_merge_and_tell_what_is_missing() {
+    fn ranges_merge_and_report_gaps() {
         let done = ranges(&[50..60, 0..10, 10..20, 55..70, 5..5]);
         assert_eq!(done, ranges(&[0..20, 50..70]));
         assert_eq!((done.bytes(), done.is_whole(40)), (40, true));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_journal_of_the_same_source_counts() {
+    fn journal_of_other_source_is_discarded() {
         let done = ranges(&[0..10, 20..30]);
         let journal = Journal::new(origin(), &done);
         let text = serde_json::to_string(&journal).expect("JSON");

@@ -1,4 +1,4 @@
-//! Lists the files to copy below a source: local folders and prefixes of object stores at all
+//! Lists the files to copy below a source: local directories and prefixes of object stores at all
 //! depths. Web servers list nothing: there, the files that an index names and those that usually
 //! lie beside it.
 
@@ -29,15 +29,15 @@ use crate::storage::cannot_open;
 #[cfg(feature = "object")]
 use crate::storage::{Listed, Remote, cached, is_offline, snapshot, with_retries};
 
-/// Maximum number of files and folders below a source.
+/// Maximum number of files and directories below a source.
 const NAMES_MAX: usize = 1_000_000;
 
-/// Maximum nesting depth of folders, counting the files in them.
+/// Maximum nesting depth of directories, counting the files in them.
 const DEPTH_MAX: usize = 64;
 
 #[cfg(feature = "object")]
 const INDEX: &str = "model.safetensors.index.json";
-/// Suffixes of files: a folder with such a name is not expected, which saves a request.
+/// Suffixes of files: a directory with such a name is not expected, which saves a request.
 #[cfg(feature = "object")]
 const FILES: [&str; 2] = [".safetensors", ".json"];
 #[cfg(feature = "object")]
@@ -75,24 +75,24 @@ pub(super) struct Entry {
 #[derive(Debug, Default)]
 struct Found {
     entries: Vec<Entry>,
-    /// Number of files and folders, selected or not.
+    /// Number of files and directories, selected or not.
     names: usize,
 }
 
 impl Found {
-    /// Counts the file or folder `name` below `source`.
+    /// Counts the file or directory `name` below `source`.
     fn count(&mut self, source: &Location, name: &str) -> Result<()> {
         self.names += 1;
         let message = if self.names > NAMES_MAX {
-            format!("there are more than {NAMES_MAX} files and folders below it")
+            format!("it contains more than {NAMES_MAX} files and directories")
         } else if name.split('/').count() > DEPTH_MAX {
-            format!("folders are nested more than {DEPTH_MAX} deep")
+            format!("directories are nested more than {DEPTH_MAX} deep")
         } else {
             return Ok(());
         };
         Err(Error::new(ErrorKind::InvalidRequest, message)
             .with_location(source)
-            .with_hint("copy one of the folders below it"))
+            .with_hint("copy one of its subdirectories"))
     }
 }
 
@@ -140,13 +140,13 @@ fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Re
     Ok(walk.found.entries)
 }
 
-/// Walk through local folders. Follows symbolic links, since caches of model hubs consist of them,
-/// except to a folder that contains the link.
+/// Walk through local directories. Follows symbolic links, since caches of model hubs consist of
+/// them, except to a directory that contains the link.
 struct Walk<'a> {
     source: &'a Location,
     filter: &'a Filter,
     shared: &'a Shared,
-    /// Device and inode of the folder that is being listed, and of all its ancestors.
+    /// Device and inode of the directory that is being listed, and of all its ancestors.
     above: Vec<(u64, u64)>,
     found: Found,
 }
@@ -159,8 +159,8 @@ impl Walk<'_> {
         }
         self.above.push(identity);
         let unreadable =
-            |error| Error::from_io("cannot list the folder", error).with_location(folder);
-        let path = folder.as_path().expect("a local folder");
+            |error| Error::from_io("cannot list the directory", error).with_location(folder);
+        let path = folder.as_path().expect("a local directory");
         for entry in std::fs::read_dir(path).map_err(unreadable)? {
             if self.shared.stop.is_cancelled() {
                 return Err(cancelled());
@@ -194,7 +194,7 @@ impl Walk<'_> {
         }
         let metadata = match std::fs::metadata(entry.path()) {
             Ok(metadata) => metadata,
-            // A dangling link. Only its target would tell whether it is a folder.
+            // A dangling link. Only its target would tell whether it is a directory.
             Err(_) if !wanted => return Ok(()),
             Err(error) => return Err(unreadable(error)),
         };
@@ -312,7 +312,7 @@ fn list(
     let mut folders = vec![(source.clone(), String::new())];
     while let Some((folder, name)) = folders.pop() {
         let (prefix, objects, prefixes) = level(remote, &folder, shared)?;
-        // An object with the folder's own key only marks that the folder exists.
+        // An object with the directory's own key only marks that the directory exists.
         for object in objects.iter().filter(|object| object.location != prefix) {
             let last = last_of(&object.location, &prefix, &folder)?;
             if !filter.sees(last.as_bytes()) {
@@ -387,8 +387,8 @@ fn last_of<'a>(key: &'a Key, prefix: &Key, folder: &Location) -> Result<&'a str>
     })
 }
 
-/// Lists a folder of a web server. A location with neither an index nor the single file of a small
-/// model is a file.
+/// Lists a directory of a web server. A location with neither an index nor the single file of a
+/// small model is a file.
 #[cfg(feature = "object")]
 fn web_folder(
     folder: &Location,

@@ -1,4 +1,4 @@
-//! Copies a checkpoint with everything beside it, from any source, into a local folder.
+//! Copies a checkpoint with everything beside it, from any source, into a local directory.
 //!
 //! Owns the order of steps: list, filter, skip existing files, read the rest. `list` finds the
 //! files, `paths` checks and maps their names, and `fetch` reads them; `target` writes, `journal`
@@ -49,7 +49,7 @@ pub struct CopyOptions {
     pub include: Vec<String>,
     /// Globs of files to exclude. Default: none.
     pub exclude: Vec<String>,
-    /// Includes files and folders whose names begin with a dot. Default: no.
+    /// Includes files and directories whose names begin with a dot. Default: no.
     pub hidden: bool,
     /// Copies existing files again, and discards incomplete ones. Default: no.
     pub force: bool,
@@ -73,7 +73,8 @@ impl Default for CopyOptions {
     }
 }
 
-/// Copy of a checkpoint's folder with all files below it, or of a single file, into a local folder.
+/// Copy of a checkpoint's directory with all files below it, or of a single file, into a local
+/// directory.
 ///
 /// A file appears under its name when it is complete and on disk, never before. An incomplete file
 /// stays as `.NAME.tload-partial`, with a journal beside it; the next copy resumes it if the source
@@ -126,7 +127,7 @@ pub struct CopyProgress {
 pub struct CopyReport {
     /// Location of the source, without secrets.
     pub location: String,
-    /// Target folder.
+    /// Target directory.
     pub target: String,
     /// Files that were completed by this copy.
     pub copied_files: u64,
@@ -239,7 +240,8 @@ impl CopyControl {
 }
 
 impl Copy {
-    /// Creates a copy of `source` into the folder `target`, which is created if it does not exist.
+    /// Creates a copy of `source` into the directory `target`, which is created if it does not
+    /// exist.
     pub fn new(source: &Location, target: impl Into<PathBuf>) -> Self {
         Self {
             source: source.clone(),
@@ -296,7 +298,7 @@ impl Copy {
             if found.is_err() {
                 return Err(Error::new(
                     ErrorKind::NotFound,
-                    format!("there is no file {name:?} below it"),
+                    format!("it contains no file {name:?}"),
                 )
                 .with_location(&self.source)
                 .with_hint("names are paths below the source"));

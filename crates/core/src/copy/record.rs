@@ -1,9 +1,10 @@
 //! Records the source, and its state, from which a finished file was copied: the next copy skips
 //! the file only if the record matches and the file has not been changed since.
 //!
-//! A record is an extended attribute of the file, so it is moved and removed with it, and a folder
-//! holds nothing but the copied files. Where a file system has no such attributes (ramfs, tmpfs
-//! before Linux 6.6, NFS before 4.2, some FUSE), it is a hidden file beside it. Called by `target`.
+//! A record is an extended attribute of the file, so it is moved and removed with it, and a
+//! directory holds nothing but the copied files. Where a file system has no such attributes (ramfs,
+//! tmpfs before Linux 6.6, NFS before 4.2, some FUSE), it is a hidden file beside it. Called by
+//! `target`.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -315,7 +315,7 @@ fn credential_process_keys_are_used() {
 
 /// Both with other profiles and without any configuration.
 #[test]
-fn missing_profile_is_refused_without_request() {
+fn missing_profile_is_rejected_without_request() {
     for config in ["", "[profile dev]\nregion = eu-west-3\n"] {
         let case = Case::new().with("CASE_OPTIONS", "profile=missing");
         if !config.is_empty() {
@@ -335,7 +335,7 @@ fn missing_profile_is_refused_without_request() {
 }
 
 #[test]
-fn missing_credentials_are_refused_without_request() {
+fn missing_credentials_are_rejected_without_request() {
     let case = Case::new();
     let outcome = case.run();
     assert!(outcome.starts_with("PermissionDenied"), "{outcome}");
@@ -426,7 +426,7 @@ fn failed_credential_renewal_fails_load() {
 
 /// Keys that the store rejects are refused once, with their origin.
 #[test]
-fn refused_keys_name_their_origin() {
+fn rejected_keys_name_their_origin() {
     let case = Case::new()
         .with("AWS_ACCESS_KEY_ID", "AKIAENV")
         .with("AWS_SECRET_ACCESS_KEY", "secret");

@@ -258,7 +258,7 @@ fn request_timeout_covers_redirects_and_body() {
 }
 
 #[test]
-fn redirects_from_https_to_http_are_refused() {
+fn redirects_from_https_to_http_are_rejected() {
     let Some(server) = require(Nginx::start()) else {
         return;
     };
@@ -285,7 +285,7 @@ fn redirects_from_https_to_http_are_refused() {
 }
 
 #[test]
-fn redirects_into_private_networks_are_refused() {
+fn redirects_into_private_networks_are_rejected() {
     let inside = Listener::start(|_| String::new());
     let port = inside.address.port();
     let local = format!("http://127.0.0.1:{port}/");

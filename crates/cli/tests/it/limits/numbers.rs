@@ -10,7 +10,7 @@ use crate::stderr;
 const LITTLE_LOCKED: u64 = 64 << 10;
 
 #[test]
-fn a_user_with_64_kib_of_locked_memory_loads_and_measures() {
+fn load_and_bench_work_with_64_kib_of_locked_memory() {
     let model = Model::with_shards(3);
     let Some(user) = Under::new().user() else {
         return;
@@ -44,7 +44,7 @@ fn a_user_with_64_kib_of_locked_memory_loads_and_measures() {
 }
 
 #[test]
-fn a_hundred_shards_in_64_descriptors_name_the_limit_and_what_is_wanted() {
+fn hundred_shards_with_64_descriptors_name_required_limit() {
     let model = Model::with_shards(100);
     let load = ["load", &model.text(), "--digest"];
     let under = Under::new().limit(Resource::Nofile, 64);
@@ -85,7 +85,7 @@ fn a_hundred_shards_in_64_descriptors_name_the_limit_and_what_is_wanted() {
 
 /// The limit of most shells is for programs that call `select`; this one raises its own.
 #[test]
-fn the_command_raises_its_limit_of_open_files_as_far_as_it_may() {
+fn command_raises_open_file_limit_to_hard_limit() {
     let model = Model::with_shards(100);
     let under = Under::new().limits(Resource::Nofile, 64, 4096);
     let output = under
@@ -157,7 +157,7 @@ fn few_threads_load_or_report_the_limit() {
 /// Too few threads for requests: the load uses fewer, or returns an error; it never panics.
 #[test]
 #[cfg(feature = "object")]
-fn however_few_threads_there_are_a_store_is_asked_or_the_limit_is_named() {
+fn few_threads_still_reach_store_or_name_limit() {
     for threads in 1..10 {
         let Some(user) = Under::new().user() else {
             return;
@@ -245,7 +245,7 @@ fn few_threads_load_from_a_store_or_report_the_limit() {
 }
 
 #[test]
-fn a_stack_of_256_kib_is_enough() {
+fn stack_of_256_kib_suffices() {
     let model = Model::with_shards(3);
     let under = Under::new().limit(Resource::Stack, 256 << 10);
     let output = under

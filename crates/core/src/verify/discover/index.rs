@@ -24,7 +24,7 @@ use crate::verify::manifest::clipped;
 const INDEX: &str = ".safetensors.index.json";
 
 /// Hint for a manifest that lists too few or too many files.
-const ANEW: &str = "fetch the checkpoint again; if it was changed on purpose, write the manifest again: tload verify --write --force";
+const ANEW: &str = "download the checkpoint again; if it was changed on purpose, write a new manifest: tload verify --write --force";
 
 /// Compares the index with a manifest that the caller named.
 ///
@@ -126,7 +126,7 @@ pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) 
     };
     let name = clipped(name);
     let what = match checkpoint.index() {
-        Some(index) => format!("the index {} does not name it", index.location()),
+        Some(index) => format!("the index {} does not list it", index.location()),
         None => "it is missing".to_owned(),
     };
     let message = format!(

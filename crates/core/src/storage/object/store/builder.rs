@@ -162,7 +162,7 @@ impl Opening<'_> {
             "no credentials are given, and environment=false forbids looking for any",
         )
         .with_location(self.url.shown())
-        .with_hint("give credentials, or set anonymous=true for public data"))
+        .with_hint("pass credentials, or set anonymous=true for public data"))
     }
 
     /// Translates a failure of `object_store` to build a store, which happens before any request.

@@ -473,7 +473,7 @@ fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSourc
             "this build cannot read profiles of the AWS configuration files",
         )
         .with_location(opening.url.shown())
-        .with_hint("build with the feature aws-config, or give credentials"));
+        .with_hint("build with the feature aws-config, or pass credentials"));
     }
     let has = |key| builder.get_config_value(&key).is_some();
     let source = if has(AmazonS3ConfigKey::WebIdentityTokenFile) && has(AmazonS3ConfigKey::RoleArn)
