@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """Search all output of the session for the secrets that its tests plant."""
     secrecy.search(config)
+    if config.getoption("numprocesses", default=None) and not hasattr(config, "workerinput"):
+        return  # The workers of pytest-xdist do the same.
     # Background jobs of a shell ignore Ctrl-C, and commands under nohup ignore SIGHUP; so would the
-    # processes that tests start and interrupt.
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    # processes that tests start and interrupt. They do not inherit handlers, but get the default
+    # action; this process goes on after a hangup.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 

@@ -127,7 +127,7 @@ def test_errors_are_those_of_the_load(run: Any, tmp_path: Path) -> None:
     run(main())
 
 
-def test_cancel_ends_the_wait(run: Any, large: Large) -> None:
+def test_cancel_ends_wait(run: Any, large: Large) -> None:
     path, _ = large
 
     async def main() -> None:

@@ -38,7 +38,7 @@ def test_random_boxes_match_element_sets() -> None:
     assert min(found.values()) > 200, found
 
 
-def test_gaps_are_those_of_the_ranks_that_are_missing() -> None:
+def test_gaps_are_boxes_of_missing_ranks() -> None:
     rows = [((start, start + 1024), (0, 8)) for start in range(0, 4096, 1024)]
     gaps = _boxes.missing((4096, 8), [rows[0], rows[2]])
     assert list(map(_boxes.show, gaps)) == ["[1024:2048, 0:8]", "[3072:4096, 0:8]"]

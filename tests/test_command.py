@@ -31,7 +31,7 @@ def run(command: list[str], *arguments: str, **variables: str) -> subprocess.Com
 
 
 @pytest.mark.parametrize("command", [SCRIPT, MODULE])
-def test_both_ways_to_call_it_do_the_same(command: list[str], floats: Floats) -> None:
+def test_script_and_module_run_same_command(command: list[str], floats: Floats) -> None:
     done = run(command, "--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"tload {tload.__version__}\n"
@@ -68,7 +68,7 @@ def test_ls_agrees_with_open(floats: Floats) -> None:
         ("TLOAD_FOLLOW_SYMLINKS", "yes"),
     ],
 )
-def test_a_variable_means_the_same_to_the_command_and_to_python(
+def test_variables_apply_equally_to_command_and_python(
     variable: str, text: str, floats: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run(SCRIPT, "load", str(floats[0]), "--json", **{variable: text})
@@ -136,7 +136,7 @@ def test_closed_stdout_exits_cleanly(floats: Floats) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_it_and_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+def test_signal_ends_command_without_leftovers(number: signal.Signals, tmp_path: Path) -> None:
     size = min(16 << 30, shutil.disk_usage(tmp_path).free // 2)  # seconds of writing
     for index in range(5):
         folder = tmp_path / f"checkpoint{index}"

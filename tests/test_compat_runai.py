@@ -65,7 +65,7 @@ def refused(runai: Any, path: Path, **arguments: Any) -> ValueError:
     return caught.value
 
 
-def test_the_tensors_are_those_of_the_safetensors_package(runai: Any, every_dtype: Every) -> None:
+def test_tensors_equal_those_of_safetensors(runai: Any, every_dtype: Every) -> None:
     safetensors, torch = require("safetensors"), require("torch")
     path, tensors = every_dtype
     names = only(tensors, set(_torch.DTYPES))
@@ -148,9 +148,7 @@ def test_memory_limit_matches_runai(
         assert running.report.memory_peak <= running.report.memory_limit
 
 
-def test_a_memory_limit_that_cannot_work_is_refused_first(
-    runai: Any, megabytes: Every, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_memory_limit_is_rejected_first(runai: Any, megabytes: Every, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = megabytes
     monkeypatch.setenv("RUNAI_STREAMER_MEMORY_LIMIT", str(2 * MIB - 1))
     with pytest.raises(Exception, match=r"RUNAI_STREAMER_MEMORY_LIMIT=2097151.* 2097152 bytes") as caught:
@@ -185,7 +183,7 @@ def test_environment_sets_depth_and_extent(runai: Any, megabytes: Every, monkeyp
             assert name in str(refused(runai, path))
 
 
-def test_a_name_in_several_files_comes_from_each(runai: Any, tmp_path: Path) -> None:
+def test_duplicate_name_is_yielded_from_each_file(runai: Any, tmp_path: Path) -> None:
     paths = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
     contents = [Content.random("U8", (10,), index) for index in range(2)]
     for path, content in zip(paths, contents, strict=True):
@@ -206,7 +204,7 @@ def test_invalid_tensor_names_rejected(runai: Any, floats: Every) -> None:
     assert "no file has ['x']" in str(refused(runai, path, tensor_names=["layer.0.weight", "x"]))
 
 
-def test_no_files_bring_no_tensors(runai: Any, tmp_path: Path) -> None:
+def test_empty_file_list_yields_no_tensors(runai: Any, tmp_path: Path) -> None:
     assert stream(runai, []) == []
     nothing = tmp_path / "nothing.safetensors"
     write_file(nothing, {})
@@ -234,7 +232,7 @@ def test_invalid_files_raise_value_error(runai: Any, tmp_path: Path, floats: Eve
     assert isinstance(error.__cause__, tload.UnsupportedError)
 
 
-def test_a_failure_while_reading_ends_the_stream_and_the_next_one_is_good(
+def test_read_failure_ends_stream_and_next_succeeds(
     runai: Any, megabytes: Every, floats: Every, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = megabytes
@@ -277,7 +275,7 @@ def test_second_stream_rejected_while_first_is_outstanding(runai: Any, megabytes
         list(taken)
 
 
-def test_devices_that_torch_has_are_reached(runai: Any, floats: Every) -> None:
+def test_torch_devices_are_accepted(runai: Any, floats: Every) -> None:
     torch = require("torch")
     path, tensors = floats
     for device in (None, "cpu", "cpu:0", torch.device("cpu")):

@@ -142,7 +142,7 @@ def test_unreadable_range_ends_only_its_stream(runai: Any, file: Path, tmp_path:
                 assert taken(streamer) == wanted
 
 
-def test_ranges_must_be_taken_or_left_before_the_next(runai: Any, file: Path) -> None:
+def test_outstanding_ranges_reject_next_stream_files(runai: Any, file: Path) -> None:
     request = [runai.FileChunks.contiguous(0, str(file), 0, [8] * 100)]
     streamer = runai.FileStreamer()
     with streamer:

@@ -106,7 +106,7 @@ def test_patterns_match_whole_paths_and_keep_order_and_repetitions(patterns: lis
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_prefix_is_removed_once_and_only_from_the_front() -> None:
+def test_removeprefix_removes_one_leading_prefix() -> None:
     removeprefix = importlib.import_module(f"{NAME}.s3_utils.s3_utils").removeprefix
     assert [removeprefix(text, "a/") for text in ("a/a/b", "b/a/", "a", "")] == ["a/b", "b/a/", "a", ""]
     assert removeprefix("a", "") == "a"

@@ -312,7 +312,7 @@ def test_failed_copy_restarts(url: str, credentials: S3Credentials, tmp_path: Pa
     assert may_lock(lock), "also when it is only dropped"
 
 
-def test_a_model_that_is_not_in_a_store_is_refused_before_anything_happens(tmp_path: Path) -> None:
+def test_model_outside_store_is_rejected_first(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not in an object store"):
         ObjectStorageModel(str(tmp_path), str(tmp_path / "target"))
     assert not list(tmp_path.iterdir())

@@ -34,7 +34,7 @@ def there(target: Path) -> dict[str, bytes]:
     return {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
 
 
-def test_a_folder_is_copied_and_then_skipped(folder: Path, tmp_path: Path) -> None:
+def test_directory_is_copied_then_skipped(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     report = tload.copy(folder, target, hidden=True)
     assert there(target) == FILES
@@ -75,7 +75,7 @@ def test_mistakes_are_exceptions(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "target").exists()
 
 
-def test_a_url_is_no_target(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_target_is_rejected(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(tload.UnsupportedError, match="the target is a URL") as caught:
         tload.copy(folder, "s3://bucket/model?token=hunter2")

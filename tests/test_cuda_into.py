@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Every = tuple[Path, dict[str, Content]]
 
 
-def test_every_dtype_goes_straight_into_a_tensor(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
+def test_every_dtype_is_read_directly_into_tensor(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
     path, tensors = every_dtype
     names = only(tensors, set(_torch.DTYPES))
     target = {name: torch_cuda.on_gpu(empty_for(tensors[name]), index % 2) for index, name in enumerate(names)}
@@ -74,7 +74,7 @@ def test_a_module_with_casts_strides_and_ties(torch_cuda: gpu.TorchCuda, tmp_pat
     assert {ordinal for ordinal, _ in torch_cuda.allocated} == {1}, "temporary memory is on the target's device"
 
 
-def test_mistakes_leave_the_targets_as_they_were(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:
+def test_rejected_requests_leave_targets_unchanged(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"a": torch.ones(4), "b": torch.ones(4)})
     target = {"a": torch_cuda.on_gpu(torch.zeros(4), 0), "b": torch_cuda.on_gpu(torch.zeros(5), 0)}
@@ -85,7 +85,7 @@ def test_mistakes_leave_the_targets_as_they_were(torch_cuda: gpu.TorchCuda, tmp_
     assert torch_cuda.stub.count("cuMemcpyHtoDAsync_v2") == 0
 
 
-def test_a_gpu_that_fails_half_way(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:
+def test_gpu_failing_mid_load(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {f"t{index}": torch.ones(1 << 18) for index in range(16)})
     target = {f"t{index}": torch_cuda.on_gpu(torch.zeros(1 << 18), 0) for index in range(16)}
@@ -95,7 +95,7 @@ def test_a_gpu_that_fails_half_way(torch_cuda: gpu.TorchCuda, tmp_path: Path) ->
     torch_cuda.stub.set("fail", "")
 
 
-def test_the_load_is_ordered_with_torchs_current_stream(
+def test_load_is_ordered_with_current_stream(
     torch_cuda: gpu.TorchCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = require("torch")

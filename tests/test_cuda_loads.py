@@ -53,7 +53,7 @@ def test_device_map_glob_must_match_checkpoint(floats: Floats) -> None:
         tload.load(floats[0], framework="dlpack", device_map={"layer.99.*": "cuda:0"})
 
 
-def test_the_report_tells_of_staging_and_devices(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
+def test_report_has_staging_and_devices(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
     path, tensors = megabytes
     rules = {"t0*": "cuda:0"}
     stream = tload.stream(path, framework="dlpack", device="cuda:1", device_map=rules, device_memory_limit="8 MiB")
@@ -83,7 +83,7 @@ def test_the_report_tells_of_staging_and_devices(cuda: gpu.Stub, megabytes: tupl
     assert cuda.count("pageable_copies") == 0
 
 
-def test_staging_memory_is_kept_for_the_next_load_until_it_is_released(cuda: gpu.Stub, floats: Floats) -> None:
+def test_staging_memory_is_kept_until_released(cuda: gpu.Stub, floats: Floats) -> None:
     def load() -> tload.Report:
         stream = tload.stream(floats[0], framework="dlpack", device="cuda:0")
         list(stream)
@@ -109,16 +109,14 @@ def test_small_device_limit_error_names_minimum(megabytes: tuple[Path, dict[str,
     assert caught.value.tensor is not None
 
 
-def test_a_gpu_that_is_full_is_found_out_before_the_first_read(
-    cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]
-) -> None:
+def test_full_gpu_is_rejected_before_first_read(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
     cuda.set("busy", (1 << 30) - MIB)
     with pytest.raises(tload.OutOfMemoryError, match="cuda:0"):
         tload.stream(megabytes[0], framework="dlpack", device="cuda:0")
     assert cuda.live("allocations") == 0
 
 
-def test_a_gpu_that_fills_up_during_the_load(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
+def test_gpu_filling_up_mid_load(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
     stream = tload.stream(megabytes[0], framework="dlpack", device="cuda:0", device_memory_limit="4 MiB")
     kept = dict([next(stream)])
     cuda.set("busy", 1 << 30)
@@ -130,7 +128,7 @@ def test_a_gpu_that_fills_up_during_the_load(cuda: gpu.Stub, megabytes: tuple[Pa
         assert raw(tensor) == megabytes[1][name].raw, "tensors that were yielded stay valid"
 
 
-def test_a_copy_that_fails_is_a_device_error(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
+def test_failed_copy_raises_device_error(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
     cuda.set("fail", "cuMemcpyHtoDAsync_v2:719:3")
     with pytest.raises(RuntimeError) as caught:
         tload.load(megabytes[0], framework="dlpack", device="cuda:0")
@@ -140,7 +138,7 @@ def test_a_copy_that_fails_is_a_device_error(cuda: gpu.Stub, megabytes: tuple[Pa
 
 
 @pytest.mark.parametrize("way", ["close", "cancel", "drop", "with"])
-def test_a_consumer_that_leaves_half_way(way: str, cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
+def test_consumer_leaving_mid_load(way: str, cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
     cuda.set("copy_delay_us", 2000)
     stream = tload.stream(megabytes[0], framework="dlpack", device="cuda:0", device_memory_limit="6 MiB")
     name, kept = next(stream)

@@ -71,11 +71,11 @@ def test_without_a_driver(megabytes: Path, tmp_path: Path) -> None:
     ("environment", "message"),
     [
         ({"TLOAD_CUDA_STUB_STUB_LIBRARY": "1"}, "the toolkit's stub"),
-        ({"TLOAD_CUDA_STUB_DEVICES": "0"}, "sees no GPU"),
+        ({"TLOAD_CUDA_STUB_DEVICES": "0"}, "finds no GPU"),
         ({"TLOAD_CUDA_STUB_VERSION": "11000"}, "the CUDA driver supports CUDA 11.0"),
     ],
 )
-def test_with_a_driver_that_cannot_be_used(environment: dict[str, str], message: str, megabytes: Path) -> None:
+def test_unusable_driver_raises_unsupported_error(environment: dict[str, str], message: str, megabytes: Path) -> None:
     require("torch")
     load = f"import ctypes; ctypes.CDLL({str(require_stub())!r})"
     run(load + REFUSED, megabytes, message, environment=environment)
@@ -248,6 +248,6 @@ assert stub.count("violations") == 0, stub.violation()
 
 
 @pytest.mark.parametrize("way", ["dlpack", "torch"])
-def test_a_fork_leaves_the_parents_load_alone(way: str, megabytes: Path) -> None:
+def test_fork_does_not_affect_parents_load(way: str, megabytes: Path) -> None:
     require("torch")
     run(FORK, megabytes, require_stub(), way)

@@ -38,7 +38,7 @@ def raw(tensor: Any) -> bytes:
     return bytes(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
-def test_every_dtype_that_torch_has_arrives_in_its_memory(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
+def test_every_torch_dtype_is_loaded_to_torch_memory(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
     torch = require("torch")
     path, tensors = every_dtype
     names = only(tensors, set(_torch.DTYPES))
@@ -65,7 +65,7 @@ def test_unsupported_torch_dtype_rejected_before_allocation(torch_cuda: gpu.Torc
     assert torch_cuda.allocated == []
 
 
-def test_memory_goes_back_to_torch_when_the_last_view_goes(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:
+def test_memory_returns_to_torch_with_last_view(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:
     loaded = tload.load(floats[0], device="cuda:0")
     view = loaded["layer.3.weight"][1][2:5]
     wanted = view.clone()
@@ -97,7 +97,7 @@ def test_cuda_alone_is_torchs_current_device(torch_cuda: gpu.TorchCuda, floats: 
     assert {tensor.device for tensor in loaded_by_dlpack.values()} == {"cuda:0"}
 
 
-def test_memory_is_asked_for_on_the_callers_thread_and_within_the_limit(
+def test_memory_is_allocated_on_callers_thread_within_limit(
     torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = set()
@@ -181,7 +181,7 @@ def test_keyboard_interrupt_in_allocator_is_raised(
 
 
 @pytest.mark.parametrize("way", ["close", "cancel", "drop"])
-def test_a_consumer_that_leaves_half_way(
+def test_consumer_leaving_mid_load(
     way: str, torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
 ) -> None:
     torch_cuda.stub.set("copy_delay_us", 2000)
@@ -201,7 +201,7 @@ def test_a_consumer_that_leaves_half_way(
 
 
 @pytest.mark.parametrize("way", ["close", "cancel"])
-def test_a_handler_that_runs_while_memory_is_asked_for_may_stop_the_load(
+def test_signal_handler_during_allocation_can_stop_load(
     way: str,
     torch_cuda: gpu.TorchCuda,
     megabytes: tuple[Path, dict[str, Content]],

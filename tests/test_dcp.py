@@ -73,7 +73,7 @@ def failure(state: dict[str, Any], storage_reader: Any) -> str:
     return f"{type(error[0]).__name__}: {error[0]}"
 
 
-def test_the_metadata_are_those_of_torchs_own_reader(folder: Path) -> None:
+def test_metadata_equal_those_of_torch_reader(folder: Path) -> None:
     ours, theirs = reader(folder).read_metadata(), dcp().HuggingFaceStorageReader(str(folder)).read_metadata()
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert list(ours.state_dict_metadata) == list(TENSORS)
@@ -167,7 +167,7 @@ def test_a_plan_with_several_parts_of_a_tensor(folder: Path) -> None:
         storage_reader.read_data(LoadPlan([dataclasses.replace(items[0], type=LoadItemType.BYTE_IO)]), Planner())
 
 
-def test_tensors_that_are_not_contiguous(folder: Path) -> None:
+def test_non_contiguous_tensors(folder: Path) -> None:
     torch = require("torch")
     state = {"embed.weight": torch.zeros(8, 31).t(), "up.weight": torch.zeros(20, 14, dtype=torch.bfloat16)[::2, ::2]}
     dcp().load(state, storage_reader=reader(folder))
@@ -176,7 +176,7 @@ def test_tensors_that_are_not_contiguous(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32"])
-def test_other_dtypes_are_converted_as_torchs_own_reader_does(dtype: str, folder: Path) -> None:
+def test_other_dtypes_are_converted_like_torch_reader(dtype: str, folder: Path) -> None:
     torch = require("torch")
     names = ("embed.weight", "up.weight", "experts", "steps")
     ours, theirs = (
@@ -187,7 +187,7 @@ def test_other_dtypes_are_converted_as_torchs_own_reader_does(dtype: str, folder
     assert all(raw(ours[name]) == raw(theirs[name]) for name in names)
 
 
-def test_a_float32_checkpoint_goes_into_a_bfloat16_model(folder: Path) -> None:
+def test_float32_checkpoint_loads_into_bfloat16_model(folder: Path) -> None:
     torch = require("torch")
     values = torch.randn(33, 7)
     path = save(folder / "other.safetensors", {"weight": values})
@@ -196,7 +196,7 @@ def test_a_float32_checkpoint_goes_into_a_bfloat16_model(folder: Path) -> None:
     assert torch.equal(state["weight"], values.bfloat16())
 
 
-def test_without_cast_other_dtypes_are_refused(folder: Path) -> None:
+def test_without_cast_other_dtypes_are_rejected(folder: Path) -> None:
     torch = require("torch")
     state = {"up.weight": torch.zeros(10, 7), "steps": torch.zeros(1, dtype=torch.int64)}
     assert failure(state, reader(folder, cast=False)) == (
@@ -206,7 +206,7 @@ def test_without_cast_other_dtypes_are_refused(folder: Path) -> None:
     assert not state["steps"].any()
 
 
-def test_torchs_own_keywords_are_taken(folder: Path) -> None:
+def test_torch_reader_keywords_are_accepted(folder: Path) -> None:
     module = dcp()
     for storage_reader in (reader(path=str(folder), thread_count=4), reader(str(folder), 4)):
         state = empty({"scale": TENSORS["scale"]})
@@ -235,19 +235,19 @@ def test_quantized_weights_without_scales_rejected(tmp_path: Path) -> None:
     assert raw(as_it_is["up.weight"]) == raw(weight)
 
 
-def test_other_shapes_and_names_are_refused(folder: Path) -> None:
+def test_other_shapes_and_names_are_rejected(folder: Path) -> None:
     torch = require("torch")
     assert "Size mismatch between saved" in failure({"norm.weight": torch.zeros(9)}, reader(folder))
     assert "Missing key in checkpoint" in failure({"norm.bias": torch.zeros(8)}, reader(folder))
 
 
-def test_a_checkpoint_that_cannot_be_opened(folder: Path, tmp_path: Path) -> None:
+def test_unopenable_checkpoint(folder: Path, tmp_path: Path) -> None:
     assert "no_such_folder" in failure({}, reader(tmp_path / "no_such_folder"))
     (folder / "model-00002-of-00003.safetensors").unlink()
     assert "model-00002-of-00003.safetensors" in failure({}, reader(folder))
 
 
-def test_a_file_that_shrinks_meanwhile(folder: Path) -> None:
+def test_file_shrinking_mid_load(folder: Path) -> None:
     storage_reader = reader(folder)
     read = storage_reader.read_metadata
 
@@ -285,7 +285,7 @@ def test_tensor_missing_from_rank_files_rejected(said: str, tmp_path: Path) -> N
         reader(path).read_metadata()
 
 
-def test_files_with_the_same_names_are_refused_unless_ranks_wrote_them(tmp_path: Path) -> None:
+def test_duplicate_tensor_names_are_rejected_unless_written_by_ranks(tmp_path: Path) -> None:
     for name in "ab":
         write_file(tmp_path / f"{name}.safetensors", {"x": Content.random("F32", (4,), seed=1)})
     with pytest.raises(tload.FormatError, match=r"a\.safetensors"):

@@ -94,14 +94,14 @@ def test_columns_of_a_missing_rank_are_named(tmp_path: Path) -> None:
         reader(tmp_path).read_metadata()
 
 
-def test_the_last_rank_missing_is_a_smaller_tensor_and_refused(tmp_path: Path) -> None:
+def test_missing_last_rank_is_rejected_as_smaller_tensor(tmp_path: Path) -> None:
     torch = require("torch")
     write_rows(tmp_path, matrix(), 4)[3].unlink()
     error = failure({"w": torch.zeros(4096, 8)}, reader(tmp_path))
     assert "Size mismatch between saved torch.Size([3072, 8]) and current: torch.Size([4096, 8]) for w" in error
 
 
-def test_a_name_that_a_rank_does_not_place_is_refused(tmp_path: Path) -> None:
+def test_tensor_without_offset_in_rank_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "shard-00001-model-00001-of-00001.safetensors"
     content = Content("F32", (2,), bytes(8))
     write_file(path, {"w": content}, metadata={"DCP_SHARDING_INFO": '{"v": {"saved_offsets": [0]}}'})
@@ -129,7 +129,7 @@ def test_equal_copies_of_several_ranks_are_one_tensor(tmp_path: Path) -> None:
     assert torch.equal(state["w"], whole)
 
 
-def test_copies_that_differ_are_refused(tmp_path: Path) -> None:
+def test_differing_copies_are_rejected(tmp_path: Path) -> None:
     torch = require("torch")
     whole = matrix()
     write_rank(tmp_path, 1, {"norm": ([0], whole[7])})
@@ -161,7 +161,7 @@ def test_files_of_an_earlier_save_of_more_ranks_are_seen(tmp_path: Path) -> None
     assert torch.equal(state["w"], whole)
 
 
-def test_a_difference_in_the_last_slab_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_difference_in_last_slab_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
     import tload.dcp
 
@@ -174,7 +174,7 @@ def test_a_difference_in_the_last_slab_is_seen(tmp_path: Path, monkeypatch: pyte
     assert "have different values for 'w'[3968:4096, 0:8]" in failure({"w": torch.zeros(4096, 8)}, reader(tmp_path))
 
 
-def test_files_of_two_saves_in_two_dtypes_are_refused(tmp_path: Path) -> None:
+def test_files_of_two_saves_in_two_dtypes_are_rejected(tmp_path: Path) -> None:
     torch = require("torch")
     write_rank(tmp_path, 1, {"w": ([0], torch.ones(4))})
     write_rank(tmp_path, 2, {"w": ([4], torch.ones(4, dtype=torch.bfloat16))})
@@ -193,7 +193,7 @@ def test_non_files_beside_index_ignored(tmp_path: Path) -> None:
     assert state["v"].any()
 
 
-def test_files_of_ranks_beside_an_index_of_another_save_are_refused(tmp_path: Path) -> None:
+def test_rank_files_beside_index_of_another_save_are_rejected(tmp_path: Path) -> None:
     torch = require("torch")
     write_checkpoint(tmp_path, [{"w": Content("F32", (4096, 8), bytes(4096 * 8 * 4))}])
     (tmp_path / "broken.safetensors").write_bytes(b"version https://git-lfs")

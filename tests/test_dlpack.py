@@ -25,7 +25,7 @@ def first(path: Path) -> tload.Tensor:
     return next(iter(tload.load(path, framework="dlpack").values()))
 
 
-def test_the_consumer_chooses_between_the_two_kinds(floats: Floats) -> None:
+def test_consumer_chooses_dlpack_version(floats: Floats) -> None:
     tensor = first(floats[0])
     for max_version in (None, (0, 8)):
         seen = look(tensor.__dlpack__(max_version=max_version))
@@ -42,7 +42,7 @@ def test_strides_are_those_of_rows(tmp_path: Path) -> None:
     assert (seen.shape, seen.strides) == ((2, 3, 5), (15, 5, 1))
 
 
-def test_a_copy_is_a_copy(floats: Floats) -> None:
+def test_requested_copy_is_independent(floats: Floats) -> None:
     tensor = first(floats[0])
     capsule = tensor.__dlpack__(max_version=(1, 0), copy=True)
     seen, own = look(capsule), look(tensor.__dlpack__())
@@ -52,7 +52,7 @@ def test_a_copy_is_a_copy(floats: Floats) -> None:
     assert look(tensor.__dlpack__(copy=False)).address == own.address
 
 
-def test_the_cpu_has_no_streams_and_is_no_other_device(floats: Floats) -> None:
+def test_cpu_tensor_rejects_streams_and_other_devices(floats: Floats) -> None:
     tensor = first(floats[0])
     wrong: Any = 1
     with pytest.raises(BufferError, match="no streams"):
@@ -64,7 +64,7 @@ def test_the_cpu_has_no_streams_and_is_no_other_device(floats: Floats) -> None:
         tensor.flat().__dlpack__(stream=wrong)
 
 
-def test_a_capsule_is_taken_over_once(floats: Floats) -> None:
+def test_capsule_is_consumed_once(floats: Floats) -> None:
     torch = require("torch")
     for max_version in (None, (1, 0)):
         capsule: Any = first(floats[0]).flat().__dlpack__(max_version=max_version)
@@ -76,7 +76,7 @@ def test_a_capsule_is_taken_over_once(floats: Floats) -> None:
         assert bytes(kept.numpy()) == floats[1]["layer.0.weight"].raw
 
 
-def test_numpy_imports_what_it_knows_and_refuses_the_rest(tmp_path: Path) -> None:
+def test_numpy_imports_known_dtypes_and_rejects_others(tmp_path: Path) -> None:
     np = require("numpy")
     contents = {"f": Content.random("F64", (3, 2), 0), "b": Content.random("BF16", (4,), 0)}
     write_file(tmp_path / "a.safetensors", contents)
@@ -86,7 +86,7 @@ def test_numpy_imports_what_it_knows_and_refuses_the_rest(tmp_path: Path) -> Non
         np.from_dlpack(loaded["b"])
 
 
-def test_a_consumer_may_free_on_any_thread(floats: Floats) -> None:
+def test_consumer_can_free_on_any_thread(floats: Floats) -> None:
     tensor = first(floats[0])
     wanted = floats[1]["layer.0.weight"].raw
     taken = [Taken(tensor.flat().__dlpack__(max_version=(1, 0))) for _ in range(100)]

@@ -161,7 +161,7 @@ def where(block: Block) -> str:
     return f"{block.page.relative_to(ROOT)}:{block.line}"
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_code_block_is_found() -> None:
     for page in PAGES:
         lines = page.read_text().splitlines()
         fences = [number for number, line in enumerate(lines, 1) if line.lstrip().startswith("```")]
@@ -190,7 +190,7 @@ def test_skipped_blocks_are_counted() -> None:
     assert counts == NOT_RUN
 
 
-def test_all_python_compiles_and_names_what_there_is() -> None:
+def test_python_blocks_compile_and_use_existing_names() -> None:
     for block in all_blocks("python"):
         tree = ast.parse(block.text, filename=where(block))
         for node in ast.walk(tree):
@@ -310,7 +310,7 @@ def test_documented_options_exist() -> None:
     assert checked
 
 
-def test_rust_is_quoted_from_what_is_compiled() -> None:
+def test_rust_blocks_are_quoted_from_compiled_code() -> None:
     """Quoted from the crate's examples, or from code that its documentation compiles."""
     sources = [*(ROOT / "crates" / "core" / "examples").glob("*.rs"), ROOT / "crates" / "core" / "src" / "lib.rs"]
     compiled = [code_lines(source.read_text()) for source in sources]
@@ -330,7 +330,7 @@ def test_data_is_well_formed() -> None:
         json.loads(block.text) if block.language == "json" else tomllib.loads(block.text)
 
 
-def test_settings_of_engines_are_ones_that_the_plugins_take() -> None:
+def test_documented_engine_settings_are_accepted_by_plugins() -> None:
     settings = require("tload.vllm._settings")
     given = [block.text for block in all_blocks("json")]
     for block in all_blocks(*SHELLS):

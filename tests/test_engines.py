@@ -143,7 +143,7 @@ print(report)
     assert "complete" in said
 
 
-def test_the_ring_is_used_where_it_works(public: Path) -> None:
+def test_ring_is_used_if_available(public: Path) -> None:
     stream = tload.stream(public, framework="dlpack")
     list(stream)
     report = stream.report

@@ -38,7 +38,7 @@ EXPECTED: dict[str, tuple[type[tload.Error], type[Exception]]] = {
 
 
 @pytest.mark.parametrize("kind", _tload.ERROR_KINDS)
-def test_every_kind_has_its_exception(kind: str) -> None:
+def test_every_error_kind_has_an_exception(kind: str) -> None:
     """A kind that is added to the core must be added to `_errors.py`, to this table, and to the
     docs."""
     assert kind in EXPECTED, f"the error kind {kind} has no exception in tload"
@@ -83,7 +83,7 @@ def test_errors_survive_pickle_and_copy() -> None:
                 assert getattr(again, name) == getattr(error, name)
 
 
-def test_os_errors_have_what_os_errors_have() -> None:
+def test_os_errors_have_errno_and_filename() -> None:
     error = _errors.make_error("not_found", "message", "a", None, None, None, errno.ENOENT)
     assert isinstance(error, OSError)
     assert (error.errno, error.strerror, error.filename) == (2, os.strerror(2), "a")
@@ -100,7 +100,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     assert str(path) in str(error)
 
 
-def test_a_missing_shard_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_missing_shard_is_named_before_first_read(tmp_path: Path) -> None:
     index = '{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}'
     (tmp_path / "model.safetensors.index.json").write_text(index)
     write_file(tmp_path / "one.safetensors", {"a": Content.random("F32", (2,), 0)})
@@ -108,7 +108,7 @@ def test_a_missing_shard_is_named_before_anything_is_loaded(tmp_path: Path) -> N
         tload.open(tmp_path)
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_raises_permission_error(tmp_path: Path) -> None:
     require_root()
     path = tmp_path / "secret.safetensors"
     write_file(path, {"a": Content.random("F32", (2,), 0)})
@@ -157,7 +157,7 @@ def test_truncated_file_error_names_lengths(tmp_path: Path) -> None:
     assert str(path.stat().st_size) in str(caught.value)
 
 
-def test_a_memory_limit_that_is_too_small_says_what_would_do(tmp_path: Path) -> None:
+def test_too_small_memory_limit_names_sufficient_one(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_file(path, {"small": Content.random("U8", (10,), 0), "large": Content.random("U8", (3 << 20,), 0)})
     with pytest.raises(MemoryError) as caught:
@@ -168,7 +168,7 @@ def test_a_memory_limit_that_is_too_small_says_what_would_do(tmp_path: Path) -> 
     assert "memory_limit" in caught.value.hint
 
 
-def test_a_deadline_that_passes(tmp_path: Path) -> None:
+def test_expired_deadline_raises_timeout_error(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_file(path, {f"t{index}": Content("U8", (1 << 20,), bytes(1 << 20)) for index in range(64)})
     # The budget holds less than the rest, and no tensor is received: the load cannot end before its

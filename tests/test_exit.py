@@ -508,7 +508,7 @@ def end(command: list[str], number: signal.Signals, folder: Path | None, turns: 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("command", ["load", "cp", "bench"])
-def test_the_command_ends_with_the_signals_status(
+def test_command_exits_with_signal_status(
     command: str, number: signal.Signals, checkpoint: Path, tmp_path: Path
 ) -> None:
     rng = random.Random(f"{command} {number}")
@@ -538,9 +538,7 @@ def test_the_command_ends_with_the_signals_status(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("command", ["ls", "load", "cp", "verify"])
-def test_the_command_ends_with_the_signals_status_while_it_waits(
-    command: str, number: signal.Signals, tmp_path: Path
-) -> None:
+def test_waiting_command_exits_with_signal_status(command: str, number: signal.Signals, tmp_path: Path) -> None:
     # The server never responds, so the load cannot end earlier; its request shows that the command
     # is running.
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -54,13 +54,13 @@ def shape_in_pairs(content: Content) -> tuple[int, ...]:
     return (*content.shape[:-1], content.shape[-1] // 2)
 
 
-def test_every_dtype_of_the_core_is_known_here() -> None:
+def test_every_core_dtype_has_a_mapping() -> None:
     assert set(_tload.DTYPES) == set(BITS) == set(CODES)
     assert set(BITS) - set(_torch.DTYPES) == {"F6_E2M3", "F6_E3M2"}
     assert set(BITS) - set(_numpy.DTYPES) - set(_numpy.ML_DTYPES) == {"F4", "F6_E2M3", "F6_E3M2"}
 
 
-def test_dlpack_says_every_dtype_and_shape(every_dtype: Every) -> None:
+def test_dlpack_describes_every_dtype_and_shape(every_dtype: Every) -> None:
     path, tensors = every_dtype
     loaded = tload.load(path, framework="dlpack")
     assert list(loaded) == list(tensors)
@@ -151,7 +151,7 @@ def test_nothing_is_copied(every_dtype: Every) -> None:
             convert(tensor)  # dtypes that were not checked are not converted
 
 
-def test_what_is_written_to_one_view_is_seen_in_the_other(floats: Every) -> None:
+def test_views_share_their_memory(floats: Every) -> None:
     torch = require("torch")
     np = require("numpy")
     path, _ = floats
@@ -163,7 +163,9 @@ def test_what_is_written_to_one_view_is_seen_in_the_other(floats: Every) -> None
     assert one[0, 0] == 1.5
 
 
-def test_torch_names_what_it_lacks_before_it_reads(every_dtype: Every, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dtype_missing_in_torch_is_rejected_before_first_read(
+    every_dtype: Every, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = require("torch")
     path, _ = every_dtype
     with pytest.raises(tload.UnsupportedError) as caught:
@@ -188,7 +190,7 @@ def test_torch_rejects_odd_f4_dimension(tmp_path: Path) -> None:
     assert (seen.dtype, seen.shape, seen.raw) == ((17, 4, 1), (2, 3), odd.raw)
 
 
-def test_numpy_says_what_it_lacks_and_what_to_install(every_dtype: Every, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dtype_missing_in_numpy_names_package_to_install(every_dtype: Every, monkeypatch: pytest.MonkeyPatch) -> None:
     require("numpy")
     path, _ = every_dtype
     with pytest.raises(tload.UnsupportedError, match="numpy has no packed floats of less than 8 bits"):
@@ -200,7 +202,7 @@ def test_numpy_says_what_it_lacks_and_what_to_install(every_dtype: Every, monkey
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy"])
-def test_a_framework_that_is_not_installed_names_the_others(
+def test_missing_framework_error_names_alternatives(
     framework: Any, floats: Every, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = floats
@@ -211,7 +213,7 @@ def test_a_framework_that_is_not_installed_names_the_others(
     assert 'framework="dlpack"' in caught.value.hint
 
 
-def test_an_unknown_framework_is_a_value_error(floats: Every) -> None:
+def test_unknown_framework_raises_value_error(floats: Every) -> None:
     with pytest.raises(ValueError, match="framework 'jax' is unknown; it can be torch, numpy, dlpack"):
         tload.load(floats[0], framework="jax")  # type: ignore[call-overload]
 
@@ -225,7 +227,7 @@ def test_an_unknown_framework_is_a_value_error(floats: Every) -> None:
         ("import tload.__main__", ("torch", "numpy", "tqdm", "ml_dtypes")),
     ],
 )
-def test_only_what_is_used_is_imported(code: str, absent: tuple[str, ...], floats: Every) -> None:
+def test_only_used_frameworks_are_imported(code: str, absent: tuple[str, ...], floats: Every) -> None:
     script = f"import sys; path = {str(floats[0])!r}; {code}; sys.exit(bool({absent!r} & sys.modules.keys()))"
     script = script.replace(repr(absent), repr(set(absent)))
     subprocess.run([sys.executable, "-c", script], check=True)

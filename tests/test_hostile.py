@@ -49,7 +49,7 @@ OPENERS: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_links_out_of_the_directory_are_followed_when_that_is_allowed(
+def test_links_out_of_directory_are_followed_if_allowed(
     linked: Path, opener: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(tload.PermissionDeniedError) as caught:
@@ -71,7 +71,7 @@ def test_listed_file_may_be_symlink(linked: Path) -> None:
     assert list(tload.open([path])) == ["t"]
 
 
-def test_the_variable_is_yes_or_no(linked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_symlinks_variable_is_boolean(linked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("", " ", "0", "no", "FALSE"):
         monkeypatch.setenv("TLOAD_FOLLOW_SYMLINKS", text)
         with pytest.raises(tload.PermissionDeniedError):
@@ -115,7 +115,7 @@ def test_tensor_names_are_escaped_in_output(tmp_path: Path) -> None:
         assert_shown(text)
 
 
-def test_a_long_name_is_cut(tmp_path: Path) -> None:
+def test_long_name_is_truncated(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write(path, "n" * 10_000_000, tensor_bytes=3)
     with pytest.raises(tload.FormatError) as cut:

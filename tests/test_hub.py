@@ -86,7 +86,7 @@ def download(served: hub.Hub, cache: Path, **arguments: Any) -> Path:
     return Path(package.snapshot_download(MODEL, endpoint=served.url, cache_dir=cache, token=False, **arguments))
 
 
-def test_a_model_comes_from_the_hub(served: hub.Hub, files: dict[str, bytes]) -> None:
+def test_model_is_loaded_from_hub(served: hub.Hub, files: dict[str, bytes]) -> None:
     commit = served.commit(MODEL, files)
     served.commit(MODEL, files, "refs/pr/1")
     for rest in ("", "@main", "@refs/pr/1", f"@{commit}", "/model.safetensors.index.json"):
@@ -99,7 +99,7 @@ def test_a_model_comes_from_the_hub(served: hub.Hub, files: dict[str, bytes]) ->
     assert pinned == {commit}, "never by the name of a branch"
 
 
-def test_the_cache_of_the_package_is_read_without_asking_the_hub(
+def test_cached_model_is_read_without_hub_requests(
     served: hub.Hub, files: dict[str, bytes], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = served.commit(MODEL, files)
@@ -120,7 +120,7 @@ def test_the_cache_of_the_package_is_read_without_asking_the_hub(
     assert served.asked == []
 
 
-def test_what_the_package_downloads_is_what_tload_reads(
+def test_hub_package_download_matches_tload(
     served: hub.Hub, files: dict[str, bytes], tmp_path: Path, home: Path
 ) -> None:
     safetensors = require("safetensors.numpy")

@@ -158,7 +158,7 @@ except (KeyboardInterrupt, tload.CancelledError):
 
 
 @pytest.mark.parametrize("way", ["next", "open"])
-def test_ctrl_c_stops_a_wait_for_a_disk_that_hangs(way: str, megabytes: Path) -> None:
+def test_ctrl_c_ends_wait_for_hung_disk(way: str, megabytes: Path) -> None:
     def interrupt() -> float:
         with running(HANG, megabytes, way) as child:
             sent = time.monotonic()
@@ -170,7 +170,7 @@ def test_ctrl_c_stops_a_wait_for_a_disk_that_hangs(way: str, megabytes: Path) ->
     assert_prompt(interrupt, 3)
 
 
-def test_other_threads_run_while_a_load_waits_and_can_cancel_it(megabytes: Path) -> None:
+def test_waiting_load_lets_other_threads_run_and_cancel(megabytes: Path) -> None:
     def interrupt() -> float:
         with running(HANG, megabytes, "cancel") as child:
             assert child.stdout is not None
@@ -231,7 +231,7 @@ def test_stream_use_after_fork_raises(megabytes: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_python_ends_well_with_a_load_running(megabytes: Path) -> None:
+def test_python_exits_cleanly_during_load(megabytes: Path) -> None:
     for ending in ("", "sys.exit(0)", "del stream"):
         script = (
             "import sys, tload\n"

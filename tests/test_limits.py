@@ -76,7 +76,7 @@ def limit(kind: int, *limits: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(kind, (limits[0], limits[-1]))
 
 
-def test_a_hundred_shards_and_64_descriptors_name_the_limit(shards: Path, loaded: str) -> None:
+def test_hundred_shards_with_64_descriptors_name_limit(shards: Path, loaded: str) -> None:
     done = run(shards, limit(resource.RLIMIT_NOFILE, 64))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("IoError\n")
@@ -133,7 +133,7 @@ os.setuid({user})
     assert threads < 5 or done.stdout == loaded, done.stdout
 
 
-def test_an_address_space_without_room_is_an_error_of_memory(tmp_path: Path) -> None:
+def test_exhausted_address_space_raises_memory_error(tmp_path: Path) -> None:
     path = tmp_path / "large.safetensors"
     write_file(path, {"t": Content.random("U8", (1,), 1)})
     bytes_max = 4 << 30

@@ -42,7 +42,7 @@ def save(path: Path, tensors: dict[str, Any]) -> Path:
     return path
 
 
-def test_every_dtype_goes_straight_into_a_tensor(every_dtype: Every) -> None:
+def test_every_dtype_is_read_directly_into_tensor(every_dtype: Every) -> None:
     path, tensors = every_dtype
     names = only(tensors, set(_torch.DTYPES))
     target = {name: empty_for(tensors[name]) for name in names}
@@ -57,7 +57,7 @@ def test_every_dtype_goes_straight_into_a_tensor(every_dtype: Every) -> None:
     assert report.devices == ()
 
 
-def test_every_dtype_goes_straight_into_an_array(every_dtype: Every) -> None:
+def test_every_dtype_is_read_directly_into_array(every_dtype: Every) -> None:
     np = require("numpy")
     ml_dtypes = require("ml_dtypes")
     path, tensors = every_dtype
@@ -148,7 +148,7 @@ def test_tied_parameters_are_filled_whichever_was_saved(saved: tuple[str, ...], 
     assert report.tensors == 1
 
 
-def test_everything_that_does_not_fit_is_listed_and_nothing_is_written(tmp_path: Path) -> None:
+def test_all_mismatches_are_listed_before_any_write(tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {name: torch.ones(2, 3) for name in ("fits", "shape", "dtype", "extra")})
     target = {
@@ -157,7 +157,7 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_is_written(tmp_path:
         "dtype": torch.zeros(2, 3, dtype=torch.float16),
         "missing": torch.zeros(1),
     }
-    with pytest.raises(ValueError, match="do not fit") as caught:
+    with pytest.raises(ValueError, match="do not match") as caught:
         tload.load_into(target, path)
     assert isinstance(caught.value, tload.InvalidRequestError)
     for text in (
@@ -185,7 +185,7 @@ def test_non_strict_loads_common_names(tmp_path: Path) -> None:
         tload.load_into({}, path)
 
 
-def test_a_selection_leaves_other_targets_alone(tmp_path: Path) -> None:
+def test_unselected_targets_are_unchanged(tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"a": torch.ones(2), "b": torch.ones(2)})
     target = {"a": torch.zeros(2), "b": torch.zeros(2)}
@@ -232,7 +232,7 @@ def test_invalid_targets_are_listed(tmp_path: Path) -> None:
         tload.load_into(module, path)
 
 
-def test_a_mistaken_call(tmp_path: Path) -> None:
+def test_invalid_calls_raise_errors(tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"a": torch.ones(2)})
     wrong: Any
@@ -255,24 +255,24 @@ def pairs_that_share() -> dict[str, tuple[Any, Any, str]]:
     array = np.zeros((4, 4), np.float32)
     halves = torch.zeros(4, 4, dtype=torch.bfloat16)
     complexes = torch.zeros(4, 4, dtype=torch.complex64)
-    same, some = "are the same memory in other shapes or strides", "share some of their memory"
+    same, some = "are the same memory with different shapes or strides", "share some of their memory"
     return {
         "transposed": (base, base.t(), same),
         "shifted": (other[:16].view(4, 4), other[8:24].view(4, 4), some),
         "strided": (other.view(8, 8)[::2, ::2], other.view(8, 8)[:4, :4], some),
         "two strided": (other.view(8, 8)[::2, ::2], other.view(8, 8)[2:6, 1:5], some),
         "as_strided": (other.as_strided((4, 4), (16, 1)), other.as_strided((4, 4), (1, 16)), same),
-        "in two dtypes": (halves, halves.view(torch.int16), "are the same memory, once as BF16 and once as I16"),
+        "in two dtypes": (halves, halves.view(torch.int16), "are the same memory, as BF16 and as I16"),
         "in two dtypes, strided": (
             halves.t(),
             halves.t().view(torch.float16),
-            "are the same memory, once as BF16 and once as F16",
+            "are the same memory, as BF16 and as F16",
         ),
-        "conjugated": (complexes, complexes.conj(), "once as C64 and once as C64 conjugated"),
+        "conjugated": (complexes, complexes.conj(), "as C64 and as C64 conjugated"),
         "arrays": (array, array.T, same),
         "reversed arrays": (array, array[::-1], same),
         "array and tensor": (array, torch.from_numpy(array).t(), same),
-        "byte orders": (array.T, array.T.view(">f4"), "once as F32 and once as >f4"),
+        "byte orders": (array.T, array.T.view(">f4"), "as F32 and as >f4"),
     }
 
 
@@ -293,7 +293,7 @@ def pairs_that_share() -> dict[str, tuple[Any, Any, str]]:
         "byte orders",
     ],
 )
-def test_targets_that_share_memory_are_refused(which: str, tmp_path: Path) -> None:
+def test_targets_sharing_memory_are_rejected(which: str, tmp_path: Path) -> None:
     torch = require("torch")
     one, other, relation = pairs_that_share()[which]
     path = save(tmp_path / "a.safetensors", {"a": torch.ones(4, 4), "b": torch.full((4, 4), 2.0)})
@@ -309,7 +309,7 @@ def test_targets_that_share_memory_are_refused(which: str, tmp_path: Path) -> No
     assert (torch.as_tensor(one) == 1).all()
 
 
-def test_views_of_one_memory_that_share_no_byte_are_filled(tmp_path: Path) -> None:
+def test_disjoint_views_of_one_memory_are_filled(tmp_path: Path) -> None:
     torch = require("torch")
     fused, turned = torch.zeros(4, 8), torch.zeros(8, 4)
     target = {
@@ -325,9 +325,7 @@ def test_views_of_one_memory_that_share_no_byte_are_filled(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("saved", [("a",), ("b",), ("a", "b")])
 @pytest.mark.parametrize("kind", ["transposed", "strided", "array", "array and tensor", "converted"])
-def test_one_tensor_under_two_names_is_filled_once_however_it_lies(
-    kind: str, saved: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_tied_tensor_is_filled_once_with_any_strides(kind: str, saved: tuple[str, ...], tmp_path: Path) -> None:
     torch = require("torch")
     np = require("numpy")
     array = np.zeros((4, 4), np.float32)
@@ -386,7 +384,7 @@ def _lanes() -> list[str]:
     return [name for name in names if name.startswith("tload")]
 
 
-def test_what_is_not_selected_needs_no_memory(tmp_path: Path) -> None:
+def test_unselected_targets_need_no_memory(tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"a.weight": torch.ones(2), "b.weight": torch.ones(2)})
     target = {"a.weight": torch.zeros(2), "b.weight": torch.zeros(2, device="meta"), "c": [1]}
@@ -409,7 +407,7 @@ def test_extra_state_ignored(tmp_path: Path) -> None:
     assert module.weight.tolist() == [[3, 3]]
 
 
-def test_elements_that_share_memory_without_a_stride_of_zero_are_refused(tmp_path: Path) -> None:
+def test_overlapping_strides_are_rejected(tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"window": torch.ones(4, 4), "turned": torch.ones(3, 2)})
     window = {"window": torch.zeros(10).as_strided((4, 4), (1, 1)), "turned": torch.zeros(2, 3).T}
@@ -425,7 +423,7 @@ def test_a_lazy_parameter_is_named(tmp_path: Path) -> None:
         tload.load_into(torch.nn.LazyLinear(2, bias=False), path)
 
 
-def test_a_tensor_without_memory_of_its_own_is_named(tmp_path: Path) -> None:
+def test_tensor_without_own_memory_is_named(tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"weight": torch.ones(2, 2)})
 

@@ -90,14 +90,14 @@ def test_unknown_log_level_warns() -> None:
 
 
 @pytest.mark.parametrize("order", ["{setup}; {load}", "import tload; {setup}; {load}"])
-def test_a_program_that_sets_up_logging_gets_each_line_once(order: str, floats: Floats) -> None:
+def test_configured_logging_emits_each_line_once(order: str, floats: Floats) -> None:
     setup = "import logging; logging.basicConfig(format='mine: %(message)s')"
     said = logged_by(order.format(setup=setup, load=LOAD), str(floats[0]), TLOAD_LOG="info")
     assert said.count("\n") == 1
     assert said.startswith("mine: ")
 
 
-def test_a_program_may_listen_to_the_logger_itself(floats: Floats) -> None:
+def test_own_handler_receives_records(floats: Floats) -> None:
     listen = (
         "import logging, tload; handler = logging.StreamHandler();"
         "handler.setFormatter(logging.Formatter('own %(levelname)s')); logging.getLogger('tload').addHandler(handler)"
@@ -105,11 +105,11 @@ def test_a_program_may_listen_to_the_logger_itself(floats: Floats) -> None:
     assert logged_by(f"{listen}; {LOAD}", str(floats[0]), TLOAD_LOG="info") == "own INFO\n"
 
 
-def test_programs_without_standard_error_load_too(floats: Floats) -> None:
+def test_load_works_without_standard_error(floats: Floats) -> None:
     assert logged_by(f"import sys; sys.stderr = None; {LOAD}", str(floats[0]), TLOAD_LOG="debug") == ""
 
 
-def test_configuring_twice_says_everything_once(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuring_twice_logs_once(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     _logging.configure("info")
     _logging.configure("info")
     assert len([handler for handler in logger.handlers if isinstance(handler, _logging._StandardError)]) == 1
@@ -138,7 +138,7 @@ def test_levels_of_logging_work_without_the_variable(floats: Floats, caplog: pyt
     assert [record.getMessage() for record in caplog.records] == [report.summary]
 
 
-def test_a_load_that_fails_is_logged_with_its_outcome(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_load_is_logged_with_outcome(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a.safetensors"
     write_file(path, {f"t{index}": Content.random("U8", (5000,), index) for index in range(4)})
     with caplog.at_level(logging.INFO, "tload"):
@@ -170,7 +170,7 @@ def test_loads_in_event_loops_are_logged_too(
     assert ("(cancelled)" if fails else "(complete)") in caplog.records[0].getMessage()
 
 
-def test_what_is_logged_comes_below_the_bar(
+def test_log_lines_follow_progress_bar(
     floats: Floats, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []

@@ -60,7 +60,7 @@ def stalling(web: Web, tmp_path: Path) -> Web:
 
 @pytest.mark.parametrize("framework", ["torch", "numpy"])
 @pytest.mark.parametrize("way", ["load", "stream", "open"])
-def test_an_object_store_brings_what_a_disk_brings(way: str, framework: Any, s3: S3, url: str, folder: Path) -> None:
+def test_object_store_load_equals_disk_load(way: str, framework: Any, s3: S3, url: str, folder: Path) -> None:
     require(framework)
     local = tload.load(folder, framework=framework)
     if way == "load":
@@ -87,7 +87,7 @@ def shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("model-*.safetensors"))
 
 
-def test_the_report_tells_what_came_from_where(s3: S3, url: str) -> None:
+def test_report_counts_remote_and_local_bytes(s3: S3, url: str) -> None:
     stream = tload.stream(url, framework="dlpack", store=s3.store)
     total = sum(tensor.nbytes for _, tensor in stream)
     report = stream.report
@@ -136,7 +136,7 @@ def test_one_load_takes_files_and_objects(s3: S3, url: str, folder: Path, web: W
     assert report.read_bytes == report.remote_bytes + report.direct_bytes + report.buffered_bytes
 
 
-def test_the_environment_says_how_and_store_wins(s3: S3, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_overrides_environment(s3: S3, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key_id)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_access_key)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
@@ -193,7 +193,7 @@ def test_wrong_credentials_are_a_permission_error_without_the_secret(
     assert "swordfish" not in shown
 
 
-def test_a_url_with_a_secret_is_shown_without_it(web: Web, folder: Path) -> None:
+def test_secret_in_url_is_not_shown(web: Web, folder: Path) -> None:
     web.files["a.safetensors"] = shards(folder)[0].read_bytes()
     host = web.url.removeprefix("http://")
     url = f"http://user:hunter2@{host}/a.safetensors?signature=hunter2"
@@ -229,14 +229,14 @@ def test_missing_object_raises_not_found(place: str, code: str, s3: S3, url: str
     assert caught.value.location == caught.value.filename == f"s3://{place}"
 
 
-def test_a_web_page_that_is_not_there(web: Web) -> None:
+def test_missing_web_page_raises_not_found_error(web: Web) -> None:
     with pytest.raises(tload.NotFoundError) as caught:
         tload.open(f"{web.url}/none.safetensors")
     assert caught.value.status == 404
 
 
 @pytest.mark.parametrize("retries", [None, 0])
-def test_a_refused_connection_is_a_connection_error(retries: int | None) -> None:
+def test_refused_connection_raises_connection_error(retries: int | None) -> None:
     endpoint = f"http://127.0.0.1:{unused_port()}"
     store: dict[str, Any] = {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "hunter2"}
     if retries is not None:
@@ -252,7 +252,7 @@ def test_a_refused_connection_is_a_connection_error(retries: int | None) -> None
         assert "hunter2" not in "".join(traceback.format_exception(error))
 
 
-def test_a_deadline_passes_while_a_server_stalls(stalling: Web) -> None:
+def test_deadline_expires_while_server_stalls(stalling: Web) -> None:
     with tload.open(f"{stalling.url}/a.safetensors") as checkpoint:
         # Longer deadlines are for a machine on which nothing arrived within the first.
         for timeout in (1, 5, 25):
@@ -266,7 +266,7 @@ def test_a_deadline_passes_while_a_server_stalls(stalling: Web) -> None:
     pytest.fail("no tensor arrived before the server stalled")
 
 
-def test_a_server_that_stalls_too_long_is_a_timeout(stalling: Web) -> None:
+def test_stalled_server_raises_timeout_error(stalling: Web) -> None:
     stalling.stall_from = 0
     with pytest.raises(TimeoutError) as caught:
         tload.open(f"{stalling.url}/a.safetensors", store={"read_timeout": 0.2, "retries": 1})
@@ -306,7 +306,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("scheme", ["s3", "http"])
 @pytest.mark.parametrize("way", ["open", "load", "stream", "progress"])
-def test_ctrl_c_stops_a_wait_for_a_server_that_stalls(way: str, scheme: str, stalling: Web) -> None:
+def test_ctrl_c_ends_wait_for_stalled_server(way: str, scheme: str, stalling: Web) -> None:
     if way == "open":
         stalling.stall_from = 0
     numbers = itertools.count()
@@ -410,7 +410,7 @@ def test_abandoned_load_frees_memory_and_threads(way: str, stalling: Web) -> Non
             child.kill()
 
 
-def test_python_ends_well_while_a_server_stalls(stalling: Web) -> None:
+def test_python_exits_cleanly_while_server_stalls(stalling: Web) -> None:
     for ending in ("", "sys.exit(0)", "del stream"):
         script = (
             "import sys, tload\n"
@@ -481,7 +481,7 @@ assert 1 + len(list(stream)) == len(tload.load(checkpoint, framework="dlpack")) 
 """
 
 
-def test_a_checkpoint_in_a_store_says_that_it_does_not_survive_fork(s3: S3, url: str) -> None:
+def test_store_checkpoint_after_fork_raises_error(s3: S3, url: str) -> None:
     arguments = [url, s3.endpoint, s3.access_key_id, s3.secret_access_key]
     environment = os.environ | {"COUNT": str(len(LAYERS))}
     for _ in range(3):

@@ -49,7 +49,7 @@ def test_a_checkpoint_equals_itself_only(tmp_path: Path) -> None:
     assert {one: "a", other: "b"}[other] == "b"
 
 
-def test_every_kind_of_location_opens_the_same(tmp_path: Path) -> None:
+def test_every_kind_of_location_opens_equally(tmp_path: Path) -> None:
     tensors = {"a": Content.random("F32", (3,), 0), "b": Content.random("BF16", (5, 7), 1)}
     write_checkpoint(tmp_path, [{"a": tensors["a"]}, {"b": tensors["b"]}])
     shards = sorted(tmp_path.glob("*.safetensors"))
@@ -83,7 +83,7 @@ def test_metadata_is_text_by_name(every_dtype: Floats) -> None:
     assert checkpoint.shards[0].metadata == checkpoint.metadata
 
 
-def test_a_path_that_is_not_unicode_opens(floats: Floats, tmp_path: Path) -> None:
+def test_path_that_is_not_unicode_opens(floats: Floats, tmp_path: Path) -> None:
     path, tensors = floats
     odd = tmp_path / os.fsdecode(b"caf\xe9.safetensors")
     try:
@@ -94,7 +94,7 @@ def test_a_path_that_is_not_unicode_opens(floats: Floats, tmp_path: Path) -> Non
         assert set(tload.open(source)) == set(tensors)
 
 
-def test_the_repr_is_worth_reading(floats: Floats) -> None:
+def test_repr_is_readable(floats: Floats) -> None:
     path, _ = floats
     with tload.open(path) as checkpoint:
         assert repr(checkpoint) == f"<tload.Checkpoint {str(path)!r}: 12 tensors, 10.0 KiB in 1 file>"
@@ -104,7 +104,7 @@ def test_the_repr_is_worth_reading(floats: Floats) -> None:
     )
 
 
-def test_after_close_the_headers_can_be_read_and_nothing_be_loaded(floats: Floats) -> None:
+def test_closed_checkpoint_keeps_headers_and_rejects_loads(floats: Floats) -> None:
     path, _ = floats
     with tload.open(path) as checkpoint:
         assert checkpoint["layer.0.weight"].shape == (1, 33)
@@ -113,7 +113,7 @@ def test_after_close_the_headers_can_be_read_and_nothing_be_loaded(floats: Float
         tload.stream(checkpoint, framework="dlpack")
 
 
-def test_an_unknown_tensor_is_a_key_error_that_reads_well(floats: Floats) -> None:
+def test_unknown_tensor_raises_readable_key_error(floats: Floats) -> None:
     path, _ = floats
     with pytest.raises(KeyError) as caught:
         tload.open(path)["layer.99.weight"]
@@ -141,21 +141,21 @@ class BytesPath(os.PathLike[bytes]):
         return b"model"
 
 
-def test_a_path_of_bytes_is_a_type_error() -> None:
+def test_bytes_path_raises_type_error() -> None:
     for source in (BytesPath(), [BytesPath()]):
         with pytest.raises(TypeError, match="found one of bytes"):
             tload.open(source)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("source", ["a\0b", Path("a\0b"), ["a\0b"], [Path("a\0b")], "\udcff\0", "file:///a%00b"])
-def test_a_path_with_nul_is_refused(source: Any) -> None:
+def test_path_with_nul_is_rejected(source: Any) -> None:
     with pytest.raises(tload.InvalidRequestError) as caught:
         tload.open(source)
     assert "\0" not in str(caught.value)
 
 
 @pytest.mark.parametrize("source", ["ftp://host/model", "ipfs://org/model", ["ftp://host/model.safetensors"]])
-def test_a_url_that_no_build_reads_is_unsupported(source: Any) -> None:
+def test_unknown_url_scheme_raises_unsupported_error(source: Any) -> None:
     with pytest.raises(tload.UnsupportedError, match=r"locations that begin with \w+:// cannot be read"):
         tload.open(source)
 
@@ -169,12 +169,12 @@ class UrlPath(os.PathLike[str]):
 
 
 @pytest.mark.parametrize("scheme", sorted(_checkpoint.SCHEMES))
-def test_a_url_in_a_path_is_refused(scheme: str) -> None:
+def test_url_in_path_object_is_rejected(scheme: str) -> None:
     url = f"{scheme}://user:hunter2@bucket/model"
     for path in (Path(url), Path(url.upper()), UrlPath(url)):
         sources: list[Any] = [path, ["a.safetensors", path]]
         for source in sources:
-            with pytest.raises(tload.InvalidRequestError, match=f"begins with {scheme}:/ is no URL") as caught:
+            with pytest.raises(tload.InvalidRequestError, match=f"begins with {scheme}:/ is not a URL") as caught:
                 tload.open(source)
             assert caught.value.hint == f'pass the URL as a str: "{scheme}://…"'
             assert "hunter2" not in str(caught.value).lower()
@@ -186,7 +186,7 @@ def test_a_bare_scheme_is_refused_with_what_is_missing(scheme: str) -> None:
         tload.open(f"{scheme}://")
 
 
-def test_a_path_may_have_colons(floats: Floats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_with_colons_opens(floats: Floats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "s3:"
     folder.mkdir()
     (folder / "a.safetensors").write_bytes(floats[0].read_bytes())
@@ -195,7 +195,7 @@ def test_a_path_may_have_colons(floats: Floats, tmp_path: Path, monkeypatch: pyt
     assert len(tload.open(Path("s3:"))) == 12
 
 
-def test_a_process_may_change_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_survives_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint opened by a relative path stays the same after the working directory changes."""
     tensors = [{"a": Content.random("U8", (3 << 20,), seed)} for seed in (1, 2)]
     for name, content in zip(("here", "there"), tensors, strict=True):

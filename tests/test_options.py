@@ -53,9 +53,7 @@ def test_options_reach_the_load(floats: Floats) -> None:
     assert got.direct_bytes == 0
 
 
-def test_keywords_win_over_options_which_win_over_the_environment(
-    floats: Floats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keywords_override_options_override_environment(floats: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, variable in _options.VARIABLES.items():
         special = {
             "engine": "pread",
@@ -82,9 +80,7 @@ def test_keywords_win_over_options_which_win_over_the_environment(
     ("text", "seconds"),
     [("500ms", 0.5), ("30s", 30.0), ("2m", 120.0), ("1 h", 3600.0), ("1.5", 1.5), ("2 min", 120.0), ("1e1", 10.0)],
 )
-def test_a_timeout_in_the_environment_may_have_a_unit(
-    text: str, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_timeout_accepts_units(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLOAD_TIMEOUT", text)
     assert _options.resolve(None, {}).timeout == seconds
 
@@ -149,7 +145,7 @@ def test_invalid_variable_named_in_error(
         ({"verify": ""}, 'verify is ""; it can be off, auto, require, sha256, sha256:MANIFEST'),
     ],
 )
-def test_values_that_cannot_work_are_refused_by_options_and_by_calls(
+def test_invalid_values_are_rejected_by_options_and_calls(
     keywords: dict[str, Any], message: str, floats: Floats
 ) -> None:
     for make in (lambda: tload.Options(**keywords), lambda: tload.stream(floats[0], framework="dlpack", **keywords)):
@@ -196,7 +192,7 @@ def test_options_of_another_type_are_a_type_error(floats: Floats) -> None:
         tload.stream(floats[0], options={"depth": 3})  # type: ignore[call-overload]
 
 
-def test_an_unknown_keyword_is_blamed_on_the_function_that_was_called(floats: Floats) -> None:
+def test_unknown_keyword_names_called_function(floats: Floats) -> None:
     for function, name in ((tload.load, "load"), (tload.stream, "stream")):
         with pytest.raises(TypeError) as caught:
             function(floats[0], framework="dlpack", deepth=3)  # type: ignore[call-overload]

@@ -83,7 +83,7 @@ def test_views_are_right_in_torch(*, writable: bool | None, aligned: Path) -> No
 
 
 @pytest.mark.parametrize("writable", [None, False, True])
-def test_views_are_right_in_numpy_and_read_only_unless_asked_for(*, writable: bool | None, aligned: Path) -> None:
+def test_numpy_views_are_correct_and_read_only_by_default(*, writable: bool | None, aligned: Path) -> None:
     require("ml_dtypes")
     loaded = tload.load(
         aligned, framework="numpy", names=of({*_numpy.DTYPES, *_numpy.ML_DTYPES}), cache="map", writable=writable
@@ -102,7 +102,7 @@ def test_views_are_right_in_numpy_and_read_only_unless_asked_for(*, writable: bo
 
 
 @pytest.mark.parametrize("writable", [None, False, True])
-def test_views_are_right_by_dlpack_which_says_what_may_be_written_to(*, writable: bool | None, aligned: Path) -> None:
+def test_dlpack_views_are_correct_with_read_only_flag(*, writable: bool | None, aligned: Path) -> None:
     stream = tload.stream(aligned, framework="dlpack", cache="map", writable=writable)
     loaded = dict(stream)
     assert stream.report.copied_bytes == 0
@@ -134,7 +134,7 @@ def test_dlpack_below_v1_rejects_read_only_view(large: Path) -> None:
     assert look(writable.__dlpack__()).raw == LARGE["t0"].raw
 
 
-def test_tensors_of_their_own_memory_are_writable_whatever_is_asked_for(large: Path) -> None:
+def test_owned_tensors_are_always_writable(large: Path) -> None:
     np = require("numpy")
     caches: list[Cache] = ["auto", "buffered", "drop"]
     for cache in caches:
@@ -143,7 +143,7 @@ def test_tensors_of_their_own_memory_are_writable_whatever_is_asked_for(large: P
         assert np.from_dlpack(tensor).flags.writeable
 
 
-def test_what_is_written_to_a_view_reaches_neither_the_file_nor_another_load(large: Path) -> None:
+def test_writes_to_view_are_private(large: Path) -> None:
     require("torch")
     np = require("numpy")
     before = large.read_bytes()
@@ -183,7 +183,7 @@ print("written", flush=True)
 
 
 @pytest.mark.parametrize(("writable", "said"), [(None, 2), (True, 2), (False, 1)])
-def test_torch_may_write_unless_told_otherwise(*, writable: bool | None, said: int, large: Path) -> None:
+def test_torch_views_are_writable_by_default(*, writable: bool | None, said: int, large: Path) -> None:
     require("torch")
     script = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))" + WRITES % writable
     done = subprocess.run([sys.executable, "-c", script, str(large)], capture_output=True, text=True, check=False)
@@ -193,9 +193,7 @@ def test_torch_may_write_unless_told_otherwise(*, writable: bool | None, said: i
     assert (done.returncode == 0) if said == 2 else (done.returncode in killed)
 
 
-def test_a_torch_that_cannot_import_what_is_read_only_is_found_out_first(
-    large: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_without_read_only_import_is_rejected_first(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
 
     def export(_self: Any, _stream: Any = None) -> Any:
@@ -208,14 +206,14 @@ def test_a_torch_that_cannot_import_what_is_read_only_is_found_out_first(
     assert len(tload.load(large, writable=False)) == 8
 
 
-def test_the_environment_may_ask_for_views(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_can_select_views(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLOAD_CACHE", "map")
     assert report_of(large).engine.name == "map"
     assert not tload.load(large, framework="dlpack")["t0"].writable
     assert "writable" not in _options.VARIABLES, "programs set it"
 
 
-def test_the_report_tells_of_views(large: Path) -> None:
+def test_report_counts_views(large: Path) -> None:
     # A memory limit too small for any tensor: none of them is copied.
     report = report_of(large, cache="map", memory_limit=1)
     assert report.engine.name == "map"
@@ -274,7 +272,7 @@ def mappings(path: Path) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="SKIPPED: no /proc to see what is mapped")
-def test_a_file_is_mapped_as_long_as_a_tensor_of_it_lives(large: Path) -> None:
+def test_file_stays_mapped_while_a_tensor_lives(large: Path) -> None:
     np = require("numpy")
     array = np.from_dlpack(tload.load(large, framework="dlpack", cache="map", names="t3")["t3"])
     gc.collect()
@@ -294,7 +292,7 @@ def test_drop_leaves_nothing_in_the_page_cache(*, cold: bool, large: Path) -> No
     assert resident_bytes(large) > 16 * MIB
 
 
-def test_drop_lets_go_of_what_load_into_has_read(large: Path) -> None:
+def test_cache_drop_applies_to_load_into(large: Path) -> None:
     np = require("numpy")
     warm(large)
     target = {name: np.zeros(MIB, np.float32) for name in LARGE}
@@ -305,7 +303,7 @@ def test_drop_lets_go_of_what_load_into_has_read(large: Path) -> None:
 
 
 @pytest.mark.parametrize("cache", [None, "auto", "drop"])
-def test_what_is_in_the_page_cache_is_copied_from_there(cache: Cache | None, large: Path) -> None:
+def test_cached_pages_are_copied_from_page_cache(cache: Cache | None, large: Path) -> None:
     warm(large)
     report = report_of(large, cache=cache)
     assert (report.direct_bytes, report.mapped_bytes) == (0, 0)
@@ -327,16 +325,16 @@ def test_load_into_takes_no_views_and_writes_nothing(large: Path) -> None:
     # The core fills none of the float16 targets itself.
     halves = {name: torch.full((MIB,), 7.0, dtype=torch.float16) for name in LARGE}
     for target in (arrays, halves):
-        with pytest.raises(tload.UnsupportedError, match="cache=map shows files in host memory") as caught:
+        with pytest.raises(tload.UnsupportedError, match="cache=map maps files into host memory") as caught:
             tload.load_into(target, large, cast=True, cache="map")
         assert caught.value.hint == "use cache=auto"
         assert all((tensor == 7.0).all() for tensor in target.values())
 
 
-def test_a_gpu_takes_no_views(cuda: gpu.Stub, large: Path) -> None:
+def test_views_are_rejected_for_gpu(cuda: gpu.Stub, large: Path) -> None:
     for keywords in ({"device": "cuda:0"}, {"device_map": {"t0": "cuda:1"}}):
         device: Any = keywords
-        with pytest.raises(tload.UnsupportedError, match="cache=map shows files in host memory"):
+        with pytest.raises(tload.UnsupportedError, match="cache=map maps files into host memory"):
             tload.stream(large, framework="dlpack", cache="map", **device)
     assert cuda.live("allocations") == 0
 
@@ -346,12 +344,12 @@ def test_objects_have_no_views(web: Web, large: Path) -> None:
     web.files["a.safetensors"] = other.read_bytes()
     url = f"{web.url}/a.safetensors"
     for source in (url, [str(large), url]):
-        with pytest.raises(tload.UnsupportedError, match="cache=map shows files, and this is an object") as caught:
+        with pytest.raises(tload.UnsupportedError, match="cache=map maps files, and this is an object") as caught:
             tload.stream(source, framework="dlpack", cache="map")
         assert caught.value.location == url
 
 
-def test_a_file_that_has_become_shorter_is_an_error(large: Path) -> None:
+def test_truncated_file_raises_error(large: Path) -> None:
     with tload.open(large) as checkpoint:
         os.truncate(large, 10 * MIB)
         with pytest.raises(tload.ChangedError):

@@ -110,7 +110,7 @@ def failure(folder: Path) -> str:
     return "none"
 
 
-def test_a_broken_file_is_an_error_of_the_same_name(dense: Path, tmp_path: Path) -> None:
+def test_broken_file_raises_error_of_same_name(dense: Path, tmp_path: Path) -> None:
     folder = models.save(auto().from_pretrained(dense), tmp_path)
     path = min(folder.glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-10])

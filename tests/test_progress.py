@@ -32,7 +32,7 @@ def megabytes(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_callback_sees_growing_numbers_and_the_end(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callback_sees_increasing_progress_and_end(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
     seen: list[tload.Progress] = []
     tload.load(megabytes, framework="dlpack", progress=seen.append)
@@ -71,7 +71,7 @@ def test_callback_exception_stops_load(megabytes: Path, monkeypatch: pytest.Monk
     assert next(stream, None) is None
 
 
-def test_progress_must_be_something_sensible(megabytes: Path) -> None:
+def test_invalid_progress_raises_type_error(megabytes: Path) -> None:
     wrong: Any = "yes"
     with pytest.raises(TypeError, match="progress: wanted True, False, None or a callable, found str"):
         tload.stream(megabytes, framework="dlpack", progress=wrong)

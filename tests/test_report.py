@@ -53,7 +53,7 @@ def test_the_numbers_add_up(loaded: tuple[tload.Report, Path]) -> None:
     assert report.lanes > 0
 
 
-def test_it_is_plain_when_asked(loaded: tuple[tload.Report, Path]) -> None:
+def test_report_converts_to_plain_dict(loaded: tuple[tload.Report, Path]) -> None:
     report, _ = loaded
     plain = json.loads(json.dumps(report.to_dict()))
     assert plain == report.to_dict()
@@ -75,7 +75,7 @@ def test_fields_are_those_of_the_core(tmp_path: Path) -> None:
             read_report(json.dumps(changed), "")
 
 
-def test_its_text_is_for_people(loaded: tuple[tload.Report, Path]) -> None:
+def test_report_text_is_readable(loaded: tuple[tload.Report, Path]) -> None:
     report, path = loaded
     assert re.search(r"8 tensors, 16\.0 MiB in \d+\.\d+ s", str(report))
     assert report.summary.startswith(f"{path}: 8 tensors, 16.0 MiB in ")

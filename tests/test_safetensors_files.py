@@ -198,7 +198,7 @@ def test_each_tensor_has_a_storage_of_its_own(aligned: Path) -> None:
             assert tensor.untyped_storage().data_ptr() == tensor.data_ptr()
 
 
-def test_what_is_not_aligned_is_copied(tmp_path: Path) -> None:
+def test_unaligned_tensor_is_copied(tmp_path: Path) -> None:
     require("torch")
     path = tmp_path / "odd.safetensors"
     tensors = {"byte": Content("U8", (1,), b"x"), **LAYERS}
@@ -220,7 +220,7 @@ def test_torchs_default_device_changes_nothing(aligned: Path) -> None:
             assert {tensor.device.type for tensor in handle.get_tensors().values()} == {"cpu"}
 
 
-def test_a_file_that_is_replaced_while_it_is_opened(aligned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_replaced_while_opened(aligned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The header of one file and the bytes of another would make wrong tensors."""
     opened = tload.open
 
@@ -246,7 +246,7 @@ def test_a_deleted_file_can_still_be_read(aligned: Path) -> None:
             aligned.write_bytes(content)
 
 
-def test_a_file_that_may_not_be_read(aligned: Path) -> None:
+def test_unreadable_file_raises_permission_error(aligned: Path) -> None:
     require_root()
     aligned.chmod(0o000)
     # All modules are imported, and the folder is open, before the rights are dropped.
@@ -297,11 +297,11 @@ def test_folders_indices_and_lists(tmp_path: Path) -> None:
                 assert raw(handle.get_slice("layer.4")[1]) == LAYERS["layer.4"].raw[256:512]
 
 
-def test_an_open_checkpoint_stays_the_callers(aligned: Path) -> None:
+def test_open_checkpoint_is_not_closed(aligned: Path) -> None:
     with tload.open(aligned) as checkpoint:
         with safe_open(checkpoint, "np") as handle:
             assert raw(handle.get_tensor("layer.0")) == LAYERS["layer.0"].raw
-        with pytest.raises(tload.InvalidRequestError, match="store= comes too late"):
+        with pytest.raises(tload.InvalidRequestError, match="store= has no effect"):
             safe_open(checkpoint, "np", store={"retries": 1})
         assert len(tload.load(checkpoint, framework="numpy")) == len(LAYERS)
     with pytest.raises(tload.InvalidRequestError, match="is closed"):
@@ -316,7 +316,7 @@ def served(web: Web, aligned: Path) -> str:
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_a_url_is_a_file(framework: str, backend: str, served: str, aligned: Path) -> None:
+def test_url_opens_like_file(framework: str, backend: str, served: str, aligned: Path) -> None:
     theirs = require("safetensors")
     require("torch")
     with safe_open(served, framework, backend=backend) as far, theirs.safe_open(aligned, framework) as near:
@@ -361,7 +361,7 @@ def test_slice_reads_only_its_bytes(framework: str, backend: str, web: Web, tmp_
         assert web.requests
 
 
-def test_a_store_needs_its_options(s3: S3, aligned: Path) -> None:
+def test_store_url_opens_with_options(s3: S3, aligned: Path) -> None:
     url = s3.put("dropin", "model.safetensors", aligned.read_bytes())
     with safe_open(url, "np", store=s3.store) as handle:
         assert raw(handle.get_tensor("layer.0")) == LAYERS["layer.0"].raw
@@ -374,7 +374,7 @@ def test_a_store_needs_its_options(s3: S3, aligned: Path) -> None:
         safe_open("ftp://host/model.safetensors", "np")
 
 
-def test_handles_and_parts_say_what_they_are(aligned: Path) -> None:
+def test_handles_and_slices_have_repr(aligned: Path) -> None:
     with safe_open(aligned, "np") as handle:
         assert repr(handle) == f"<tload.safetensors.safe_open {str(aligned)!r}: numpy>"
         assert repr(handle.get_slice("layer.1")) == "<tload.safetensors.PySafeSlice 'layer.1': F32 [2, 64]>"
@@ -395,21 +395,19 @@ def test_large_files_can_be_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", ["tf", "tensorflow", "mlx", "paddle"])
-def test_frameworks_that_we_leave_to_the_package(framework: str, aligned: Path) -> None:
+def test_frameworks_left_to_safetensors(framework: str, aligned: Path) -> None:
     with pytest.raises(SafetensorError, match=rf'framework {framework} is not supported(?s:.*)pass framework="np"'):
         safe_open(aligned, framework)
 
 
 @pytest.mark.parametrize(("framework", "module"), [("pt", "torch"), ("np", "numpy"), ("jax", "jax.numpy")])
-def test_frameworks_that_are_not_there(
-    framework: str, module: str, aligned: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_frameworks(framework: str, module: str, aligned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ModuleNotFoundError, match=module.partition(".")[0]):
         safe_open(aligned, framework)
 
 
-def test_nothing_but_the_framework_is_imported(aligned: Path) -> None:
+def test_only_the_framework_is_imported(aligned: Path) -> None:
     require("numpy")
     code = f"""
 import sys

@@ -108,12 +108,12 @@ def both(theirs: Any, path: Path, framework: str, backend: str) -> tuple[safe_op
     )
 
 
-def test_the_error_is_the_packages_own(theirs: Any) -> None:
+def test_error_class_is_that_of_safetensors(theirs: Any) -> None:
     assert ours.SafetensorError is theirs.SafetensorError
 
 
 @pytest.mark.parametrize(("framework", "backend"), HANDLES)
-def test_handles_say_the_same(framework: str, backend: str, theirs: Any, path: Path) -> None:
+def test_handles_report_like_safetensors(framework: str, backend: str, theirs: Any, path: Path) -> None:
     mine, original = both(theirs, path, framework, backend)
     for name in ("keys", "metadata"):
         assert getattr(mine, name)() == getattr(original, name)(), name
@@ -128,7 +128,7 @@ def test_handles_say_the_same(framework: str, backend: str, theirs: Any, path: P
 
 
 @pytest.mark.parametrize(("framework", "backend"), HANDLES)
-def test_every_dtype_is_the_same(
+def test_every_dtype_equals_safetensors(
     framework: str, backend: str, theirs: Any, every_dtype: tuple[Path, dict[str, Content]]
 ) -> None:
     path, contents = every_dtype
@@ -155,7 +155,7 @@ def test_every_dtype_is_the_same(
 
 @pytest.mark.parametrize(("framework", "backend"), HANDLES)
 @pytest.mark.parametrize("name", INDICES)
-def test_every_index_is_the_same(framework: str, backend: str, name: str, theirs: Any, path: Path) -> None:
+def test_every_index_equals_safetensors(framework: str, backend: str, name: str, theirs: Any, path: Path) -> None:
     mine, original = (handle.get_slice(name) for handle in both(theirs, path, framework, backend))
     for index in INDICES[name]:
         found, wanted = outcome(mine.__getitem__, index), outcome(original.__getitem__, index)
@@ -299,7 +299,7 @@ def test_other_names_of_frameworks(framework: str, theirs: Any, path: Path) -> N
     assert fingerprint(mine.get_tensor("table")) == fingerprint(original.get_tensor("table"))
 
 
-def test_devices_that_are_the_cpu(theirs: Any, path: Path) -> None:
+def test_cpu_devices(theirs: Any, path: Path) -> None:
     for device in ("cpu", None):
         wanted = theirs.safe_open(path, "pt", device).get_tensor("table")
         assert fingerprint(ours.safe_open(path, "pt", device).get_tensor("table")) == fingerprint(wanted)
@@ -312,7 +312,7 @@ def test_devices_that_are_the_cpu(theirs: Any, path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["torch", "numpy"])
-def test_the_packages_own_examples(module: str, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_safetensors(module: str, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the code in the package's docstrings twice: unchanged, and with tload's imports."""
     original = require(f"safetensors.{module}")
     (tmp_path / "my_folder").mkdir()

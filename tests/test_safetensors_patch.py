@@ -81,7 +81,7 @@ def test_patch_replaces_only_readers(modules: dict[str, ModuleType]) -> None:
     assert state(modules) == before
 
 
-def test_it_ends_with_an_error_too(modules: dict[str, ModuleType]) -> None:
+def test_patch_is_undone_after_error(modules: dict[str, ModuleType]) -> None:
     before = state(modules)
 
     def fail() -> None:
@@ -110,7 +110,7 @@ def test_blocks_within_blocks(modules: dict[str, ModuleType]) -> None:
     assert state(modules) == {**before, "transformers.safe_open": modules["other"].safe_open}
 
 
-def test_blocks_that_overlap(modules: dict[str, ModuleType]) -> None:
+def test_overlapping_patch_blocks(modules: dict[str, ModuleType]) -> None:
     before = state(modules)
     entered, leave = threading.Event(), threading.Event()
 
@@ -138,7 +138,7 @@ def test_foreign_replacement_survives_unpatch(modules: dict[str, ModuleType]) ->
     assert not hasattr(modules["accelerate.checkpointing"], "load_model")
 
 
-def test_a_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, modules: dict[str, ModuleType]) -> None:
+def test_unimportable_library(monkeypatch: pytest.MonkeyPatch, modules: dict[str, ModuleType]) -> None:
     monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)
     with patch() as replaced:
         assert "transformers.modeling_utils.safe_open" not in replaced
@@ -146,9 +146,7 @@ def test_a_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, modu
     assert modules["accelerate.utils.modeling"].safe_open is sys.modules["safetensors"].safe_open
 
 
-def test_a_failure_on_the_way_in_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, modules: dict[str, ModuleType]
-) -> None:
+def test_failed_patch_is_undone(monkeypatch: pytest.MonkeyPatch, modules: dict[str, ModuleType]) -> None:
     class Stubborn(ModuleType):
         def __setattr__(self, name: str, value: object) -> None:
             message = f"{name}: no"

@@ -60,7 +60,7 @@ def test_tensors_are_taken_by_name_in_any_order(handle: safe_open) -> None:
             loader.take("t99")
 
 
-def test_iterating_skips_what_was_taken(handle: safe_open) -> None:
+def test_iteration_skips_taken_tensors(handle: safe_open) -> None:
     loader = handle.prefetch()
     assert raw(loader.take("t8")) == TENSORS["t8"].raw
     first, _ = next(iter(loader))
@@ -114,7 +114,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("plan", "message"), REFUSED)
-def test_plans_that_do_not_fit(plan: Any, message: str, handle: safe_open) -> None:
+def test_invalid_plans_are_rejected(plan: Any, message: str, handle: safe_open) -> None:
     with pytest.raises(SafetensorError, match=message):
         handle.prefetch(plan)
 
@@ -132,7 +132,7 @@ def test_wrong_arguments(handle: safe_open) -> None:
         handle.prefetch()
 
 
-def test_what_the_framework_lacks_is_refused_before_anything_is_read(
+def test_unsupported_dtype_is_rejected_before_first_read(
     every_dtype: tuple[Path, dict[str, Content]],
 ) -> None:
     require("torch")
@@ -143,7 +143,7 @@ def test_what_the_framework_lacks_is_refused_before_anything_is_read(
         handle.prefetch()
 
 
-def test_a_closed_loader_gives_nothing_more(handle: safe_open) -> None:
+def test_closed_loader_raises_error(handle: safe_open) -> None:
     loader = handle.prefetch()
     kept = loader.take("t4")
     loader.close()
@@ -155,14 +155,14 @@ def test_a_closed_loader_gives_nothing_more(handle: safe_open) -> None:
     assert "closed" in repr(loader)
 
 
-def test_a_loader_needs_its_handle_no_more(handle: safe_open) -> None:
+def test_loader_outlives_its_handle(handle: safe_open) -> None:
     first, second = handle.prefetch(), handle.prefetch({"t1": None})
     handle.__exit__(None, None, None)
     assert {name: raw(tensor) for name, tensor in first} == {name: content.raw for name, content in TENSORS.items()}
     assert raw(second.take("t1")) == TENSORS["t1"].raw
 
 
-def test_threads_take_what_they_want(handle: safe_open) -> None:
+def test_threads_take_chosen_tensors(handle: safe_open) -> None:
     names = [*TENSORS]
     with handle.prefetch() as loader, ThreadPoolExecutor(len(names)) as pool:
         start = threading.Barrier(len(names))
@@ -176,7 +176,7 @@ def test_threads_take_what_they_want(handle: safe_open) -> None:
         assert [*loader] == []
 
 
-def test_threads_share_what_comes(handle: safe_open) -> None:
+def test_threads_share_one_iteration(handle: safe_open) -> None:
     with handle.prefetch() as loader, ThreadPoolExecutor(4) as pool:
         lists = [pool.submit(lambda: [*loader]) for _ in range(4)]
         found = [pair for done in lists for pair in done.result()]
@@ -194,7 +194,7 @@ def stalling(web: Web, tmp_path: Path) -> str:
     return f"{web.url}/stalls.safetensors"
 
 
-def test_closing_ends_a_load_that_stalls(web: Web, stalling: str) -> None:
+def test_closing_ends_stalled_load(web: Web, stalling: str) -> None:
     require("numpy")
     # Without the close, the wait would not end.
     store = {"read_timeout": 3600}

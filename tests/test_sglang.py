@@ -11,7 +11,7 @@ import pytest
 import tload.sglang
 
 
-def test_without_sglang_it_says_so() -> None:
+def test_missing_sglang_raises_readable_error() -> None:
     if importlib.util.find_spec("sglang") is not None:
         pytest.skip("SKIPPED: this test is for machines without SGLang")
     with pytest.raises(ImportError, match="sglang"):

@@ -93,7 +93,7 @@ def test_slices_are_numpys(shaped: Shaped, seed: int) -> None:
                 assert infos[name].nbytes == expected.nbytes
 
 
-def test_only_what_is_needed_is_read(shaped: Shaped) -> None:
+def test_slices_read_only_needed_bytes(shaped: Shaped) -> None:
     path, arrays = shaped
     columns = (slice(None), slice(16))
 
@@ -185,9 +185,7 @@ def test_a_view_of_a_file_can_be_a_slice_without_gaps(shaped: Shaped) -> None:
         ("other", 0, tload.NoSuchTensorError, "no such tensor"),
     ],
 )
-def test_what_is_not_there_is_an_error(
-    shaped: Shaped, name: str, index: Any, error: type[Exception], says: str
-) -> None:
+def test_missing_names_raise_error(shaped: Shaped, name: str, index: Any, error: type[Exception], says: str) -> None:
     path, _ = shaped
     with tload.open(path) as checkpoint:
         with pytest.raises(error, match=says):
@@ -247,7 +245,7 @@ def test_many_threads_read(shaped: Shaped) -> None:
     assert wrong == []
 
 
-def test_a_file_that_has_changed_is_not_read(tmp_path: Path) -> None:
+def test_changed_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "changing.safetensors"
     write_file(path, {"t": Content("U8", (1000,), tile(1, 1000))})
     with tload.open(path) as checkpoint:

@@ -47,7 +47,7 @@ def test_values_become_texts() -> None:
     assert _store.resolve(None, {}) == _store.resolve({}, {}) == []
 
 
-def test_the_call_wins_over_the_environment_key_by_key() -> None:
+def test_call_overrides_environment_per_key() -> None:
     environment = {"TLOAD_STORE": "region=eu-west-1\r\n\n  Anonymous =yes\nsas= ?a=b&c=d\nheader.x-a=b"}
     assert _store.resolve(None, environment) == [
         ("region", "eu-west-1"),
@@ -148,7 +148,7 @@ def test_wrong_types_are_type_errors_that_name_the_key(store: Any, message: str,
         ({"anonymous": 2}, 'store option anonymous is "2"; it must be true or false', None),
     ],
 )
-def test_what_cannot_work_is_refused_without_a_secret(
+def test_invalid_store_options_are_rejected_without_secrets(
     store: Any, message: str, hint: str | None, floats: Floats
 ) -> None:
     for source in (floats[0], EVERYWHERE):
@@ -159,11 +159,9 @@ def test_what_cannot_work_is_refused_without_a_secret(
         assert SECRET not in "".join(traceback.format_exception(caught.value)) + repr(caught.value)
 
 
-def test_an_open_checkpoint_takes_no_store(floats: Floats) -> None:
+def test_open_checkpoint_rejects_store(floats: Floats) -> None:
     with tload.open(floats[0], store={"region": "eu-west-1"}) as checkpoint:
-        with pytest.raises(
-            tload.InvalidRequestError, match="the checkpoint is open, so store= comes too late"
-        ) as caught:
+        with pytest.raises(tload.InvalidRequestError, match="store= has no effect on an open checkpoint") as caught:
             tload.load(checkpoint, framework="dlpack", store={"region": "eu-west-1"})
         assert caught.value.hint == "pass store= to tload.open, or pass the location instead of the checkpoint"
         assert len(tload.load(checkpoint, framework="dlpack", store={})) == 12

@@ -95,7 +95,7 @@ def test_invalid_selection_rejected_before_reading(
         tload.stream(floats[0], framework="dlpack", **rules)
 
 
-def test_a_device_may_be_torchs(floats: Floats) -> None:
+def test_torch_device_is_accepted(floats: Floats) -> None:
     torch = require("torch")
     assert len(tload.load(floats[0], device=torch.device("cpu"))) == 12
     assert len(tload.load(floats[0], device_map={"*": torch.device("cpu")})) == 12
@@ -103,7 +103,7 @@ def test_a_device_may_be_torchs(floats: Floats) -> None:
         tload.load(floats[0], device=torch.device("meta"))
 
 
-def test_an_open_checkpoint_can_be_loaded_again_and_again(floats: Floats) -> None:
+def test_open_checkpoint_loads_repeatedly(floats: Floats) -> None:
     with tload.open(floats[0]) as checkpoint:
         for _ in range(3):
             assert len(tload.load(checkpoint, framework="dlpack")) == 12
@@ -112,7 +112,7 @@ def test_an_open_checkpoint_can_be_loaded_again_and_again(floats: Floats) -> Non
     assert len(list(stream)) == 12
 
 
-def test_a_stream_tells_what_will_come_and_how_far_it_is(floats: Floats) -> None:
+def test_stream_reports_tensors_and_progress(floats: Floats) -> None:
     path, tensors = floats
     with tload.stream(path, framework="dlpack", order="file") as stream:
         assert [info.name for info in stream.tensors] == list(tensors)
@@ -132,7 +132,7 @@ def test_a_stream_tells_what_will_come_and_how_far_it_is(floats: Floats) -> None
     assert next(stream, None) is None, "an ended stream stays ended"
 
 
-def test_a_stream_that_was_closed_early_says_so(floats: Floats) -> None:
+def test_stream_closed_early_raises_closed_error(floats: Floats) -> None:
     with tload.stream(floats[0], framework="dlpack") as stream:
         next(stream)
     with pytest.raises(tload.InvalidRequestError, match="the stream is closed"):
@@ -155,7 +155,7 @@ def test_cancel_ends_the_stream_with_an_error(tmp_path: Path) -> None:
     assert next(stream, None) is None
 
 
-def test_a_stream_that_is_dropped_frees_its_files_and_threads(tmp_path: Path) -> None:
+def test_dropped_stream_frees_files_and_threads(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_file(path, {f"t{index}": Content("U8", (MIB,), tile(index, MIB)) for index in range(32)})
 

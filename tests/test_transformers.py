@@ -81,7 +81,7 @@ def auto() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
-def test_a_model_is_the_one_that_transformers_loads(kind: str, request: pytest.FixtureRequest) -> None:
+def test_model_equals_that_of_transformers(kind: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(kind)
     assert len(list(folder.glob("*.safetensors"))) > 2
     stock = auto().from_pretrained(folder)
@@ -102,7 +102,7 @@ def test_weights_are_not_copied(dense: Path, taken: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
-def test_weights_come_in_the_order_in_which_they_are_asked_for(
+def test_weights_arrive_in_requested_order(
     kind: str,
     request: pytest.FixtureRequest,
     taken: dict[str, int],
@@ -189,7 +189,7 @@ def test_device_maps(device_map: Any, dense: Path) -> None:
     models.assert_same(model, auto().from_pretrained(dense, device_map=device_map))
 
 
-def test_weights_on_disk_come_when_they_are_used(experts: Path, tmp_path: Path) -> None:
+def test_offloaded_weights_are_read_on_use(experts: Path, tmp_path: Path) -> None:
     device_map = {"model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu"}
     device_map |= {"model.layers.2": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
     model = from_pretrained(auto(), experts, device_map=device_map, offload_folder=tmp_path)
@@ -198,7 +198,7 @@ def test_weights_on_disk_come_when_they_are_used(experts: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["AutoModel", "AutoModelForSequenceClassification"])
-def test_what_is_missing_and_unexpected_is_said_as_transformers_says_it(name: str, dense: Path) -> None:
+def test_missing_and_unexpected_keys_are_reported_like_transformers(name: str, dense: Path) -> None:
     cls = getattr(require("transformers"), name)
     stock, expected = cls.from_pretrained(dense, output_loading_info=True)
     model, said = from_pretrained(cls, dense, output_loading_info=True)
@@ -208,7 +208,7 @@ def test_what_is_missing_and_unexpected_is_said_as_transformers_says_it(name: st
     assert not any(parameter.is_meta for parameter in model.parameters())
 
 
-def test_other_shapes_are_refused_as_transformers_refuses_them(dense: Path) -> None:
+def test_other_shapes_are_rejected_like_transformers(dense: Path) -> None:
     config = require("transformers").AutoConfig.from_pretrained(dense, vocab_size=50)
     for load in (auto().from_pretrained, lambda *given, **named: from_pretrained(auto(), *given, **named)):
         with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
@@ -229,7 +229,7 @@ def test_arguments_change_the_configuration(dense: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
-def test_what_was_loaded_can_be_saved(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_loaded_model_can_be_saved(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     folder: Path = request.getfixturevalue(kind)
     expected = models.save(auto().from_pretrained(folder), tmp_path / "expected")
     saved = models.save(from_pretrained(auto(), folder), tmp_path / "saved")
@@ -285,7 +285,7 @@ def test_the_configuration_of_a_model_of_the_hub(
         from_pretrained(auto(), "hf://org/name/folder", cache_dir=tmp_path)
 
 
-def test_a_file_that_shrinks_meanwhile_leaves_no_model(experts: Path, tmp_path: Path) -> None:
+def test_file_shrinking_mid_load_returns_no_model(experts: Path, tmp_path: Path) -> None:
     folder = models.save(auto().from_pretrained(experts), tmp_path)
     cls = require("transformers").Qwen3MoeForCausalLM
     with tload.open(folder) as checkpoint:
@@ -300,7 +300,7 @@ def test_a_file_that_shrinks_meanwhile_leaves_no_model(experts: Path, tmp_path: 
     assert not [found for found in gc.get_objects() if type(found) is cls]
 
 
-def test_an_interrupt_ends_the_load(experts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_load(experts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ASYNC, "no")
     feeds = []
     receive = _feed.Feed._receive
@@ -321,9 +321,7 @@ def test_an_interrupt_ends_the_load(experts: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("before", [None, "no"])
-def test_loads_at_the_same_time_leave_the_environment_as_it_was(
-    before: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_loads_restore_environment(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if before is not None:
         monkeypatch.setenv(ASYNC, before)
     first, second = _pretrained._one_at_a_time(), _pretrained._one_at_a_time()
@@ -335,19 +333,19 @@ def test_loads_at_the_same_time_leave_the_environment_as_it_was(
     assert os.environ.get(ASYNC) == before
 
 
-def test_what_transformers_refuses_it_refuses_before_anything_is_read(dense: Path, read_again: list[str]) -> None:
+def test_requests_that_transformers_rejects_are_rejected_before_first_read(dense: Path, read_again: list[str]) -> None:
     with pytest.raises(ValueError, match="quantization"):
         from_pretrained(auto(), dense, quantization_config={"quant_method": "none of them"})
     assert read_again == []
 
 
 @pytest.mark.parametrize("name", ["state_dict", "gguf_file", "variant", "subfolder"])
-def test_other_weights_are_refused(name: str, dense: Path) -> None:
-    with pytest.raises(tload.InvalidRequestError, match=f"{name}= says where weights are"):
+def test_other_weights_are_rejected(name: str, dense: Path) -> None:
+    with pytest.raises(tload.InvalidRequestError, match=f"{name}= and source both say"):
         from_pretrained(auto(), dense, **dict[str, Any]({name: "x"}))
 
 
-def test_classes_that_do_not_fit(dense: Path) -> None:
+def test_unsuitable_classes_are_rejected(dense: Path) -> None:
     with pytest.raises(TypeError, match="wanted a model class of transformers, found str"):
         from_pretrained("Llama", dense)
     with pytest.raises(tload.InvalidRequestError, match="has no model for a LlamaConfig"):
@@ -385,7 +383,7 @@ def test_adapters_and_zero3_rejected(dense: Path, tmp_path: Path, monkeypatch: p
         from_pretrained(auto(), dense)
 
 
-def test_weights_that_are_left_without_memory_are_an_error(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_left_on_meta_raise_error(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
     cls = require("transformers").LlamaForCausalLM
     finalize = cls._finalize_model_loading

@@ -144,7 +144,7 @@ def test_close_wakes_waiting_threads(web: servers.Web, tmp_path: Path) -> None:
         waits.join(60)
         assert not waits.is_alive()
         assert len(caught) == 1
-        with pytest.raises(tload.CancelledError, match="the load is over"):
+        with pytest.raises(tload.CancelledError, match="the load has ended"):
             feed.take("a")
 
 
@@ -189,7 +189,7 @@ def test_the_order_of_use() -> None:
     assert in_order_of_use(names) == [names[index] for index in (8, 4, 3, 2, 1, 0, 7, 5, 6)]
 
 
-def test_a_lazy_tensor_says_what_it_is_without_being_read() -> None:
+def test_lazy_tensor_has_repr_without_read() -> None:
     torch = require("torch")
     asked: list[Any] = []
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import tload
 
 
-def test_two_ranks_load_the_model_that_transformers_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_load_model_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     torch = require("torch")
     for name in ("transformers", "accelerate"):

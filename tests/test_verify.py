@@ -79,7 +79,7 @@ def test_manifest_digests_match_hashlib(folder: Path) -> None:
     assert report.bytes == sum(file.bytes or 0 for file in report.files)
 
 
-def test_a_flipped_bit_is_an_error_that_names_it(folder: Path) -> None:
+def test_flipped_bit_raises_error_naming_tensor(folder: Path) -> None:
     tload.verify(folder, write=True).check()
     shard = sorted(folder.glob("*.safetensors"))[1]
     flip(shard, -1)
@@ -101,7 +101,7 @@ def test_a_flipped_bit_is_an_error_that_names_it(folder: Path) -> None:
     assert [file.outcome for file in tload.verify(folder).files].count("missing") == 1
 
 
-def test_manifests_are_written_where_they_are_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_manifest_is_written_to_given_path(folder: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "m.json"
     assert tload.verify(folder, write=elsewhere).written == str(elsewhere)
     tload.verify(str(folder), manifest=str(elsewhere)).check()
@@ -111,7 +111,7 @@ def test_manifests_are_written_where_they_are_asked_for(folder: Path, tmp_path: 
     assert not (folder / MANIFEST).exists()
     with pytest.raises(tload.NotFoundError, match="there is no manifest"):
         tload.verify(folder, manifest=tmp_path / "none.json")
-    with pytest.raises(tload.UnsupportedError, match="nothing to compare"):
+    with pytest.raises(tload.UnsupportedError, match="no digest is known for"):
         tload.verify(folder).check()
     (folder / MANIFEST).write_text("{}")
     with pytest.raises(tload.FormatError, match="is not a tload manifest"):
@@ -134,7 +134,7 @@ def cached(cache: Path, files: dict[str, bytes]) -> Path:
     return snapshot
 
 
-def test_the_hubs_cache_says_what_is_in_it(folder: Path, tmp_path: Path) -> None:
+def test_hub_cache_states_digests(folder: Path, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     snapshot = cached(tmp_path / "hub", files)
     report = tload.verify(snapshot)
@@ -160,7 +160,7 @@ def downloaded(folder: Path) -> None:
             local_folder.write_download_metadata(folder, path.name, "0" * 40, etag)
 
 
-def test_a_download_into_a_folder_says_what_is_in_it(folder: Path) -> None:
+def test_download_to_directory_states_digests(folder: Path) -> None:
     local_folder = require("huggingface_hub._local_folder")
     downloaded(folder)
     report = tload.verify(folder)
@@ -178,7 +178,7 @@ def test_a_download_into_a_folder_says_what_is_in_it(folder: Path) -> None:
     later = time.time() + 100
     os.utime(shard, (later, later))
     assert local_folder.read_download_metadata(folder, shard.name) is None
-    with pytest.raises(tload.UnsupportedError, match="nothing to compare"):
+    with pytest.raises(tload.UnsupportedError, match="no digest is known for"):
         tload.verify(folder).check()
 
 
@@ -221,7 +221,7 @@ def official(folder: Path, public: Path) -> None:
     verifying.Config().use_elliptic_key_verifier(public_key=public).verify(folder, folder / "model.sig")
 
 
-def test_a_signed_model_is_what_was_signed(signed: tuple[Path, dict[str, Any]]) -> None:
+def test_signed_model_is_verified(signed: tuple[Path, dict[str, Any]]) -> None:
     folder, trusted = signed
     official(folder, trusted["public_key"])
     report = tload.verify(folder, signature=trusted)
@@ -246,7 +246,7 @@ def test_a_signed_model_is_what_was_signed(signed: tuple[Path, dict[str, Any]]) 
     tload.verify(folder, signature=trusted).check()
 
 
-def test_other_signatures_are_refused(signed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_other_signatures_are_rejected(signed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, trusted = signed
     stranger = tmp_path / "stranger.pem"
     ec = require("cryptography.hazmat.primitives.asymmetric.ec")
@@ -266,7 +266,7 @@ def test_other_signatures_are_refused(signed: tuple[Path, dict[str, Any]], tmp_p
         tload.verify(folder, signature=trusted)
 
 
-def test_what_is_not_signed_is_refused_as_model_signing_does(signed: tuple[Path, dict[str, Any]]) -> None:
+def test_unsigned_files_are_rejected_like_model_signing(signed: tuple[Path, dict[str, Any]]) -> None:
     folder, trusted = signed
 
     def refused(name: str, outcome: str) -> None:
@@ -353,7 +353,7 @@ def forge_key(path: Path) -> None:
     path.write_bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
 
 
-def test_a_signature_is_read_wherever_the_model_is(
+def test_signature_is_read_from_every_location(
     signed: tuple[Path, dict[str, Any]], web: servers.Web, request: pytest.FixtureRequest
 ) -> None:
     folder, trusted = signed
@@ -362,7 +362,7 @@ def test_a_signature_is_read_wherever_the_model_is(
     report = tload.verify(web.url, signature=trusted)
     report.check()
     assert {file.name for file in report.files} == files.keys() - {"model.sig"}
-    assert any("web servers list no folders" in note for note in report.notes)
+    assert any("web servers do not list directories" in note for note in report.notes)
     web.files["config.json"] = b"evil"
     with pytest.raises(tload.CorruptError, match="expected sha256:"):
         tload.verify(web.url, signature=trusted).check()

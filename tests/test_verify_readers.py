@@ -155,7 +155,7 @@ def said(reader: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("verify", ["require", "sha256", "manifest", "sha256:manifest"])
 @pytest.mark.parametrize("reader", READERS)
-def test_readers_refuse_what_cannot_be_compared(
+def test_readers_reject_unverifiable_parts(
     reader: str, verify: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for off in ("off", "auto"):
@@ -191,7 +191,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("options", [None, tload.Options(verify="require")])
-def test_transformers_refuses_what_cannot_be_compared(
+def test_transformers_rejects_unverifiable_parts(
     options: tload.Options | None, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if options is None:
@@ -201,9 +201,7 @@ def test_transformers_refuses_what_cannot_be_compared(
         pretrained(require("transformers").AutoModelForCausalLM, llama, options=options)
 
 
-def test_a_tensor_that_transformers_asks_for_again_is_verified_as_the_options_say(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensor_requested_again_is_verified_by_options(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that share a model read each tensor individually, as does a second request for a
     tensor."""
     pretrained = importlib.import_module("tload.transformers._pretrained")
@@ -225,15 +223,13 @@ def test_a_tensor_that_transformers_asks_for_again_is_verified_as_the_options_sa
             pretrained._load(Asks, checkpoint, (), {"tp_size": 2}, none)
 
 
-def test_transformers_inside_patch_refuses_what_cannot_be_compared(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patched_transformers_rejects_unverifiable_parts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLOAD_VERIFY", "require")
     with pytest.raises(tload.InvalidRequestError, match="cannot be verified"), tload.patch():
         require("transformers").AutoModelForCausalLM.from_pretrained(llama)
 
 
-def test_a_missing_shard_is_noticed_by_readers_that_name_all_tensors(
+def test_missing_shard_is_detected_by_readers_naming_all_tensors(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither an index nor a number shows that the shard is missing: only the manifest does."""
@@ -269,7 +265,7 @@ def test_a_missing_shard_is_noticed_by_readers_that_name_all_tensors(
 
 
 @pytest.mark.parametrize("engine", ["vLLM", "SGLang"])
-def test_engines_refuse_what_their_own_loader_would_read(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_reject_files_left_to_their_own_loader(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = importlib.import_module("tload.vllm._settings")
     for verify in ("off", "auto"):
         settings.read({"verify": verify}).refuse_others("m", engine)
@@ -281,7 +277,7 @@ def test_engines_refuse_what_their_own_loader_would_read(engine: str, monkeypatc
         settings.read({}).refuse_others("m", engine)
 
 
-def test_a_tensor_that_is_a_view_of_a_file_may_be_written_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_viewing_a_file_is_writable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch has no read-only tensors: a write to one would kill the process."""
     monkeypatch.setenv("TLOAD_CACHE", "map")
     with tload.open(folder) as checkpoint:

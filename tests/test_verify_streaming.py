@@ -78,7 +78,7 @@ def test_verified_bytes_are_counted(model: Path) -> None:
         assert "tload-manifest.json" in str(report)
 
 
-def test_a_flipped_bit_is_an_error_that_says_where(model: Path) -> None:
+def test_flipped_bit_raises_error_with_location(model: Path) -> None:
     path = model / "model.safetensors"
     with tload.open(path) as checkpoint:
         begin, end = checkpoint["t2"].file_range
@@ -109,7 +109,7 @@ def test_a_flipped_bit_is_an_error_that_says_where(model: Path) -> None:
 @pytest.mark.parametrize("framework", ["np", "pt"])
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("verify", ["auto", "require"])
-def test_safe_open_hands_out_nothing_that_was_not_compared(
+def test_safe_open_yields_verified_tensors_only(
     model: Path, framework: str, backend: str, verify: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if framework == "pt":
@@ -144,7 +144,7 @@ def test_safe_open_hands_out_nothing_that_was_not_compared(
         assert not np.array_equal(np.asarray(handle.get_tensor("t2")), good)
 
 
-def test_what_cannot_be_compared_is_not_handed_out_by_safe_open(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_safe_open_rejects_unverifiable_parts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = model / "model.safetensors"
     (model / "tload-manifest.json").unlink()
     monkeypatch.setenv("TLOAD_VERIFY", "require")
@@ -158,7 +158,7 @@ def test_what_cannot_be_compared_is_not_handed_out_by_safe_open(model: Path, mon
         assert handle.get_tensor("t0").shape == (3, 70)
 
 
-def test_a_wrong_header_is_found_before_anything_is_read(model: Path) -> None:
+def test_wrong_header_is_detected_before_first_read(model: Path) -> None:
     path = model / "model.safetensors"
     at = path.read_bytes().index(b"F32")
     raw = bytearray(path.read_bytes())
@@ -185,7 +185,7 @@ def test_unverified_file_reported_or_rejected(model: Path, monkeypatch: pytest.M
     assert tload.load(model, framework="numpy", verify="off")
 
 
-def test_only_sha_256_counts_if_that_is_asked_for(model: Path) -> None:
+def test_sha256_mode_accepts_sha256_only(model: Path) -> None:
     manifest = f"sha256:{model / 'tload-manifest.json'}"
     for verify in ("sha256", manifest):
         with tload.stream(model, framework="numpy", verify=verify) as stream:
@@ -199,7 +199,7 @@ def test_only_sha_256_counts_if_that_is_asked_for(model: Path) -> None:
         assert "load every tensor of the file" in str(caught.value.hint)
 
 
-def test_nonsense_is_refused_and_secrets_are_not_shown() -> None:
+def test_invalid_verify_is_rejected_without_secrets() -> None:
     with pytest.raises(tload.InvalidRequestError, match="verify is empty"):
         tload.Options(verify="")
     for value in (True, False, 1):

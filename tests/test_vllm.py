@@ -95,7 +95,7 @@ def folder(tmp_path: Path) -> Path:
         ("source", r"wanted a mapping \(a JSON object\), found str"),
     ],
 )
-def test_a_wrong_config_is_refused_and_the_right_one_named(extra: Any, said: str) -> None:
+def test_wrong_config_is_rejected_and_right_one_named(extra: Any, said: str) -> None:
     with pytest.raises(tload.InvalidRequestError, match=said) as caught:
         _settings.read(extra)
     # vLLM and SGLang raise this class for such a config.
@@ -159,7 +159,7 @@ def test_ranks_share_the_page_cache_unless_told_otherwise(monkeypatch: pytest.Mo
         ({"store": {"region": "x"}, "memory_limit": "1 GiB"}, "1 GiB", ()),
     ],
 )
-def test_the_keys_of_runai_streamer_are_understood(extra: Any, memory_limit: Any, ignored: Any) -> None:
+def test_runai_streamer_keys_are_accepted(extra: Any, memory_limit: Any, ignored: Any) -> None:
     given = dict(extra)
     settings = _settings.read(extra, runai=True)
     assert settings.options.memory_limit == memory_limit
@@ -178,7 +178,7 @@ def test_the_keys_of_runai_streamer_are_understood(extra: Any, memory_limit: Any
         ({"pattern": "x"}, "'pattern' is not a key"),
     ],
 )
-def test_wrong_values_of_runai_streamer_are_refused_as_there(extra: Any, said: str) -> None:
+def test_invalid_runai_variables_are_rejected_like_runai(extra: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         _settings.read(extra, runai=True)
 
@@ -209,7 +209,7 @@ def test_second_copies_are_left_out() -> None:
     assert _weights.without_copies(both[:1]) == both[:1]
 
 
-def test_the_index_decides_and_the_order_is_that_of_the_files(folder: Path) -> None:
+def test_index_selects_tensors_in_file_order(folder: Path) -> None:
     bar = Bar()
     got = dict(stream(str(folder), bar=bar))
     assert list(got) == list(tload.open(folder))
@@ -218,13 +218,13 @@ def test_the_index_decides_and_the_order_is_that_of_the_files(folder: Path) -> N
     assert bar.closed
 
 
-def test_without_an_index_the_second_copy_is_left_out(folder: Path) -> None:
+def test_second_copy_is_skipped_without_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").unlink()
     assert set(dict(stream(str(folder)))) == {*DENSE, *EXPERTS, "stray"}
     assert set(dict(stream([str(folder / "consolidated.safetensors")]))) == {"tok_embeddings.weight"}
 
 
-def test_tensors_are_the_receivers_own(folder: Path) -> None:
+def test_tensors_belong_to_caller(folder: Path) -> None:
     torch = require("torch")
     reference = tload.load(folder)
     with torch.device("meta"):  # engines make the default device their GPU meanwhile
@@ -289,7 +289,7 @@ def test_failure_raises_runtime_error_with_cause(folder: Path, harm: str) -> Non
     assert str(source if harm == "not there" else shard.name) in str(caught.value)
 
 
-def test_a_load_that_is_interrupted_stops_reading(folder: Path) -> None:
+def test_interrupted_load_stops_reading(folder: Path) -> None:
     bar = Bar()
     weights = stream(str(folder), bar=bar)
     name, tensor = next(weights)
@@ -301,7 +301,7 @@ def test_a_load_that_is_interrupted_stops_reading(folder: Path) -> None:
     assert list(weights) == []
 
 
-def test_a_load_that_is_dropped_half_way_closes_what_it_opened(folder: Path) -> None:
+def test_load_dropped_midway_closes_its_files(folder: Path) -> None:
     bar = Bar()
     weights = stream(str(folder), bar=bar)
     next(weights)
@@ -309,7 +309,7 @@ def test_a_load_that_is_dropped_half_way_closes_what_it_opened(folder: Path) -> 
     assert bar.closed
 
 
-def test_a_load_that_ends_half_way_is_an_error(web: Web, tmp_path: Path) -> None:
+def test_load_ending_midway_raises_error(web: Web, tmp_path: Path) -> None:
     tensors = {f"t{index}": Content("U8", (4 * MIB,), tile(index, 4 * MIB)) for index in range(16)}
     write_file(tmp_path / "a.safetensors", tensors)
     web.files["a.safetensors"] = (tmp_path / "a.safetensors").read_bytes()
@@ -327,7 +327,7 @@ def test_a_load_that_ends_half_way_is_an_error(web: Web, tmp_path: Path) -> None
     assert bytes(tensor.numpy()) == tensors[first].raw
 
 
-def test_a_deadline_counts_for_opening_too() -> None:
+def test_deadline_includes_opening() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
         settings = _settings.read({"timeout": 0.2, "store": store})
@@ -336,7 +336,7 @@ def test_a_deadline_counts_for_opening_too() -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_no_engine_and_no_framework_is_imported_before_it_is_asked_for(engine: str) -> None:
+def test_engines_and_frameworks_are_imported_on_use(engine: str) -> None:
     program = (
         f"import sys, tload.{engine}; import tload.vllm._settings, tload.vllm._weights; "
         f"sys.exit({{'torch', 'vllm', 'sglang'}} & set(sys.modules) != set())"
@@ -345,7 +345,7 @@ def test_no_engine_and_no_framework_is_imported_before_it_is_asked_for(engine: s
     assert done.returncode == 0, done.stderr
 
 
-def test_a_signature_is_not_shown() -> None:
+def test_url_signature_is_not_shown() -> None:
     require("torch")
     url = "https://127.0.0.1:9/model.safetensors?X-Amz-Signature=hunter2"
     settings = _settings.read({"source": url, "store": {"retries": 0}})

@@ -120,7 +120,7 @@ def imported_by(library: str) -> Callable[[Bench], str]:
         if library == "cupy":
             bench.need_gpu()
         if library == "jax" and bench.on_gpu and not any(it.platform == "gpu" for it in module.devices()):
-            raise Skipped("jax sees no GPU")
+            raise Skipped("jax finds no GPU")
         tensors, count = tload.load(bench.model, framework="dlpack", device=bench.device), 0
         for name, (dtype, shape, raw) in bench.truth.items():
             if dtype not in ("F32", "I32", "U8", "F16") or 0 in shape or not shape:

@@ -30,7 +30,7 @@ class Waiter:
     def refuse_a_second(self) -> None:
         """Raise `InvalidRequestError` if another task is already waiting."""
         if self._waiting:
-            raise InvalidRequestError("two tasks wait for the same stream; only one of them can be woken")
+            raise InvalidRequestError("two tasks wait for the same stream; only one is supported")
 
     async def receive(self) -> _tload.Tensor:
         """Return the next tensor. Raise the stream's error, or `StopAsyncIteration` at its end."""

@@ -321,9 +321,7 @@ def open_raw(
         _store.check(store)
         if store:
             hint = "pass store= to tload.open, or pass the location instead of the checkpoint"
-            raise advise(
-                InvalidRequestError, f"{source.location}: the checkpoint is open, so store= comes too late", hint
-            )
+            raise advise(InvalidRequestError, f"{source.location}: store= has no effect on an open checkpoint", hint)
         if source._raw is None:  # noqa: SLF001
             hint = "stream inside the with block, or pass the location instead"
             raise advise(InvalidRequestError, f"{source.location}: the checkpoint is closed", hint)
@@ -378,5 +376,5 @@ def _check_location(name: str, location: object) -> None:
     if not isinstance(location, str) and scheme in SCHEMES and len(scheme) < len(path):
         # The message omits the path: a URL may carry credentials.
         kind = type(location).__qualname__
-        message = f"{name}: a {kind} that begins with {scheme}:/ is no URL: paths lose one of the slashes"
+        message = f"{name}: a {kind} that begins with {scheme}:/ is not a URL: path classes remove one of the slashes"
         raise advise(InvalidRequestError, message, f'pass the URL as a str: "{scheme}://…"')

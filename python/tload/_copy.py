@@ -1,4 +1,4 @@
-"""Copies of checkpoint folders to disk, and file listings."""
+"""Copies of checkpoint directories to disk, and file listings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CopyReport:
     location: str
     """The source, without secrets."""
     target: str
-    """The target folder."""
+    """The target directory."""
     copied_files: int
     """Files that this copy completed."""
     copied_bytes: int
@@ -59,7 +59,7 @@ def copy(
     depth: int | None = None,
     store: Store | None = None,
 ) -> CopyReport:
-    """Copy a folder with all files below it, or one file, into a local folder, as `tload cp` does.
+    """Copy a directory with all files below it, or one file, to a local directory, like `tload cp`.
 
     A file appears under its name only once it is complete and on disk. A copy resumes an
     interrupted one without requesting its bytes again. Files from an earlier copy are skipped if
@@ -69,12 +69,12 @@ def copy(
 
     Args:
         source: A path or URL: see `tload.open`.
-        target: The folder to copy to. It is created if it does not exist.
+        target: The directory to copy to. It is created if it does not exist.
         names: Copy exactly the files at these paths below the source, hidden or not. Default: all.
         include: Globs, one of which must match a file's path below the source, or its last
             component. Default: all.
         exclude: Globs of files to leave out. Default: none.
-        hidden: Include files and folders whose names begin with a dot. Default: `False`.
+        hidden: Include files and directories whose names begin with a dot. Default: `False`.
         force: Replace files that are already there, and restart files that are partly copied.
             Default: `False`.
         depth: Concurrent requests (for local files: reads), 1 to 4096. Default: 16.

@@ -29,7 +29,7 @@ def check() -> None:
         raise advise(UnsupportedError, message, f"install torch with CUDA, {HINT}")
     if not torch.cuda.is_available():
         message = f"torch {version} finds no CUDA GPU (torch.cuda.is_available() is False)"
-        raise advise(UnsupportedError, message, f"see whether nvidia-smi works, {HINT}")
+        raise advise(UnsupportedError, message, f"check whether nvidia-smi works, {HINT}")
 
 
 def device_of(tensor: torch.Tensor) -> str:

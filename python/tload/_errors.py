@@ -132,7 +132,7 @@ class FormatError(Error, ValueError):
 
 
 class CorruptError(Error, ValueError):
-    """The bytes do not match a digest of them (`verify`): fetch the file again.
+    """The bytes do not match a digest of them (`verify`): download the file again.
 
     `expected`, `found` and `by` describe the comparison if it was of the bytes of one file or
     tensor.
@@ -142,7 +142,7 @@ class CorruptError(Error, ValueError):
 
 
 class NotFoundError(_SystemError, FileNotFoundError):
-    """A file, folder, shard or object does not exist: fix the path."""
+    """A file, directory, shard or object does not exist: fix the path."""
 
     kind = "not_found"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tload import _cuda, _receivers, _tload
+from tload import _cuda, _load_targets, _tload
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import UnsupportedError, advise
 from tload._options import OptionKeywords, Options, refuse_unknown, resolve
@@ -112,18 +112,18 @@ def load_into(
     if resolved.cache == "map":
         # The core rejects `map` for targets that it fills itself, but not for those filled from
         # temporary tensors.
-        message = "cache=map shows files in host memory, and load_into copies them into the caller's memory"
+        message = "cache=map maps files into host memory, and load_into copies them into the caller's memory"
         raise advise(UnsupportedError, message, "use cache=auto")
-    receivers, faults = _receivers.receivers_of(target)
+    targets, faults = _load_targets.targets_of(target)
     if strict:
-        _receivers.refuse(faults)
+        _load_targets.reject(faults)
     checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
     selected_names, globs, regexes = texts("names", names), texts("glob", glob), texts("regex", regex)
     if faults:
         wanted = _tload.Loader(
             checkpoint, names=selected_names, globs=globs, regexes=regexes, device="cpu", options=resolved
         ).selected()
-        _receivers.refuse({info[0]: faults[info[0]] for info in wanted if info[0] in faults})
+        _load_targets.reject({info[0]: faults[info[0]] for info in wanted if info[0] in faults})
     loader = _tload.Loader(
         checkpoint,
         names=selected_names,
@@ -132,30 +132,30 @@ def load_into(
         device="cpu",
         slices=slices_of(slices),
         options=resolved,
-        receivers=[receiver.described for receiver in receivers.values()],
+        targets=[load_target.described for load_target in targets.values()],
         strict=strict,
         cast=cast,
     )
     infos = tuple(map(TensorInfo._make, loader.selected()))
     dtypes = {info.name: info.dtype for info in infos}
     # Everything that can fail is done before the first byte is written.
-    converters = _receivers.converters(receivers, infos)
+    converters = _load_targets.converters(targets, infos)
 
     def receive(tensor: _tload.Tensor) -> None:
-        receiver = receivers[tensor.name]
-        if not receiver.is_filled_by_the_core(dtypes[tensor.name]):
-            receiver.fill(tensor, converters)
+        load_target = targets[tensor.name]
+        if not load_target.is_filled_by_the_core(dtypes[tensor.name]):
+            load_target.fill(tensor, converters)
 
     on_gpu = any(_cuda.ordinal_of(device) is not None for device in loader.devices())
     if on_gpu:
         _cuda.check()
     watcher = watcher_for(progress, sum(info.nbytes for info in infos))
     raw = loader.stream(_cuda.Allocator() if on_gpu else None)
-    filled = [receivers[info.name] for info in infos if receivers[info.name].is_filled_by_the_core(info.dtype)]
+    filled = [targets[info.name] for info in infos if targets[info.name].is_filled_by_the_core(info.dtype)]
     try:
         with TensorStream(raw, receive, watcher) as stream:
             for _ in stream:
                 pass
             return stream.report
     finally:
-        _receivers.mark_changed(filled)
+        _load_targets.mark_changed(filled)

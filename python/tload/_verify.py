@@ -47,7 +47,7 @@ class FileReport:
     """Result of verifying one file."""
 
     name: str
-    """Path below the checkpoint's folder."""
+    """Path below the checkpoint's directory."""
     bytes: int | None
     """Length in bytes; `None` if the file could not be opened."""
     outcome: str
@@ -116,7 +116,7 @@ def verify(
     """Read a checkpoint once and compare it with all known digests, as `tload verify` does.
 
     The files that are read are those with weights, their index, and those listed in the manifest.
-    Others in the folder, such as `config.json` or code, are only read with `signature=`.
+    Others in the directory, such as `config.json` or code, are only read with `signature=`.
 
     Known digests are, the strongest first: those of a manifest (`tload-manifest.json` beside the
     checkpoint), the store's own digests of whole objects (S3, GCS), those that the Hugging Face Hub
@@ -134,12 +134,12 @@ def verify(
         signature: Trusted signer: the options of one of model-signing's verifiers, `{"public_key":
             …}`, `{"certificate_chain": […]}` or `{"identity": …, "oidc_issuer": …}`. The package
             `model-signing` checks the signature `model.sig`, and the signed digests are compared
-            with, even if the file in the folder changes later. In a folder, every signed file is
-            compared, and a file that is not signed is a mismatch. As in model-signing, paths that
+            with, even if the file in the directory changes later. In a directory, every signed file
+            is compared, and a file that is not signed is a mismatch. As in model-signing, paths that
             were left out at signing, and git's own, may be unsigned; so may the paths of the key
-            `"ignore_paths"`, a list of paths below the folder. For a single file or an index, only
-            its files are compared. Default: the digests of a `model.sig` are compared, whatever its
-            signer.
+            `"ignore_paths"`, a list of paths below the directory. For a single file or an index,
+            only its files are compared. Default: the digests of a `model.sig` are compared, whatever
+            its signer.
         store: Options of the object store: see `tload.open`.
         follow_symlinks: Allow symbolic links that lead out of the checkpoint's directory: see
             `tload.open`.
@@ -230,7 +230,7 @@ def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[lis
     ours = _Ours()
     config.set_hashing_config(ours)
     with tempfile.TemporaryDirectory(prefix="tload-") as folder:
-        # Exactly these bytes are checked: the file in the model's folder may have been replaced
+        # Exactly these bytes are checked: the file in the model's directory may have been replaced
         # since.
         path = Path(folder) / _SIGNATURE
         path.write_bytes(content)
@@ -239,7 +239,7 @@ def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[lis
         except Exception as error:  # cryptography and sigstore raise exceptions of their own
             raise CorruptError(f"{place}: the signature is not valid: {error}", location=place) from error
     if ours.manifest is None:
-        message = "this version of model-signing does not say what is signed; model-signing 1.1 does"
+        message = "this version of model-signing does not report what is signed; version 1.1 does"
         raise UnsupportedError(message)
     serialization = ours.manifest.serialization_type
     files = [(one.identifier, one.digest) for one in ours.manifest.resource_descriptors()]
@@ -255,10 +255,10 @@ def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[lis
 def _ignored_paths(options: Mapping[str, Any]) -> list[str]:
     paths: Sequence[Any] = options.get("ignore_paths", ())
     if isinstance(paths, (str, os.PathLike)):
-        raise InvalidRequestError("signature=: ignore_paths: wanted a list of paths, found one")
+        raise InvalidRequestError("signature=: ignore_paths: wanted a list of paths, found a single path")
     found = [os.fspath(path) for path in paths]
     if any(Path(path).is_absolute() or not path for path in found):
-        raise InvalidRequestError("signature=: ignore_paths: wanted paths below the folder of the model")
+        raise InvalidRequestError("signature=: ignore_paths: wanted paths below the directory of the model")
     return found
 
 

@@ -239,7 +239,7 @@ class StorageReader(_StorageReader):
         for saved in self._places.get(item.storage_index, ()):
             if _boxes.contains(saved.box, box):
                 return _Request(item, saved, box, planner.resolve_tensor(item).detach())
-        message = f"{show(self._source)}: the load's planner wants {name!r}{_boxes.show(box)}, which is in no file"
+        message = f"{show(self._source)}: the load's planner requests {name!r}{_boxes.show(box)}, which is in no file"
         raise InvalidRequestError(message, tensor=name)
 
     def _compare_copies(self, request: _Request) -> None:

@@ -3,8 +3,8 @@ compares.
 
 `make test-suites` runs it. The tests come from package registries: from the source distribution, or
 from the wheel, of exactly the installed version. Each test must end as with the original package,
-whether passed, failed or skipped: without a network, many fail. `MEANT` lists intended differences
-with their reasons; any other is an error.
+whether passed, failed or skipped: without a network, many fail. `meant.py` lists intended
+differences with their reasons; any other is an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from meant import MEANT
 from safetensors.numpy import save_file
 
 HERE = Path(__file__).parent
@@ -114,28 +114,6 @@ ABSENT = {
 }
 """Suites that are in no registry, with the reason. They need a checkout of the project."""
 
-STORES = r"no credentials|account is unknown|Lists differ: \[{'status': 'error'|missing after|got 0|is not true$"
-"""Errors of tests that replace the package's access to stores, where tload uses its own."""
-
-MEANT: dict[str, list[tuple[str, str, str]]] = {
-    "runai": [
-        (
-            "",
-            r"object has no attribute|does not have the attribute|SafetensorMetadata.__init__",
-            "it is about internals",
-        ),
-        ("test_object_storage_model", STORES, "it replaces the package's clients of stores"),
-        ("test_list_files", STORES, "it replaces functions of the package's library"),
-        ("ring_is_reported", "no logs of level INFO", "there is no ring to report"),
-        ("test_annotations", "no modules were discovered", "it walks the folders of the package"),
-        ("fallback_memoises", "", "it is about an internal cache"),
-        ("without_owning", "every tensor had its own memory", "so it has with tload, which is the point"),
-        ("test_safetensors_streamer", 'AssertionError: ".*" does not match "', "the same error in tload's words"),
-    ],
-}
-"""Intended differences by suite: part of a test's name and of its error, as regular expressions,
-and the reason."""
-
 
 def fetch(suite: Suite, cache: Path) -> Path:
     """Return the unpacked artifact of the installed version, downloading it if it is missing."""
@@ -219,13 +197,12 @@ def counted(outcomes: dict[str, list[str]]) -> str:
 def compare(name: str, stock: dict[str, list[str]], ours: dict[str, list[str]]) -> tuple[list[str], list[str]]:
     """Return the intended and the other differences, as lines."""
     meant, wrong = [], []
-    reasons = MEANT.get(name, [])
+    differences = MEANT.get(name, ())
     for test in sorted({*stock, *ours} - {""}):
         before, after = stock.get(test, ["not run", ""]), ours.get(test, ["not run", ""])
         if before[0] == after[0]:
             continue
-        found = (why for part, error, why in reasons if re.search(part, test) and re.search(error, after[1]))
-        reason = next(found, None)
+        reason = next((it.reason for it in differences if it.includes(test, after[1])), None)
         line = f"`{test}`: {before[0]} with the package, {after[0]} with tload"
         if reason is None:
             wrong.append(f"{line}: {(after[1] or before[1])[:200]}")

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_is_the_digest_of_the_empty_string() {
+    fn digest_without_tensors_is_that_of_empty_string() {
         assert_eq!(
             Digest::default().finish(),
             "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"

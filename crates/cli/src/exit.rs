@@ -73,7 +73,7 @@ mod tests {
 
     /// Compares the table in the guide with that of the help.
     #[test]
-    fn the_guide_has_every_status_of_the_help() {
+    fn guide_lists_every_exit_status() {
         let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/with/command.md");
         let guide = std::fs::read_to_string(guide).unwrap();
         let status = |text: &str| text.trim().parse::<u8>().ok();
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_has_a_documented_status() {
+    fn every_error_kind_has_documented_status() {
         let plain = [ErrorKind::Io, ErrorKind::Changed];
         for kind in ErrorKind::ALL {
             let status = status(&Error::new(kind, "x"));

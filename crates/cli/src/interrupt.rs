@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_raised_interrupt_is_an_error_and_ends_waits() {
+    fn interrupt_is_error_and_ends_waits() {
         let interrupt = Interrupt::unattached(Answer::default());
         interrupt.check().unwrap();
         let cancelled = Error::new(ErrorKind::Cancelled, "cancelled");

@@ -67,7 +67,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
 
-    let limits = Limits::look();
+    let limits = Limits::current();
     limits.raise_files();
     let answer = Answer::new(args.command.answers_in_json());
     Interrupt::install(&System::real(), answer)

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_has_the_defaults_and_a_grid() {
+    fn sweep_consists_of_defaults_and_grid() {
         let settings = |arguments: &[&str]| -> Vec<_> {
             configurations(&bench(arguments), Device::Cpu)
                 .expect("valid values")

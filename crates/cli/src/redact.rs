@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_secret_is_left_and_all_else_stays() {
+    fn redaction_removes_secrets_only() {
         let line = [
             ("tload", "tload"),
             ("s3://bucket/model", "s3://bucket/model"),

@@ -116,7 +116,7 @@ pub fn free_leftovers() {}
 fn no_cuda() -> Error {
     Error::new(
         ErrorKind::Unsupported,
-        "this build of tload was made without the feature `cuda`",
+        "tload was built without the feature `cuda`",
     )
     .with_hint("use device=cpu, or a build with that feature")
 }

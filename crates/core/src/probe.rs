@@ -66,7 +66,7 @@ pub fn direct_io(path: &Path) -> Result<DirectIo> {
     ReadFile::probe_direct(&FileSource::open(&Location::from(path))?)
 }
 
-/// Returns the file system that a file or folder is on.
+/// Returns the file system that a file or directory is on.
 ///
 /// # Errors
 ///

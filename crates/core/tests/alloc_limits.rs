@@ -242,7 +242,7 @@ fn indexes() -> Vec<Bomb> {
             map(format!("\"{}\":\"../x\"", "n".repeat(LENGTH))),
             8,
             1,
-            Some("leaves the folder"),
+            Some("leaves the directory"),
         ),
         (
             "a shard of millions of bytes",

@@ -40,7 +40,7 @@ fn allocations(
 }
 
 #[test]
-fn a_read_allocates_nothing() {
+fn read_makes_no_allocation() {
     let _profiler = dhat::Profiler::builder().testing().build();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
     let path = folder.path().join("model.safetensors");

@@ -253,7 +253,7 @@ fn loads() -> usize {
 }
 
 #[test]
-fn nothing_is_left_of_a_load() {
+fn load_leaves_no_resources() {
     let folder = checkpoint();
     let ways = ways();
     let mut rng = Rng::new(2);

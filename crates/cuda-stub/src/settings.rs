@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_and_changes_nothing() {
+    fn invalid_settings_are_rejected_and_change_nothing() {
         let mut settings = Settings::default();
         for (key, value) in [
             ("fail", "cuInit"),

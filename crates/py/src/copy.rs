@@ -1,4 +1,4 @@
-//! Copies of whole folders for Python, and file listings.
+//! Copies of whole directories for Python, and file listings.
 //!
 //! `python/tload/_copy.py` is their public interface.
 
@@ -9,7 +9,7 @@ use crate::checkpoint::LocationArgument;
 use crate::interrupt;
 use crate::store::StoreArgument;
 
-/// Copies a location into a local folder. Returns the report as JSON.
+/// Copies a location into a local directory. Returns the report as JSON.
 #[pyfunction]
 #[pyo3(signature = (source, target, *, names, include, exclude, hidden, force, depth, store))]
 #[expect(

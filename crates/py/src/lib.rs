@@ -101,7 +101,7 @@ mod _tload {
         if cfg!(debug_assertions) {
             let category = module.py().get_type::<PyRuntimeWarning>();
             let message = CString::from(
-                c"this is a debug build of tload: it is many times slower than a release build, do not measure with it",
+                c"this is a debug build of tload: it is many times slower than a release build, do not benchmark it",
             );
             PyErr::warn(module.py(), &category, &message, 1)?;
         }

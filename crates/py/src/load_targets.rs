@@ -1,6 +1,7 @@
 //! The caller's memory that a load writes into, as Python describes it.
 //!
-//! `python/tload/_receivers.py` describes modules, tensors and arrays; the core decides what fits.
+//! `python/tload/_load_targets.py` describes modules, tensors and arrays; the core decides what
+//! fits.
 
 #![expect(
     unsafe_code,

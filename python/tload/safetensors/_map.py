@@ -39,7 +39,7 @@ class FileSeen(NamedTuple):
 
 
 def look(path: str | None) -> FileSeen | None:
-    """Return the file at a path, or `None` if it is not a file: a folder, a URL, or nothing."""
+    """Return the file at a path, or `None` if it is not a file: a directory, a URL, or nothing."""
     if path is None:
         return None
     try:

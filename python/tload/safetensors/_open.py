@@ -35,7 +35,7 @@ class safe_open:  # noqa: N801  # the package's name
 
     It takes the same arguments as in the package, returns the same results, and raises the same
     exceptions. In addition, it opens everything that `tload.open` does, such as
-    `s3://bucket/model.safetensors`, a folder, or a list of files.
+    `s3://bucket/model.safetensors`, a directory, or a list of files.
 
     Deliberate differences from the package (0.8):
 
@@ -58,7 +58,7 @@ class safe_open:  # noqa: N801  # the package's name
     - `metadata()` is `None` for `"__metadata__": {}` too.
 
     Args:
-        filename: A path, a URL, a folder, an index file, a list of these, or an open
+        filename: A path, a URL, a directory, an index file, a list of these, or an open
             `tload.Checkpoint`.
         framework: `"pt"` (or `"torch"`), `"np"` (or `"numpy"`), or `"flax"` (or `"jax"`).
         device: Device of the tensors: `"cpu"`, `"cuda:0"`, a number, or any other device of torch.

@@ -62,7 +62,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         else:
             if source.allow_patterns_overrides is not None:
                 message = "this model chooses files by its own patterns, which URLs and lists do not support"
-                raise advise(InvalidRequestError, message, "load it from a folder")
+                raise advise(InvalidRequestError, message, "load it from a directory")
             weights = self._stream(place, show(place))
         draft = self.load_config.draft_model_idx
         if draft is not None:

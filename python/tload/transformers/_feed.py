@@ -117,7 +117,7 @@ class Feed:
         if isinstance(self._failure, Exception) and not self._closed:
             raise self._failure
         if self._failure is not None or self._closed:
-            raise CancelledError(f"{self._checkpoint.location}: the load is over") from self._failure
+            raise CancelledError(f"{self._checkpoint.location}: the load has ended") from self._failure
 
     def _is_coming(self, name: str) -> bool:
         """Return whether a stream will yield the tensor.

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from tload._store import Store
 
 WEIGHTS = "model.safetensors"
-"""File that transformers looks for first in a folder, even if there is an index."""
+"""File that transformers looks for first in a directory, even if there is an index."""
 
 ADAPTER = "adapter_config.json"
-"""File that marks a folder with an adapter."""
+"""File that marks a directory with an adapter."""
 
 NAMES_SHOWN = 10
 """Maximum number of tensors that an error names."""
@@ -41,7 +41,7 @@ HUB_LOCATION = re.compile(r"hf://(?P<id>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/
 OTHER_WEIGHTS = {
     "state_dict": "pass the model class's own from_pretrained the tensors that you have",
     "gguf_file": "tload reads safetensors; use the model class's own from_pretrained",
-    "variant": "pass the variant's file or index as source, and its folder as config",
+    "variant": "pass the variant's file or index as source, and its directory as config",
     "subfolder": "pass the subfolder as source",
 }
 """Arguments of transformers for the location of weights, which `source` replaces."""
@@ -113,7 +113,7 @@ def from_pretrained(
     _check_integrations(source)
     for name, hint in OTHER_WEIGHTS.items():
         if kwargs.pop(name, None) not in (None, ""):  # it may be a dict
-            raise advise(InvalidRequestError, f"{name}= says where weights are, and so does source", hint)
+            raise advise(InvalidRequestError, f"{name}= and source both say where the weights are", hint)
     location = source.location if isinstance(source, Checkpoint) else source
     folder = _folder(location)
     if config is None:
@@ -197,7 +197,7 @@ def _check_transformers() -> None:
 
 
 def _check_integrations(source: Source) -> None:
-    """Raise `UnsupportedError` if transformers would not just load weights from the folder."""
+    """Raise `UnsupportedError` if transformers would not just load weights from the directory."""
     from transformers.integrations import is_deepspeed_zero3_enabled
     from transformers.utils import is_peft_available
 

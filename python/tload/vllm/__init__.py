@@ -9,7 +9,7 @@ $ vllm serve MODEL --load-format tload --model-loader-extra-config '{"source": "
 $ TLOAD_REPLACE_RUNAI=1 vllm serve s3://bucket/model
 ```
 
-MODEL is a folder or the name of a Hub model, as usual. Files are chosen as `--load-format auto`
+MODEL is a directory or the name of a Hub model, as usual. Files are chosen as `--load-format auto`
 chooses them; files other than safetensors are left to vLLM's own loader, or refused if `verify` is
 strict. vLLM itself refuses a URL as the model with any format but those of Run:ai Model Streamer:
 pass it as `source`, with configuration and tokenizer from MODEL, or let tload replace that loader.
@@ -17,9 +17,9 @@ pass it as `source`, with configuration and tokenizer from MODEL, or let tload r
 Keys of `--model-loader-extra-config`, all optional. An unknown key, or an invalid value, is an
 error.
 
-- `source`: Location of the weights if it is not MODEL: a folder, a file, an index, a list of files,
-  or URLs of these, as for `tload.open`. Draft models of speculative decoding have locations of
-  their own, unless their weights are in the same model.
+- `source`: Location of the weights if it is not MODEL: a directory, a file, an index, a list of
+  files, or URLs of these, as for `tload.open`. Draft models of speculative decoding have locations
+  of their own, unless their weights are in the same model.
 - `store`: Options of object stores, as `store=` of `tload.open`. vLLM logs its arguments: secrets
   are better kept in the environment.
 - `device`: `"cpu"` (the default), from which vLLM copies; or `"cuda"`, the GPU of each process.

@@ -85,7 +85,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             yield from self._get_weights_iterator(folder)
         elif patterns is not None:
             message = f"{type(model).__name__} chooses files by its own patterns, which URLs and lists do not support"
-            raise advise(InvalidRequestError, message, "load it from a folder")
+            raise advise(InvalidRequestError, message, "load it from a directory")
         else:
             self._start_clock()
             yield from self._stream(place, show(place), unused=unused)

@@ -1,7 +1,7 @@
 """Streams of the weights that an engine requests. Imports no engine.
 
-The files of a folder or Hub model come from the engine, those of a URL from the core. This module
-selects tensors by name before any tensor data is read.
+The files of a directory or Hub model come from the engine, those of a URL from the core. This
+module selects tensors by name before any tensor data is read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def natural(location: str) -> list[Any]:
 def without_copies(locations: Sequence[str]) -> list[str]:
     """Leave out `consolidated*.safetensors` if there are other files.
 
-    Mistral's models are stored twice in one folder, the second time under other names. Otherwise
+    Mistral's models are stored twice in one directory, the second time under other names. Otherwise
     both would be loaded, one over the other.
     """
     others = [location for location in locations if not _is_consolidated(location)]
@@ -55,7 +55,7 @@ def without_copies(locations: Sequence[str]) -> list[str]:
 
 
 def open_source(source: str | Sequence[str], settings: Settings) -> Checkpoint:
-    """Open the weights at the user's location; of a folder or prefix, without second copies."""
+    """Open the weights at the user's location; of a directory or prefix, without second copies."""
     store = dict(settings.store or {})
     if settings.options.timeout is not None:
         store.setdefault("open_timeout", settings.options.timeout)
@@ -95,8 +95,8 @@ def stream(
     """Yield the tensors of a checkpoint. The caller owns them.
 
     Args:
-        source: Files, in the order to load them; or a folder, an index, a file, or a URL of one of
-            these.
+        source: Files, in the order to load them; or a directory, an index, a file, or a URL of
+            one of these.
         settings: Settings of the load.
         shown: Name of the source in messages.
         open_bar: Makes a bar for a total of bytes.

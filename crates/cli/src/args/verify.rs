@@ -19,14 +19,14 @@ use super::time::TimeArgs;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 The exit status is 11 if anything is missing or does not match; else that of a file that could not
-be read; else 7 if there was nothing to compare a shard with; else 0. With --write, a manifest of
+be read; else 7 if no digest of a shard is known; else 0. With --write, a manifest of
 weights and index is made from the bytes read, unless they fail a comparison: status 0 then means
 that it was written, even if no digest of the files was known (`unverified`).
 
 JSON: {location, files: [{name, bytes, outcome, verified_by, silent, mismatches: [{tensor, range,
   by, expected, found}], error: {kind, message}, is_shard}], bytes, seconds, written,
   not_written: {kind, message}, notes}; `outcome` is
-matches, differs, missing, extra, unverified or failed; `silent` says why sources have no digest.")]
+matches, differs, missing, extra, unverified or failed; `silent` says why authorities state no digest.")]
 pub(crate) struct VerifyArgs {
     /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a file, directory or index
     #[arg(value_name = "LOCATION")]

@@ -36,7 +36,7 @@ impl Place {
     /// Chooses a place, in `directory` if the user names one.
     pub(crate) fn find(directory: Option<&Path>, size: u64, least: u64) -> Result<Self> {
         if let Some(directory) = directory {
-            return choose(&[Candidate::look(directory)?], size, least);
+            return choose(&[Candidate::new(directory)?], size, least);
         }
         // The temporary directory first: the system cleans it up if this process cannot.
         let directories = [
@@ -46,14 +46,14 @@ impl Place {
         ];
         let candidates: Vec<_> = directories
             .iter()
-            .filter_map(|directory| Candidate::look(directory).ok())
+            .filter_map(|directory| Candidate::new(directory).ok())
             .collect();
         choose(&candidates, size, least)
     }
 }
 
 impl Candidate {
-    fn look(directory: &Path) -> Result<Self> {
+    fn new(directory: &Path) -> Result<Self> {
         let room = free_bytes(directory)? / 100 * SHARE_PERCENT;
         let file_system = probe::file_system(directory).ok();
         Ok(Self {
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_disk_with_room_is_taken() {
+    fn first_disk_with_enough_space_is_chosen() {
         let candidates = vec![
             candidate("/tmp", 64 << 30, true),
             candidate(".", 1 << 30, false),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn no_room_at_all_is_an_error() {
+    fn insufficient_space_everywhere_is_error() {
         let error = choose(&[candidate(".", 1000, false)], 4 << 30, 1 << 20).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         assert!(choose(&[], 1, 1).is_err());

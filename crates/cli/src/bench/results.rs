@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_were_not_cold_do_not_count_as_cold() {
+    fn runs_not_found_cold_do_not_count_as_cold() {
         let mut results = results(&plan(1, 2));
         let mut warm = sample(1, Contender::Tload, 1000.0);
         warm.measurement.residency.found = Found::Mixed;

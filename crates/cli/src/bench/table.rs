@@ -31,7 +31,7 @@ pub(crate) fn rows(results: &Results) -> Vec<Vec<String>> {
 }
 
 fn cell_rows(cell: &CellResults) -> Vec<Vec<String>> {
-    let mut shared = [mode(cell), cache(cell), engine(cell), found_or_asked(cell)].to_vec();
+    let mut shared = [mode(cell), cache(cell), engine(cell), tuned_or_set(cell)].to_vec();
     let mut rows = Vec::new();
     for summary in &cell.summaries {
         let mut row = shared.clone();
@@ -72,11 +72,12 @@ pub(crate) fn engine(cell: &CellResults) -> String {
 }
 
 /// Returns [`reads`], marked if the load tuned them by itself.
-fn found_or_asked(cell: &CellResults) -> String {
+fn tuned_or_set(cell: &CellResults) -> String {
     let reads = reads(cell);
-    let asked = &cell.cell.configuration.options;
-    let is_found = asked.depth.is_none() && asked.in_flight_bytes.is_none() && !reads.is_empty();
-    if is_found {
+    let options = &cell.cell.configuration.options;
+    let is_tuned =
+        options.depth.is_none() && options.in_flight_bytes.is_none() && !reads.is_empty();
+    if is_tuned {
         format!("tuned: {reads}")
     } else {
         reads

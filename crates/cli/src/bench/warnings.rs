@@ -37,7 +37,7 @@ pub(crate) enum Warning {
     FioFailed {
         reason: String,
     },
-    NotAsAsked {
+    WrongCacheState {
         wanted: CacheState,
         resident_bytes: u64,
         total_bytes: u64,
@@ -74,7 +74,7 @@ impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::DebugBuild => f.write_str(
-                "this is a debug build, which is many times slower: measure with cargo run --release -- bench",
+                "this is a debug build, which is many times slower: measure a release build: cargo run --release -- bench",
             ),
             Self::InMemory { file_system } => write!(
                 f,
@@ -93,16 +93,16 @@ impl fmt::Display for Warning {
                 format_bytes(*asked),
             ),
             Self::FioMissing => f.write_str(
-                "fio is not installed, so the only ceiling is that of tload. For an independent one: apt-get install fio",
+                "fio is not installed, so there is no independent ceiling: apt-get install fio",
             ),
             Self::FioFailed { reason } => write!(f, "{reason}. The benchmark continued without it"),
-            Self::NotAsAsked { wanted, resident_bytes, total_bytes, all } => {
+            Self::WrongCacheState { wanted, resident_bytes, total_bytes, all } => {
                 let share = float(*resident_bytes) / float((*total_bytes).max(1));
-                not_as_asked(f, *wanted, share, *all)
+                wrong_cache_state(f, *wanted, share, *all)
             }
             Self::Unverified { wanted } => write!(
                 f,
-                "this system does not report what its page cache holds: no run is labelled {}",
+                "this system does not report the contents of its page cache: no run is labelled {}",
                 name(*wanted)
             ),
             Self::Fallback { requested, used, reason } => write!(
@@ -118,34 +118,34 @@ impl fmt::Display for Warning {
             ),
             Self::FirstRunSlow { times } => write!(
                 f,
-                "the first run took {times:.1} times as long as the others: a cache below the page cache, or a disk \
-                 that had to wake up. The median is not affected; more --rounds help",
+                "the first run took {times:.1} times as long as the others: a cache outside the operating system, or a disk \
+                 that had to spin up. The median is not affected; more --rounds help",
             ),
             Self::Noisy { contender, width } => write!(
                 f,
                 "runs of {} differ by {} of their median: the device is shared or throttled. Trust the ratios, which \
-                 are taken within rounds, more than the speeds; more --rounds help",
+                 are computed within rounds, more than the speeds; more --rounds help",
                 who(*contender),
                 format_share(*width),
             ),
             Self::TooShort { seconds } => write!(
                 f,
-                "too small to time: a run takes {}, and no speed or ratio means much below {}. Use a larger checkpoint \
+                "too short to measure: a run takes {}, and speeds and ratios are unreliable below {}. Use a larger checkpoint \
                  (--size, or another LOCATION)",
                 format_seconds(*seconds),
                 format_seconds(SHORTEST_SECONDS),
             ),
             Self::AboveCeiling { ratio } => write!(
                 f,
-                "the load is {} faster than its ceiling, which does less work: too small to time, or the device changed \
-                 its speed between runs. Use a larger checkpoint and more --rounds",
+                "the load is {} faster than its ceiling, which does less work: the runs are too short, or the device changed \
+                 speed between runs. Use a larger checkpoint and more --rounds",
                 format_share(ratio - 1.0),
             ),
         }
     }
 }
 
-fn not_as_asked(
+fn wrong_cache_state(
     f: &mut fmt::Formatter<'_>,
     wanted: CacheState,
     share: f64,
@@ -154,15 +154,15 @@ fn not_as_asked(
     let (wanted, share) = (name(wanted), format_share(share));
     write!(
         f,
-        "wrong state of the page cache: a run was to be {wanted}, but {share} of the files were in memory; ",
+        "page cache not {wanted} at the start of a run: {share} of the files were in memory; ",
     )?;
     if all {
         write!(
             f,
-            "no run of this kind is labelled {wanted}. Close programs that use the files, or try a local disk",
+            "these runs are not labelled {wanted}. Close programs that use the files, or try a local disk",
         )
     } else {
-        f.write_str("it is excluded. Close programs that use the files")
+        f.write_str("the run is excluded. Close programs that use the files")
     }
 }
 
@@ -210,7 +210,7 @@ fn page_cache(cell: &CellResults) -> Option<Warning> {
     if residency.method.is_none() {
         return Some(Warning::Unverified { wanted });
     }
-    Some(Warning::NotAsAsked {
+    Some(Warning::WrongCacheState {
         wanted,
         resident_bytes: residency.resident_bytes,
         total_bytes: residency.total_bytes,
@@ -331,14 +331,14 @@ mod tests {
         let short = texts(1e11, 5e10);
         assert_eq!(short.len(), 1, "{short:#?}");
         assert!(
-            short[0].starts_with("too small to time: a run takes 42.9 ms"),
+            short[0].starts_with("too short to measure: a run takes 42.9 ms"),
             "{}",
             short[0]
         );
     }
 
     #[test]
-    fn each_kind_is_said_once() {
+    fn each_kind_of_warning_is_given_once() {
         let mut results = results(&plan(2, 3));
         for cell in 0..2 {
             for (round, rate) in [(1, 1e9), (2, 2e9), (3, 2e9)] {

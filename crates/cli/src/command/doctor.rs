@@ -11,13 +11,16 @@ use tload::{Checkpoint, Error, ErrorKind, Result, StoreOptions, printable};
 
 use crate::args::DoctorArgs;
 use crate::deadline::{ERROR_GRACE, Watch};
-use crate::doctor::{Finding, Level, Settings, Urgency, examine, first, look, no_answer};
+use crate::doctor::{
+    Finding, Level, Settings, Urgency, examine, examine_storage, first, no_answer,
+};
 use crate::host::System;
 use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::failure::Outcome;
+use crate::output::quantity::format_count;
 
 /// Runs the subcommand. `limits` are those that the command was started with.
 pub(crate) fn run(
@@ -30,17 +33,19 @@ pub(crate) fn run(
         Settings::new(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()));
     // An error in these options is reported even without a location.
     let store = options::store_within(&args.store, Some(args.timeout))?;
-    let looked = args
+    let examined = args
         .location
         .as_deref()
-        .map(|location| look_at(location, store, (args, &settings), interrupt))
+        .map(|location| examine_location(location, store, (args, &settings), interrupt))
         .transpose()?;
-    let checkpoint = looked.as_ref().and_then(|looked| looked.checkpoint.get());
+    let checkpoint = examined
+        .as_ref()
+        .and_then(|examined| examined.checkpoint.get());
     let mut findings = examine(&System::real(), limits, &settings, checkpoint);
     let mut outcome = Ok(());
-    if let Some(looked) = looked {
-        findings.extend(looked.findings);
-        outcome = looked.outcome;
+    if let Some(examined) = examined {
+        findings.extend(examined.findings);
+        outcome = examined.outcome;
     }
     if args.json {
         let failure = outcome.as_ref().err().map(|error| interrupt.failure(error));
@@ -56,7 +61,7 @@ pub(crate) fn run(
 }
 
 /// Result of checking a location.
-struct Looked {
+struct Examined {
     /// Set once the headers have been read.
     checkpoint: Arc<OnceLock<Checkpoint>>,
     findings: Vec<Finding>,
@@ -65,12 +70,12 @@ struct Looked {
 
 /// Opens the checkpoint and checks its storage, on a thread that is orphaned if the storage does
 /// not answer.
-fn look_at(
+fn examine_location(
     location: &OsStr,
     store: StoreOptions,
     (args, settings): (&DoctorArgs, &Settings),
     interrupt: &Interrupt,
-) -> Result<Looked> {
+) -> Result<Examined> {
     let timeout = args.timeout;
     let opening = options::opening(store, &args.links);
     let checkpoint = Arc::<OnceLock<Checkpoint>>::default();
@@ -89,7 +94,7 @@ fn look_at(
         watch.run(move || {
             let checkpoint = Checkpoint::open_with(&from, opening)?;
             let checkpoint = opened.get_or_init(|| checkpoint);
-            Ok(look(&System::real(), &settings, checkpoint))
+            Ok(examine_storage(&System::real(), &settings, checkpoint))
         })
     });
     let (findings, outcome) = match outcome {
@@ -103,7 +108,7 @@ fn look_at(
             (vec![no_answer(&shown, timeout, &error)], Err(error))
         }
     };
-    Ok(Looked {
+    Ok(Examined {
         checkpoint,
         findings,
         outcome,
@@ -113,7 +118,7 @@ fn look_at(
 fn late(timeout: Duration) -> Error {
     let message = format!("the check took longer than its timeout of {timeout:?}");
     Error::new(ErrorKind::TimedOut, message)
-        .with_hint("raise ‹timeout›, or check the storage, which does not answer")
+        .with_hint("raise ‹timeout›, or check the storage, which does not respond")
 }
 
 /// Output of `--json`.
@@ -177,22 +182,22 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
         findings
             .iter()
             .filter(|finding| finding.level == level)
-            .count()
+            .count() as u64
     };
-    let (failures, warnings, notes) = (count(Level::Fail), count(Level::Warn), count(Level::Note));
-    let failed = if failures > 0 {
-        format!("{failures} failed (fail), ")
-    } else {
-        String::new()
+    let failures = match count(Level::Fail) {
+        0 => String::new(),
+        failures => format!("{failures} failed, "),
     };
     writeln!(
         out,
-        "\n{failed}{warnings} to fix (warn), {notes} worth knowing (note), {} ok",
+        "\n{failures}{}, {}, {} ok",
+        format_count(count(Level::Warn), "warning"),
+        format_count(count(Level::Note), "note"),
         count(Level::Ok)
     )?;
     match first(findings) {
         Some((finding, change)) => {
-            writeln!(out, "Change first: {}: {}", finding.title, change.command)
+            writeln!(out, "Fix first: {}: {}", finding.title, change.command)
         }
         None => Ok(()),
     }

@@ -101,15 +101,18 @@ fn write_text(out: &mut dyn Write, report: &VerifyReport) -> io::Result<()> {
     for note in &report.notes {
         warn(&format!("note: {note}"));
     }
-    writeln!(
-        out,
-        "{}: {}, {} in {} ({})",
-        report.location,
-        format_count(report.files.len() as u64, "file"),
-        format_bytes(report.bytes),
-        format_seconds(report.seconds),
-        format_rate(rate(report.bytes, report.seconds)),
-    )?;
+    let done = if report.bytes == 0 && report.files.iter().all(|file| file.verified_by.is_empty()) {
+        "nothing compared".to_owned()
+    } else {
+        format!(
+            "{} in {} ({})",
+            format_bytes(report.bytes),
+            format_seconds(report.seconds),
+            format_rate(rate(report.bytes, report.seconds)),
+        )
+    };
+    let files = format_count(report.files.len() as u64, "file");
+    writeln!(out, "{}: {files}, {done}", report.location)?;
     match &report.written {
         Some(path) => writeln!(out, "wrote {path}"),
         None => Ok(()),

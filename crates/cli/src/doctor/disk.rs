@@ -37,7 +37,7 @@ pub(super) fn finding(system: &System, device: (u32, u32)) -> Finding {
         .is_some_and(|requests| requests < REQUESTS_FEW)
     {
         let command = format!("echo 256 > /sys/block/{}/queue/nr_requests", disk.name);
-        let advice = format!("its queue holds few requests: {command}");
+        let advice = format!("its request queue is short: {command}");
         return finding
             .advise(Level::Note, advice)
             .change(Urgency::Little, command);

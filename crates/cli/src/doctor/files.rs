@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_compared_with_the_shards_of_the_checkpoint() {
+    fn open_file_limit_is_compared_with_shard_count() {
         let fine = finding(limit(1024, 4096), Some(100));
         assert_eq!((fine.level, fine.change), (Level::Ok, None));
         assert_eq!(fine.value, "1024, may be raised to 4096");

@@ -44,9 +44,9 @@ struct Pinning {
 
 impl Cuda {
     /// Opens every GPU, allocates staging memory for it, and releases both.
-    pub(super) fn look() -> Result<Self> {
+    pub(super) fn query() -> Result<Self> {
         let facts = cuda::driver()?;
-        let devices = (0..facts.devices).map(Device::look);
+        let devices = (0..facts.devices).map(Device::query);
         Ok(Self {
             version: facts.version,
             devices: devices.collect(),
@@ -55,7 +55,7 @@ impl Cuda {
 }
 
 impl Device {
-    fn look(ordinal: usize) -> Result<Self> {
+    fn query(ordinal: usize) -> Result<Self> {
         let context = Context::open(ordinal)?;
         let (facts, memory) = (context.facts(), context.free_memory()?);
         let mut text = format!(
@@ -70,13 +70,13 @@ impl Device {
         }
         Ok(Self {
             text,
-            pinning: Pinning::look(&context),
+            pinning: Pinning::query(&context),
         })
     }
 }
 
 impl Pinning {
-    fn look(context: &Context) -> Result<Self> {
+    fn query(context: &Context) -> Result<Self> {
         let staging = Staging::take(&StagingNeed {
             slot_bytes: SLOT_BYTES,
             slots: SLOTS,
@@ -112,9 +112,9 @@ fn seen(system: &System, has_cuda: bool) -> Finding {
     if bare.is_empty() {
         // Containers expose the driver and hide the rest.
         let where_else = if has_cuda { " except by CUDA" } else { "" };
-        return finding(format!("none seen{where_else}"));
+        return finding(format!("none detected{where_else}"));
     }
-    finding(format!("{} on the bus, no driver", bare.join(", "))).advise(
+    finding(format!("{} on the PCI bus, no driver", bare.join(", "))).advise(
         Level::Note,
         "install the NVIDIA driver, or expose it to this container",
     )
@@ -229,7 +229,7 @@ fn in_one_line(error: &Error) -> String {
 
 fn advice(error: &Error) -> String {
     let hint = error.hint_with(flag);
-    hint.unwrap_or_else(|| "see whether `nvidia-smi` works".to_owned())
+    hint.unwrap_or_else(|| "check whether `nvidia-smi` works".to_owned())
 }
 
 #[cfg(test)]
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(driven.level, Level::Ok);
         let bare = seen(&[("sys/class/drm/card0/device/vendor", "0x10de\n")]);
         assert_eq!(bare.level, Level::Note);
-        assert_eq!(seen(&[]).value, "none seen");
+        assert_eq!(seen(&[]).value, "none detected");
     }
 
     #[test]

@@ -39,7 +39,7 @@ fn nodes(system: &System) -> Finding {
         })
         .collect();
     match nodes.len() {
-        0 => Finding::ok("numa", "NUMA nodes", "not shown by the kernel"),
+        0 => Finding::ok("numa", "NUMA nodes", "not reported by the kernel"),
         1 => Finding::ok("numa", "NUMA nodes", "1"),
         count => Finding::ok("numa", "NUMA nodes", format!("{count} ({})", nodes.join("; "))).advise(
             Level::Note,

@@ -59,7 +59,7 @@ fn group(limit: &CgroupMemory, largest: u64) -> Finding {
         format_bytes(limit.bytes),
         format_bytes(left)
     );
-    let finding = Finding::ok("cgroup_memory", "control group limit", value);
+    let finding = Finding::ok("cgroup_memory", "cgroup memory limit", value);
     let least = largest + BESIDE;
     // A sufficient limit, rounded up to whole GiB.
     let used = limit.bytes - left;
@@ -70,7 +70,7 @@ fn group(limit: &CgroupMemory, largest: u64) -> Finding {
     );
     if left < least {
         let advice = format!(
-            "a load needs {} at once and is refused, or killed if it sets --memory-limit itself: {command}",
+            "a load needs at least {} and fails, or is killed if it sets --memory-limit itself: {command}",
             format_bytes(least)
         );
         return finding
@@ -86,7 +86,7 @@ fn group(limit: &CgroupMemory, largest: u64) -> Finding {
     }
     finding.advise(
         Level::Note,
-        "kept tensors and pages of written files count against the limit; keep --memory-limit well below it",
+        "kept tensors and page cache of written files count against the limit; keep --memory-limit well below it",
     )
 }
 
@@ -137,7 +137,8 @@ fn huge_pages(system: &System) -> Finding {
     let finding = Finding::known("huge_pages", "transparent huge pages", chosen);
     if never {
         let command = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
-        let advice = format!("new memory for kept tensors costs several times more: {command}");
+        let advice =
+            format!("allocating memory for kept tensors takes several times longer: {command}");
         return finding
             .advise(Level::Warn, advice)
             .change(Urgency::Speed, command);
@@ -175,7 +176,7 @@ mod tests {
         let full = of_group(256 * MIB, 56 * MIB, 150 * MIB);
         assert_eq!(full.level, Level::Warn);
         let advice = full.advice.expect("says why");
-        assert!(advice.contains("needs 214.0 MiB at once"), "{advice}");
+        assert!(advice.contains("needs at least 214.0 MiB"), "{advice}");
         let change = full.change.expect("says what to do");
         assert_eq!(change.urgency, Urgency::Failure);
         assert!(
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_memlock_limit_is_a_note_for_those_it_binds() {
+    fn small_memlock_limit_is_noted_unless_lifted() {
         let (_folder, user) = system(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
         let limit = |now, most| Limit {
             now: Some(now),

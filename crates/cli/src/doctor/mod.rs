@@ -20,7 +20,7 @@ use std::fmt;
 use serde::Serialize;
 use tload::Checkpoint;
 
-pub(crate) use mount::{findings as look, no_answer};
+pub(crate) use mount::{findings as examine_storage, no_answer};
 pub(crate) use settings::Settings;
 pub(crate) use top_fix::{Change, Urgency, first};
 
@@ -122,7 +122,7 @@ pub(crate) fn examine(
     let shards = opened.map(|checkpoint| checkpoint.shards().len());
     findings.push(files::finding(limits.files, shards));
     findings.push(threads::finding(system, limits.threads));
-    findings.extend(gpu::findings(system, &gpu::Cuda::look()));
+    findings.extend(gpu::findings(system, &gpu::Cuda::query()));
     findings.push(settings.finding());
     findings
 }

@@ -99,7 +99,7 @@ fn unreadable(error: &Error) -> Finding {
         cause = error.source();
     }
     let advice = error.hint_with(flag).unwrap_or_else(|| {
-        "give the path of a readable checkpoint: see tload ls LOCATION".to_owned()
+        "pass the path of a readable checkpoint: see tload ls LOCATION".to_owned()
     });
     Finding::ok("checkpoint", "checkpoint", value)
         .advise(Level::Fail, advice.clone())
@@ -129,7 +129,7 @@ fn file_system(system: &System, path: &Path) -> (bool, Vec<Finding>) {
     if found.network {
         let finding = finding.advise(
             Level::Note,
-            "a network file system needs depth, which a load tunes by itself; tload bench LOCATION --sweep shows how close it comes",
+            "a network file system needs many reads in flight; loads tune their number, and tload bench LOCATION --sweep compares it with fixed ones",
         );
         return (true, vec![finding]);
     }
@@ -198,8 +198,8 @@ fn nfs(finding: Finding, mount: &Mount) -> Finding {
         });
         let command = mount_with(NFS_OPTIONS);
         let advice = format!(
-            "mounted hard{waits}: if the server is gone, reads hang and cannot be interrupted; \
-             weights are only read, so they can be mounted soft: {command}; else give loads a --timeout"
+            "hard mount{waits}: if the server is gone, reads hang and cannot be interrupted; \
+             a soft mount is safe for weights, which are only read: {command}; otherwise, give loads a --timeout"
         );
         return finding
             .advise(Level::Warn, advice)
@@ -219,7 +219,7 @@ fn nfs(finding: Finding, mount: &Mount) -> Finding {
         return finding
             .advise(
                 Level::Note,
-                format!("one TCP connection carries everything; try eight, and measure: {command}"),
+                format!("all reads share one TCP connection; try eight and measure: {command}"),
             )
             .change(Urgency::Little, command);
     }
@@ -247,7 +247,7 @@ fn direct_io(path: &Path) -> Finding {
             let reason = direct.error.unwrap_or_else(|| "refused".to_owned());
             Finding::ok(id, title, format!("no: {reason}")).advise(
                 Level::Note,
-                "reads go through the page cache, which costs a copy; a local ext4 or xfs avoids it",
+                "reads go through the page cache, which costs a copy; local ext4 and xfs avoid it",
             )
         }
         Err(error) => Finding::ok(id, title, format!("unknown: {error}")),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn every_network_file_system_without_a_timeout_can_hang() {
+    fn network_mount_without_timeout_warns_of_hang() {
         for kind in ["fuse.sshfs", "lustre", "ceph", "cifs", "beegfs"] {
             let found = waiting(kind, "rw,relatime", true);
             assert_eq!(found.level, Level::Warn, "{kind}");

@@ -15,7 +15,7 @@ pub(super) fn findings(system: &System) -> Vec<Finding> {
         finding(
             system,
             ("sys", "/sys", "sys/kernel"),
-            "control group limits, disks and NUMA nodes are not visible",
+            "cgroup limits, disks and NUMA nodes are not visible",
             "mount -t sysfs sysfs /sys",
         ),
     ]

@@ -39,7 +39,7 @@ fn remedy(system: &System, errno: Option<i32>) -> Option<(&'static str, String)>
         return Some(("a seccomp filter", PROFILE.to_owned()));
     }
     // Without /proc, filters are invisible; nothing else explains the error.
-    (errno == Some(NOT_PERMITTED)).then(|| ("probably a seccomp filter", PROFILE.to_owned()))
+    (errno == Some(NOT_PERMITTED)).then(|| ("a seccomp filter, probably", PROFILE.to_owned()))
 }
 
 fn ring(system: &System, ring: &probe::Ring) -> Finding {
@@ -53,7 +53,7 @@ fn ring(system: &System, ring: &probe::Ring) -> Finding {
         let remedy = remedy(system, ring.errno);
         let by = remedy
             .as_ref()
-            .map_or_else(String::new, |(who, _)| format!(", by {who}"));
+            .map_or_else(String::new, |(who, _)| format!(", blocked by {who}"));
         let value = format!("not available: {reason}{by}");
         let finding = Finding::ok("io_uring", "io_uring", value)
             .advise(Level::Warn, format!("{loads}; {hint}"));
@@ -142,7 +142,7 @@ mod tests {
             assert!(command.contains("io_uring_setup"), "{command}");
         }
         let (who, _) = blamed(&[], NOT_PERMITTED).expect("a remedy");
-        assert_eq!(who, "probably a seccomp filter");
+        assert_eq!(who, "a seccomp filter, probably");
         // An old kernel, or too little memory: no setting helps.
         assert_eq!(blamed(&[off], NO_SUCH_CALL), None);
         assert_eq!(blamed(&[on], 12), None);

@@ -61,7 +61,7 @@ fn unopenable_location_adds_finding() {
 }
 
 #[test]
-fn a_location_that_does_not_answer_hangs() {
+fn silent_location_is_reported_as_hang() {
     let error = Error::new(ErrorKind::TimedOut, "opening took longer than its timeout")
         .with_location("/mnt/a/model.safetensors");
     let finding = no_answer("/mnt/a", Duration::from_secs(10), &error);
@@ -86,7 +86,7 @@ fn ids_are_unique() {
 }
 
 #[test]
-fn a_filter_and_a_sysctl_are_named() {
+fn io_uring_finding_names_filter_and_sysctl() {
     let (_folder, system) = system(&[
         ("proc/sys/kernel/io_uring_disabled", "2\n"),
         ("proc/self/status", "Seccomp:\t2\n"),

@@ -23,12 +23,12 @@ pub(super) fn finding(system: &System, limit: Limit) -> Finding {
     let user = match (limit.now, lifted) {
         (None, _) => "unlimited".to_owned(),
         (Some(now), true) => format!("{now} (lifted for root)"),
-        (Some(now), false) => format!("{now} of this user"),
+        (Some(now), false) => format!("{now} for this user"),
     };
     let group = group(system);
     let value = match &group {
         Some(group) => format!(
-            "{user}; the control group has {} left ({})",
+            "{user}; the cgroup has {} left ({})",
             group.left, group.file
         ),
         None => user,
@@ -113,12 +113,12 @@ mod tests {
     }
 
     #[test]
-    fn the_users_limit_binds_users_only() {
+    fn thread_limit_is_lifted_for_root() {
         let (_folder, user) = system(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
         let few = finding(&user, limit(5));
         assert_eq!(
             (few.level, few.value.as_str()),
-            (Level::Warn, "5 of this user")
+            (Level::Warn, "5 for this user")
         );
         assert_eq!(few.change.as_ref().unwrap().command, "ulimit -u 4096");
         assert_eq!(few.change.unwrap().urgency, Urgency::Little);
@@ -143,7 +143,7 @@ mod tests {
         let found = finding(&system, Limit::default());
         assert_eq!(
             found.value,
-            "unlimited; the control group has 2 left (/sys/fs/cgroup/pids/job/pids.max)"
+            "unlimited; the cgroup has 2 left (/sys/fs/cgroup/pids/job/pids.max)"
         );
         let change = found.change.unwrap();
         assert_eq!(change.urgency, Urgency::Failure);

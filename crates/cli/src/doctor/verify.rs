@@ -93,9 +93,9 @@ fn shown(command: &str, refusal: Option<&str>, authorities: &[Authority]) -> Fin
         )
     };
     let advice = match refusal {
-        None => format!("corrupt bytes go unnoticed; if you trust the files: {command}"),
+        None => format!("corruption would go undetected; if you trust the files: {command}"),
         Some(refusal) => format!(
-            "corrupt bytes go unnoticed; a manifest can be written, but {refusal}; if you trust the \
+            "corruption would go undetected; a manifest can be written, but {refusal}; if you trust the \
              files: {command}, and give loads --verify=manifest.json"
         ),
     };

@@ -142,7 +142,7 @@ mod tests {
     use super::quote;
 
     #[test]
-    fn fields_are_quoted_when_they_must_be() {
+    fn fields_with_commas_or_quotes_are_quoted() {
         assert_eq!(quote("plain text"), "plain text");
         assert_eq!(quote("a,b"), "\"a,b\"");
         assert_eq!(quote("a\n\u{1b}b"), "a\\n\\u{1b}b");

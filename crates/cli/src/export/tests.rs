@@ -66,7 +66,7 @@ fn markdown_is_a_table() {
 }
 
 #[test]
-fn files_are_there_before_the_first_run_and_a_bad_path_fails() {
+fn export_files_are_created_before_first_run_and_bad_path_fails() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.json");
     Exports::create(Some(&path), None, None, None).unwrap();
@@ -78,7 +78,7 @@ fn files_are_there_before_the_first_run_and_a_bad_path_fails() {
 }
 
 #[test]
-fn a_plot_is_svg_or_nothing_is_written() {
+fn plot_is_written_as_svg_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     for name in ["out.png", "out", "svg", "out.svg.gz"] {

@@ -23,7 +23,7 @@ pub(crate) struct Limit {
 }
 
 impl Limits {
-    pub(crate) fn look() -> Self {
+    pub(crate) fn current() -> Self {
         let limit = |resource| {
             let Rlimit { current, maximum } = getrlimit(resource);
             Limit {

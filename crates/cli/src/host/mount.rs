@@ -96,7 +96,7 @@ mod tests {
 31 22 0:41 / /models\\040here/scratch rw - tmpfs tmpfs rw,size=1k";
 
     #[test]
-    fn the_longest_mount_point_wins_and_options_are_read() {
+    fn longest_matching_mount_point_is_chosen() {
         let (_folder, system) = system(&[("proc/self/mountinfo", MOUNTS)]);
         let of = |path: &str| Mount::for_path(&system, Path::new(path)).unwrap();
         let mount = of("/models here/llama/model.safetensors");

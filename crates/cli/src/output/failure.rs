@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_of_an_error_is_there_and_flags_stand_for_options() {
+    fn failure_has_every_field_and_names_flags() {
         let error = Error::new(ErrorKind::Corrupt, "‹memory_limit› is 1")
             .with_location("m/a.safetensors")
             .with_tensor("x")

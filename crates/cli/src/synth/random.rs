@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_generator_is_the_published_one() {
+    fn generator_matches_published_values() {
         // The first outputs of xoshiro256++ for the state 1, 2, 3, 4, from the reference
         // implementation.
         let mut numbers = Numbers {

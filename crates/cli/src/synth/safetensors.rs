@@ -74,7 +74,7 @@ mod tests {
     use crate::synth::{Model, Preset};
 
     #[test]
-    fn the_safetensors_crate_reads_the_file_and_orders_it_alike() {
+    fn safetensors_crate_reads_file_in_same_order() {
         let model = Model::new(Preset::Tiny, 1 << 20).unwrap();
         let layout = Layout::new(&model.entries);
         let mut file = layout.header();

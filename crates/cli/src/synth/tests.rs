@@ -119,7 +119,7 @@ fn too_small_is_a_wrong_request() {
 }
 
 #[test]
-fn largest_finds_the_last_that_fits() {
+fn largest_returns_last_fitting_size() {
     assert_eq!(largest(16, 16, |n| n <= 100), 96);
     assert_eq!(largest(16, 16, |n| n <= 96), 96);
     assert_eq!(largest(16, 16, |_| false), 16);

@@ -14,7 +14,7 @@ fn read_json(path: &Path) -> Value {
 }
 
 #[test]
-fn two_rounds_of_a_tiny_checkpoint_leave_three_exports_and_no_checkpoint() {
+fn bench_leaves_exports_and_removes_synthetic_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, csv, markdown, scratch) = (
@@ -125,7 +125,7 @@ fn sweep_reports_ratio_of_defaults_to_best() {
 }
 
 #[test]
-fn a_plot_that_is_no_svg_is_refused_before_anything_is_measured() {
+fn plot_path_other_than_svg_is_rejected_before_first_run() {
     let folder = tempfile::tempdir().unwrap();
     let (json, plot) = (
         folder.path().join("out.json"),
@@ -155,7 +155,7 @@ fn a_plot_that_is_no_svg_is_refused_before_anything_is_measured() {
 }
 
 #[test]
-fn a_checkpoint_of_the_users_is_measured_cold_and_warm_and_stays() {
+fn existing_checkpoint_is_measured_cold_and_warm_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let (model, json) = (folder.path().join("model"), folder.path().join("out.json"));
     let (model, json) = (model.to_str().unwrap(), json.to_str().unwrap());
@@ -215,13 +215,13 @@ fn files_in_memory_are_not_called_cold() {
     let warnings = stderr(&output);
     assert!(warnings.contains("keeps files in memory"), "{warnings}");
     assert!(
-        warnings.contains("wrong state of the page cache"),
+        warnings.contains("page cache not cold at the start of a run"),
         "{warnings}"
     );
 }
 
 #[test]
-fn fio_runs_beside_us_when_it_is_installed() {
+fn fio_runs_if_installed() {
     let version = Command::new("fio").arg("--version").output();
     let found = match version {
         Ok(output) if output.status.success() => Ok(()),
@@ -260,7 +260,7 @@ fn fio_runs_beside_us_when_it_is_installed() {
 }
 
 #[test]
-fn a_bad_export_path_fails_before_anything_is_measured() {
+fn bad_export_path_fails_before_first_run() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("no/such/folder.json");
     let output = run(["bench", "--size", "4GiB", "--json", json.to_str().unwrap()]);

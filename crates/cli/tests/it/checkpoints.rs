@@ -99,7 +99,7 @@ fn digests_are_those_of_the_safetensors_crate() {
 }
 
 #[test]
-fn a_seed_gives_the_same_bytes_and_sharding_does_not_change_them() {
+fn same_seed_gives_same_bytes_with_any_sharding() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let size = ["--size", "4MiB", "--preset", "moe"];

@@ -65,7 +65,7 @@ fn refused(arguments: &[&str], status: i32, wanted: &[&str]) {
 }
 
 #[test]
-fn a_copy_is_whole_loads_the_same_and_is_not_made_twice() {
+fn copy_is_complete_and_not_repeated() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("a/copy"));
     succeed([
@@ -168,14 +168,14 @@ fn patterns_and_single_files() {
     refused(
         &[model, &format!("{single}/.e.json")],
         2,
-        &["is not a folder"],
+        &["is not a directory"],
     );
     refused(&[model, "s3://bucket/x"], 7, &["local directories only"]);
     refused(&[model, single, "--extent", "1"], 2, &["--extent is 1"]);
 }
 
 #[test]
-fn links_to_folders_are_followed_wherever_they_do_not_lead_round() {
+fn directory_links_are_followed_except_cycles() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
     write(&model.join("step-1000/a.bin"), "a");
@@ -260,7 +260,7 @@ fn interrupted_and(
 }
 
 #[test]
-fn only_what_is_missing_is_read_again() {
+fn resumed_copy_reads_missing_bytes_only() {
     let folder = tempfile::tempdir().unwrap();
     let (mut wanted, copied) = interrupted(folder.path(), |_| {});
     wanted[4096..8192].fill(0);
@@ -271,7 +271,7 @@ fn only_what_is_missing_is_read_again() {
 }
 
 #[test]
-fn a_journal_of_something_else_is_not_believed() {
+fn journal_of_other_source_is_ignored() {
     for (at, value) in [
         ("/origin/len", json!(12_287)),
         ("/origin/modified", json!([1, 2])),
@@ -323,7 +323,7 @@ fn another_version_of_the_same_length_and_time_is_copied() {
 }
 
 #[test]
-fn a_target_that_was_changed_or_is_not_known_to_be_a_copy_is_copied_again() {
+fn changed_or_unrecorded_target_is_copied_again() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
     write_at_epoch(&model.join("a.bin"), "right");
@@ -354,7 +354,7 @@ fn a_target_that_was_changed_or_is_not_known_to_be_a_copy_is_copied_again() {
 }
 
 #[test]
-fn a_file_in_progress_of_another_user_is_not_taken_over() {
+fn partial_file_of_other_user_is_rejected() {
     const OTHER: u32 = 54_321;
     let is_root = rustix::process::geteuid().is_root();
     let found = is_root
@@ -392,7 +392,7 @@ fn a_file_in_progress_of_another_user_is_not_taken_over() {
 /// A journal is trusted only as far as it agrees with the file in progress, and only if both have
 /// the same owner.
 #[test]
-fn a_journal_of_another_user_is_not_believed() {
+fn journal_of_other_user_is_ignored() {
     let is_root = rustix::process::geteuid().is_root();
     let found = is_root
         .then_some(())
@@ -413,7 +413,7 @@ fn a_journal_of_another_user_is_not_believed() {
 }
 
 #[test]
-fn nothing_is_written_through_links() {
+fn copy_does_not_write_through_links() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     write(&path("model/deep/a.bin"), "new");
@@ -461,7 +461,7 @@ fn nothing_is_written_through_links() {
 }
 
 #[test]
-fn more_than_the_disk_holds_is_refused_before_anything_is_written() {
+fn copy_larger_than_free_space_is_rejected_before_first_write() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
     write(&model.join("a.bin"), "");

@@ -94,7 +94,7 @@ fn text(value: &Value) -> &str {
 }
 
 #[test]
-fn tensors_go_to_the_gpu_that_is_asked_for() {
+fn tensors_are_loaded_to_requested_gpu() {
     let machine = Machine::new();
     let on_the_host = machine.loaded(&[]);
     assert_eq!(on_the_host["devices"], serde_json::json!([]));
@@ -124,7 +124,7 @@ fn tensors_go_to_the_gpu_that_is_asked_for() {
 }
 
 #[test]
-fn rules_by_name_come_before_the_device() {
+fn device_map_takes_precedence_over_device() {
     let machine = Machine::new();
     let report = machine.loaded(&[
         "--device-map",
@@ -161,7 +161,7 @@ fn rules_by_name_come_before_the_device() {
 }
 
 #[test]
-fn the_limit_of_a_gpu_holds_and_is_named() {
+fn gpu_memory_limit_holds_and_is_named() {
     let machine = Machine::new();
     let limited = ["--device", "cuda:0", "--device-memory-limit", "8MiB"];
     let report = machine.loaded(&limited);
@@ -183,14 +183,14 @@ fn the_limit_of_a_gpu_holds_and_is_named() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_a_wrong_request() {
+fn missing_gpu_is_invalid_request() {
     let machine = Machine::new();
     let wanted = ["there is no cuda:2", "2 GPUs", "hint: CUDA_VISIBLE_DEVICES"];
     machine.fails(&["--device", "cuda:2"], &[], 2, &wanted);
 }
 
 #[test]
-fn a_driver_that_cannot_be_used_is_status_7_with_what_to_do() {
+fn unusable_driver_is_status_7_with_hint() {
     let machine = Machine::without_driver();
     let wanted = ["no CUDA driver was found", "use --device cpu"];
     machine.fails(&["--device", "cuda"], &[], 7, &wanted);
@@ -204,13 +204,13 @@ fn a_driver_that_cannot_be_used_is_status_7_with_what_to_do() {
         &["toolkit's stub", "hint: "],
     );
     let none = [("devices", "0")];
-    machine.fails(&["--device", "cuda"], &none, 7, &["sees no GPU", "hint: "]);
+    machine.fails(&["--device", "cuda"], &none, 7, &["finds no GPU", "hint: "]);
     let old = [("version", "10020")];
     machine.fails(&["--device", "cuda"], &old, 7, &["CUDA 10.2", "hint: "]);
 }
 
 #[test]
-fn a_failing_gpu_is_status_10_and_the_report_says_how_far_it_came() {
+fn failing_gpu_is_status_10_with_partial_report() {
     let machine = Machine::new();
     let second = [("fail", "copy:719:2")];
     let wanted = ["error: ", "(719)", "hint: ", "(device)"];
@@ -320,7 +320,7 @@ fn bench_reports_device_and_copy_time() {
 }
 
 #[test]
-fn bench_warns_of_memory_that_is_not_pinned_and_refuses_what_does_not_fit() {
+fn bench_warns_of_unpinned_memory_and_rejects_models_too_large() {
     let machine = Machine::new();
     let model = machine.model();
     let bench = |more: &[&str], settings: &[(&str, &str)]| {

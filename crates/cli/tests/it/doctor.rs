@@ -68,7 +68,7 @@ fn checkpoint_adds_storage_findings() {
     match report["change_first"]["command"].as_str() {
         Some(command) => {
             assert!(
-                line.starts_with("Change first: ") && line.ends_with(command),
+                line.starts_with("Fix first: ") && line.ends_with(command),
                 "{text}"
             );
             assert!(last.next().unwrap().ends_with(" ok"), "{text}");
@@ -78,7 +78,7 @@ fn checkpoint_adds_storage_findings() {
 }
 
 #[test]
-fn checksums_are_a_note_until_there_is_a_manifest() {
+fn missing_checksums_are_noted_until_manifest_exists() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let location = model.to_str().unwrap();
@@ -144,6 +144,6 @@ fn bad_location_keeps_machine_findings() {
     let output = run(["doctor", "/nonexistent/model"]);
     assert_eq!(output.status.code(), Some(3));
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("\n1 failed (fail), "), "{text}");
+    assert!(text.contains("\n1 failed, "), "{text}");
     assert!(stderr(&output).starts_with("error: /nonexistent/model"));
 }

@@ -28,7 +28,7 @@ fn fails(arguments: &[&str], status: i32, wanted: &[&str]) {
 }
 
 #[test]
-fn a_missing_path_is_named_once_with_its_cause() {
+fn missing_path_is_named_once_with_cause() {
     let wanted = ["error: /nonexistent/model", "No such file or directory"];
     for subcommand in ["ls", "load", "bench"] {
         fails(&[subcommand, "/nonexistent/model"], 3, &wanted);
@@ -86,18 +86,18 @@ fn usage_errors_are_status_2() {
 
 #[test]
 #[cfg(not(feature = "object"))]
-fn a_build_without_object_stores_says_so() {
+fn build_without_object_stores_rejects_urls() {
     for subcommand in ["ls", "load", "bench"] {
         fails(
             &[subcommand, "s3://bucket/model"],
             7,
-            &["s3://bucket/model", "reads no object stores"],
+            &["s3://bucket/model", "does not support object stores"],
         );
     }
     fails(
         &["cp", "s3://bucket/model", "/nonexistent"],
         7,
-        &["s3://bucket/model", "reads no object stores"],
+        &["s3://bucket/model", "does not support object stores"],
     );
 }
 
@@ -114,7 +114,7 @@ fn with_variables(variables: &[(&str, &str)], more: &[&str]) -> Output {
 }
 
 #[test]
-fn a_bad_variable_is_named_and_a_flag_wins_over_it() {
+fn invalid_variable_is_named_and_overridden_by_flag() {
     for (variable, value, wanted) in [
         ("TLOAD_ENGINE", "bogus", "auto, uring, pread, tokio-uring"),
         ("TLOAD_DEPTH", "0", "must lie between 1 and 4096"),
@@ -150,7 +150,7 @@ fn a_bad_variable_is_named_and_a_flag_wins_over_it() {
 }
 
 #[test]
-fn an_empty_variable_is_none_and_seconds_need_no_unit() {
+fn blank_variable_is_unset_and_seconds_need_no_unit() {
     let names = [
         "ENGINE",
         "DEPTH",
@@ -178,7 +178,7 @@ fn an_empty_variable_is_none_and_seconds_need_no_unit() {
 
 /// The load fails once it has all bytes of a tensor, which is after its start.
 #[test]
-fn a_load_that_began_and_failed_shows_its_report() {
+fn failed_load_shows_partial_report() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let location = model.to_str().unwrap();
@@ -222,7 +222,7 @@ pub(crate) fn corrupted(model: &Path) {
 }
 
 #[test]
-fn a_bad_file_is_status_4() {
+fn invalid_file_is_status_4() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     fs::write(&path, b"\x08\0\0\0\0\0\0\0not json").unwrap();
@@ -234,7 +234,7 @@ fn a_bad_file_is_status_4() {
 }
 
 #[test]
-fn a_wrong_name_is_status_3_and_a_small_limit_is_status_6() {
+fn unknown_tensor_is_status_3_and_small_limit_is_status_6() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let location = model.to_str().unwrap();
@@ -277,7 +277,7 @@ fn synth_does_not_write_into_a_file() {
 }
 
 #[test]
-fn more_than_the_disk_holds_is_refused_and_leaves_nothing() {
+fn model_larger_than_free_space_is_rejected_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     fails(

@@ -37,7 +37,7 @@ fn help_is_as_recorded() {
 }
 
 #[test]
-fn the_version_is_the_crates() {
+fn version_is_that_of_crate() {
     let output = command(["--version"]).output().expect("the binary runs");
     let expected = format!("tload {}\n", env!("CARGO_PKG_VERSION"));
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected);

@@ -114,7 +114,7 @@ fn is_over(child: &Child) -> bool {
 }
 
 #[test]
-fn a_signal_ends_what_waits_for_a_mount() {
+fn signal_ends_commands_waiting_for_mount() {
     let Some(hung) = Hung::start() else {
         return;
     };
@@ -150,7 +150,7 @@ fn a_signal_ends_what_waits_for_a_mount() {
 
 /// A file in the target is complete, whichever read hangs, and the same command resumes the copy.
 #[test]
-fn a_copy_of_files_ended_at_any_moment_leaves_nothing_half_written() {
+fn copy_of_files_interrupted_anywhere_leaves_no_partial_file() {
     let Some(hung) = Hung::start() else {
         return;
     };
@@ -183,7 +183,7 @@ fn a_copy_of_files_ended_at_any_moment_leaves_nothing_half_written() {
 }
 
 #[test]
-fn a_deadline_ends_what_waits_for_a_mount() {
+fn deadline_ends_commands_waiting_for_mount() {
     let Some(hung) = Hung::start() else {
         return;
     };

@@ -2,9 +2,13 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Once};
 use std::thread;
+
+use signal_hook::consts::SIGHUP;
 
 use crate::command;
 
@@ -23,6 +27,43 @@ pub(crate) fn signal(child: &Child, name: &str) -> bool {
     told.unwrap().success()
 }
 
+/// Lets commands end by SIGHUP also if `nohup` ignores it for this process: they do not inherit a
+/// handler, but get the default action.
+fn heed_hangups() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        if ignored.is_some_and(|ignored| ignored >> (SIGHUP - 1) & 1 == 1) {
+            signal_hook::flag::register(SIGHUP, Arc::default()).unwrap();
+        }
+    });
+}
+
+#[test]
+fn hangups_reach_commands() {
+    heed_hangups();
+    let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+    assert!(signal(&child, "HUP"), "it had ended");
+    assert_eq!(child.wait().unwrap().signal(), Some(SIGHUP));
+}
+
+#[test]
+fn hangups_reach_commands_under_nohup() {
+    let script = "trap '' HUP; exec \"$0\" --exact interrupt::hangups_reach_commands";
+    let again = Command::new("sh")
+        .args(["-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&again.stdout);
+    assert!(
+        again.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
+}
+
 #[track_caller]
 fn was_interrupted(output: &Output) {
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -37,7 +78,7 @@ fn entries(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_benchmark_removes_its_checkpoint() {
+fn interrupted_bench_removes_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let scratch = folder.path().to_str().unwrap();
     let mut child = command([
@@ -60,7 +101,7 @@ fn a_benchmark_removes_its_checkpoint() {
 }
 
 #[test]
-fn synth_removes_what_it_wrote() {
+fn interrupted_synth_removes_its_files() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let child = command([
@@ -153,6 +194,7 @@ mod moments {
     }
 
     fn spawn(lab: &Lab, arguments: &[&str]) -> Child {
+        super::heed_hangups();
         lab.command(&[arguments, &["--store", "read_timeout=3600"]].concat())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -189,7 +231,7 @@ mod moments {
     }
 
     #[test]
-    fn a_copy_ended_at_any_moment_leaves_nothing_half_written() {
+    fn copy_interrupted_anywhere_leaves_no_partial_file() {
         let lab = Lab::start();
         let wanted = files(&lab);
         for round in 0..24 {
@@ -212,7 +254,7 @@ mod moments {
 
     /// A signal that arrives before the command listens takes its default action.
     #[test]
-    fn a_copy_ended_before_it_listens_leaves_nothing_half_written() {
+    fn copy_interrupted_before_handlers_leaves_no_partial_file() {
         let lab = Lab::start();
         let wanted = files(&lab);
         lab.server.fault(Rule::always(Fault::StallHeaders));
@@ -234,7 +276,7 @@ mod moments {
     }
 
     #[test]
-    fn a_load_ended_at_any_moment_has_the_signals_status() {
+    fn load_interrupted_anywhere_has_signal_status() {
         let lab = Lab::start();
         let wanted = files(&lab);
         let extent = EXTENT.to_string();

@@ -51,7 +51,7 @@ fn folder() -> (TempDir, String, String) {
 }
 
 #[test]
-fn an_argument_that_is_refused_is_json() {
+fn rejected_argument_is_reported_as_json() {
     let (_folder, model, target) = folder();
     succeed(["synth", &model, "--size", "4MiB"]);
     for command in commands(&model, &target) {
@@ -65,7 +65,7 @@ fn an_argument_that_is_refused_is_json() {
 }
 
 #[test]
-fn a_variable_that_is_refused_is_json() {
+fn rejected_variable_is_reported_as_json() {
     for arguments in commands("model", "target") {
         let output = command(with(&arguments, &[]))
             .env("TLOAD_TIMEOUT", "1 fortnight")
@@ -84,7 +84,7 @@ fn a_variable_that_is_refused_is_json() {
 
 /// The arguments are unknown then, `--json` included.
 #[test]
-fn a_mistake_on_the_command_line_is_text() {
+fn command_line_errors_are_text() {
     for arguments in commands("model", "target") {
         let output = run(with(&arguments, &["--no-such-option"]));
         assert_eq!(output.status.code(), Some(2));
@@ -94,7 +94,7 @@ fn a_mistake_on_the_command_line_is_text() {
 }
 
 #[test]
-fn a_location_that_cannot_be_opened_is_json() {
+fn unopenable_location_is_reported_as_json() {
     let (_folder, model, target) = folder();
     for command in commands(&model, &target) {
         let output = run(with(&command, &[]));
@@ -114,7 +114,7 @@ fn a_location_that_cannot_be_opened_is_json() {
 }
 
 #[test]
-fn a_wrong_bit_is_json_beside_the_result() {
+fn mismatch_error_is_json_beside_result() {
     let (_folder, model, _) = folder();
     corrupted(model.as_ref());
     let verified = run(with(&["verify", &model], &[]));
@@ -131,7 +131,7 @@ fn a_wrong_bit_is_json_beside_the_result() {
 }
 
 #[test]
-fn a_target_that_cannot_be_written_is_json() {
+fn unwritable_target_is_reported_as_json() {
     let (_folder, model, target) = folder();
     succeed(["synth", &model, "--size", "1MiB"]);
     fs::write(&target, "a file").unwrap();
@@ -143,7 +143,7 @@ fn a_target_that_cannot_be_written_is_json() {
 }
 
 #[test]
-fn a_success_has_no_error() {
+fn successful_json_has_no_error() {
     let (_folder, model, target) = folder();
     succeed(["synth", &model, "--size", "1MiB"]);
     succeed(["verify", &model, "--write"]);
@@ -157,7 +157,7 @@ fn a_success_has_no_error() {
 
 /// A benchmark writes its JSON to a file.
 #[test]
-fn a_benchmark_that_fails_writes_its_error() {
+fn failing_bench_reports_error_as_json() {
     let (_folder, model, target) = folder();
     let bench = |more: &[&str]| {
         let head = ["bench", &model, "--no-fio", "--rounds", "1"];
@@ -185,7 +185,7 @@ fn a_benchmark_that_fails_writes_its_error() {
 /// The store refuses reads of an object that the command has opened.
 #[test]
 #[cfg(feature = "object")]
-fn a_store_that_fails_in_mid_work_is_json() {
+fn store_failing_mid_load_is_reported_as_json() {
     use tload_testbed::{Fault, Operation, Rule};
 
     let lab = crate::remote::Lab::start();
@@ -218,7 +218,7 @@ fn a_store_that_fails_in_mid_work_is_json() {
 /// passes during reading.
 #[test]
 #[cfg(feature = "object")]
-fn a_load_that_times_out_is_json() {
+fn timed_out_load_is_reported_as_json() {
     use tload_testbed::{Fault, Operation, Rule};
 
     let lab = crate::remote::Lab::start();

@@ -149,7 +149,7 @@ fn remote_checkpoint_equals_local_one() {
 }
 
 #[test]
-fn a_server_that_is_not_there_or_only_fails_is_status_9() {
+fn unreachable_or_failing_server_is_status_9() {
     let lab = Lab::start();
     lab.checkpoint();
     let output = command([
@@ -173,7 +173,7 @@ fn a_server_that_is_not_there_or_only_fails_is_status_9() {
 }
 
 #[test]
-fn a_benchmark_says_remote_and_counts_requests() {
+fn bench_of_store_is_remote_and_counts_requests() {
     let lab = Lab::start();
     lab.checkpoint();
     let path = |name| lab.path(name).to_str().unwrap().to_owned();
@@ -232,7 +232,7 @@ fn a_benchmark_says_remote_and_counts_requests() {
 }
 
 #[test]
-fn a_folder_is_copied_with_all_below_it_and_only_once() {
+fn prefix_is_copied_recursively_and_once() {
     let lab = Lab::start();
     let model = lab.checkpoint();
     let target = lab.path("copy");
@@ -257,7 +257,7 @@ fn a_folder_is_copied_with_all_below_it_and_only_once() {
 }
 
 #[test]
-fn keys_that_lead_out_of_the_folder_are_refused() {
+fn keys_outside_target_directory_are_rejected() {
     let lab = Lab::start();
     for key in ["../out.json", "a/../../out.json", "/out.json"] {
         lab.server.put(&format!("bucket/evil/{key}"), "x");
@@ -344,7 +344,7 @@ fn object_replaced_during_copy_is_never_mixed() {
 }
 
 #[test]
-fn an_interrupt_keeps_what_has_arrived_and_says_so() {
+fn interrupted_copy_keeps_partial_files_and_reports_them() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(1));
@@ -396,7 +396,7 @@ pub(crate) fn ends_soon(mut child: Child) -> Output {
 }
 
 #[test]
-fn an_interrupt_ends_lists_and_opens_too() {
+fn interrupt_ends_lists_and_opens() {
     let lab = Lab::start();
     lab.checkpoint();
     let web = format!("{}/bucket/model", lab.server.url());
@@ -435,7 +435,7 @@ fn an_interrupt_ends_lists_and_opens_too() {
 }
 
 #[test]
-fn a_full_disk_is_not_a_cancelled_copy() {
+fn full_disk_is_reported_as_such() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(1));
@@ -461,7 +461,7 @@ fn a_full_disk_is_not_a_cancelled_copy() {
 }
 
 #[test]
-fn hidden_folders_are_not_listed_and_deep_ones_refused() {
+fn hidden_directories_are_skipped_and_deep_nesting_is_rejected() {
     let lab = Lab::start();
     lab.server.put("bucket/m/a.json", "a");
     lab.server.put("bucket/m/.cache/b.json", "b");
@@ -505,7 +505,7 @@ fn copy_despite_faults_is_identical() {
 }
 
 #[test]
-fn a_folder_of_a_web_server_is_copied_by_its_index() {
+fn web_directory_is_copied_by_its_index() {
     let lab = Lab::start();
     let model = lab.checkpoint();
     let target = lab.path("copy");
@@ -557,7 +557,7 @@ fn companion_files_are_skipped_only_if_missing() {
 }
 
 #[test]
-fn an_interrupted_copy_leaves_no_secret_in_its_files() {
+fn interrupted_copy_files_hold_no_secret() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(1));
@@ -585,7 +585,7 @@ fn an_interrupted_copy_leaves_no_secret_in_its_files() {
 }
 
 #[test]
-fn no_secret_is_in_any_output() {
+fn outputs_hold_no_secret() {
     let lab = Lab::start();
     lab.checkpoint();
     lab.server
@@ -624,7 +624,7 @@ fn no_secret_is_in_any_output() {
 }
 
 #[test]
-fn a_real_server_that_checks_signatures() {
+fn real_server_verifies_signatures() {
     let Some(server) = tload_testbed::require(tload_testbed::Versitygw::start()) else {
         return;
     };

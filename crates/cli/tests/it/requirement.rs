@@ -55,7 +55,7 @@ fn say(line: &str) {
 }
 
 #[test]
-fn a_name_or_all_is_required() {
+fn requirement_is_met_by_name_or_all() {
     assert!(is_required("fio", "uring, fio"));
     assert!(is_required("fio", "all"));
     assert!(!is_required("fio", "uring,fiona"));

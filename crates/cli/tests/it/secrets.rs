@@ -44,7 +44,7 @@ pub(crate) fn assert_none(what: &str, output: &Output) {
 
 #[test]
 #[cfg(feature = "object")]
-fn no_command_shows_a_secret_of_its_environment_or_arguments() {
+fn commands_hide_secrets_of_environment_and_arguments() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("copy").to_str().unwrap().to_owned();
     let signed = "https://user:hunter2@127.0.0.1:1/m.safetensors?X-Amz-Signature=hunter2&sig=hunter2&X-Goog-Signature=hunter2";
@@ -90,7 +90,7 @@ fn no_command_shows_a_secret_of_its_environment_or_arguments() {
 /// Servers echo the token that they refuse; commands do not, as text or as JSON.
 #[test]
 #[cfg(feature = "object")]
-fn no_command_repeats_a_secret_that_a_server_repeats() {
+fn secrets_echoed_by_server_are_redacted() {
     let server = tload_testbed::FaultyServer::start();
     let token = "hf_hunter2hunter2";
     // Secrets in base64, and percent-encoded.
@@ -132,7 +132,7 @@ fn no_command_repeats_a_secret_that_a_server_repeats() {
 }
 
 #[test]
-fn a_secret_that_is_printed_is_found() {
+fn secret_search_finds_printed_secret() {
     let output = std::process::Command::new("sh")
         .args(["-c", "echo fine; echo a hun''ter2 >&2"])
         .output()

@@ -34,7 +34,7 @@ fn mistakes_are_status_2_and_show_no_value() {
 }
 
 #[test]
-fn the_variable_has_an_option_on_each_line_and_the_flag_wins() {
+fn store_variable_has_one_option_per_line_and_flag_overrides() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let model = model.to_str().unwrap();

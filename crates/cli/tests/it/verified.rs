@@ -39,7 +39,7 @@ fn write_manifest(folder: &Path, name: &str) {
 }
 
 #[test]
-fn a_wrong_bit_is_status_11_and_names_its_tensor() {
+fn flipped_bit_is_status_11_and_names_its_tensor() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("m");
     let path = folder.to_str().unwrap();

@@ -61,7 +61,7 @@ fn flip_last_bit(path: &Path) {
 }
 
 #[test]
-fn a_manifest_is_written_compared_with_and_what_differs_is_named() {
+fn written_manifest_is_compared_and_mismatches_are_named() {
     let model = Model::new();
     let text = succeed(["verify", model.text(), "--write"]);
     let manifest = model.at("tload-manifest.json");
@@ -107,7 +107,7 @@ fn a_manifest_is_written_compared_with_and_what_differs_is_named() {
         errors.contains("error: ") && errors.contains(name),
         "{errors}"
     );
-    assert!(errors.contains("hint: get the file again"), "{errors}");
+    assert!(errors.contains("hint: download the file again"), "{errors}");
 
     fs::remove_file(&shards[0]).unwrap();
     let output = run(["verify", model.text(), "--json"]);
@@ -128,7 +128,7 @@ fn a_manifest_is_written_compared_with_and_what_differs_is_named() {
 }
 
 #[test]
-fn a_manifest_that_is_there_stays_unless_forced() {
+fn existing_manifest_is_kept_unless_forced() {
     let model = Model::new();
     succeed(["verify", model.text(), "--write"]);
     let output = run(["verify", model.text(), "--write"]);
@@ -158,8 +158,10 @@ fn exit_statuses_match_error_kinds() {
     let model = Model::new();
     let output = run(["verify", model.text()]);
     assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.ends_with(": 4 files, nothing compared\n"), "{text}");
     let errors = stderr(&output);
-    assert!(errors.contains("there is nothing to compare"), "{errors}");
+    assert!(errors.contains("no digest is known for"), "{errors}");
     assert!(
         errors.contains("note: ") && errors.contains("there is no tload-manifest.json"),
         "{errors}"
@@ -206,7 +208,7 @@ fn put_link(model: &Model) -> String {
 }
 
 #[test]
-fn refused_link_hint_names_flag() {
+fn rejected_link_hint_names_flag() {
     let model = Model::new();
     succeed(["verify", model.text(), "--write"]);
     let link = put_link(&model);

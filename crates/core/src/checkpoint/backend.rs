@@ -1,4 +1,4 @@
-//! File systems and object stores behind one interface: listing a folder, opening a shard.
+//! File systems and object stores behind one interface: listing a directory, opening a shard.
 //!
 //! A checkpoint has the same rules wherever it is; only this file makes the distinction.
 
@@ -28,12 +28,13 @@ pub(crate) enum ShardSource {
 pub(super) enum Found {
     /// A file.
     File,
-    /// A folder: the names of the files in it, and, in an object store, of the folders below it.
+    /// A directory: the names of the files in it, and, in an object store, of the directories below
+    /// it.
     Folder {
         names: Vec<String>,
         below: Vec<String>,
     },
-    /// A folder that cannot be listed: only opening a file in it tells whether that file exists.
+    /// A directory that cannot be listed: only opening a file in it tells whether that file exists.
     #[cfg(feature = "object")]
     Unlisted,
 }
@@ -147,7 +148,7 @@ impl Backend {
         &self.store
     }
 
-    /// Returns the folder that files found in it must not leave; `None` if they may, or in an
+    /// Returns the directory that files found in it must not leave; `None` if they may, or in an
     /// object store, which has no links.
     pub(super) fn root(&self, folder: &Location) -> Result<Option<ConfinedDir>> {
         if self.follow_symlinks || folder.as_path().is_none() {
@@ -182,7 +183,7 @@ impl Backend {
         self.open_object(location, first)
     }
 
-    /// Looks up whether `location` is a file or a folder, and lists a folder.
+    /// Looks up whether `location` is a file or a directory, and lists a directory.
     pub(super) fn find(&self, location: &Location) -> Result<Found> {
         self.pending.during(location, || self.find_now(location))
     }
@@ -282,9 +283,12 @@ impl Backend {
 impl Backend {
     fn unsupported(&self, location: &Location) -> Error {
         let _ = &self.store;
-        Error::new(ErrorKind::Unsupported, "this build reads no object stores")
-            .with_location(location)
-            .with_hint("build with the feature `object`")
+        Error::new(
+            ErrorKind::Unsupported,
+            "this build does not support object stores",
+        )
+        .with_location(location)
+        .with_hint("build with the feature `object`")
     }
 
     fn nearest_of_hubs(&self, locations: &[Location]) -> Result<Vec<Location>> {
@@ -302,7 +306,7 @@ impl Backend {
 
 fn names_in(location: &Location, folder: &std::path::Path) -> Result<Vec<String>> {
     let unreadable =
-        |error| Error::from_io("cannot list the folder", error).with_location(location);
+        |error| Error::from_io("cannot list the directory", error).with_location(location);
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
         let name = entry.map_err(unreadable)?.file_name();

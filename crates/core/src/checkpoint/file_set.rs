@@ -11,16 +11,16 @@ use crate::storage::{ConfinedDir, Source};
 /// Files of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct FileSet {
-    /// Folder that the paths of files are relative to.
+    /// Directory that the paths of files are relative to.
     pub(crate) folder: Location,
-    /// True if the location is a folder: then everything in it belongs together.
+    /// True if the location is a directory: then everything in it belongs together.
     pub(crate) is_folder: bool,
     /// Shards, in their order.
     pub(crate) shards: Vec<Location>,
     /// Index that names them.
     pub(crate) index: Option<Location>,
     backend: Backend,
-    /// Folder that files found in it must not leave.
+    /// Directory that files found in it must not leave.
     root: Option<ConfinedDir>,
 }
 
@@ -70,7 +70,7 @@ impl FileSet {
         })
     }
 
-    /// Creates the file set of a folder before its files are known.
+    /// Creates the file set of a directory before its files are known.
     fn from_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
         let backend = Backend::new(options.clone());
         let nearest = backend.nearest(std::slice::from_ref(location))?;
@@ -87,8 +87,8 @@ impl FileSet {
         })
     }
 
-    /// Lists the names directly below a folder of an object store, and those of the folders in it;
-    /// `None` if it cannot be listed. Hidden names are left out.
+    /// Lists the names directly below a directory of an object store, and those of the directories
+    /// in it; `None` if it cannot be listed. Hidden names are left out.
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl FileSet {
         })
     }
 
-    /// Returns whether symbolic links may lead out of the folder.
+    /// Returns whether symbolic links may lead out of the directory.
     pub(crate) fn follows_symlinks(&self) -> bool {
         self.backend.follow_symlinks
     }

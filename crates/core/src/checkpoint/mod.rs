@@ -4,8 +4,9 @@
 //! long enough), and checks that together they form one model. No tensor is read here.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
@@ -66,7 +67,7 @@ struct Opened {
     location: Location,
     /// Index that decides which tensors exist, if there is one.
     index: Option<IndexFile>,
-    /// True for all of a folder or an index, false for files that the caller listed.
+    /// True for all of a directory or an index, false for files that the caller listed.
     is_whole: bool,
     /// Value of the option when opened: also applies to files found beside the checkpoint later.
     follow_symlinks: bool,
@@ -79,21 +80,52 @@ struct Opened {
 }
 
 /// Index file that a checkpoint was opened by, as it was read then: it is compared with a manifest
-/// without being read again.
-#[derive(Clone, Debug)]
+/// without being read again, since another file could be there by then.
+#[derive(Clone)]
 pub(crate) struct IndexFile {
     source: ShardSource,
+    bytes: Arc<Vec<u8>>,
+    /// Computed for the first comparison: most loads make none.
+    digests: Arc<OnceLock<IndexDigests>>,
+}
+
+/// Digests of an index file.
+pub(crate) struct IndexDigests {
     pub(crate) crcs: Crcs,
     pub(crate) sha256: [u8; 32],
 }
 
 impl IndexFile {
+    fn new(source: ShardSource, mut bytes: Vec<u8>) -> Self {
+        bytes.shrink_to_fit();
+        Self {
+            source,
+            bytes: Arc::new(bytes),
+            digests: Arc::default(),
+        }
+    }
+
+    pub(crate) fn digests(&self) -> &IndexDigests {
+        self.digests.get_or_init(|| IndexDigests {
+            crcs: Crcs::of(&[&self.bytes]),
+            sha256: Sha256::digest(self.bytes.as_slice()).into(),
+        })
+    }
+
     pub(crate) fn location(&self) -> &Location {
         self.source.location()
     }
 
     pub(crate) fn len(&self) -> u64 {
         self.source.len()
+    }
+}
+
+impl fmt::Debug for IndexFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndexFile")
+            .field("source", &self.source)
+            .finish_non_exhaustive()
     }
 }
 
@@ -150,12 +182,12 @@ impl Shard {
 }
 
 impl Checkpoint {
-    /// Opens a file, a folder or an index file, on a file system or in an object store.
+    /// Opens a file, a directory or an index file, on a file system or in an object store.
     ///
-    /// A folder (or the prefix of objects that stands for one) is read by its
+    /// A directory (or the prefix of objects that stands for one) is read by its
     /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`, or else as
     /// all its `*.safetensors` in natural order. An index decides which shards are opened and which
-    /// of their tensors exist. Over HTTP, which has no listing, a folder is read by its
+    /// of their tensors exist. Over HTTP, which has no listing, a directory is read by its
     /// `model.safetensors.index.json` or else its `model.safetensors`.
     ///
     /// A model on a hub (`hf://org/name`) is read from the cache of the hub's own tools, if its
@@ -163,13 +195,13 @@ impl Checkpoint {
     /// branch has moved on. Else the revision is resolved to a commit, and only that commit is read
     /// from the hub.
     ///
-    /// Files of a folder, and those that an index names, must resolve to paths inside the folder:
-    /// see [`OpenOptions::follow_symlinks`].
+    /// Files of a directory, and those that an index names, must resolve to paths inside the
+    /// directory: see [`OpenOptions::follow_symlinks`].
     ///
     /// # Errors
     ///
     /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations (the latter also
-    /// for links that lead out of the folder), [`ErrorKind::InvalidFormat`] for headers, indexes
+    /// for links that lead out of the directory), [`ErrorKind::InvalidFormat`] for headers, indexes
     /// and shards that do not fit together, [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] for
     /// stores that do not respond.
     pub fn open(location: &Location) -> Result<Self> {
@@ -231,8 +263,8 @@ impl Checkpoint {
     }
 
     /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
-    /// a folder. Of the options in `store`, those for retries, `open_timeout`, `read_timeout` and
-    /// `allow_unversioned` (whether objects may lack a validator) apply; those that configure a
+    /// a directory. Of the options in `store`, those for retries, `open_timeout`, `read_timeout`
+    /// and `allow_unversioned` (whether objects may lack a validator) apply; those that configure a
     /// connection do not.
     ///
     /// ```
@@ -343,8 +375,8 @@ impl Checkpoint {
         self.0.tensors.iter().map(TensorInfo::byte_len).sum()
     }
 
-    /// Returns the folder that paths of the checkpoint's files are relative to: that of the index,
-    /// or else that of the shard.
+    /// Returns the directory that paths of the checkpoint's files are relative to: that of the
+    /// index, or else that of the shard.
     pub(crate) fn folder_of(&self, shard: &Shard) -> Location {
         let index = self.0.index.as_ref().map(|index| &index.source);
         index.unwrap_or(&shard.source).location().parent()
@@ -355,7 +387,7 @@ impl Checkpoint {
         self.0.index.as_ref()
     }
 
-    /// Returns whether it is all of a folder or an index, and not a list of files.
+    /// Returns whether it is all of a directory or an index, and not a list of files.
     pub(crate) fn is_whole(&self) -> bool {
         self.0.is_whole
     }
@@ -371,7 +403,7 @@ impl Checkpoint {
         index.map_or(Ok(()), |index| index.source.verify_in_place())
     }
 
-    /// Returns whether symbolic links may lead out of its folders.
+    /// Returns whether symbolic links may lead out of its directories.
     pub(crate) fn follows_symlinks(&self) -> bool {
         self.0.follow_symlinks
     }
@@ -401,7 +433,7 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
             .with_location(shards[tensor.shard()].location())
             .with_tensor(tensor.name())
             .with_hint(
-                "load one set of shards by its index file, or give the files that belong together",
+                "load one set of shards by its index file, or pass the files that belong together",
             ));
         }
     }
@@ -472,13 +504,9 @@ struct Placement {
 
 impl Placement {
     /// Creates the placement of an index that was parsed from `bytes`.
-    fn new(source: ShardSource, index: Index, bytes: &[u8]) -> Self {
+    fn new(source: ShardSource, index: Index, bytes: Vec<u8>) -> Self {
         Self {
-            file: IndexFile {
-                source,
-                crcs: Crcs::new(&[bytes]),
-                sha256: Sha256::digest(bytes).into(),
-            },
+            file: IndexFile::new(source, bytes),
             shards: index.shards,
             shard_of: index.weight_map.into_iter().collect(),
         }
@@ -569,5 +597,27 @@ mod tests {
         assert_eq!(fetches(FIRST_READ_BYTES - 8), 1);
         assert_eq!(fetches(FIRST_READ_BYTES - 7), 2);
         assert_eq!(fetches(3 * FIRST_READ_BYTES), 2);
+    }
+
+    #[test]
+    fn index_is_hashed_on_first_use_as_it_was_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let header = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes().chain([7]));
+        let index = r#"{"weight_map":{"t":"m.safetensors"}}"#;
+        let path = folder.path().join("model.safetensors.index.json");
+        std::fs::write(folder.path().join("m.safetensors"), file).expect("writes");
+        std::fs::write(&path, index).expect("writes");
+        let checkpoint = Checkpoint::open(&Location::from_path(folder.path())).expect("opens");
+        let opened = checkpoint.index().expect("an index");
+        assert!(
+            opened.digests.get().is_none(),
+            "loads without checks hash nothing"
+        );
+        std::fs::write(&path, "another").expect("writes");
+        let wanted: [u8; 32] = Sha256::digest(index).into();
+        assert_eq!(opened.digests().sha256, wanted);
+        assert_eq!(opened.digests().crcs, Crcs::of(&[index.as_bytes()]));
     }
 }

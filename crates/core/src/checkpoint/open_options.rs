@@ -17,9 +17,9 @@ use crate::options::StoreOptions;
 pub struct OpenOptions {
     /// Options of object stores. Default: taken from the environment.
     pub store: StoreOptions,
-    /// Allows symbolic links to lead out of the checkpoint's folder. Not needed for files listed
-    /// explicitly, links that stay in the folder, links in the path of the folder itself, or links
-    /// in a hub's cache from a snapshot to the blobs of its repository. Default: no.
+    /// Allows symbolic links to lead out of the checkpoint's directory. Not needed for files listed
+    /// explicitly, links that stay in the directory, links in the path of the directory itself, or
+    /// links in a hub's cache from a snapshot to the blobs of its repository. Default: no.
     pub follow_symlinks: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Determines the files of a checkpoint: a file, a folder, an index file, or a list. The rules are
-//! the same on file systems and in object stores.
+//! Determines the files of a checkpoint: a file, a directory, an index file, or a list. The rules
+//! are the same on file systems and in object stores.
 
 use super::Placement;
 use super::backend::{Backend, Found, ShardSource};
@@ -9,7 +9,7 @@ use crate::options::Location;
 use crate::storage::{ConfinedDir, Source};
 
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
-/// Index name that `transformers` writes; it takes precedence over other indexes in the folder.
+/// Index name that `transformers` writes; it takes precedence over other indexes in the directory.
 const INDEX_NAME: &str = "model.safetensors.index.json";
 /// Name that `transformers` writes when one file is enough.
 #[cfg(feature = "object")]
@@ -23,9 +23,9 @@ pub(super) struct ShardSet {
     pub(super) files: Vec<Location>,
     /// `None` selects everything.
     pub(super) index: Option<Placement>,
-    /// Folder that the files must be in; `None` for files that the caller listed.
+    /// Directory that the files must be in; `None` for files that the caller listed.
     pub(super) root: Option<ConfinedDir>,
-    /// True for all files of a folder or an index, false for files that the caller listed.
+    /// True for all files of a directory or an index, false for files that the caller listed.
     pub(super) is_whole: bool,
 }
 
@@ -89,15 +89,15 @@ impl ShardSet {
                 Self::from_index(&index, opened, root)
             }
             [first, second, ..] => Err(Error::invalid_request(format!(
-                "holds several indexes and none is {INDEX_NAME}: {first:?}, {second:?}"
+                "contains several indexes, but no {INDEX_NAME}: {first:?}, {second:?}"
             ))
             .with_location(location)
-            .with_hint("give the path of the index file to load")),
+            .with_hint("pass the path of the index file to load")),
             [] => Self::without_index(location, names, root),
         }
     }
 
-    /// Finds the files of a folder on a web server by trying the names that model hubs use.
+    /// Finds the files of a directory on a web server by trying the names that model hubs use.
     #[cfg(feature = "object")]
     fn in_unlisted(location: &Location, backend: &Backend) -> Result<Self> {
         let index = location.join(INDEX_NAME);
@@ -122,11 +122,11 @@ impl ShardSet {
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::NotFound,
                 format!(
-                    "holds neither {INDEX_NAME} nor {SINGLE_NAME}, and web servers list no folders"
+                    "contains neither {INDEX_NAME} nor {SINGLE_NAME}, and web servers do not list directories"
                 ),
             )
             .with_location(location)
-            .with_hint("give the URL of an index or of a *.safetensors file")
+            .with_hint("pass the URL of an index or of a *.safetensors file")
             .with_source(error)),
             Err(error) => Err(error),
         }
@@ -142,12 +142,12 @@ impl ShardSet {
             return Err(Error::new(
                 ErrorKind::NotFound,
                 format!(
-                    "holds no *{SUFFIX} among {}",
+                    "contains no *{SUFFIX} among {}",
                     counted(names.len() as u64, "file")
                 ),
             )
             .with_location(location)
-            .with_hint("give the folder that contains the model's files, or a file"));
+            .with_hint("pass the directory that contains the model's files, or a file"));
         }
         shards.sort_by(|a, b| natural_cmp(a, b));
         require_whole_set(location, &shards)?;
@@ -188,7 +188,7 @@ impl ShardSet {
             .collect();
         Ok(Self {
             files,
-            index: Some(Placement::new(source, index, &bytes)),
+            index: Some(Placement::new(source, index, bytes)),
             root,
             is_whole: true,
         })
@@ -208,12 +208,12 @@ impl ShardSet {
         let missing = Error::new(
             ErrorKind::NotFound,
             format!(
-                "the index names shard {:?}, which is not there",
+                "the index lists shard {:?}, which does not exist",
                 shortened(shard)
             ),
         )
         .with_location(placement.file.source.location())
-        .with_hint("the download may be incomplete; fetch the missing shard");
+        .with_hint("the download may be incomplete; download the missing shard");
         match error.request().cloned() {
             Some(request) => missing.with_request(request),
             None => missing,
@@ -221,8 +221,8 @@ impl ShardSet {
     }
 }
 
-/// Adds the folders below a prefix to the hint: a bucket holds many models, and the prefix may be
-/// too short.
+/// Adds the directories below a prefix to the hint: a bucket holds many models, and the prefix may
+/// be too short.
 fn name_below(error: Error, below: &[String]) -> Error {
     const SHOWN: usize = 8;
     if error.kind() != ErrorKind::NotFound || below.is_empty() {
@@ -236,7 +236,7 @@ fn name_below(error: Error, below: &[String]) -> Error {
         String::new()
     };
     error.with_hint(format!(
-        "the folders below it are {shown}/{more}: give one of them"
+        "its subdirectories are {shown}/{more}: load one of them"
     ))
 }
 
@@ -248,12 +248,12 @@ fn require_whole_set(location: &Location, names: &[&String]) -> Result<()> {
     Err(Error::new(
         ErrorKind::NotFound,
         format!(
-            "shard {} of {} is missing beside {:?} ({} are there)",
+            "shard {} of {} is missing beside {:?} ({} found)",
             gap.number, gap.count, gap.beside, gap.present
         ),
     )
     .with_location(location)
-    .with_hint("the download may be incomplete; or give the files to load as a list"))
+    .with_hint("the download may be incomplete; or pass the files to load as a list"))
 }
 
 #[cfg(test)]
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_numbered_set_must_be_whole() {
+    fn numbered_set_with_gap_is_rejected() {
         let whole = [
             "m-1-of-2.safetensors".to_owned(),
             "m-2-of-2.safetensors".to_owned(),
@@ -271,7 +271,7 @@ mod tests {
         let error = require_whole_set(&location, &[&whole[1]]).expect_err("the first is missing");
         assert_eq!(
             error.to_string(),
-            "folder: shard 1 of 2 is missing beside \"m-2-of-2.safetensors\" (1 are there)"
+            "folder: shard 1 of 2 is missing beside \"m-2-of-2.safetensors\" (1 found)"
         );
     }
 }

@@ -161,7 +161,10 @@ impl Work<'_> {
         let force = self.options.force;
         let total = &self.shared.bytes_total;
         // The listing may not have had enough details to decide.
-        let is_there = !force && self.root.holds(&entry.name, &origin)?;
+        let is_there = !force && {
+            let held = self.root.held(&entry.name)?;
+            held.is_some_and(|held| held.is_same_state(&origin))
+        };
         match entry.listed.map(|listed| listed.len) {
             None if !is_there => Shared::add(total, origin.len),
             Some(listed) if is_there => drop(total.fetch_sub(listed, Ordering::Relaxed)),

@@ -71,7 +71,7 @@ impl Sources {
 
 #[cfg(not(feature = "object"))]
 pub(super) fn unsupported(location: &Location) -> Error {
-    Error::unsupported("this build reads no object stores")
+    Error::unsupported("this build does not support object stores")
         .with_location(location)
         .with_hint("build with the feature `object`")
 }

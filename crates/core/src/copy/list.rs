@@ -1,4 +1,4 @@
-//! Lists the files to copy below a source: local folders, at all depths, and with `remote` object
+//! Lists the files to copy below a source: local directories, at all depths, and with `remote` object
 //! stores.
 
 #[cfg(feature = "object")]
@@ -22,10 +22,10 @@ use crate::error::{Error, Result};
 use crate::options::Location;
 use crate::storage::cannot_open;
 
-/// Maximum number of files and folders below a source.
+/// Maximum number of files and directories below a source.
 const NAMES_MAX: usize = 1_000_000;
 
-/// Maximum nesting depth of folders, counting the files in them.
+/// Maximum nesting depth of directories, counting the files in them.
 const DEPTH_MAX: usize = 64;
 
 /// File to copy.
@@ -45,24 +45,24 @@ pub(super) struct Entry {
 #[derive(Debug, Default)]
 struct Found {
     entries: Vec<Entry>,
-    /// Number of files and folders, selected or not.
+    /// Number of files and directories, selected or not.
     names: usize,
 }
 
 impl Found {
-    /// Counts the file or folder `name` below `source`.
+    /// Counts the file or directory `name` below `source`.
     fn count(&mut self, source: &Location, name: &str) -> Result<()> {
         self.names += 1;
         let message = if self.names > NAMES_MAX {
-            format!("there are more than {NAMES_MAX} files and folders below it")
+            format!("it contains more than {NAMES_MAX} files and directories")
         } else if name.split('/').count() > DEPTH_MAX {
-            format!("folders are nested more than {DEPTH_MAX} deep")
+            format!("directories are nested more than {DEPTH_MAX} deep")
         } else {
             return Ok(());
         };
         Err(Error::invalid_request(message)
             .with_location(source)
-            .with_hint("copy one of the folders below it"))
+            .with_hint("copy one of its subdirectories"))
     }
 }
 
@@ -108,13 +108,13 @@ fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Re
     Ok(walk.found.entries)
 }
 
-/// Walk through local folders. Follows symbolic links, since caches of model hubs consist of them,
-/// except to a folder that contains the link.
+/// Walk through local directories. Follows symbolic links, since caches of model hubs consist of
+/// them, except to a directory that contains the link.
 struct Walk<'a> {
     source: &'a Location,
     filter: &'a Filter,
     shared: &'a Shared,
-    /// Device and inode of the folder that is being listed, and of all its ancestors.
+    /// Device and inode of the directory that is being listed, and of all its ancestors.
     above: Vec<(u64, u64)>,
     found: Found,
 }
@@ -127,8 +127,8 @@ impl Walk<'_> {
         }
         self.above.push(identity);
         let unreadable =
-            |error| Error::from_io("cannot list the folder", error).with_location(folder);
-        let path = folder.as_path().expect("a local folder");
+            |error| Error::from_io("cannot list the directory", error).with_location(folder);
+        let path = folder.as_path().expect("a local directory");
         for entry in std::fs::read_dir(path).map_err(unreadable)? {
             if self.shared.stop.is_cancelled() {
                 return Err(cancelled());
@@ -160,7 +160,7 @@ impl Walk<'_> {
         }
         let metadata = match std::fs::metadata(entry.path()) {
             Ok(metadata) => metadata,
-            // A dangling link. Only its target would tell whether it is a folder.
+            // A dangling link. Only its target would tell whether it is a directory.
             Err(_) if !wanted => return Ok(()),
             Err(error) => return Err(unreadable(error)),
         };

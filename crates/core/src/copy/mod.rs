@@ -1,4 +1,4 @@
-//! Copies a checkpoint with everything beside it, from any source, into a local folder.
+//! Copies a checkpoint with everything beside it, from any source, into a local directory.
 //!
 //! Owns the order of steps: list, filter, skip existing files, read the rest. `list` finds the
 //! files, `paths` checks and maps their names, and `fetch` reads them; `target` writes, `journal`
@@ -49,7 +49,7 @@ pub struct CopyOptions {
     pub include: Vec<String>,
     /// Globs of files to exclude. Default: none.
     pub exclude: Vec<String>,
-    /// Includes files and folders whose names begin with a dot. Default: no.
+    /// Includes files and directories whose names begin with a dot. Default: no.
     pub hidden: bool,
     /// Copies existing files again, and discards incomplete ones. Default: no.
     pub force: bool,
@@ -73,7 +73,8 @@ impl Default for CopyOptions {
     }
 }
 
-/// Copy of a checkpoint's folder with all files below it, or of a single file, into a local folder.
+/// Copy of a checkpoint's directory with all files below it, or of a single file, into a local
+/// directory.
 ///
 /// A file appears under its name when it is complete and on disk, never before. An incomplete file
 /// stays as `.NAME.tload-partial`, with a journal beside it; the next copy resumes it if the source
@@ -126,7 +127,7 @@ pub struct CopyProgress {
 pub struct CopyReport {
     /// Location of the source, without secrets.
     pub location: String,
-    /// Target folder.
+    /// Target directory.
     pub target: String,
     /// Files that were completed by this copy.
     pub copied_files: u64,
@@ -239,7 +240,8 @@ impl CopyControl {
 }
 
 impl Copy {
-    /// Creates a copy of `source` into the folder `target`, which is created if it does not exist.
+    /// Creates a copy of `source` into the directory `target`, which is created if it does not
+    /// exist.
     pub fn new(source: &Location, target: impl Into<PathBuf>) -> Self {
         Self {
             source: source.clone(),
@@ -296,7 +298,7 @@ impl Copy {
             if found.is_err() {
                 return Err(Error::new(
                     ErrorKind::NotFound,
-                    format!("there is no file {name:?} below it"),
+                    format!("it contains no file {name:?}"),
                 )
                 .with_location(&self.source)
                 .with_hint("names are paths below the source"));
@@ -343,13 +345,20 @@ impl Copy {
                 absent.push(entry);
                 continue;
             };
-            if !self.options.force && root.holds(&entry.name, listed)? {
+            let mut held = None;
+            if !self.options.force {
+                held = root.held(&entry.name)?;
+            }
+            if held.as_ref().is_some_and(|held| held.is_same_state(listed)) {
                 self.shared.skip(listed.len);
                 continue;
             }
             Shared::add(&self.shared.bytes_total, listed.len);
-            let begun = root.begun_bytes(&entry.name)?;
-            needed = needed.saturating_add(listed.len.saturating_sub(begun));
+            // A file that opening its source may show to be there already needs no space.
+            if held.is_none_or(|held| !held.may_be(listed)) {
+                let begun = root.begun_bytes(&entry.name)?;
+                needed = needed.saturating_add(listed.len.saturating_sub(begun));
+            }
             absent.push(entry);
         }
         if let Some(free) = root.free_bytes()?.filter(|&free| needed > free) {
@@ -388,4 +397,64 @@ impl Copy {
 
 fn cancelled() -> Error {
     Error::new(ErrorKind::Cancelled, "the copy was cancelled")
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{Mode, OFlags};
+
+    use super::*;
+
+    /// Listings of some stores lack what only opening an object tells.
+    #[test]
+    fn files_that_may_be_there_need_no_space() {
+        let target = tempfile::tempdir().expect("a folder");
+        let root = TargetDir::open(target.path()).expect("opens");
+        let source = Location::parse("s3://bucket/model").expect("a location");
+        let origin = journal::Origin {
+            source: source.join("a.bin").to_string(),
+            len: 8 << 40,
+            e_tag: Some("\"x\"".to_owned()),
+            version: None,
+            modified: (1, 0),
+            file: None,
+        };
+        let file = std::fs::File::create(target.path().join("a.bin")).expect("creates");
+        let stat = rustix::fs::fstat(&file).expect("stats");
+        let record = record::Record::new(&origin, &stat);
+        if !record.attach(&file) {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+            let folder = rustix::fs::open(target.path(), flags, Mode::empty()).expect("opens");
+            record.put_beside(&folder, "a.bin").expect("writes");
+        }
+        let absent = |listed: journal::Origin, force| {
+            let options = CopyOptions {
+                force,
+                ..CopyOptions::default()
+            };
+            let entry = Entry {
+                name: "a.bin".to_owned(),
+                location: source.join("a.bin"),
+                listed: Some(listed),
+                opened: None,
+            };
+            let copy = Copy::new(&source, target.path()).options(options);
+            let absent = copy.absent(vec![entry], &root);
+            absent
+                .map(|absent| absent.len())
+                .map_err(|error| error.kind())
+        };
+        let without_tag = journal::Origin {
+            e_tag: None,
+            ..origin.clone()
+        };
+        let changed = journal::Origin {
+            e_tag: Some("\"y\"".to_owned()),
+            ..origin.clone()
+        };
+        assert_eq!(absent(origin, false), Ok(0));
+        assert_eq!(absent(without_tag.clone(), false), Ok(1));
+        assert_eq!(absent(without_tag, true), Err(ErrorKind::OutOfMemory));
+        assert_eq!(absent(changed, false), Err(ErrorKind::OutOfMemory));
+    }
 }

@@ -40,7 +40,7 @@ impl Filter {
         })
     }
 
-    /// Returns whether files and folders with this last component are examined.
+    /// Returns whether files and directories with this last component are examined.
     pub(super) fn sees(&self, last: &[u8]) -> bool {
         self.hidden || !last.starts_with(b".")
     }
@@ -95,9 +95,9 @@ pub(crate) fn components(name: &str) -> Result<Vec<&str>> {
     };
     Err(Error::invalid_request(
         // `{:?}` escapes control characters.
-        format!("the name {name:?} {wrong}: it leads outside of the folder, or nowhere"),
+        format!("the name {name:?} {wrong}: it is not a path inside the directory"),
     )
-    .with_hint("leave it out with an exclude pattern, or rename it at the source"))
+    .with_hint("exclude it with a pattern, or rename it at the source"))
 }
 
 /// Returns the name of a file while it is being copied.
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_elsewhere_are_refused() {
+    fn names_outside_target_are_rejected() {
         for name in ["", "/a", "..", "a/../b", "a//b", "./a", "a/", "a\0b", "a/."] {
             let error = components(name).expect_err(name);
             assert_eq!(error.kind(), ErrorKind::InvalidRequest);

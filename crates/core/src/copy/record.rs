@@ -1,9 +1,10 @@
 //! Records the source, and its state, from which a finished file was copied: the next copy skips
 //! the file only if the record matches and the file has not been changed since.
 //!
-//! A record is an extended attribute of the file, so it is moved and removed with it, and a folder
-//! holds nothing but the copied files. Where a file system has no such attributes (ramfs, tmpfs
-//! before Linux 6.6, NFS before 4.2, some FUSE), it is a hidden file beside it. Called by `target`.
+//! A record is an extended attribute of the file, so it is moved and removed with it, and a
+//! directory holds nothing but the copied files. Where a file system has no such attributes (ramfs,
+//! tmpfs before Linux 6.6, NFS before 4.2, some FUSE), it is a hidden file beside it. Called by
+//! `target`.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -56,10 +57,10 @@ impl Record {
         }
     }
 
-    /// Returns whether the file with the state `stat` is a copy of `origin`.
-    pub(super) fn holds(&self, origin: &Origin, stat: &Stat) -> bool {
-        let unchanged = Self::new(&self.origin, stat) == *self;
-        unchanged && self.origin.is_same_state(origin)
+    /// Returns the source of the file with the state `stat`, unless the file was changed.
+    pub(super) fn origin_of(self, stat: &Stat) -> Option<Origin> {
+        let unchanged = Self::new(&self.origin, stat) == self;
+        unchanged.then_some(self.origin)
     }
 
     /// Reads the record of the open file called `name` in `folder`. `None` if it has no valid

@@ -1,8 +1,9 @@
-//! Target folder of a copy: finds existing files, and writes missing ones, without ever leaving the
-//! folder.
+//! Target directory of a copy: finds existing files, and writes missing ones, without ever leaving
+//! the directory.
 //!
-//! Every component below the folder is opened on its own, from the one above, and never through a
-//! symbolic link: another user who may write there cannot redirect a copy, not even while it runs.
+//! Every component below the directory is opened on its own, from the one above, and never through
+//! a symbolic link: another user who may write there cannot redirect a copy, not even while it
+//! runs.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -32,7 +33,7 @@ const STAT_UNIT: u64 = 512;
 /// Maximum length of a journal, bytes: thousands of ranges of a file of terabytes.
 const JOURNAL_BYTES_MAX: u64 = 16 << 20;
 
-/// Target folder.
+/// Target directory.
 #[derive(Debug)]
 pub(super) struct TargetDir {
     path: PathBuf,
@@ -53,15 +54,16 @@ pub(super) struct Partial {
 }
 
 impl TargetDir {
-    /// Opens the folder, and creates it if it does not exist.
+    /// Opens the directory, and creates it if it does not exist.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let failed = |error: io::Error| {
-            Error::from_io("cannot create or open the folder", error).with_location(path.display())
+            Error::from_io("cannot create or open the directory", error)
+                .with_location(path.display())
         };
         if path.exists() && !path.is_dir() {
-            return Err(Error::invalid_request("is not a folder")
+            return Err(Error::invalid_request("is not a directory")
                 .with_location(path.display())
-                .with_hint("give the folder to copy into"));
+                .with_hint("pass the directory to copy into"));
         }
         std::fs::create_dir_all(path).map_err(failed)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -76,34 +78,34 @@ impl TargetDir {
     /// report it (ramfs, some FUSE): they have no size either.
     pub(super) fn free_bytes(&self) -> Result<Option<u64>> {
         let found = fstatvfs(&self.folder).map_err(|errno| {
-            Error::from_io("cannot ask for free space", errno.into())
+            Error::from_io("cannot query free space", errno.into())
                 .with_location(self.path.display())
         })?;
         let free = found.f_bavail.saturating_mul(found.f_frsize);
         Ok((found.f_blocks > 0).then_some(free))
     }
 
-    /// Returns whether a file exists that a copy finished and recorded as one of `origin`, and that
-    /// has not changed since. An unreadable file does not count, nor does a symbolic link.
-    pub(super) fn holds(&self, name: &str, origin: &Origin) -> Result<bool> {
+    /// Returns the source of a file that a copy finished and recorded, and that has not changed
+    /// since. An unreadable file does not count, nor does a symbolic link.
+    pub(super) fn held(&self, name: &str) -> Result<Option<Origin>> {
         let Some((folder, last)) = self.folder_of(name, false)? else {
-            return Ok(false);
+            return Ok(None);
         };
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let Ok(file) = openat(&folder, last, flags, Mode::empty()) else {
-            return Ok(false);
+            return Ok(None);
         };
         let failed = |errno| self.failed("cannot stat", name, errno);
         let stat = fstat(&file).map_err(failed)?;
         let owner = fstat(&folder).map_err(failed)?.st_uid;
-        // In a folder writable by all (`/tmp`), other users can create files with any name and any
-        // record. The folder's owner could replace the file afterwards as well.
+        // In a directory writable by all (`/tmp`), other users can create files with any name and
+        // any record. The directory's owner could replace the file afterwards as well.
         let trusted = [geteuid().as_raw(), 0, owner].contains(&stat.st_uid);
         if !is_regular(&stat) || !trusted {
-            return Ok(false);
+            return Ok(None);
         }
         let record = Record::read(&file, &stat, &folder, last);
-        Ok(record.is_some_and(|record| record.holds(origin, &stat)))
+        Ok(record.and_then(|record| record.origin_of(&stat)))
     }
 
     /// Returns the bytes on disk of an earlier copy that was not completed.
@@ -124,15 +126,15 @@ impl TargetDir {
         }
     }
 
-    /// Returns the folder of a file, and the file's own name. `None` if the folder does not exist
-    /// and `make` is false.
+    /// Returns the directory of a file, and the file's own name. `None` if the directory does not
+    /// exist and `make` is false.
     fn folder_of<'a>(&self, name: &'a str, make: bool) -> Result<Option<(OwnedFd, &'a str)>> {
         let mut components = paths::components(name)?;
         let last = components.pop().expect("split gives one at least");
         let mut folder = self
             .folder
             .try_clone()
-            .map_err(|error| Error::from_io("cannot open the folder", error))?;
+            .map_err(|error| Error::from_io("cannot open the directory", error))?;
         for component in components {
             if make {
                 match mkdirat(&folder, component, FOLDER) {
@@ -140,7 +142,7 @@ impl TargetDir {
                         .map_err(|error| cannot_write(&self.path.join(name), 0, error))?,
                     Err(Errno::EXIST) => {}
                     Err(errno) => {
-                        return Err(self.failed("cannot create the folder of", name, errno));
+                        return Err(self.failed("cannot create the directory of", name, errno));
                     }
                 }
             }
@@ -151,7 +153,7 @@ impl TargetDir {
                 Err(Errno::LOOP | Errno::NOTDIR) => {
                     return Err(self.in_the_way(&folder, component, name));
                 }
-                Err(errno) => return Err(self.failed("cannot open the folder of", name, errno)),
+                Err(errno) => return Err(self.failed("cannot open the directory of", name, errno)),
             };
         }
         Ok(Some((folder, last)))
@@ -163,15 +165,15 @@ impl TargetDir {
             rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Symlink
         });
         let what = if is_link {
-            "a symbolic link, which may lead out of the folder,"
+            "a symbolic link, which may lead out of the directory,"
         } else {
             "a file"
         };
         Error::invalid_request(format!(
-            "cannot write {name:?}: {what} is in the place of its folder {component:?}"
+            "cannot write {name:?}: {what} is where its directory {component:?} should be"
         ))
         .with_location(self.path.display())
-        .with_hint("remove it, or copy into an empty folder")
+        .with_hint("remove it, or copy into an empty directory")
     }
 
     fn failed(&self, what: &str, name: &str, errno: Errno) -> Error {
@@ -188,7 +190,7 @@ impl TargetDir {
     ) -> Result<(Partial, Ranges)> {
         let (folder, last) = self
             .folder_of(name, true)?
-            .expect("a folder that is made is there");
+            .expect("a directory that is made is there");
         let called = paths::partial(last);
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let anew_flags = flags | OFlags::CREATE | OFlags::EXCL;
@@ -276,7 +278,7 @@ fn require_own(folder: &OwnedFd, name: &str, file: &OwnedFd, path: &Path) -> Res
         ),
     )
     .with_location(path.display())
-    .with_hint("remove it, or copy into a folder of your own"))
+    .with_hint("remove it, or copy into a directory that you own"))
 }
 
 /// Returns the owner that new files of this process get in `folder`: not the process's user on NFS
@@ -427,7 +429,7 @@ impl Partial {
     }
 }
 
-/// Syncs the names in a folder to disk, on file systems that support it.
+/// Syncs the names in a directory to disk, on file systems that support it.
 fn sync_folder(folder: &OwnedFd) -> io::Result<()> {
     match File::from(folder.try_clone()?).sync_all() {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
@@ -487,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn journals_are_files_of_their_own_and_none_is_left() {
+    fn journals_are_separate_and_removed() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         let fresh = path("a/.x.tload-partial.json.new");
@@ -523,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn one_copy_at_a_time_writes_a_file() {
+    fn concurrent_copies_of_one_file_are_rejected() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = TargetDir::open(folder.path()).expect("opens");
         let origin = origin();
@@ -531,14 +533,11 @@ mod tests {
         let error = root.begin("deep/a", &origin, false).expect_err("is locked");
         assert!(error.message().contains("another process"), "{error}");
         first.file().set_len(4).expect("grows");
-        assert!(!root.holds("deep/a", &origin).expect("looks"));
+        assert_eq!(root.held("deep/a").expect("looks"), None);
         first.finish(&origin).expect("finishes");
-        assert!(root.holds("deep/a", &origin).expect("looks"));
-        let later = Origin {
-            modified: (5, 7),
-            ..origin.clone()
-        };
-        assert!(!root.holds("deep/a", &later).expect("looks"));
-        assert!(!root.holds("none/a", &origin).expect("looks"));
+        assert_eq!(root.held("deep/a").expect("looks"), Some(origin));
+        std::fs::write(folder.path().join("deep/a"), "changed").expect("writes");
+        assert_eq!(root.held("deep/a").expect("looks"), None);
+        assert_eq!(root.held("none/a").expect("looks"), None);
     }
 }

@@ -127,7 +127,7 @@ fn refused(error: DriverError) -> Error {
             "remove the toolkit's `stubs` directory from LD_LIBRARY_PATH, or install the NVIDIA driver",
         ),
         CUresult::CUDA_ERROR_NO_DEVICE => (
-            "the CUDA driver sees no GPU",
+            "the CUDA driver finds no GPU",
             "check CUDA_VISIBLE_DEVICES, expose the GPU to this container, or use ‹device=cpu›",
         ),
         CUresult::CUDA_ERROR_NOT_INITIALIZED => (
@@ -136,7 +136,7 @@ fn refused(error: DriverError) -> Error {
         ),
         _ => (
             "the CUDA driver cannot be initialised",
-            "see whether `nvidia-smi` works and what the kernel log says about the NVIDIA driver",
+            "check whether `nvidia-smi` works and what the kernel log says about the NVIDIA driver",
         ),
     };
     Error::unsupported(message)
@@ -160,7 +160,9 @@ pub(super) fn failure(what: impl Into<String>, error: DriverError) -> Error {
             "this or an earlier failure has lost the GPU's context: start a new process; the kernel log (dmesg, Xid) may show \
              why"
         }
-        _ => "see whether `nvidia-smi` works and what the kernel log says about the NVIDIA driver",
+        _ => {
+            "check whether `nvidia-smi` works and what the kernel log says about the NVIDIA driver"
+        }
     };
     let kind = match error.0 {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,

@@ -34,7 +34,7 @@ impl Event {
         // SAFETY: the pointer is to a local variable.
         unsafe { cuEventCreate(&raw mut raw, flags) }
             .result()
-            .map_err(|error| context.failure("cannot make an event", error))?;
+            .map_err(|error| context.failure("cannot create an event", error))?;
         Ok(Self {
             raw,
             context: context.clone(),

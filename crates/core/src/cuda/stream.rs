@@ -41,7 +41,7 @@ impl Stream {
         let _bound = context.bind()?;
         // Not through cudarc's safe layer, whose first new stream waits for the whole context.
         let raw = result::stream::create(StreamKind::NonBlocking)
-            .map_err(|error| context.failure("cannot make a stream", error))?;
+            .map_err(|error| context.failure("cannot create a stream", error))?;
         Ok(Self {
             raw,
             ordinal: context.ordinal(),

@@ -85,7 +85,9 @@ pub(super) fn not_shown(file: &ReadFile, offset: u64, needed: usize, error: io::
             ErrorKind::Io,
             "cannot read: the system could not bring in its pages",
         )
-        .with_hint("look at the disk, or at the mount and its server; the kernel's log (dmesg) may say more")
+        .with_hint(
+            "check the disk, or the mount and its server; the kernel log (dmesg) may say more",
+        )
         .with_source(error),
         _ => Error::from_io("cannot read", error),
     };
@@ -218,9 +220,9 @@ impl Fill {
         let cause = io::Error::from_raw_os_error(errno);
         let Some(pause) = pause else {
             let attempts = self.failed_in_row;
-            let message = format!("cannot read, tried {attempts} times without progress");
+            let message = format!("cannot read: failed after {attempts} attempts without progress");
             return Err(self.placed(file, Error::from_io(message, cause)).with_hint(
-                "look at the mount and its server; ‹retries› sets the number of retries",
+                "check the mount and its server; ‹retries› sets the number of retries",
             ));
         };
         self.transfer.retries += 1;
@@ -263,7 +265,7 @@ impl Fill {
             ),
         );
         self.placed(file, error).with_hint(
-            "the file was truncated while it was read; load again when no process writes to it",
+            "the file was truncated while it was read; load again when no process is writing to it",
         )
     }
 

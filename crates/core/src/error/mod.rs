@@ -73,13 +73,13 @@ named! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub enum ErrorKind {
-        /// A file, folder, shard or object does not exist: fix the path.
+        /// A file, directory, shard or object does not exist: fix the path.
         NotFound = "not_found",
         /// It exists but may not be read: fix the permissions or credentials.
         PermissionDenied = "permission_denied",
         /// The bytes are not a valid checkpoint: get a good file.
         InvalidFormat = "invalid_format",
-        /// The bytes do not match their digest: get the file again.
+        /// The bytes do not match their digest: download the file again.
         Corrupt = "corrupt",
         /// A name or pattern selects no tensor: fix the name.
         NoSuchTensor = "no_such_tensor",
@@ -89,12 +89,12 @@ named! {
         Unsupported = "unsupported",
         /// A limit or the machine's memory is too small: raise the limit or ask for less.
         OutOfMemory = "out_of_memory",
-        /// The operating system failed a read: retry, or look at the disk.
+        /// The operating system failed a read: retry, or check the disk.
         Io = "io",
         /// An object store cannot be reached, or failed repeatedly: retry later, or look at network
         /// and server.
         Remote = "remote",
-        /// The GPU or its driver failed: look at the GPU, or start a new process.
+        /// The GPU or its driver failed: check the GPU, or start a new process.
         Device = "device",
         /// A file or object changed or shrank while it was read: load again when it is no longer
         /// written to.
@@ -200,9 +200,9 @@ const SERVER_HINT: &str = "check the server of the file system and the network p
 /// Returns the hint for a storage failure with this `errno`.
 fn storage_hint(errno: i32) -> Option<&'static str> {
     match errno {
-        libc::EIO => Some(
-            "look at the disk, or at the mount and its server; the kernel's log (dmesg) may say more",
-        ),
+        libc::EIO => {
+            Some("check the disk, or the mount and its server; the kernel log (dmesg) may say more")
+        }
         libc::ESTALE => Some("the file was replaced or removed on the server: load again"),
         libc::ENOTCONN => Some("the server of the file system is gone: mount it again"),
         libc::ETIMEDOUT | libc::EAGAIN => Some(SERVER_HINT),

@@ -185,7 +185,7 @@ pub enum HeaderError {
 }
 
 const CUT_SHORT: &str =
-    "the file is cut short: download or copy it again, and compare its length with the original";
+    "the file is truncated: download or copy it again, and compare its length with the original";
 const WRITER_FAULT: &str = "the program that wrote the file is at fault: save the model again";
 
 impl HeaderError {
@@ -346,9 +346,9 @@ impl HeaderError {
                 clip(dtype),
                 Dtype::ALL.len()
             ),
-            Self::ReversedOffsets { begin, end, .. } => format!(
-                "found offsets [{begin}, {end}], wanted an end that is not before the begin"
-            ),
+            Self::ReversedOffsets { begin, end, .. } => {
+                format!("found offsets [{begin}, {end}], wanted an end that is not below the start")
+            }
             Self::Hole {
                 after,
                 found,

@@ -2,9 +2,9 @@
 //! shards.
 //!
 //! Owns the rules for the names in an index: the file is untrusted, so a shard name must stay
-//! inside the folder of the index. It opens nothing and does not know whether the shards exist or
-//! match the index; `checkpoint` checks that. Errors carry no location: the caller knows which file
-//! it read and adds it.
+//! inside the directory of the index. It opens nothing and does not know whether the shards exist
+//! or match the index; `checkpoint` checks that. Errors carry no location: the caller knows which
+//! file it read and adds it.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -30,7 +30,8 @@ pub(crate) const INDEX_BYTES_MAX: u64 = super::HEADER_BYTES_MAX;
 pub(crate) struct Index {
     /// Pairs of tensor and shard, in the order of the file.
     pub weight_map: Vec<(String, String)>,
-    /// Shards, each once, in natural order: relative paths with `/`, below the folder of the index.
+    /// Shards, each once, in natural order: relative paths with `/`, below the directory of the
+    /// index.
     pub shards: Vec<String>,
     /// `metadata.total_size`, if present and a whole number. Writers disagree on what it counts:
     /// for display only.
@@ -152,8 +153,8 @@ pub(crate) struct Gap<'a> {
 
 /// Returns the gap of the first set that has one, sets being in the order of their first names.
 ///
-/// Files named `…-00002-of-00004.safetensors` belong to a set of four. One pass: a folder may hold
-/// any number of names, in any number of sets.
+/// Files named `…-00002-of-00004.safetensors` belong to a set of four. One pass: a directory may
+/// hold any number of names, in any number of sets.
 pub(crate) fn missing_shard<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<Gap<'a>> {
     let mut places: HashMap<(&str, u64), usize> = HashMap::new();
     let mut sets: Vec<(&str, u64, BTreeSet<u64>)> = Vec::new();
@@ -192,8 +193,8 @@ fn numbered(name: &str) -> Option<(&str, u64, u64)> {
     Some((prefix, number.parse().ok()?, count.parse().ok()?))
 }
 
-/// Checks that a shard is a file in the folder of its index, or below. Both slashes separate here,
-/// so that a name which is harmless on one system does not leave the folder on another.
+/// Checks that a shard is a file in the directory of its index, or below. Both slashes separate
+/// here, so that a name which is harmless on one system does not leave the directory on another.
 fn check_shard_name(shard: &str) -> Result<()> {
     let wrong = if shard.is_empty() {
         "is empty"
@@ -202,7 +203,7 @@ fn check_shard_name(shard: &str) -> Result<()> {
     } else if shard.starts_with(['/', '\\']) || names_drive(shard) {
         "is an absolute path"
     } else if shard.split(['/', '\\']).any(|component| component == "..") {
-        "leaves the folder of the index"
+        "leaves the directory of the index"
     } else if shard
         .split(['/', '\\'])
         .any(|component| component.is_empty() || component == ".")
@@ -213,12 +214,12 @@ fn check_shard_name(shard: &str) -> Result<()> {
     };
     let name = clip(shard);
     Err(invalid(format!(
-        "shard name {name:?} {wrong}, wanted a path below the folder of the index"
+        "shard name {name:?} {wrong}, wanted a path below the directory of the index"
     )))
 }
 
 /// Returns whether the path names a drive: on systems with drives, `C:m` and `C:\m` are not
-/// relative to the folder.
+/// relative to the directory.
 fn names_drive(shard: &str) -> bool {
     matches!(shard.as_bytes(), [drive, b':', ..] if drive.is_ascii_alphabetic())
 }
@@ -226,7 +227,7 @@ fn names_drive(shard: &str) -> bool {
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidFormat, message).with_hint(
         "this must be the index of a sharded checkpoint (*.safetensors.index.json), whole and as it was written; download \
-         it again, or give the model's folder or a safetensors file",
+         it again, or pass the model's directory or a safetensors file",
     )
 }
 
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_hostile_indexes_and_says_why() {
+    fn hostile_indexes_are_rejected_with_reason() {
         let rows: [(&[u8], &str); 13] = [
             (b"\xff{}", "index is not UTF-8"),
             (b" \n", "found a blank index, wanted '{'"),
@@ -393,7 +394,7 @@ mod tests {
             ),
             (
                 br#"{"weight_map": {"a": "../x"}}"#,
-                "shard name \"../x\" leaves the folder of the index, wanted a path below the folder \
+                "shard name \"../x\" leaves the directory of the index, wanted a path below the directory \
                  of the index",
             ),
         ];
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_stays_below_the_folder_of_the_index() {
+    fn shard_name_stays_below_index_directory() {
         for name in [
             "m.safetensors",
             "a/b/m",

@@ -143,7 +143,7 @@ impl Demand<'_> {
         let error = Error::new(
             ErrorKind::OutOfMemory,
             format!(
-                "{} ({needed} bytes) are needed at once; the control group leaves {} of {} ({})",
+                "{} ({needed} bytes) are needed at once; the cgroup has {} of {} left ({})",
                 format_bytes(needed),
                 format_bytes(left),
                 format_bytes(group.bytes),
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(error.tensor(), Some("t0"));
         assert_eq!(
             error.message(),
-            "32.0 MiB (33554432 bytes) are needed at once; the control group leaves 36.0 MiB of 256.0 MiB \
+            "32.0 MiB (33554432 bytes) are needed at once; the cgroup has 36.0 MiB of 256.0 MiB left \
              (/sys/fs/cgroup/memory.max)"
         );
         let hinted = error.hint().expect("says what to do");

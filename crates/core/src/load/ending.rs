@@ -28,7 +28,7 @@ pub(super) fn completion(
             check.report(report);
         }
         add_depths(report, &feed, &sources);
-        report.set_opening_retries(sources.tried_again());
+        report.set_opening_retries(sources.opening_retries());
         report.notes.extend(sources.notes());
     })
 }

@@ -27,7 +27,7 @@ const OPENED_AT_A_TIME: usize = 16;
 /// Error message and hint for files that do not open in time.
 const TOO_LONG: (&str, &str) = (
     "opening it for the load took longer than the load's timeout",
-    "look at the file system that it is on, or raise ‹timeout›",
+    "check its file system, or raise ‹timeout›",
 );
 
 /// Sources that one engine can read.
@@ -170,7 +170,7 @@ impl Sources {
     }
 
     /// Returns the number of retries outside of reads, and the reason of the last one.
-    pub(crate) fn tried_again(&self) -> (u64, Option<String>) {
+    pub(crate) fn opening_retries(&self) -> (u64, Option<String>) {
         // Objects of one checkpoint share a counter.
         let mut seen = HashSet::new();
         let tallies = self.groups.iter().flat_map(Group::tallies);
@@ -304,7 +304,7 @@ fn open(
         #[cfg(feature = "object")]
         ShardSource::Object(object) if options.cache == CacheMode::Map => Err(Error::new(
             ErrorKind::Unsupported,
-            "‹cache=map› shows files, and this is an object in a store",
+            "‹cache=map› maps files, and this is an object in a store",
         )
         .with_location(object.location())
         .with_hint("use ‹cache=auto›, or copy the checkpoint to a disk first")),

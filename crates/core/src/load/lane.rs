@@ -269,7 +269,7 @@ fn run<S: Sink>(
         }
         (Err(error), None) => {
             // The load can proceed without this lane.
-            tracing::debug!(%error, "a further lane could not begin");
+            tracing::debug!(%error, "cannot start another lane");
             setup.feed.lane_failed(setup.group);
             return Ok(());
         }
@@ -332,7 +332,7 @@ impl LaneEngine {
 
 /// Error of a lane that could not report why it cannot begin.
 fn unheard() -> Error {
-    Error::new(ErrorKind::Io, "a lane could not begin")
+    Error::new(ErrorKind::Io, "cannot start a lane")
 }
 
 /// Runs `work` and turns a panic into an error, because a load must end whatever happens.

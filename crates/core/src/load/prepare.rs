@@ -88,7 +88,7 @@ impl Prepared {
         if options.cache == CacheMode::Map && destinations.staged() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "‹cache=map› shows files in host memory; tensors on a GPU, or in caller memory, are copies",
+                "‹cache=map› maps files into host memory, but tensors on a GPU or in the caller's memory are copies",
             )
             .with_location(checkpoint.location())
             .with_hint("use ‹cache=auto›"));
@@ -106,7 +106,7 @@ impl Prepared {
         {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
-                "‹cache=map› shows files as they are, but this slice has gaps in the file",
+                "‹cache=map› maps files as they are, but this slice is not contiguous in its file",
             )
             .with_location(checkpoint.location())
             .with_tensor(tensor.name())

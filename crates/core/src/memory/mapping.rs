@@ -76,10 +76,10 @@ impl Mapping {
         .map_err(|errno| {
             Error::new(
                 ErrorKind::OutOfMemory,
-                format!("the system refused to map {len} bytes of memory"),
+                format!("cannot map {len} bytes of memory"),
             )
             .with_hint(
-                "request less at once, or raise the process's address-space limit (ulimit -v) or its number of mappings \
+                "load less at a time, or raise the process's address-space limit (ulimit -v) or its number of mappings \
                  (sysctl vm.max_map_count)",
             )
             .with_source(std::io::Error::from(errno))

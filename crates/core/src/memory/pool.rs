@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn pool_at_limit_refuses_until_region_dropped() {
+    fn pool_at_limit_rejects_until_region_dropped() {
         let pool = pool(64 << 10);
         let first = pool.try_region(48 << 10, 1).expect("maps").expect("fits");
         assert!(

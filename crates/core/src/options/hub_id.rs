@@ -52,7 +52,7 @@ impl fmt::Display for HubId {
 }
 
 /// Splits the text after `hf://` into `org/name` or `org/name@revision`, as written, and the path
-/// of a file or folder in it.
+/// of a file or directory in it.
 ///
 /// The grammar is that of the hub's own tools: in a revision `%2F` stands for a slash, except in
 /// `refs/pr/1` and `refs/convert/x`.

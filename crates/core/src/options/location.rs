@@ -39,7 +39,7 @@ pub enum Protocol {
     /// `http://host/path` and `https://host/path`.
     Http,
     /// A model on the Hugging Face Hub or on a server with the same API: `hf://org/name`,
-    /// `hf://org/name@revision`, each also with the path of a file or folder in it. Read from the
+    /// `hf://org/name@revision`, each also with the path of a file or directory in it. Read from the
     /// local cache of the hub's own tools if it is complete there. Else the revision is resolved to
     /// a commit once, and that commit is read by ranges.
     Hub,
@@ -137,7 +137,7 @@ impl Location {
                 "the location contains :// but does not begin with a URL scheme".to_owned()
             };
             return Err(Error::unsupported(message)
-                .with_hint("give a path, or a URL of s3, gs, az, abfss, http, https, hf or file"));
+                .with_hint("pass a path, or a URL of s3, gs, az, abfss, http, https, hf or file"));
         };
         let url = RemoteUrl::parse(protocol, scheme, rest)?;
         Ok(Self {
@@ -199,7 +199,7 @@ impl Location {
         }
     }
 
-    /// Returns the location of `name` inside this folder or below this prefix.
+    /// Returns the location of `name` inside this directory or below this prefix.
     pub(crate) fn join(&self, name: &str) -> Self {
         match &self.place {
             Place::Path(path) => Self::from_path(path.join(name)),
@@ -207,7 +207,7 @@ impl Location {
         }
     }
 
-    /// Returns the folder or prefix that contains this file or object.
+    /// Returns the directory or prefix that contains this file or object.
     pub(crate) fn parent(&self) -> Self {
         match &self.place {
             Place::Path(path) => Self::from_path(path.parent().unwrap_or(Path::new(""))),
@@ -374,7 +374,7 @@ impl RemoteUrl {
     }
 
     /// Returns the URL of `name` below this one. Keeps the query: it may be what grants access to
-    /// the whole folder.
+    /// the whole directory.
     fn join(&self, name: &str) -> Self {
         let path = self.path.trim_end_matches('/');
         let slash = if path.is_empty() { "" } else { "/" };

@@ -624,7 +624,7 @@ mod tests {
 
     #[cfg(feature = "object")]
     #[test]
-    fn the_last_value_wins_and_retries_have_a_default() {
+    fn last_option_value_applies() {
         let mut options = StoreOptions::new();
         assert!(options.is_empty());
         assert_eq!(options.retries(), Retries::default());

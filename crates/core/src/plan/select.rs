@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_selects_nothing_is_an_error_with_a_hint() {
+    fn rule_without_match_is_error_with_hint() {
         let error = Selection::names(["a.weight"])
             .resolve(&NAMES)
             .expect_err("not there");

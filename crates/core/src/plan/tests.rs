@@ -128,7 +128,7 @@ fn small_neighbours_share_a_region_and_large_ones_do_not() {
 }
 
 #[test]
-fn a_shared_region_never_spans_more_than_its_limit() {
+fn shared_region_stays_within_its_limit() {
     let tensors: Vec<_> = (0..100)
         .map(|i| wanted(0, i * 100_000..(i + 1) * 100_000))
         .collect();

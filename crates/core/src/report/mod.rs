@@ -355,7 +355,7 @@ impl Report {
                 changes: depth.changes,
                 changed_seconds: depth.changed_at.as_secs_f64(),
                 best_bytes_per_second: depth.best_rate,
-                reason: depth.settled.text().to_owned(),
+                reason: depth.limit_reason.text().to_owned(),
             })
             .collect();
         let (before, now) = (

@@ -168,7 +168,7 @@ impl Rest {
 impl Controller {
     pub(super) fn new(depth: Depth) -> Self {
         let limit = depth.limit_of(depth.start().bytes);
-        let settled = if depth.is_fixed() {
+        let limit_reason = if depth.is_fixed() {
             LimitReason::Fixed
         } else {
             LimitReason::NeverDeep
@@ -190,7 +190,7 @@ impl Controller {
                 changed_at: Duration::ZERO,
                 changes: 0,
                 best_rate: 0,
-                settled,
+                limit_reason,
             },
         }
     }
@@ -225,8 +225,8 @@ impl Controller {
 
     /// Records that a read would have started if there had been memory for it.
     pub(super) fn starved(&mut self) {
-        if self.report.settled == LimitReason::NeverDeep {
-            self.report.settled = LimitReason::Memory;
+        if self.report.limit_reason == LimitReason::NeverDeep {
+            self.report.limit_reason = LimitReason::Memory;
         }
     }
 
@@ -371,8 +371,8 @@ impl Controller {
     }
 
     /// Ends the search: smaller steps from here on.
-    fn settle(&mut self, at: Point, settled: LimitReason, now: Duration) {
-        self.accept(at.bytes, settled, now);
+    fn settle(&mut self, at: Point, limit_reason: LimitReason, now: Duration) {
+        self.accept(at.bytes, limit_reason, now);
         self.above = Evidence::default();
         self.below = Evidence::default();
         self.usual = Evidence::default();
@@ -468,7 +468,7 @@ impl Controller {
             let Evidence { mean, weight } = self.above;
             if mean * weight / (weight + 1.0) > UP_GAIN {
                 let ceiling = self.scaled(tried.bytes, 3, 2) <= tried.bytes;
-                let settled = if ceiling {
+                let limit_reason = if ceiling {
                     LimitReason::Ceiling
                 } else {
                     LimitReason::Unfinished
@@ -477,12 +477,12 @@ impl Controller {
                     bytes: self.report.limit.bytes,
                     rate: self.usual.mean,
                 };
-                self.settle(tried, settled, now);
+                self.settle(tried, limit_reason, now);
                 self.before_step = Some(before);
                 self.rest.left = PROVING;
                 return;
             }
-            self.report.settled = LimitReason::by(1.0 + mean);
+            self.report.limit_reason = LimitReason::by(1.0 + mean);
         } else {
             self.below.add(gain, MEMORY);
             let Evidence { mean, weight } = self.below;
@@ -499,14 +499,14 @@ impl Controller {
     }
 
     /// Makes `bytes` the limit until a better one is found.
-    fn accept(&mut self, bytes: u64, settled: LimitReason, now: Duration) {
+    fn accept(&mut self, bytes: u64, limit_reason: LimitReason, now: Duration) {
         let limit = self.depth.limit_of(bytes);
         if limit != self.report.limit {
             self.report.limit = limit;
             self.report.changed_at = now;
             self.report.changes += 1;
         }
-        self.report.settled = settled;
+        self.report.limit_reason = limit_reason;
     }
 
     /// Begins a sample at another limit, once the reads in flight under the present one have ended.

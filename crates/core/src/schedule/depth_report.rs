@@ -63,6 +63,6 @@ pub struct DepthReport {
     pub changes: u32,
     /// Highest rate measured over a sample, bytes per second; 0 if there was none.
     pub best_rate: u64,
-    /// Why the limit is not higher.
-    pub settled: LimitReason,
+    /// Reason why the limit is not higher.
+    pub limit_reason: LimitReason,
 }

@@ -119,7 +119,7 @@ fn schedule_without_memory_continues_open_regions_then_starves() {
 }
 
 #[test]
-fn a_stopped_schedule_is_done() {
+fn stopped_schedule_is_done() {
     let plan = plan(1);
     let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(2, MIB)));
     schedule.stop();
@@ -157,9 +157,9 @@ fn starved_schedule_reports_memory() {
     };
     let depth = Depth::adaptive(most, MIB, most);
     let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
-    assert_eq!(schedule.explain(0).settled, LimitReason::NeverDeep);
+    assert_eq!(schedule.explain(0).limit_reason, LimitReason::NeverDeep);
     assert_eq!(take(&mut schedule, &plan, false), Next::Starved);
-    assert_eq!(schedule.explain(0).settled, LimitReason::Memory);
+    assert_eq!(schedule.explain(0).limit_reason, LimitReason::Memory);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn fixed_depth_reports_given_limits() {
 }
 
 #[test]
-fn settled_text_follows_gain() {
+fn limit_reason_text_follows_gain() {
     let told = [0.0, 0.96, 0.97, 1.0, 1.02, 1.03, 1.09].map(|gain| LimitReason::by(gain).text());
     let (slower, same, little) = (
         "a higher limit was slower",
@@ -193,7 +193,7 @@ fn two_groups(stride: u64) -> Groups {
 }
 
 #[test]
-fn a_group_reads_its_own_sources_within_its_own_limits() {
+fn group_reads_own_sources_within_own_limits() {
     let plan = plan(3);
     let mut schedule = Schedule::new(&plan, Order::Ready, two_groups(0));
     let mut seen = [Vec::new(), Vec::new()];

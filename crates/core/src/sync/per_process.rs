@@ -83,7 +83,7 @@ mod tests {
 
     /// Processes are told apart only by their number here; `tests/test_fork.py` forks.
     #[test]
-    fn a_value_of_another_process_is_neither_locked_nor_dropped() {
+    fn value_of_other_process_is_neither_locked_nor_dropped() {
         static FORKED: PerProcess<Vec<u32>> = PerProcess::new();
         let parents = Box::leak(Box::new(Entry {
             process: process::id() + 1,

@@ -25,7 +25,7 @@ impl Default for RetryCounter {
 }
 
 impl RetryCounter {
-    pub(crate) fn tried_again(&self, why: &Error) {
+    pub(crate) fn count(&self, why: &Error) {
         if let Some(mut retry_counter) = self.lock() {
             *retry_counter = (retry_counter.0 + 1, Some(why.to_string()));
         }

@@ -24,7 +24,7 @@ use crate::tensor::TensorInfo;
 
 /// Hint for bytes that do not match their digest.
 pub(super) const HINT: &str =
-    "fetch the file again; if it was changed on purpose, regenerate its digests";
+    "download the file again; if it was changed on purpose, regenerate its digests";
 
 /// All comparisons of one load.
 pub(crate) struct Check {

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_text_is_rejected() {
         for text in [
             "",
             "crc32c",

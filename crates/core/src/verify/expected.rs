@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_follows_from_the_whole_and_all_tensors() {
+    fn header_crc_follows_from_file_and_tensors() {
         let long = vec![7; 70_000];
         let files: [&[&[u8]]; 5] = [
             &[b"header", &[1, 2, 3, 4], &[5; 8]],

@@ -2,7 +2,7 @@
 //! every tensor in it.
 //!
 //! Pure: converts text to a manifest or an exact error, and back. A manifest is untrusted, so names
-//! must stay below its folder and every number is checked. Errors carry no location: the caller
+//! must stay below its directory and every number is checked. Errors carry no location: the caller
 //! knows which file it read and adds it. The text is canonical: the same files always give the same
 //! bytes.
 //!
@@ -50,7 +50,7 @@ const TEXT_MAX: usize = 240;
 /// Checksums of the files of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
-    /// Files by path below the folder of the manifest, with `/`.
+    /// Files by path below the directory of the manifest, with `/`.
     pub files: BTreeMap<String, ManifestFile>,
 }
 
@@ -114,7 +114,7 @@ impl Manifest {
                 marked.tload_manifest
             ))
             .with_hint(
-                "use a newer tload, or write the manifest again: tload verify --write --force",
+                "use a newer tload, or write a new manifest: tload verify --write --force",
             ));
         }
         let whole: Document = serde_json::from_slice(text).map_err(failed)?;
@@ -138,11 +138,11 @@ impl Manifest {
     }
 }
 
-/// Rejects names that lead out of the folder, and impossible numbers.
+/// Rejects names that lead out of the directory, and impossible numbers.
 fn check(name: &str, file: &ManifestFile) -> Result<()> {
     if let Some(wrong) = wrong_name(name) {
         return Err(invalid(format!(
-            "the file name {:?} {wrong}, wanted a path below the folder of the manifest",
+            "the file name {:?} {wrong}, wanted a path below the directory of the manifest",
             clipped(name)
         )));
     }
@@ -169,8 +169,8 @@ fn check(name: &str, file: &ManifestFile) -> Result<()> {
     Ok(())
 }
 
-/// Describes the error in a name that does not stay below a folder. Both slashes separate, so that
-/// a name that is harmless on one system does not climb out of the folder on another.
+/// Describes the error in a name that does not stay below a directory. Both slashes separate, so
+/// that a name that is harmless on one system does not climb out of the directory on another.
 pub(super) fn wrong_name(name: &str) -> Option<&'static str> {
     let mut components = name.split(['/', '\\']);
     if name.is_empty() {
@@ -180,7 +180,7 @@ pub(super) fn wrong_name(name: &str) -> Option<&'static str> {
     } else if name.starts_with(['/', '\\']) {
         Some("is an absolute path")
     } else if components.clone().any(|component| component == "..") {
-        Some("leaves the folder")
+        Some("leaves the directory")
     } else if components.any(|component| component.is_empty() || component == ".") {
         Some("is not a plain path")
     } else {
@@ -231,7 +231,7 @@ fn invalid(message: impl fmt::Display) -> Error {
         ErrorKind::InvalidFormat,
         format!("is not a tload manifest: {message}"),
     )
-    .with_hint("get the manifest again, or write it again: tload verify --write --force")
+    .with_hint("download the manifest again, or write a new one: tload verify --write --force")
 }
 
 /// Fields of every version.

@@ -47,7 +47,7 @@ use crate::tensor::TensorInfo;
 /// Message and hint for a lookup that exceeds the load's timeout.
 const TOO_LONG: (&str, &str) = (
     "looking up the expected digests took longer than the load's timeout",
-    "check the file system, or the endpoint and network; or raise timeout",
+    "check the file system, or the endpoint and network; or raise ‹timeout›",
 );
 
 /// Load to verify.
@@ -116,7 +116,7 @@ fn new_check(
         );
         return Err(Error::new(ErrorKind::InvalidRequest, message)
             .with_location(checkpoint.location())
-            .with_hint("give one for each shard, in the order of Checkpoint::shards"));
+            .with_hint("pass one for each shard, in the order of Checkpoint::shards"));
     }
     let facts: Vec<_> = shards
         .iter()

@@ -22,7 +22,7 @@ impl Drop for Partial {
     }
 }
 
-/// Manifest to be written. Its temporary file exists, so the folder is writable.
+/// Manifest to be written. Its temporary file exists, so the directory is writable.
 pub(super) struct Begun {
     path: PathBuf,
     folder: PathBuf,
@@ -119,10 +119,10 @@ fn give_name(partial: &Path, path: &Path, replace: bool) -> Result<()> {
     }
 }
 
-/// Syncs the names in a folder to disk, on file systems that support it.
+/// Syncs the names in a directory to disk, on file systems that support it.
 #[expect(
     clippy::disallowed_methods,
-    reason = "a folder, whose contents are not read"
+    reason = "a directory, whose contents are not read"
 )]
 fn sync_folder(folder: &Path) -> io::Result<()> {
     match File::open(folder)?.sync_all() {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_is_written_whole_and_replaced_only_when_asked() {
+    fn manifest_is_written_atomically_and_replaced_only_if_forced() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("m.json");
         let names = || {

@@ -113,7 +113,7 @@ fn staging_memory_fills_budget_without_exceeding_it() {
 }
 
 #[test]
-fn too_small_limit_is_refused_and_hinted_limit_suffices() {
+fn too_small_limit_is_rejected_and_hinted_limit_suffices() {
     let cuda = cuda();
     let files = Files::of_lengths(4, &[1000, 5 * MIB, 4 * MIB]);
     let limited = |limit, device_limit| {
@@ -156,7 +156,7 @@ fn bytes_read() -> u64 {
 
 /// A GPU without room for the largest tensor is an error at once, not after minutes.
 #[test]
-fn full_gpu_is_refused_before_first_read() {
+fn full_gpu_is_rejected_before_first_read() {
     let cuda = cuda();
     let files = Files::of_lengths(5, &[MIB, 20 * MIB, 3 * MIB]);
     let options = |limit| {

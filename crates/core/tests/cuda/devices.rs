@@ -107,7 +107,7 @@ fn one_load_fills_two_devices_and_host() {
 }
 
 #[test]
-fn missing_device_is_refused_with_visible_count() {
+fn missing_device_is_rejected_with_visible_count() {
     let cuda = cuda();
     let files = Files::even(3, 2, 1000);
     for ordinal in [2, 99_999] {

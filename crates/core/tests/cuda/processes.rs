@@ -134,7 +134,7 @@ fn driver_without_gpus_is_reported() {
         || {
             let error = refused();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert_eq!(error.message(), "the CUDA driver sees no GPU");
+            assert_eq!(error.message(), "the CUDA driver finds no GPU");
             assert!(
                 error
                     .hint()
@@ -171,11 +171,11 @@ fn toolkit_stub_is_not_mistaken_for_driver() {
 }
 
 #[test]
-fn old_driver_is_refused_with_its_version() {
+fn old_driver_is_rejected_with_its_version() {
     let folder = tload_cuda_stub::folder();
     let set = [("TLOAD_CUDA_STUB_VERSION", "11030")];
     alone(
-        "old_driver_is_refused_with_its_version",
+        "old_driver_is_rejected_with_its_version",
         folder.path(),
         &set,
         || {

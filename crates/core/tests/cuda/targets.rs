@@ -178,7 +178,7 @@ fn host_targets_need_no_gpu() {
 }
 
 #[test]
-fn target_of_wrong_length_is_refused_before_any_write() {
+fn target_of_wrong_length_is_rejected_before_any_write() {
     let cuda = cuda();
     let files = Files::even(2, 3, 1000);
     for (len, device) in [(999, None), (1001, Some(0)), (0, Some(1))] {

@@ -85,13 +85,13 @@ pub(crate) fn rows() -> Vec<DeviceFault> {
             "a stream cannot be created",
             "cuStreamCreate:2:1:1",
             OutOfMemory,
-            &["cannot make a stream", FREE],
+            &["cannot create a stream", FREE],
         ),
         failing(
             "an event cannot be created",
             "cuEventCreate:2:2:1",
             OutOfMemory,
-            &["cannot make an event", FREE],
+            &["cannot create an event", FREE],
         ),
         gone(
             "an event cannot be recorded",

@@ -472,14 +472,14 @@ fn changing() -> Vec<FileFault> {
         meanwhile(
             "a file grows during the load",
             Mutation::Append,
-            changed(&["its length went from"]),
+            changed(&["its length changed from"]),
         ),
         meanwhile(
             "a file is written to during the load",
             Mutation::Rewrite,
             Outcome::Mixed {
                 kind: Changed,
-                says: &["its modification time moved", "may mix old and new bytes"],
+                says: &["its modification time changed", "may mix old and new bytes"],
             },
         ),
         meanwhile(
@@ -487,7 +487,7 @@ fn changing() -> Vec<FileFault> {
             Mutation::Replace,
             fails(
                 Changed,
-                &["another file took its place"],
+                &["it was replaced by another file"],
                 Names::Location,
                 Retried::No,
             ),
@@ -495,7 +495,7 @@ fn changing() -> Vec<FileFault> {
         meanwhile(
             "another index replaces the checkpoint's during the load",
             Mutation::ReplaceIndex,
-            changed(&["another file took its place", INDEX]),
+            changed(&["it was replaced by another file", INDEX]),
         ),
         meanwhile(
             "a file is removed during the load: it is read to its end",
@@ -554,7 +554,11 @@ fn opening() -> Vec<FileFault> {
             When::Opening,
             fails(
                 Io,
-                &["cannot read", "Input/output error", "tried 4 times"],
+                &[
+                    "cannot read",
+                    "Input/output error",
+                    "failed after 4 attempts",
+                ],
                 Names::Range,
                 Retried::Yes,
             ),
@@ -595,7 +599,7 @@ fn opening() -> Vec<FileFault> {
             When::Opening,
             fails(
                 Changed,
-                &["ended before its length"],
+                &["shorter than when it was opened"],
                 Names::Range,
                 Retried::No,
             ),
@@ -645,7 +649,7 @@ fn mapped() -> Vec<FileFault> {
 fn changed_pages() -> Outcome {
     fails(
         Changed,
-        &["its length went from"],
+        &["its length changed from"],
         Names::Location,
         Retried::No,
     )

@@ -201,7 +201,7 @@ fn staying() -> Vec<ObjectFault> {
             "every connection is reset",
             Fault::ResetBeforeHeaders,
             Remote,
-            &["broke", "3 attempts"],
+            &["was lost", "3 attempts"],
         ),
         stays(
             "every connection is closed in the response body",
@@ -331,7 +331,7 @@ fn strange() -> Vec<ObjectFault> {
             "the response head ends early",
             Fault::Garbage(b"HTTP/1.1 206 Partial Con".to_vec()),
             Remote,
-            &["broke"],
+            &["was lost"],
             Retried::Yes,
         ),
         refuses(
@@ -431,12 +431,12 @@ fn changing() -> Vec<ObjectFault> {
         changes(
             "the object has a different length",
             Fault::WrongTotal(77_777_777),
-            &["its length went from", "77777777"],
+            &["its length changed from", "77777777"],
         ),
         changes(
             "the response has a different ETag",
             Fault::WeakEtag,
-            &["its ETag went from"],
+            &["its ETag changed from"],
         ),
     ]
 }

@@ -92,7 +92,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a shard is removed from an index, with `verify=sha256:MANIFEST`",
         "`corrupt`: names the index, or the file that is missing",
-        "crates/core/tests/objects/tampered.rs::tampered_index_or_file_set_is_refused",
+        "crates/core/tests/objects/tampered.rs::tampered_index_or_file_set_is_rejected",
     ),
     (
         "a sparse file of 1 TiB on overlayfs, 16 bytes selected",
@@ -100,7 +100,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
         "crates/core/tests/alloc_limits.rs::sparse_file_on_overlay_takes_memory_for_selection_only",
     ),
     (
-        "a folder has half a million numbered names",
+        "a directory has half a million numbered names",
         "they are checked in one pass",
         "crates/core/src/format/shards.rs::missing_shard_is_linear",
     ),

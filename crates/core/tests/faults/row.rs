@@ -205,7 +205,7 @@ fn retries(ended: &Ended, retried: Retried) -> Claim {
         .and_then(|error| Some(error.request()?.attempts))
         .unwrap_or(1);
     let hint = ended.error.as_ref().and_then(|error| error.hint());
-    let is_told = hint.is_some_and(|hint| hint.contains("it was tried 4 times"));
+    let is_told = hint.is_some_and(|hint| hint.contains("failed after 4 attempts"));
     let is_counted = counted > 0 || attempts > 1 || is_told;
     match retried {
         Retried::Yes => (is_counted, "counts no retries".to_owned()),

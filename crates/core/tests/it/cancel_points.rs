@@ -184,7 +184,7 @@ fn assert_settles(simulation: &Simulation, watched: &Watched) {
 }
 
 #[test]
-fn a_load_can_be_ended_while_any_read_begins_or_ends() {
+fn load_can_be_cancelled_at_any_read() {
     let came = AtomicU64::new(0);
     for_every_seed(|seed| {
         let mut rng = Rng::new(seed ^ 0xE4D);

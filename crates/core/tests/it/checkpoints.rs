@@ -59,7 +59,7 @@ fn folder_without_index_is_read_in_natural_order() {
 }
 
 #[test]
-fn a_list_is_read_in_its_own_order() {
+fn file_list_is_read_in_given_order() {
     let folder = folder();
     let files = [even("a", 1, 2, 100), even("b", 2, 2, 100)];
     let paths = [
@@ -218,7 +218,7 @@ fn shard_or_tensor_missing_from_index_target_is_error() {
 
 /// The file is sparse: reading it would take a terabyte of memory.
 #[test]
-fn index_over_limit_is_refused_by_its_length() {
+fn index_over_limit_is_rejected_by_its_length() {
     let folder = folder();
     let path = index(folder.path(), "model.safetensors.index.json", &[("a", "1")]);
     for (len, is_refused) in [(100_000_000, false), (100_000_001, true), (1 << 40, true)] {
@@ -317,7 +317,7 @@ fn shards_opened_in_parallel_stay_in_order() {
 }
 
 #[test]
-fn the_metadata_of_all_shards_is_merged() {
+fn metadata_of_all_shards_is_merged() {
     let folder = folder();
     for (number, (key, value)) in [("format", "pt"), ("format", "np"), ("other", "x")]
         .iter()

@@ -179,7 +179,7 @@ fn share_of_best(case: &Case, seed: u64, measure: impl Fn(&Outcome) -> f64) -> f
         best / GB,
         best_bytes / MIB,
         reached.map_or(u128::MAX, |at| at.as_millis()),
-        outcome.report.settled.text(),
+        outcome.report.limit_reason.text(),
         limits.join(", ")
     );
     assert!(outcome.most.bytes <= case.most_bytes);
@@ -297,7 +297,7 @@ fn controller_recovers_from_start_far_too_high() {
 fn fixed_depth_never_changes() {
     let case = the("eight SSDs", 0.12);
     let outcome = case.run(Depth::fixed(7, 64 * MIB), 0);
-    assert_eq!(outcome.report.settled, LimitReason::Fixed);
+    assert_eq!(outcome.report.limit_reason, LimitReason::Fixed);
     assert_eq!((outcome.report.changes, outcome.limits.len()), (0, 1));
     assert_eq!(outcome.most.jobs, 7);
     let outcome = case.run(Depth::fixed(1000, 10 * MIB), 0);

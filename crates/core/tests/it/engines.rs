@@ -120,7 +120,7 @@ fn pread_keeps_the_contract() {
 }
 
 #[test]
-fn the_simulation_keeps_the_contract() {
+fn simulated_engine_keeps_contract() {
     for seed in 0..20 {
         engine_suite(&format!("sim, seed {seed}"), &|request| {
             let source = |(index, bytes): (usize, &Vec<u8>)| {

@@ -121,7 +121,7 @@ fn load_and(
 fn assert_replaced(error: &Error, path: &Path) {
     assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
     assert!(
-        error.message().contains("another file took its place"),
+        error.message().contains("it was replaced by another file"),
         "{error}"
     );
     assert_eq!(error.location(), path.to_str());
@@ -231,7 +231,7 @@ fn file_written_to_during_load_has_changed() {
 }
 
 #[test]
-fn a_cancelled_load_ends_at_once_and_stays_ended() {
+fn cancelled_load_ends_immediately_for_good() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 32, MIB));
     for (engine, cache) in variants() {

@@ -83,7 +83,7 @@ fn broken(inputs: impl Fn(&str, &mut dyn FnMut(&str, &[u8]) -> bool)) -> Vec<&'s
 }
 
 #[test]
-fn the_corpora_break_nothing() {
+fn corpora_replay_without_failure() {
     let broken = broken(|target, ask| {
         let mut inputs = corpus(target).into_iter();
         inputs.any(|(path, input)| ask(&path.display().to_string(), &input));
@@ -92,7 +92,7 @@ fn the_corpora_break_nothing() {
 }
 
 #[test]
-fn inputs_from_seeds_break_nothing() {
+fn seeded_inputs_run_without_failure() {
     let one = variable("TLOAD_SEED").map(|text| text.parse().expect("TLOAD_SEED is a number"));
     let seeds = one.map_or(0..SEEDS, |seed| seed..seed + 1);
     let broken = broken(|target, ask| {

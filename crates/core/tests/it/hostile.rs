@@ -62,7 +62,7 @@ fn describe(error: &Error, cause: &HeaderError) -> String {
 }
 
 #[test]
-fn hostile_files_are_refused_in_one_exact_line() {
+fn hostile_files_are_rejected_with_exact_message() {
     let folder = tempfile::tempdir().unwrap();
     let groups = [
         lengths(),
@@ -624,7 +624,7 @@ fn layout() -> Vec<Row> {
             "offsets reversed",
             one(r#""dtype": "U8", "shape": [4], "data_offsets": [4, 0]"#),
             "ReversedOffsets: tensor \"t\": found offsets [4, 0], wanted an end that is not \
-             before the begin",
+             below the start",
         ),
         (
             "a first tensor that is not first",

@@ -57,7 +57,7 @@ fn opens(path: &Path) {
 }
 
 #[test]
-fn links_out_of_a_folder_are_refused() {
+fn links_out_of_directory_are_rejected() {
     let folder = folder();
     let outside = folder.path().join("outside/x.safetensors");
     shard(&outside, "t");
@@ -89,7 +89,7 @@ fn links_out_of_a_folder_are_refused() {
 }
 
 #[test]
-fn links_out_of_the_folder_of_an_index_are_refused() {
+fn links_out_of_index_directory_are_rejected() {
     let folder = folder();
     let outside = folder.path().join("outside/x.safetensors");
     shard(&outside, "t");
@@ -171,7 +171,7 @@ fn hub_cache_snapshot_links_only_to_blobs_of_its_repository() {
 }
 
 #[test]
-fn irregular_file_is_refused_by_its_type() {
+fn irregular_file_is_rejected_by_its_type() {
     let folder = folder();
     let path = |name: &str| folder.path().join(name);
     let _listener = UnixListener::bind(path("socket.safetensors")).expect("a socket");
@@ -179,9 +179,9 @@ fn irregular_file_is_refused_by_its_type() {
     let fifo = path("fifo.safetensors");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0)
         .expect("a FIFO");
-    std::fs::create_dir(path("folder.safetensors")).expect("a folder");
+    std::fs::create_dir(path("directory.safetensors")).expect("a folder");
     symlink("/dev/null", path("device.safetensors")).expect("takes links");
-    for what in ["socket", "FIFO", "folder", "device"] {
+    for what in ["socket", "FIFO", "directory", "device"] {
         let name = format!("{}.safetensors", what.to_ascii_lowercase());
         let found = |error: &Error| {
             let wanted = format!("is not a regular file but a {what}");

@@ -256,7 +256,7 @@ fn selections_load_matches_and_read_little_else() {
 }
 
 #[test]
-fn a_checkpoint_without_bytes_needs_no_engine() {
+fn checkpoint_without_bytes_needs_no_engine() {
     let folder = folder();
     let empty = FileBuilder::new()
         .tensor("e", Dtype::F32, &[0, 4], &[])
@@ -274,7 +274,7 @@ fn a_checkpoint_without_bytes_needs_no_engine() {
 }
 
 #[test]
-fn invalid_options_are_refused_before_first_read() {
+fn invalid_options_are_rejected_before_first_read() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 1, 10));
     for (name, options) in [

@@ -9,7 +9,7 @@ use crate::files::{assert_all, even, folder, load, location, mixed, options, wri
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn budget_below_largest_tensor_is_refused_before_first_read() {
+fn budget_below_largest_tensor_is_rejected_before_first_read() {
     let folder = folder();
     let mut file = tload::testing::fixtures::FileBuilder::new();
     for (name, bytes) in [
@@ -48,7 +48,7 @@ fn budget_below_largest_tensor_is_refused_before_first_read() {
 
 /// A slow caller does not let the load read ahead beyond the budget.
 #[test]
-fn a_slow_caller_stops_the_load_at_the_budget() {
+fn slow_caller_pauses_load_at_budget() {
     let folder = folder();
     let file = even("t", 1, 64, 1 << 20);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -222,7 +222,7 @@ fn budget_below_largest_shared_region_names_its_tensor() {
 }
 
 #[test]
-fn sparse_file_of_too_many_reads_is_refused() {
+fn sparse_file_of_too_many_reads_is_rejected() {
     let folder = folder();
     let len = 64u64 << 30;
     let header =

@@ -228,7 +228,7 @@ fn misaligned_tensors_are_copied_instead_of_mapped() {
 }
 
 #[test]
-fn a_view_outlives_its_stream_and_its_loader() {
+fn view_outlives_stream_and_loader() {
     let folder = folder();
     let file = even("t", 5, 3, 300_000);
     let path = write(&folder.path().join("m.safetensors"), &file);

@@ -227,7 +227,7 @@ fn hung_mount_ends_in_timeout_and_memory_is_kept_until_answer() {
 
 /// A failed read is reported although other reads never return.
 #[test]
-fn an_error_does_not_wait_for_reads_that_hang() {
+fn error_does_not_wait_for_hung_reads() {
     for engine in engines() {
         let Some(faulty) = Faulty::start(|it| {
             (it.hang_every, it.eio_every, it.fault_from) = (2, 1, PAST_HEADERS);

@@ -84,7 +84,7 @@ fn each_promise_of_security_md_has_a_test() {
 }
 
 #[test]
-fn a_promise_without_a_test_is_found() {
+fn promise_without_test_is_detected() {
     let page =
         |promises: &str| format!("# Security\n\n{HEADING}\n\n### A\n\n{promises}\n## B\n\n- c\n");
     let file = |name: &str| match name {

@@ -137,7 +137,7 @@ fn single_file_is_compared_with_note_about_rest() {
     assert!(report.ok(), "{:?}", report.error());
     assert_eq!(report.files.len(), 1);
     assert!(
-        report.notes[0].contains("give the folder"),
+        report.notes[0].contains("pass the directory"),
         "{:?}",
         report.notes
     );
@@ -149,13 +149,13 @@ fn single_file_is_compared_with_note_about_rest() {
 }
 
 #[test]
-fn signed_name_outside_folder_is_refused_before_first_read() {
+fn signed_name_outside_directory_is_rejected_before_first_read() {
     let (folder, mut signed) = model();
     let digest = signed.files[SHARD];
     signed.files.insert("../outside".to_owned(), digest);
     let error = verify(folder.path(), |it| it.signed = Some(signed)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidFormat);
-    assert!(error.message().contains("leaves the folder"), "{error}");
+    assert!(error.message().contains("leaves the directory"), "{error}");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn some_signature() -> String {
 }
 
 #[test]
-fn a_manifest_beside_a_signature_is_noted() {
+fn manifest_beside_signature_is_noted() {
     let (folder, _) = model();
     let elsewhere = crate::files::folder();
     let record = |target: ManifestTarget| {

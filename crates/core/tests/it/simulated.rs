@@ -128,7 +128,7 @@ fn one_lane_delivers_every_tensor_once_or_the_injected_error() {
 
 /// Lanes on threads, and the stream that a caller receives.
 #[test]
-fn a_stream_delivers_every_tensor_once_or_the_injected_error() {
+fn stream_delivers_every_tensor_once_or_injected_error() {
     for_every_seed(|seed| {
         let mut rng = Rng::new(!seed);
         let mut simulation = simulation(&mut rng);
@@ -238,7 +238,7 @@ fn load_is_checked_once_when_lanes_end_together() {
 
 /// The caller leaves or cancels after some tensors: all memory is released.
 #[test]
-fn an_abandoned_stream_gives_everything_back() {
+fn abandoned_stream_returns_all_memory() {
     for_every_seed(|seed| {
         let mut rng = Rng::new(seed ^ 0xABAD);
         let simulation = simulation(&mut rng);

@@ -11,7 +11,7 @@ use tload::sink::{DiscardSink, HostSink, Sink, TargetSink};
 use tload::testing::conformance::sink_suite;
 
 #[test]
-fn the_host_sink_keeps_the_contract() {
+fn host_sink_keeps_contract() {
     sink_suite(
         "host",
         Arrangement::InPlace,
@@ -33,7 +33,7 @@ pub(crate) fn lend(bytes: usize) -> Target {
 }
 
 #[test]
-fn the_target_sink_keeps_the_contract() {
+fn target_sink_keeps_contract() {
     sink_suite(
         "target",
         Arrangement::Scattered,
@@ -60,7 +60,7 @@ fn the_target_sink_keeps_the_contract() {
 }
 
 #[test]
-fn the_discard_sink_gives_windows_back_at_once_or_at_the_end() {
+fn discard_sink_returns_windows_immediately_or_at_end() {
     let extent = Extent {
         source: 0,
         region: 0,

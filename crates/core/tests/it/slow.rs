@@ -167,7 +167,7 @@ fn every_mount_mode_returns_right_bytes() {
 
 /// Many reads in flight make slow storage fast.
 #[test]
-fn a_ring_keeps_many_direct_reads_in_flight() {
+fn ring_keeps_many_direct_reads_in_flight() {
     if requirement::uring().is_none() {
         return;
     }
@@ -193,7 +193,7 @@ fn a_ring_keeps_many_direct_reads_in_flight() {
 }
 
 #[test]
-fn a_read_that_comes_back_short_is_continued() {
+fn short_read_is_continued() {
     let faults = |it: &mut Slowness| {
         // No read is answered from the page cache, which takes a short answer for the end of the
         // file.
@@ -217,7 +217,7 @@ fn a_read_that_comes_back_short_is_continued() {
 /// read through it when a read was short so often that less than one unit of direct I/O is left
 /// (1 MiB, eight times).
 #[test]
-fn a_direct_read_that_comes_back_short_is_continued() {
+fn short_direct_read_is_continued() {
     for engine in engines() {
         let fault_max = if engine == EngineChoice::Uring { 4 } else { 1 };
         let faults = |it: &mut Slowness| {

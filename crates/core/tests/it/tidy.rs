@@ -473,7 +473,7 @@ mod rules {
     }
 
     #[test]
-    fn edges_that_point_up_are_found() {
+    fn upward_imports_are_detected() {
         let path = "crates/core/src/engine/pread.rs";
         assert_none(&directions(&source(
             path,

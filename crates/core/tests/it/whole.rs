@@ -396,7 +396,7 @@ fn broken_header_is_compared_with_manifest_and_fails_without() {
 }
 
 #[test]
-fn hostile_manifests_are_refused_and_name_themselves() {
+fn hostile_manifests_are_rejected_and_named() {
     let model = Model::new();
     let manifest = String::from_utf8({
         model.record();
@@ -484,7 +484,7 @@ fn find_returns_manifest_expectations() {
 }
 
 #[test]
-fn a_cancelled_verification_ends_and_writes_nothing() {
+fn cancelled_verification_writes_no_manifest() {
     let model = Model::new();
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Beside);

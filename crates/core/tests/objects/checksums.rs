@@ -156,7 +156,10 @@ fn composite_and_missing_checksums_are_not_compared() {
     site.put(KEY, &even("t", 1, 2, 1000));
     let checkpoint = site.checkpoint(KEY).expect("opens");
     let why = unknown(expected(&checkpoint));
-    assert!(why.contains("the store states no checksum of it"), "{why}");
+    assert!(
+        why.contains("the store provides no checksum of it"),
+        "{why}"
+    );
     let composite = [
         ("x-amz-checksum-crc32c", "4waSgw==-3"),
         ("x-amz-checksum-type", "COMPOSITE"),
@@ -332,7 +335,10 @@ fn moto_without_checksum_is_explained() {
         return;
     };
     let why = unknown(said_by(&server, Checksum::SHA256, &even("t", 1, 2, 3000)));
-    assert!(why.contains("the store states no checksum of it"), "{why}");
+    assert!(
+        why.contains("the store provides no checksum of it"),
+        "{why}"
+    );
 }
 
 #[test]
@@ -375,7 +381,7 @@ fn hub_reports_sha_256_of_large_files() {
     hub.be_terse();
     let checkpoint = Checkpoint::open_with(&location, &options).expect("opens");
     let why = unknown(expected(&checkpoint));
-    assert!(why.contains("the hub states no digest of it"), "{why}");
+    assert!(why.contains("the hub provides no digest of it"), "{why}");
 }
 
 /// A manifest in the store, beside the shards and their index, is used in every kind of store.

@@ -229,35 +229,73 @@ fn unreadable_profiles_are_an_error() {
     assert!(case.server.requests().is_empty());
 }
 
+/// The setting applies to endpoints of variables and of profiles, wherever it is.
 #[test]
-fn configured_profile_endpoints_can_be_ignored() {
-    for (ignore, config) in [
-        ("true", ""),
-        ("", "ignore_configured_endpoint_urls = true\n"),
-    ] {
-        let proxy = Listener::start(|_| "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n".to_owned());
-        let case = Case::new()
-            .with("AWS_ENDPOINT_URL_S3", "")
-            .with("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ignore)
-            .with(
-                "CASE_OPTIONS",
-                format!("profile=dev retries=0 proxy={}", proxy.url()),
+fn configured_endpoints_can_be_ignored() {
+    let ignoring = "ignore_configured_endpoint_urls = True\n";
+    for (variable, profile) in [("true", ""), ("", ignoring)] {
+        for endpoint in [
+            "AWS_ENDPOINT_URL_S3",
+            "AWS_ENDPOINT_URL",
+            "AWS_ENDPOINT_OF_NONE",
+        ] {
+            let proxy =
+                Listener::start(|_| "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n".to_owned());
+            let case = Case::new();
+            let url = case.server.url();
+            let case = case
+                .with("AWS_ENDPOINT_URL_S3", "")
+                .with(endpoint, &*url)
+                .with("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", variable)
+                .with(
+                    "CASE_OPTIONS",
+                    format!("profile=dev retries=0 proxy={}", proxy.url()),
+                );
+            let keys = "[dev]\naws_access_key_id = AKIADEV\naws_secret_access_key = s\n";
+            case.write("credentials", keys);
+            case.write(
+                "config",
+                &format!("[profile dev]\nendpoint_url = {url}\n{profile}"),
             );
-        let keys = "[dev]\naws_access_key_id = AKIADEV\naws_secret_access_key = s\n";
+            case.run();
+            assert!(
+                case.server.requests().is_empty(),
+                "{endpoint}, {variable:?}, {profile:?}"
+            );
+            let heads = proxy.received();
+            let is_of_aws = |head: &String| head.contains("models.s3.us-east-1.amazonaws.com:443");
+            assert!(
+                !heads.is_empty() && heads.iter().all(is_of_aws),
+                "{heads:?}"
+            );
+        }
+    }
+}
+
+/// The variable overrides the profile, and an option overrides both.
+#[test]
+fn ignored_endpoints_can_be_restored() {
+    let keys = "[dev]\naws_access_key_id = AKIADEV\naws_secret_access_key = s\n";
+    let config = "[profile dev]\nignore_configured_endpoint_urls = true\n";
+    let by_variable = Case::new()
+        .with("CASE_OPTIONS", "profile=dev")
+        .with("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "false");
+    by_variable.write("credentials", keys);
+    by_variable.write("config", config);
+    assert!(
+        by_variable.run().starts_with(LOADED),
+        "{}",
+        by_variable.run()
+    );
+    for ignored in ["", "true"] {
+        let case = Case::new().with("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1");
+        let options = format!("profile=dev endpoint={}", case.server.url());
+        let case = case
+            .with("CASE_OPTIONS", options)
+            .with("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ignored);
         case.write("credentials", keys);
-        let url = case.server.url();
-        case.write(
-            "config",
-            &format!("[profile dev]\nendpoint_url = {url}\n{config}"),
-        );
-        case.run();
-        assert!(case.server.requests().is_empty(), "{config:?}");
-        let heads = proxy.received();
-        let is_of_aws = |head: &String| head.contains("models.s3.us-east-1.amazonaws.com:443");
-        assert!(
-            !heads.is_empty() && heads.iter().all(is_of_aws),
-            "{heads:?}"
-        );
+        case.write("config", config);
+        assert!(case.run().starts_with(LOADED), "{}", case.run());
     }
 }
 
@@ -277,7 +315,7 @@ fn credential_process_keys_are_used() {
 
 /// Both with other profiles and without any configuration.
 #[test]
-fn missing_profile_is_refused_without_request() {
+fn missing_profile_is_rejected_without_request() {
     for config in ["", "[profile dev]\nregion = eu-west-3\n"] {
         let case = Case::new().with("CASE_OPTIONS", "profile=missing");
         if !config.is_empty() {
@@ -297,7 +335,7 @@ fn missing_profile_is_refused_without_request() {
 }
 
 #[test]
-fn missing_credentials_are_refused_without_request() {
+fn missing_credentials_are_rejected_without_request() {
     let case = Case::new();
     let outcome = case.run();
     assert!(outcome.starts_with("PermissionDenied"), "{outcome}");
@@ -388,7 +426,7 @@ fn failed_credential_renewal_fails_load() {
 
 /// Keys that the store rejects are refused once, with their origin.
 #[test]
-fn refused_keys_name_their_origin() {
+fn rejected_keys_name_their_origin() {
     let case = Case::new()
         .with("AWS_ACCESS_KEY_ID", "AKIAENV")
         .with("AWS_SECRET_ACCESS_KEY", "secret");

@@ -87,7 +87,7 @@ fn libc_econnrefused() -> i32 {
 }
 
 #[test]
-fn untrusted_certificate_is_refused() {
+fn untrusted_certificate_is_rejected() {
     let Some(nginx) = require(Nginx::start()) else {
         return;
     };
@@ -130,7 +130,7 @@ fn untrusted_certificate_is_refused() {
 }
 
 #[test]
-fn untrusted_certificate_is_refused_for_s3() {
+fn untrusted_certificate_is_rejected_for_s3() {
     let Some(server) = require(Versitygw::start_tls()) else {
         return;
     };

@@ -219,8 +219,46 @@ fn redirect_loop_fails_without_retry() {
     assert_eq!(asked.count(), 11, "the request and ten redirects");
 }
 
+/// The timeout of a request covers its redirects and its body: each of them alone is fast enough.
 #[test]
-fn redirects_from_https_to_http_are_refused() {
+fn request_timeout_covers_redirects_and_body() {
+    let pairs = |url: String| {
+        [
+            ("endpoint", url),
+            ("access_key_id", "AKIA".to_owned()),
+            ("secret_access_key", "secret".to_owned()),
+            ("aws_timeout", "1s".to_owned()),
+            ("read_timeout", "60".to_owned()),
+            ("retries", "0".to_owned()),
+        ]
+    };
+    let failure = |url: String| {
+        let pairs = pairs(url);
+        let pairs: Vec<_> = pairs.iter().map(|(key, value)| (*key, &**value)).collect();
+        failure("s3://models/m.safetensors", &pairs)
+    };
+    // A chain of ten redirects would take three seconds at least.
+    let (_sender, never) = std::sync::mpsc::channel::<()>();
+    let never = std::sync::Mutex::new(never);
+    let slow = Listener::start(move |_| {
+        let never = never.lock().expect("no panic");
+        let _ = never.recv_timeout(std::time::Duration::from_millis(300));
+        "HTTP/1.1 302 Found\r\nLocation: /next\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            .to_owned()
+    });
+    let error = failure(slow.url());
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+    assert!(slow.received().len() > 1, "redirects were followed");
+    // The body of the response does not arrive.
+    let server = FaultyServer::start();
+    server.put("models/m.safetensors", even("t", 1, 2, 5000));
+    server.fault(Rule::always(Fault::StallBody(10)));
+    let error = failure(server.url());
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+}
+
+#[test]
+fn redirects_from_https_to_http_are_rejected() {
     let Some(server) = require(Nginx::start()) else {
         return;
     };
@@ -247,7 +285,7 @@ fn redirects_from_https_to_http_are_refused() {
 }
 
 #[test]
-fn redirects_into_private_networks_are_refused() {
+fn redirects_into_private_networks_are_rejected() {
     let inside = Listener::start(|_| String::new());
     let port = inside.address.port();
     let local = format!("http://127.0.0.1:{port}/");

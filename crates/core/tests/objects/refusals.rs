@@ -112,8 +112,8 @@ fn answers() -> Vec<Row> {
 fn misbehaviour() -> Vec<Row> {
     let all = RETRIES + 1;
     vec![
-        row(Fault::CutBeforeHeaders, both(Remote), all, "broke"),
-        row(Fault::ResetBeforeHeaders, both(Remote), all, "broke"),
+        row(Fault::CutBeforeHeaders, both(Remote), all, "was lost"),
+        row(Fault::ResetBeforeHeaders, both(Remote), all, "was lost"),
         row(Fault::StallHeaders, both(TimedOut), all, "read_timeout"),
         Row {
             status: Some(206),
@@ -136,7 +136,7 @@ fn misbehaviour() -> Vec<Row> {
         ),
         Row {
             opening: None,
-            ..row(Fault::WeakEtag, both(Changed), 1, "ETag went")
+            ..row(Fault::WeakEtag, both(Changed), 1, "ETag changed")
         },
         row(Fault::BadLastModified, both(Remote), 1, "Last-Modified"),
     ]
@@ -305,7 +305,7 @@ fn failed_lists_are_reported() {
             1,
             "region=eu-west-1",
         ),
-        (Fault::CutBeforeHeaders, Remote, RETRIES + 1, "broke"),
+        (Fault::CutBeforeHeaders, Remote, RETRIES + 1, "was lost"),
         (Fault::StallHeaders, TimedOut, RETRIES + 1, "read_timeout"),
     ] {
         let server = Arc::new(FaultyServer::start());

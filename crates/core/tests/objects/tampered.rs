@@ -247,7 +247,7 @@ fn glob() -> Selection {
 }
 
 #[test]
-fn tampered_index_or_file_set_is_refused() {
+fn tampered_index_or_file_set_is_rejected() {
     for attack in attacks() {
         let what = attack.name;
         let mut files = (attack.files)();
@@ -333,7 +333,7 @@ fn named_files_and_tensors_may_be_part_of_manifest() {
 
 /// As older versions or other programs may have written it.
 #[test]
-fn manifest_without_index_is_refused_with_hint() {
+fn manifest_without_index_is_rejected_with_hint() {
     let files = with_index();
     let places = Places::new(&files);
     let path = &places.manifest.1;

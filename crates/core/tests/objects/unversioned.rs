@@ -74,7 +74,7 @@ fn copy(site: &Site, key: &str, target: &Path) -> Result<CopyReport> {
 }
 
 #[test]
-fn objects_without_validator_are_refused_by_default() {
+fn objects_without_validator_are_rejected_by_default() {
     for (_server, site) in bare() {
         // Includes a file that arrives whole with its header: its tensors are requested once more.
         for file in [even("t", 1, 4, 1 << 20), even("t", 1, 4, 100)] {
@@ -308,7 +308,7 @@ fn replaced_unversioned_index_is_changed() {
 }
 
 #[test]
-fn nginx_without_validators_is_refused_unless_allowed() {
+fn nginx_without_validators_is_rejected_unless_allowed() {
     let (Some(refusing), Some(site)) = (nginx_bare(), nginx_bare()) else {
         return;
     };

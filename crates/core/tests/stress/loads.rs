@@ -10,6 +10,7 @@ use tload::testing::sim::INJECTED;
 use tload::testing::simulation::Simulation;
 use tload::{Error, ErrorKind, Tensor, TensorStream};
 
+use crate::copies;
 use crate::counting::{Ended, Outcome};
 use crate::places::{Contents, Land, Place};
 
@@ -50,6 +51,9 @@ pub(crate) fn run(land: &Land, place: Place, seed: u64) -> Outcome {
     if place == Place::Simulated {
         return simulated(&mut rng);
     }
+    if place == Place::Copies {
+        return copies::run(land, &mut rng, seed);
+    }
     let ending = Ending::random(&mut rng);
     let started = land
         .loader(&mut rng, place)
@@ -78,7 +82,7 @@ pub(crate) fn run(land: &Land, place: Place, seed: u64) -> Outcome {
 }
 
 /// Asserts that a failure is expected at this place and names its location.
-fn assert_fair(place: Place, error: &Error, seed: u64) {
+pub(crate) fn assert_fair(place: Place, error: &Error, seed: u64) {
     assert!(
         place.may_fail(),
         "{place:?}, seed {seed}: {}",
@@ -102,6 +106,17 @@ fn assert_fair(place: Place, error: &Error, seed: u64) {
     );
 }
 
+/// Calls `cancel` after so many yields, unless it is over before.
+pub(crate) fn after(turns: u64, is_over: &AtomicBool, cancel: impl FnOnce()) {
+    for _ in 0..turns {
+        if is_over.load(Ordering::Relaxed) {
+            return;
+        }
+        std::thread::yield_now();
+    }
+    cancel();
+}
+
 /// Receives tensors, keeps some of them for a while, and compares all of them.
 fn receive(
     mut stream: TensorStream,
@@ -118,15 +133,7 @@ fn receive(
     let failure = std::thread::scope(|scope| {
         if let Ending::Cancel { turns } = ending {
             let is_over = &is_over;
-            scope.spawn(move || {
-                for _ in 0..turns {
-                    if is_over.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    std::thread::yield_now();
-                }
-                canceller.cancel();
-            });
+            scope.spawn(move || after(turns, is_over, || canceller.cancel()));
         }
         let most = match ending {
             Ending::Drop { after } => after,

@@ -1,5 +1,5 @@
-//! Sources and destinations of loads: files by every engine, views, a slow file system, objects, a
-//! simulator, and simulated GPUs.
+//! Sources and destinations of loads and copies: files by every engine, views, a slow file system,
+//! objects, a simulator, and simulated GPUs.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,7 +17,7 @@ use tload::{
 };
 use tload_cuda_stub::Stub;
 use tload_testbed::slowfs::{self, Mount, serve_if_asked};
-use tload_testbed::{Fault, FaultyServer, Rule};
+use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
 use crate::overlay::Overlay;
 
@@ -38,6 +38,8 @@ fn serves() {
 /// Checkpoint in all places, with everything that must outlive its loads.
 pub(crate) struct Land {
     pub(crate) contents: Contents,
+    /// Bytes of every file, by name.
+    pub(crate) files: Contents,
     folder: TempDir,
     slow: Option<Mount>,
     /// A mount on which some reads return a wrong byte.
@@ -48,6 +50,8 @@ pub(crate) struct Land {
     garbling: Arc<FaultyServer>,
     /// Responds without `ETag` and `Last-Modified`.
     unversioned: Arc<FaultyServer>,
+    /// Redirects every object to another port and host name.
+    redirecting: Arc<FaultyServer>,
     pub(crate) places: Vec<Place>,
 }
 
@@ -63,6 +67,10 @@ pub(crate) enum Place {
     Objects,
     /// A server with the same faults that sends no validators.
     UnversionedObjects,
+    /// The server of `Objects`, behind one that redirects.
+    RedirectedObjects,
+    /// Copies, some of them cancelled and resumed, compared as files: [`crate::copies::run`].
+    Copies,
     /// Files with wrong bytes, verified.
     GarbledFiles(EngineChoice),
     GarbledObjects,
@@ -80,6 +88,8 @@ impl Place {
             Self::Slow(engine) => format!("a slow file system, {engine}"),
             Self::Objects => "objects".to_owned(),
             Self::UnversionedObjects => "objects without versions".to_owned(),
+            Self::RedirectedObjects => "objects behind redirects".to_owned(),
+            Self::Copies => "copies of files and objects".to_owned(),
             Self::GarbledFiles(engine) => {
                 format!("files with wrong bytes, {engine}, verify=require")
             }
@@ -93,7 +103,12 @@ impl Place {
     pub(crate) fn may_fail(self) -> bool {
         let fails = matches!(
             self,
-            Self::Slow(_) | Self::Objects | Self::UnversionedObjects | Self::Simulated
+            Self::Slow(_)
+                | Self::Objects
+                | Self::UnversionedObjects
+                | Self::RedirectedObjects
+                | Self::Copies
+                | Self::Simulated
         );
         fails || self.is_garbled()
     }
@@ -159,8 +174,10 @@ impl Land {
     pub(crate) fn new(seed: u64) -> Self {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
         let folder = folder.expect("cargo made the folder");
-        let servers = [(); 3].map(|()| Arc::new(FaultyServer::start()));
-        let put = |name: &str, bytes: &[u8]| {
+        let servers = [(); 4].map(|()| Arc::new(FaultyServer::start()));
+        let mut files = Contents::new();
+        let mut put = |name: &str, bytes: &[u8]| {
+            files.insert(name.to_owned(), bytes.to_vec());
             std::fs::write(folder.path().join(name), bytes)
                 .expect("the temporary folder is writable");
             for server in &servers {
@@ -176,8 +193,9 @@ impl Land {
             put(&shard_name(index), bytes);
         }
         put(MANIFEST_NAME, &manifest(folder.path()));
-        let [server, garbling, unversioned] = servers;
+        let [server, garbling, unversioned, redirecting] = servers;
         unversioned.leave_out_validators();
+        redirect(&redirecting, &server, files.keys());
         let found = tload::probe::ring().error.map_or(Ok(()), Err);
         let mut engines = vec![EngineChoice::Pread];
         if required("uring", found).is_some() {
@@ -193,6 +211,8 @@ impl Land {
             Place::Views,
             Place::Objects,
             Place::UnversionedObjects,
+            Place::RedirectedObjects,
+            Place::Copies,
             Place::GarbledObjects,
             Place::Simulated,
         ];
@@ -210,6 +230,7 @@ impl Land {
         places.extend([Place::Gpu(0), Place::Gpu(1)]);
         Self {
             contents,
+            files,
             folder,
             slow,
             garbled,
@@ -217,6 +238,7 @@ impl Land {
             server,
             garbling,
             unversioned,
+            redirecting,
             places,
         }
     }
@@ -267,20 +289,9 @@ impl Land {
                 let mount = self.slow.as_ref().expect("mounted for this place");
                 local(mount.path())
             }
-            Place::Objects | Place::UnversionedObjects => {
-                let is_versioned = place == Place::Objects;
-                let server = if is_versioned {
-                    &self.server
-                } else {
-                    &self.unversioned
-                };
-                misbehave(server, rng);
+            Place::Objects | Place::UnversionedObjects | Place::RedirectedObjects => {
                 options.retries = Some(rng.pick(&[0, 8]));
-                let location = Location::parse("s3://models/m").expect("a URL");
-                let mut store = store(server);
-                if !is_versioned {
-                    store.set("allow_unversioned", "true")?;
-                }
+                let (location, store) = self.objects(rng, place);
                 Checkpoint::open_with(&location, store).map(Loader::new)
             }
             Place::GarbledFiles(engine) => {
@@ -297,9 +308,56 @@ impl Land {
                 let loader = local(self.folder.path());
                 loader.map(|loader| loader.device(Device::Cuda(ordinal)))
             }
-            Place::Simulated => unreachable!("simulated loads have no loader"),
+            Place::Copies | Place::Simulated => unreachable!("it has no loader"),
         };
         loader.map(|loader| loader.options(options))
+    }
+
+    /// Returns a random source of copies.
+    pub(crate) fn source(&self, rng: &mut Rng) -> (Location, StoreOptions) {
+        match rng.below(3) {
+            0 => (Location::from(self.folder.path()), StoreOptions::new()),
+            1 => self.objects(rng, Place::Objects),
+            _ => self.objects(rng, Place::RedirectedObjects),
+        }
+    }
+
+    /// Returns the checkpoint in an object store, after injecting a fault.
+    fn objects(&self, rng: &mut Rng, place: Place) -> (Location, StoreOptions) {
+        let unversioned = place == Place::UnversionedObjects;
+        let server = if unversioned {
+            &self.unversioned
+        } else {
+            &self.server
+        };
+        misbehave(server, rng);
+        let location = Location::parse("s3://models/m").expect("a URL");
+        let mut store = store(if place == Place::RedirectedObjects {
+            &self.redirecting
+        } else {
+            server
+        });
+        if unversioned {
+            store
+                .set("allow_unversioned", "true")
+                .expect("a valid option");
+        }
+        (location, store)
+    }
+}
+
+/// Redirects requests for the objects with these names to `server`, under another host name.
+fn redirect<'a>(
+    redirecting: &FaultyServer,
+    server: &FaultyServer,
+    names: impl Iterator<Item = &'a String>,
+) {
+    let url = server.url().replace("127.0.0.1", "localhost");
+    for name in names {
+        let to = Fault::redirect(&format!("{url}/models/m/{name}"));
+        for operation in [Operation::Get, Operation::Head] {
+            redirecting.fault(Rule::always(to.clone()).on(operation).path(name));
+        }
     }
 }
 

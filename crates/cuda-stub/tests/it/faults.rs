@@ -48,7 +48,7 @@ fn failing_copy_loses_context() {
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn invalid_text_is_rejected() {
     let session = session();
     let refused = std::panic::catch_unwind(|| session.stub.set("colour", "red"));
     assert!(refused.is_err());

@@ -32,7 +32,7 @@ fn calls_without_context_fail() {
 }
 
 #[test]
-fn a_released_context_is_destroyed_and_everything_in_it_abandoned() {
+fn released_context_is_destroyed_with_its_contents() {
     let session = session();
     assert_eq!(session.stub.live("contexts"), 1);
     assert_eq!(retain(0), Ok(session.context));
@@ -128,7 +128,7 @@ fn stub_library_setting_fails_init() {
 }
 
 #[test]
-fn the_opened_library_is_found_by_its_name() {
+fn opened_library_is_found_by_name() {
     let stub = Stub::load();
     let again = loader::open("libcuda.so").expect("the stub is open under this name");
     let found = loader::symbol(again, "cuInit");
@@ -136,7 +136,7 @@ fn the_opened_library_is_found_by_its_name() {
 }
 
 #[test]
-fn a_folder_has_the_driver_under_its_names() {
+fn stub_directory_has_driver_under_both_names() {
     let folder = folder();
     for name in ["libcuda.so", "libcuda.so.1"] {
         let link = folder.path().join(name).canonicalize().unwrap();

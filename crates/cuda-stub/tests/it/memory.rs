@@ -33,7 +33,7 @@ fn fresh_memory_is_poisoned() {
 }
 
 #[test]
-fn copies_outside_one_live_allocation_are_refused() {
+fn copies_outside_one_live_allocation_are_rejected() {
     let session = session();
     let buffer = Buffer::new(100, 1);
     let memory = alloc(100).unwrap();
@@ -59,7 +59,7 @@ fn copies_outside_one_live_allocation_are_refused() {
 }
 
 #[test]
-fn overlapping_or_inner_registration_refused() {
+fn overlapping_or_inner_registration_is_rejected() {
     let session = session();
     let buffer = Buffer::new(300, 1);
     let start = buffer.start();

@@ -38,7 +38,7 @@ fn pinned_buffer_overwritten_before_copy_is_violation() {
 }
 
 #[test]
-fn a_pageable_buffer_may_be_written_at_once() {
+fn pageable_buffer_is_reusable_immediately() {
     let session = session();
     let stream = stream(NON_BLOCKING).unwrap();
     let memory = alloc(10).unwrap();
@@ -112,7 +112,7 @@ fn stream_wait_uses_record_at_call() {
 }
 
 #[test]
-fn the_legacy_stream_orders_blocking_streams() {
+fn legacy_stream_orders_blocking_streams() {
     let session = session();
     let (blocking, free) = (stream(0).unwrap(), stream(NON_BLOCKING).unwrap());
     let memory = alloc_async(10, blocking).unwrap();
@@ -126,7 +126,7 @@ fn the_legacy_stream_orders_blocking_streams() {
 }
 
 #[test]
-fn a_free_needs_an_order_after_all_uses() {
+fn free_must_be_ordered_after_all_uses() {
     let session = session();
     let (one, two) = (stream(NON_BLOCKING).unwrap(), stream(NON_BLOCKING).unwrap());
     let event = event(2).unwrap();
@@ -176,7 +176,7 @@ fn immediate_free_without_host_wait_is_violation() {
 }
 
 #[test]
-fn memory_that_is_freed_before_its_copy_runs_loses_the_context() {
+fn memory_freed_before_its_copy_loses_context() {
     let session = session();
     let (stream, done) = (stream(NON_BLOCKING).unwrap(), event(2).unwrap());
     let buffer = Buffer::new(10, 1);

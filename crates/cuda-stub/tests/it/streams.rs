@@ -42,7 +42,7 @@ fn copies_between_devices_memory() {
 }
 
 #[test]
-fn a_stream_waits_for_an_event_of_another_device() {
+fn stream_waits_for_event_of_other_device() {
     let session = session();
     let (one, event) = (stream(NON_BLOCKING).unwrap(), event(2).unwrap());
     let (memory, buffer) = (alloc(10).unwrap(), Buffer::new(10, 4));
@@ -69,7 +69,7 @@ fn a_stream_waits_for_an_event_of_another_device() {
 }
 
 #[test]
-fn the_legacy_stream_takes_turns_with_blocking_streams() {
+fn legacy_stream_alternates_with_blocking_streams() {
     let session = session();
     let (blocking, free) = (stream(0).unwrap(), stream(NON_BLOCKING).unwrap());
     let (memory, buffer) = (alloc(10).unwrap(), Buffer::new(10, 4));
@@ -89,7 +89,7 @@ fn the_legacy_stream_takes_turns_with_blocking_streams() {
 }
 
 #[test]
-fn a_second_record_replaces_the_first() {
+fn second_record_replaces_first() {
     let session = session();
     let (one, two) = (stream(NON_BLOCKING).unwrap(), stream(NON_BLOCKING).unwrap());
     let event = event(2).unwrap();
@@ -130,7 +130,7 @@ fn queued_work_runs_after_stream_destroyed() {
 }
 
 #[test]
-fn unknown_streams_and_events_are_refused() {
+fn unknown_streams_and_events_are_rejected() {
     let _session = session();
     let event = event(0).unwrap();
     event_destroy(event).unwrap();

@@ -206,14 +206,14 @@ class FileStreamer:
         allow_patterns: Sequence[str] | None = None,
         ignore_patterns: Sequence[str] | None = None,
     ) -> list[tuple[str, int]]:
-        """Return the files below a folder, or the objects below a prefix of a store.
+        """Return the files below a directory, or the objects below a prefix of a store.
 
         Each is a pair of its path or URL and its length in bytes.
 
         Args:
-            prefix: The folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or
+            prefix: The directory, or `s3://bucket/prefix`, `gs://bucket/prefix` or
                 `az://container/prefix`. Stores are accessed with the options of the environment.
-            is_recursive: Include subfolders. Links to folders are not followed. Default: `True`.
+            is_recursive: Include subdirectories. Links to them are not followed. Default: `True`.
             allow_patterns: Globs, one of which must match the whole path or URL; `*` matches `/`,
                 too. Default: all.
             ignore_patterns: Globs of whole paths or URLs to leave out. Default: none.
@@ -247,7 +247,7 @@ def device_name(device: str | torch.device | None) -> str:
     try:
         known = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        message = f"torch knows no device {device!r}: {error}"
+        message = f"torch has no device {device!r}: {error}"
         raise RunaiStreamerInvalidInputException(message) from error
     return "cpu" if known.type == "cpu" else str(device)
 

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def list_safetensors(path: str, s3_credentials: S3Credentials | None = None) -> list[str]:
-    """Return the `*.safetensors` files directly below a folder or prefix.
+    """Return the `*.safetensors` files directly below a directory or prefix.
 
     They are paths or URLs, sorted by name. The files are not opened.
 
     Args:
-        path: The folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
+        path: A directory, `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
         s3_credentials: Options of S3. Default: from the environment.
 
     Raises:
@@ -38,7 +38,7 @@ def list_safetensors(path: str, s3_credentials: S3Credentials | None = None) -> 
     """
     if kind_of(path) is Kind.FILE:
         if "://" in path:
-            message = f"{show(path)}: only folders and object stores (s3://, gs:// or az://) can be listed"
+            message = f"{show(path)}: only directories and object stores (s3://, gs:// or az://) can be listed"
             raise NotImplementedError(message)
         return sorted(glob.glob(os.path.join(glob.escape(path), "*.safetensors")))  # noqa: PTH118, PTH207
     return [url for url, _ in list_objects(path, s3_credentials, recursive=False) if url.endswith(".safetensors")]
@@ -66,18 +66,18 @@ def pull_files(
     ignore_pattern: list[str] | None = None,
     s3_credentials: S3Credentials | None = None,
 ) -> None:
-    """Copy the files below a prefix of an object store, at all depths, into a folder.
+    """Copy the files below a prefix of an object store, at all depths, into a directory.
 
     Many requests run in parallel.
 
     Files appear under their names once they are complete. Files with the same length and
     modification time are skipped, and an interrupted copy is resumed. If there are no files to
-    copy, nothing happens. A key that would be written outside of the folder is an error before
+    copy, nothing happens. A key that would be written outside of the directory is an error before
     anything is written.
 
     Args:
         model_path: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
-        dst: The folder to copy to. It is created if it does not exist.
+        dst: The directory to copy to. It is created if it does not exist.
         allow_pattern: Patterns, one of which must match the whole key; `*` matches `/`, too.
             Default: all.
         ignore_pattern: Patterns of whole keys to leave out. Default: none.
@@ -111,30 +111,30 @@ class ObjectStorageModel:
 
     Processes on one machine wait for a lock on the file `<dst>.lock` (`flock`); it need not work
     between machines that share a network file system. The mark is the file `.runai_complete`.
-    runai_model_streamer uses the same lock and mark, so both packages may share a folder.
+    runai_model_streamer uses the same lock and mark, so both packages may share a directory.
 
     Attributes:
-        dir: The folder.
+        dir: The directory.
     """
 
     SENTINEL_NAME: ClassVar[str] = ".runai_complete"
 
     def __init__(self, model_path: str, dst: str, s3_credentials: S3Credentials | None = None) -> None:
-        """Wait for the lock. A folder without the mark is emptied.
+        """Wait for the lock. A directory without the mark is emptied.
 
         Args:
             model_path: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
-            dst: The folder.
+            dst: The directory.
             s3_credentials: Options of S3. Default: from the environment.
 
         Raises:
             ValueError: The source is not an object store.
-            OSError: The lock cannot be taken, or the folder cannot be made or emptied.
+            OSError: The lock cannot be taken, or the directory cannot be made or emptied.
         """
         if kind_of(model_path) is Kind.FILE:
             message = f"{show(model_path)} is not in an object store: wanted a URL of s3://, gs:// or az://"
             raise InvalidRequestError(message)
-        # A lock in the folder would be deleted with it.
+        # A lock in the directory would be deleted with it.
         self.dir = dst.rstrip("/") or "/"
         self._model_path = f"{model_path.rstrip('/')}/"
         self._credentials = s3_credentials
@@ -148,7 +148,7 @@ class ObjectStorageModel:
             raise
 
     def pull_files(self, allow_pattern: list[str] | None = None, ignore_pattern: list[str] | None = None) -> None:
-        """Copy files into the folder unless the copy is already complete: see `pull_files`.
+        """Copy files into the directory unless the copy is already complete: see `pull_files`.
 
         May be called again.
         """

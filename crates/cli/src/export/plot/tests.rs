@@ -118,7 +118,7 @@ fn near(one: f64, other: f64) -> bool {
 }
 
 #[test]
-fn a_sweep_has_its_points_whiskers_and_ceilings() {
+fn sweep_plot_has_points_whiskers_and_ceilings() {
     let svg = Plot.render(&measured(&swept(), |_| 2e9));
     assert_eq!(counts(&svg, ["point", "whisker"]), [7, 7]);
     // The defaults, and a line for each size of extents.
@@ -172,7 +172,7 @@ fn marks_are_where_their_values_are() {
 }
 
 #[test]
-fn ceilings_that_differ_are_a_line_for_each_series() {
+fn differing_ceilings_get_one_line_per_series() {
     let rising = measured(&swept(), |index| 1.6e9 + 6e7 * index);
     let svg = Plot.render(&rising);
     // One for the defaults and one for each series; fio still has one in all.
@@ -186,7 +186,7 @@ fn ceilings_that_differ_are_a_line_for_each_series() {
 }
 
 #[test]
-fn modes_and_states_of_the_page_cache_have_panels_of_their_own() {
+fn each_mode_and_cache_state_has_its_panel() {
     let mut plan = swept();
     for cell in &mut plan.cells[3..] {
         cell.mode = Mode::Keep;
@@ -215,7 +215,7 @@ fn modes_and_states_of_the_page_cache_have_panels_of_their_own() {
 }
 
 #[test]
-fn the_axis_is_the_setting_with_the_most_values() {
+fn x_axis_is_setting_with_most_values() {
     let mut plan = plan(6, 1);
     for (index, cell) in plan.cells.iter_mut().enumerate() {
         cell.configuration.options.depth = Some([8, 4][index / 3]);
@@ -233,7 +233,7 @@ fn the_axis_is_the_setting_with_the_most_values() {
 }
 
 #[test]
-fn without_a_sweep_there_are_bars() {
+fn results_without_sweep_are_drawn_as_bars() {
     let mut plan = plan(2, 3);
     plan.cells[1] = plan.cells[0].clone();
     plan.cells[1].cache_state = CacheState::Warm;
@@ -266,7 +266,7 @@ fn unmeasured_cells_are_not_drawn() {
 }
 
 #[test]
-fn a_sweep_is_drawn_as_recorded() {
+fn sweep_plot_matches_recorded_svg() {
     let mut results = measured(&swept(), |_| 2e9);
     // Facts of the machine that runs the test.
     (results.host.cores, results.host.architecture) = (Some(8), "x86_64");

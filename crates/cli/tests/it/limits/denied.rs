@@ -48,7 +48,7 @@ fn load_without_rings_uses_threads_and_reports_reason() {
 
 /// Nothing can be written anywhere, as in a container with a read-only root.
 #[test]
-fn a_read_only_file_system_is_read() {
+fn read_only_file_system_is_readable() {
     let model = Model::with_shards(3);
     let script = "mount --rbind / / && mount -o remount,bind,ro,noatime / && mount -t tmpfs -o ro none /dev/shm";
     let Some(under) = Under::new().mounts(script) else {
@@ -75,7 +75,7 @@ fn a_read_only_file_system_is_read() {
 
 #[test]
 #[cfg(feature = "object")]
-fn without_a_network_a_store_is_an_error_that_says_so() {
+fn store_without_network_is_unreachable_error() {
     let Some(under) = Under::new().no_network() else {
         return;
     };

@@ -35,7 +35,7 @@ fn seccomp_filter_is_named_as_cause() {
         let ring = find(&report, "io_uring");
         assert_eq!(ring["level"], "warn");
         assert!(
-            text(ring, "value").ends_with(", by a seccomp filter"),
+            text(ring, "value").ends_with(", blocked by a seccomp filter"),
             "{ring}"
         );
         assert_eq!(ring["change"]["urgency"], "speed");
@@ -48,7 +48,7 @@ fn seccomp_filter_is_named_as_cause() {
 }
 
 #[test]
-fn the_sysctl_is_named_where_it_forbids_them() {
+fn doctor_names_sysctl_that_disables_io_uring() {
     let model = Model::with_shards(3);
     let switch = model.folder.path().join("switch");
     std::fs::write(&switch, "2\n").unwrap();
@@ -66,7 +66,7 @@ fn the_sysctl_is_named_where_it_forbids_them() {
     let report = examine(&under, &model);
     let ring = find(&report, "io_uring");
     assert!(
-        text(ring, "value").ends_with(", by sysctl kernel.io_uring_disabled"),
+        text(ring, "value").ends_with(", blocked by sysctl kernel.io_uring_disabled"),
         "{ring}"
     );
     let command = text(&ring["change"], "command");
@@ -77,7 +77,7 @@ fn the_sysctl_is_named_where_it_forbids_them() {
 }
 
 #[test]
-fn too_few_descriptors_for_the_checkpoint_come_first() {
+fn open_file_limit_below_shards_is_first_fix() {
     let model = Model::with_shards(100);
     let raised = Under::new().limits(Resource::Nofile, 64, 4096);
     // Changes for speed come after it.
@@ -95,12 +95,12 @@ fn too_few_descriptors_for_the_checkpoint_come_first() {
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     let last = stdout.lines().last().unwrap();
-    assert!(last.starts_with("Change first: "), "{stdout}");
+    assert!(last.starts_with("Fix first: "), "{stdout}");
     assert!(last.contains("ulimit -n 264"), "{stdout}");
 }
 
 #[test]
-fn a_users_limits_are_seen() {
+fn doctor_reports_user_limits() {
     let model = Model::with_shards(3);
     let Some(user) = Under::new().user() else {
         return;
@@ -118,14 +118,14 @@ fn a_users_limits_are_seen() {
     );
     let threads = find(&report, "threads");
     assert!(
-        text(threads, "value").starts_with("5 of this user"),
+        text(threads, "value").starts_with("5 for this user"),
         "{threads}"
     );
     assert_eq!(threads["level"], "warn");
 }
 
 #[test]
-fn missing_file_systems_of_the_kernel_are_findings() {
+fn unmounted_proc_and_sys_are_findings() {
     let model = Model::with_shards(3);
     let Some(under) = Under::new().mounts("mount -t tmpfs none /sys && mount -t tmpfs none /proc")
     else {

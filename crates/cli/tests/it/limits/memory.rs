@@ -116,7 +116,7 @@ fn assert_not_killed(what: &str, output: &Output) {
 /// The digest is slow, so a load fills its budget, which would be twice the memory of the group if
 /// the load ignored the limit.
 #[test]
-fn a_load_without_a_limit_of_its_own_lives_in_a_group_of_256_mib() {
+fn load_without_limit_fits_in_cgroup_of_256_mib() {
     let model = Model::of(sparse(40, 20 * MIB));
     let Some(group) = Group::with_limit("load", LIMIT) else {
         return;
@@ -157,7 +157,7 @@ fn a_load_without_a_limit_of_its_own_lives_in_a_group_of_256_mib() {
 }
 
 #[test]
-fn a_tensor_that_the_group_cannot_hold_is_refused_before_the_kernel_kills() {
+fn tensor_larger_than_cgroup_limit_is_rejected_before_oom_kill() {
     let folder = sparse(1, 300 * MIB);
     let model = folder.path().join("model");
     let Some(group) = Group::with_limit("refused", LIMIT) else {
@@ -167,15 +167,15 @@ fn a_tensor_that_the_group_cannot_hold_is_refused_before_the_kernel_kills() {
     assert_not_killed("load", &output);
     let said = [
         "tensor \"t0\"",
-        "are needed at once; the control group leaves",
-        "of 256.0 MiB (/sys/fs/cgroup/",
+        "are needed at once; the cgroup has",
+        "of 256.0 MiB left (/sys/fs/cgroup/",
         "give the container more memory",
     ];
     assert_refused("load", &output, 6, &said);
 }
 
 #[test]
-fn the_doctor_sees_the_group_and_what_it_leaves() {
+fn doctor_reports_cgroup_limit_and_memory_left() {
     let folder = sparse(1, 300 * MIB);
     let model = folder.path().join("model");
     let Some(group) = Group::with_limit("doctor", LIMIT) else {

@@ -10,7 +10,7 @@ use crate::stderr;
 const LITTLE_LOCKED: u64 = 64 << 10;
 
 #[test]
-fn a_user_with_64_kib_of_locked_memory_loads_and_measures() {
+fn load_and_bench_work_with_64_kib_of_locked_memory() {
     let model = Model::with_shards(3);
     let Some(user) = Under::new().user() else {
         return;
@@ -44,7 +44,7 @@ fn a_user_with_64_kib_of_locked_memory_loads_and_measures() {
 }
 
 #[test]
-fn a_hundred_shards_in_64_descriptors_name_the_limit_and_what_is_wanted() {
+fn hundred_shards_with_64_descriptors_name_required_limit() {
     let model = Model::with_shards(100);
     let load = ["load", &model.text(), "--digest"];
     let under = Under::new().limit(Resource::Nofile, 64);
@@ -85,7 +85,7 @@ fn a_hundred_shards_in_64_descriptors_name_the_limit_and_what_is_wanted() {
 
 /// The limit of most shells is for programs that call `select`; this one raises its own.
 #[test]
-fn the_command_raises_its_limit_of_open_files_as_far_as_it_may() {
+fn command_raises_open_file_limit_to_hard_limit() {
     let model = Model::with_shards(100);
     let under = Under::new().limits(Resource::Nofile, 64, 4096);
     let output = under
@@ -157,7 +157,7 @@ fn few_threads_load_or_report_the_limit() {
 /// Too few threads for requests: the load uses fewer, or returns an error; it never panics.
 #[test]
 #[cfg(feature = "object")]
-fn however_few_threads_there_are_a_store_is_asked_or_the_limit_is_named() {
+fn few_threads_still_reach_store_or_name_limit() {
     for threads in 1..10 {
         let Some(user) = Under::new().user() else {
             return;
@@ -192,8 +192,60 @@ fn however_few_threads_there_are_a_store_is_asked_or_the_limit_is_named() {
     }
 }
 
+/// A load needs threads for requests, lanes, and the look-up of a profile.
 #[test]
-fn a_stack_of_256_kib_is_enough() {
+#[cfg(feature = "object")]
+fn few_threads_load_from_a_store_or_report_the_limit() {
+    let model = Model::with_shards(3);
+    let server = tload_testbed::FaultyServer::start();
+    for (name, bytes) in crate::cp::tree(&model.path()) {
+        server.put(&format!("bucket/model/{name}"), bytes);
+    }
+    let endpoint = format!("endpoint={}", server.url());
+    // With keys of the environment, the files of the AWS configuration are read, too.
+    let by_options = ["anonymous=true", "environment=false", &endpoint];
+    for threads in [1, 2, 3, 4, 5, 6, 8, 12, 64] {
+        for from_environment in [false, true] {
+            let Some(user) = Under::new().user() else {
+                return;
+            };
+            let what = format!("{threads} threads, environment: {from_environment}");
+            let mut arguments = vec!["load", "s3://bucket/model", "--digest"];
+            let mut variables = vec![
+                ("AWS_CONFIG_FILE", "/dev/null".to_owned()),
+                ("AWS_SHARED_CREDENTIALS_FILE", "/dev/null".to_owned()),
+                ("AWS_ACCESS_KEY_ID", "test".to_owned()),
+                ("AWS_SECRET_ACCESS_KEY", "testtest".to_owned()),
+            ];
+            if from_environment {
+                variables.push(("AWS_ENDPOINT_URL", server.url()));
+            } else {
+                arguments.extend(by_options.iter().flat_map(|option| ["--store", *option]));
+            }
+            let output = user
+                .limit(Resource::Nproc, threads)
+                .command(arguments)
+                .env_clear()
+                .envs(variables)
+                .output()
+                .unwrap();
+            if output.status.success() {
+                model.assert_loaded(&what, &output);
+            } else {
+                let said = ["cannot start", "raise the limit of processes (ulimit -u)"];
+                assert_refused(&what, &output, 6, &said);
+            }
+            assert!(
+                threads < 64 || output.status.success(),
+                "{what}: {}",
+                shown(&output)
+            );
+        }
+    }
+}
+
+#[test]
+fn stack_of_256_kib_suffices() {
     let model = Model::with_shards(3);
     let under = Under::new().limit(Resource::Stack, 256 << 10);
     let output = under

@@ -38,7 +38,7 @@ fn closed_pipe_exits_successfully() {
 }
 
 #[test]
-fn closed_streams_change_nothing() {
+fn closed_standard_streams_keep_exit_status() {
     let model = Model::with_shards(3);
     for closed in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"] {
         let output = shell(&format!(r#""$0" load "$1" --digest {closed}"#), &model);

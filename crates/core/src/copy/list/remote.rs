@@ -17,7 +17,7 @@ use crate::options::{Location, Protocol};
 use crate::storage::{Listed, Remote, cached, is_offline, snapshot, with_retries};
 
 const INDEX: &str = "model.safetensors.index.json";
-/// Suffixes of files: a folder with such a name is not expected, which saves a request.
+/// Suffixes of files: a directory with such a name is not expected, which saves a request.
 const FILES: [&str; 2] = [".safetensors", ".json"];
 const SINGLE: &str = "model.safetensors";
 
@@ -115,7 +115,7 @@ fn list(
     let mut folders = vec![(source.clone(), String::new())];
     while let Some((folder, name)) = folders.pop() {
         let (prefix, objects, prefixes) = level(remote, &folder, shared)?;
-        // An object with the folder's own key only marks that the folder exists.
+        // An object with the directory's own key only marks that the directory exists.
         for object in objects.iter().filter(|object| object.location != prefix) {
             let last = last_of(&object.location, &prefix, &folder)?;
             if !filter.sees(last.as_bytes()) {
@@ -188,8 +188,8 @@ fn last_of<'a>(key: &'a Key, prefix: &Key, folder: &Location) -> Result<&'a str>
     })
 }
 
-/// Lists a folder of a web server. A location with neither an index nor the single file of a small
-/// model is a file.
+/// Lists a directory of a web server. A location with neither an index nor the single file of a
+/// small model is a file.
 fn web_folder(
     folder: &Location,
     filter: &Filter,

@@ -208,7 +208,7 @@ fn serialize(
 
 proptest! {
     #[test]
-    fn what_the_safetensors_crate_writes_is_read_back(
+    fn header_written_by_safetensors_crate_is_read_back(
         tensors in tensors(),
         // Never empty: for no tensors and empty metadata safetensors 0.8.0 writes
         // `{}"__metadata__":{}`, which it does not read back either.
@@ -237,7 +237,7 @@ proptest! {
 
     /// Flips, cuts and splices never panic, and the verdict is the one of the safetensors crate.
     #[test]
-    fn a_damaged_file_gets_the_verdict_of_the_safetensors_crate(
+    fn damaged_headers_are_judged_like_safetensors_crate(
         tensors in tensors(),
         changes in proptest::collection::vec((any::<Index>(), any::<u8>(), 0..5_u8), 1..6),
     ) {

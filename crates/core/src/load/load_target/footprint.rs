@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_and_its_transpose_are_the_same_bytes() {
+    fn matrix_and_transpose_have_equal_footprints() {
         let rows = footprint(4096, 4, &[(3000, 20_000), (5000, 4)]);
         let columns = footprint(4096, 4, &[(5000, 4), (3000, 20_000)]);
         let turned = footprint(

@@ -203,11 +203,11 @@ impl Faults {
         let hint = if !self.shared.is_empty() {
             "omit one of the tensors that share memory, or give each its own memory"
         } else if self.differing.is_empty() {
-            "turn strict off to load only the names that both have"
+            "turn strict off to load only the names that are in both"
         } else {
             "load into memory of the same shapes and dtypes, or turn cast on to convert dtypes"
         };
-        let message = format!("the tensors do not fit: {}", all.join("; "));
+        let message = format!("targets and checkpoint do not match: {}", all.join("; "));
         Err(Error::invalid_request(message).with_hint(hint))
     }
 }
@@ -247,10 +247,10 @@ fn shared(
     } else if layouts.0.agrees_with(&layouts.1) && load_target.shape == its.shape {
         return None;
     } else if layouts.0.elements == layouts.1.elements {
-        "are the same memory in other shapes or strides".to_owned()
+        "are the same memory with different shapes or strides".to_owned()
     } else {
         let (one, two) = (&layouts.0.elements, &layouts.1.elements);
-        format!("are the same memory, once as {one} and once as {two}")
+        format!("are the same memory, as {one} and as {two}")
     };
     Some(format!(
         "{:?} and {:?} {relation}",
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         assert_eq!(
             error.message(),
-            "the tensors do not fit: 2 missing in the checkpoint: \"d\", \"e\"; 1 unexpected in the checkpoint: \"c\"; \"a\" has \
+            "targets and checkpoint do not match: 2 missing in the checkpoint: \"d\", \"e\"; 1 unexpected in the checkpoint: \"c\"; \"a\" has \
              shape [2, 3] in the checkpoint, [3, 2] here; \"b\" is BF16 in the checkpoint, F16 here"
         );
     }
@@ -383,7 +383,7 @@ mod tests {
         let error = matched(&tensors, vec![tied("a"), shifted.clone()], STRICT);
         assert_eq!(
             error.expect_err("overlap").message(),
-            "the tensors do not fit: \"a\" and \"b\" share some of their memory"
+            "targets and checkpoint do not match: \"a\" and \"b\" share some of their memory"
         );
         let error = matched(&tensors, vec![tied("a"), tied("a"), tied("b")], STRICT);
         assert!(error.expect_err("twice").message().contains("given twice"));
@@ -415,7 +415,7 @@ mod tests {
             Some(relation.expect("names both").1.to_owned())
         };
         let f32 = |name, address, dims| strided(name, Dtype::F32, address, dims, "F32");
-        let same = "are the same memory in other shapes or strides";
+        let same = "are the same memory with different shapes or strides";
         let overlapping = "share some of their memory";
         for (a, b, expected) in [
             (f32("a", 0x1000, &columns), f32("b", 0x1000, &columns), None),
@@ -442,7 +442,7 @@ mod tests {
             (
                 f32("a", 0x1000, &rows),
                 strided("b", Dtype::F32, 0x1000, &rows, "I32"),
-                Some("are the same memory, once as F32 and once as I32"),
+                Some("are the same memory, as F32 and as I32"),
             ),
         ] {
             assert_eq!(sharing(a, b).as_deref(), expected);

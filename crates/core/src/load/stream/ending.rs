@@ -182,9 +182,9 @@ fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Err
     let held = held.map_or_else(String::new, |held| format!("; {}", held.held()));
     let message = format!("the load took longer than its timeout of {timeout:?}; {waited}{held}");
     let hint = if held.is_empty() {
-        "raise ‹timeout›, or see the report's stages for the slow one"
+        "raise ‹timeout›, or see the stages in the report for the bottleneck"
     } else {
-        "look at the storage, which does not respond; or raise ‹timeout›"
+        "check the storage, which does not respond; or raise ‹timeout›"
     };
     Error::new(ErrorKind::TimedOut, message).with_hint(hint)
 }
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_while_the_gate_closes_ends_the_load() {
+    fn panic_while_closing_gate_ends_load() {
         let gate = Arc::<WriteGate>::default();
         gate.on_close(|| panic!("cannot drain"));
         let shared = shared(1, &gate);
@@ -328,7 +328,7 @@ mod tests {
 
     /// One lane has begun a read that never completes; another lane could not be started.
     #[test]
-    fn refused_load_does_not_wait_for_hung_lane() {
+    fn rejected_load_does_not_wait_for_hung_lane() {
         let shared = shared(2, &Arc::default());
         let (never, hung) = channel::<()>();
         let lane = std::thread::spawn(move || {

@@ -58,7 +58,7 @@ fn search_jump_beyond_plateau_returns_via_middle() {
     }
     assert_eq!(seen[..5], [8, 16, 64, 32, 16], "{seen:?}");
     assert_eq!(controller.report.limit.bytes, 16 * MIB);
-    assert_eq!(controller.report.settled, LimitReason::OnlyQueued);
+    assert_eq!(controller.report.limit_reason, LimitReason::OnlyQueued);
     assert_eq!(controller.report.best_rate / 10_000_000, 300);
 }
 
@@ -92,7 +92,7 @@ fn searched(start: u64, rates: &'static [f64]) -> (u64, LimitReason, f64) {
     }
     let percent = controller.above.mean * 100.0;
     let mib = controller.report.limit.bytes / MIB;
-    (mib, controller.report.settled, percent.round())
+    (mib, controller.report.limit_reason, percent.round())
 }
 
 #[test]
@@ -107,8 +107,8 @@ fn search_jump_better_than_middle_continues() {
 
 #[test]
 fn search_middle_best_settles_there() {
-    let (limit, settled, _) = searched(8, &[1.6, 3.2, 5.0, 5.2]);
-    assert_eq!((limit, settled), (32, LimitReason::LittleGain));
+    let (limit, limit_reason, _) = searched(8, &[1.6, 3.2, 5.0, 5.2]);
+    assert_eq!((limit, limit_reason), (32, LimitReason::LittleGain));
     assert_eq!(
         searched(8, &[1.6, 3.2, 5.0, 5.0]),
         (32, LimitReason::OnlyQueued, 0.0)
@@ -136,15 +136,15 @@ fn search_result_above_seeds_evidence() {
 fn search_past_knee_descends_and_reports_slower() {
     let (seen, controller) = tried(32, &[2.0, 4.5, 4.0, 3.0], 5);
     assert_eq!(seen, [32, 64, 16, 8, 16]);
-    assert_eq!(controller.report.settled, LimitReason::Slower);
+    assert_eq!(controller.report.limit_reason, LimitReason::Slower);
     // Less is as good: more reads had only queued.
     let (seen, controller) = tried(32, &[2.0, 4.0, 4.0, 3.0], 5);
     assert_eq!(seen, [32, 64, 16, 8, 16]);
-    assert_eq!(controller.report.settled, LimitReason::OnlyQueued);
+    assert_eq!(controller.report.limit_reason, LimitReason::OnlyQueued);
     // Less is worse immediately.
     let (seen, controller) = tried(32, &[1.0, 2.0, 4.0, 3.0], 4);
     assert_eq!(seen, [32, 64, 16, 32]);
-    assert_eq!(controller.report.settled, LimitReason::Slower);
+    assert_eq!(controller.report.limit_reason, LimitReason::Slower);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn search_started_at_ceiling_reports_ceiling() {
         });
     }
     assert_eq!(controller.report.limit.bytes, 256 * MIB);
-    assert_eq!(controller.report.settled, LimitReason::Ceiling);
+    assert_eq!(controller.report.limit_reason, LimitReason::Ceiling);
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn probes_to_move(up: bool, gain: f64, most: u64) -> Option<(u32, LimitReason)> 
     (1..=5).find_map(|count| {
         controller.weigh(up, probe, gain, Duration::from_millis(20), Duration::ZERO);
         let moved = controller.report.limit.bytes == bytes;
-        moved.then_some((count, controller.report.settled))
+        moved.then_some((count, controller.report.limit_reason))
     })
 }
 
@@ -252,7 +252,7 @@ fn probe_below_with_large_gain_starts_descent() {
             Duration::ZERO,
         );
         assert_eq!(controller.report.limit.bytes, 20 * MIB);
-        assert_eq!(controller.report.settled, LimitReason::Slower);
+        assert_eq!(controller.report.limit_reason, LimitReason::Slower);
         assert_eq!(matches!(controller.phase, Phase::Descend { .. }), goes_on);
     }
 }
@@ -324,7 +324,7 @@ fn controller_never_saturated_keeps_limit() {
     });
     assert_eq!(controller.report.changes, 0);
     assert_eq!(controller.limit, limit(16));
-    assert_eq!(controller.explain().settled, LimitReason::NeverDeep);
+    assert_eq!(controller.explain().limit_reason, LimitReason::NeverDeep);
 }
 
 #[test]
@@ -333,12 +333,12 @@ fn starved_controller_reports_memory() {
     let mut now = Duration::ZERO;
     starving.starved();
     turns(&mut starving, 100, &mut now, false, |_| 1e9);
-    assert_eq!(starving.explain().settled, LimitReason::Memory);
+    assert_eq!(starving.explain().limit_reason, LimitReason::Memory);
     turns(&mut starving, 100, &mut now, true, |_| 1e9);
-    assert_eq!(starving.explain().settled, LimitReason::OnlyQueued);
+    assert_eq!(starving.explain().limit_reason, LimitReason::OnlyQueued);
     // A reason that depth has settled stays.
     starving.starved();
-    assert_eq!(starving.explain().settled, LimitReason::OnlyQueued);
+    assert_eq!(starving.explain().limit_reason, LimitReason::OnlyQueued);
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn controller_at_ceiling_stops_and_reports_ceiling() {
         f64::from(reads) * 1e8
     });
     assert_eq!(controller.explain().limit, limit(100));
-    assert_eq!(controller.explain().settled, LimitReason::Ceiling);
+    assert_eq!(controller.explain().limit_reason, LimitReason::Ceiling);
     assert!(controller.explain().changes <= 3);
 }
 
@@ -368,7 +368,7 @@ fn controller_with_little_left_starts_no_search() {
         }
         assert_eq!(controller.limit, limit(16));
     }
-    assert_eq!(controller.explain().settled, LimitReason::Unfinished);
+    assert_eq!(controller.explain().limit_reason, LimitReason::Unfinished);
 }
 
 #[test]

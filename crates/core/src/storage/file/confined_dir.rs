@@ -1,18 +1,18 @@
-//! Confines the files of a checkpoint to its folder.
+//! Confines the files of a checkpoint to its directory.
 //!
-//! Folders and index files come from untrusted sources. Names are checked where they are read
+//! Directories and index files come from untrusted sources. Names are checked where they are read
 //! (`format/shards.rs`). This module checks where symbolic links lead, for each file that the
-//! caller did not name: shards of a folder or an index, and the index of a folder. Always allowed:
-//! links that stay in the folder (Kubernetes mounts volumes so), links in the path of the folder
-//! itself, and links in a hub's cache from a snapshot to the blobs of its repository. Mounts do not
-//! count as links.
+//! caller did not name: shards of a directory or an index, and the index of a directory. Always
+//! allowed: links that stay in the directory (Kubernetes mounts volumes so), links in the path of
+//! the directory itself, and links in a hub's cache from a snapshot to the blobs of its repository.
+//! Mounts do not count as links.
 //!
 //! A file is checked before it is opened, and the checked file is the one opened:
 //! [`ConfinedDir::open_file`] takes a descriptor that reads nothing (`O_PATH`), resolves its path
 //! through `/proc`, and opens it from there. So a file cannot be replaced by a link in between, and
 //! nothing outside is ever opened: opening alone rewinds tapes and wakes writers of FIFOs. Without
 //! `/proc`, and on systems without `O_PATH`, the path is resolved and the resolved path opened; a
-//! process that may write to the folder could then still exchange a folder in between.
+//! process that may write to the directory could then still exchange a directory in between.
 
 use std::fs::File;
 use std::io;
@@ -22,20 +22,20 @@ use super::{cannot_open, open_plain, path_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 
-/// Prefixes of repository folders in the caches of model hubs: `models--org--name`.
+/// Prefixes of repository directories in the caches of model hubs: `models--org--name`.
 const REPOSITORIES: [&str; 3] = ["models--", "datasets--", "spaces--"];
 
-/// A folder, resolved by the kernel.
+/// A directory, resolved by the kernel.
 #[derive(Debug)]
 pub(crate) struct ConfinedDir {
     shown: String,
     path: PathBuf,
-    /// For a snapshot in a hub's cache, the folder of the files that its links lead to.
+    /// For a snapshot in a hub's cache, the directory of the files that its links lead to.
     blobs: Option<PathBuf>,
 }
 
 impl ConfinedDir {
-    /// Opens the folder at `location`, following links to it.
+    /// Opens the directory at `location`, following links to it.
     pub(crate) fn open(location: &Location) -> Result<Self> {
         let path = match path_of(location)? {
             path if path.as_os_str().is_empty() => Path::new("."),
@@ -49,7 +49,7 @@ impl ConfinedDir {
         })
     }
 
-    /// Opens a file inside the folder, for buffered reads.
+    /// Opens a file inside the directory, for buffered reads.
     ///
     /// # Errors
     ///
@@ -72,19 +72,19 @@ impl ConfinedDir {
         Error::new(
             ErrorKind::PermissionDenied,
             format!(
-                "a symbolic link leads out of the checkpoint's folder {:?}, to {:?}",
+                "a symbolic link leads out of the checkpoint's directory {:?}, to {:?}",
                 self.shown,
                 real.display().to_string()
             ),
         )
         .with_location(location)
         .with_hint(
-            "if you trust the author of the folder, set ‹follow_symlinks›; or put the file itself there",
+            "if you trust the author of the directory, set ‹follow_symlinks›; or put the file itself there",
         )
     }
 }
 
-/// A file or folder at a path, resolved but not opened yet.
+/// A file or directory at a path, resolved but not opened yet.
 struct Found {
     real: PathBuf,
     /// Descriptor that `/proc` resolved.
@@ -137,8 +137,8 @@ fn resolve(path: &Path) -> io::Result<Found> {
     })
 }
 
-/// Returns `…/models--org--name/blobs` for `…/models--org--name/snapshots/COMMIT` or a folder below
-/// it.
+/// Returns `…/models--org--name/blobs` for `…/models--org--name/snapshots/COMMIT` or a directory
+/// below it.
 fn blobs_of(folder: &Path) -> Option<PathBuf> {
     let snapshots = folder.ancestors().find(|one| one.ends_with("snapshots"))?;
     let repository = snapshots.parent()?;

@@ -79,7 +79,7 @@ impl FileSystem {
     }
 }
 
-/// Returns the file system that a file or folder is on.
+/// Returns the file system that a file or directory is on.
 ///
 /// # Errors
 ///

@@ -71,7 +71,7 @@ impl FileSource {
         retries: Option<u32>,
     ) -> Result<Self> {
         let (path, retry_counter) = (path_of(location)?, RetryCounter::default());
-        let (file, metadata) = again_if_it_may_pass(
+        let (file, metadata) = retry_transient(
             &retry_counter,
             || retries.map_or_else(|| usual_retries(is_network(path)), Retries::up_to),
             || open_regular(root, location),
@@ -123,11 +123,7 @@ impl FileSource {
     pub fn verify_unchanged(&self) -> Result<()> {
         self.verify_unless_in_place(|| {
             let once = || status(&self.file, &self.location);
-            self.verify(again_if_it_may_pass(
-                &self.retry_counter,
-                || self.retries,
-                once,
-            )?)
+            self.verify(retry_transient(&self.retry_counter, || self.retries, once)?)
         })
     }
 
@@ -151,14 +147,14 @@ impl FileSource {
     pub(crate) fn verify_in_place(&self) -> Result<()> {
         self.verify_unchanged()?;
         let once = || Identity::at(&self.path).map_err(|error| cannot_open(error, &self.location));
-        match again_if_it_may_pass(&self.retry_counter, || self.retries, once) {
+        match retry_transient(&self.retry_counter, || self.retries, once) {
             Ok(found) => self.verify(found),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::Changed,
-                "changed while it was read: it is no longer there",
+                "changed while it was read: it was removed",
             )
             .with_location(&self.location)
-            .with_hint("load again when nothing writes to the checkpoint")),
+            .with_hint("load again when no process is writing to the checkpoint")),
             Err(error) => Err(error),
         }
     }
@@ -167,17 +163,20 @@ impl FileSource {
         if found == self.identity {
             return Ok(());
         }
-        let mixed = "load again when nothing writes to the checkpoint; the loaded tensors may mix old and new bytes";
+        let mixed = "load again when no process is writing to the checkpoint; the loaded tensors may mix old and new bytes";
         let (what, hint) = if !found.is_same_file(&self.identity) {
             (
-                "another file took its place".to_owned(),
+                "it was replaced by another file".to_owned(),
                 "load again; the new file was not read, but other files of the checkpoint may already be new ones",
             )
         } else if found.len != self.identity.len {
             let (was, is) = (self.identity.len, found.len);
-            (format!("its length went from {was} to {is} bytes"), mixed)
+            (
+                format!("its length changed from {was} to {is} bytes"),
+                mixed,
+            )
         } else {
-            ("its modification time moved".to_owned(), mixed)
+            ("its modification time changed".to_owned(), mixed)
         };
         Err(Error::new(
             ErrorKind::Changed,
@@ -201,7 +200,7 @@ impl Source for FileSource {
         let available = self.identity.len.saturating_sub(offset);
         let len = usize::try_from(available).map_or(len, |available| len.min(available));
         let range = offset..offset + len as u64;
-        let bytes = again_if_it_may_pass(
+        let bytes = retry_transient(
             &self.retry_counter,
             || self.retries,
             || {
@@ -211,9 +210,9 @@ impl Source for FileSource {
                     .map(|()| bytes)
                     .map_err(|error| {
                         if error.kind() == io::ErrorKind::UnexpectedEof {
-                            let message = "the file ended before its length at opening";
+                            let message = "the file is shorter than when it was opened";
                             Error::new(ErrorKind::Changed, message)
-                                .with_hint("load again when nothing writes to it")
+                                .with_hint("load again when no process is writing to it")
                         } else {
                             Error::from_io("cannot read", error)
                         }
@@ -242,7 +241,7 @@ pub(super) fn status(file: &File, location: &Location) -> Result<Identity> {
 
 /// Calls `once`, and again after a backoff while it fails with a transient error. Blocks the
 /// calling thread: for few, small reads.
-pub(super) fn again_if_it_may_pass<T>(
+pub(super) fn retry_transient<T>(
     retry_counter: &RetryCounter,
     retries: impl Fn() -> Retries,
     once: impl Fn() -> Result<T>,
@@ -258,22 +257,22 @@ pub(super) fn again_if_it_may_pass<T>(
         };
         failed += 1;
         let Some(pause) = retries().wait(what, failed, None, fastrand::u32(..)) else {
-            return Err(given_up(error, failed));
+            return Err(with_attempts(error, failed));
         };
         tracing::debug!(%error, ?pause, "retrying");
-        retry_counter.tried_again(&error);
+        retry_counter.count(&error);
         // Sleeps: nothing is ever sent on this channel.
         let _ = crossbeam_channel::never::<()>().recv_timeout(pause);
     }
 }
 
-/// Adds the number of tries to the error of the last one.
-fn given_up(error: Error, tries: u32) -> Error {
-    if tries < 2 {
+/// Adds the number of attempts to the error of the last one.
+fn with_attempts(error: Error, attempts: u32) -> Error {
+    if attempts < 2 {
         return error;
     }
-    let what = error.hint().unwrap_or("look at the mount and its server");
-    let hint = format!("it was tried {tries} times (‹retries›): {what}");
+    let what = error.hint().unwrap_or("check the mount and its server");
+    let hint = format!("failed after {attempts} attempts (‹retries›): {what}");
     error.with_hint(hint)
 }
 
@@ -312,8 +311,8 @@ pub(super) fn open_regular(
 fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
     let (what, hint) = if kind.is_dir() {
         (
-            "a folder",
-            "a list may only contain safetensors files; give a folder by itself",
+            "a directory",
+            "a list may only contain safetensors files; pass a directory on its own",
         )
     } else {
         let what = if kind.is_fifo() {
@@ -325,7 +324,7 @@ fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
         };
         (
             what,
-            "a checkpoint is read out of order: copy the bytes into a file",
+            "checkpoints are read out of order: copy the bytes into a regular file",
         )
     };
     let message = format!("is not a regular file but {what}");
@@ -429,7 +428,7 @@ pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
     let hint = match error.raw_os_error() {
         Some(libc::ENOENT) => Some(missing_hint(location)),
         Some(libc::EACCES | libc::EPERM) => {
-            Some("let this user read the file and enter its folders")
+            Some("let this user read the file and enter its directories")
         }
         Some(libc::EMFILE) => Some("raise the limit of open files (ulimit -n)"),
         Some(libc::ENFILE) => {

@@ -19,7 +19,7 @@ use rustix::param::page_size;
 
 use super::page_cache::Cached;
 use super::residency;
-use super::{again_if_it_may_pass, cannot_open, open_direct, open_regular, path_of, status};
+use super::{cannot_open, open_direct, open_regular, path_of, retry_transient, status};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::FileView;
 use crate::options::CacheMode;
@@ -187,13 +187,10 @@ impl ReadFile {
             Err(error) if !refuses_direct(&error) => Err(cannot_open(error, location)),
             opened_or_refused => Ok(opened_or_refused),
         };
-        match again_if_it_may_pass(retry_counter, || opened.retries, once)? {
+        match retry_transient(retry_counter, || opened.retries, once)? {
             Ok(file) => {
-                let found = again_if_it_may_pass(
-                    retry_counter,
-                    || opened.retries,
-                    || status(&file, location),
-                )?;
+                let found =
+                    retry_transient(retry_counter, || opened.retries, || status(&file, location))?;
                 opened.source.verify(found)?;
                 opened.alignment = alignment(&file);
                 opened.direct = Some(file);
@@ -317,7 +314,7 @@ impl ReadFile {
             }
         };
         self.source.verify_unless_in_place(|| {
-            again_if_it_may_pass(self.source.retry_counter(), || self.retries, once)
+            retry_transient(self.source.retry_counter(), || self.retries, once)
         })
     }
 
@@ -518,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn alignment_is_at_least_a_page_and_what_the_file_system_states() {
+    fn alignment_covers_page_and_file_system() {
         const KIB: u64 = 1 << 10;
         assert_eq!(aligned_to(Some((4, 512)), 4 * KIB), 4 * KIB);
         assert_eq!(aligned_to(Some((4, 512)), 64 * KIB), 64 * KIB);
@@ -546,7 +543,7 @@ mod tests {
         // Another file of the same length, under the same name.
         let other = folder.path().join("other");
         std::fs::write(&other, "new").expect("ours");
-        std::fs::rename(&other, &path).expect("the same folder");
+        std::fs::rename(&other, &path).expect("the same directory");
         let error = file.reopen(2).expect_err("another file");
         assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
         assert_eq!((file.openings(), read(&file)), (2, b"old".to_vec()));

@@ -1,4 +1,4 @@
-//! Lists what is directly below a prefix of an object store, as if the prefix were a folder.
+//! Lists what is directly below a prefix of an object store, as if the prefix were a directory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::options::{Location, Protocol};
 pub(crate) struct Folder {
     /// Names of objects, in alphabetical order, without hidden ones.
     pub(crate) names: Vec<String>,
-    /// Names of prefixes that stand for folders, in alphabetical order, without hidden ones.
+    /// Names of prefixes that stand for directories, in alphabetical order, without hidden ones.
     pub(crate) below: Vec<String>,
 }
 
@@ -33,11 +33,12 @@ impl Folder {
                 .with_location(location)
         })?;
         if url.protocol == Protocol::Http {
-            return Err(
-                Error::new(ErrorKind::Unsupported, "web servers list no folders")
-                    .with_location(location)
-                    .with_hint("give the URL of an index or of a *.safetensors file"),
-            );
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "web servers do not list directories",
+            )
+            .with_location(location)
+            .with_hint("pass the URL of an index or of a *.safetensors file"));
         }
         let (store, prefix) = remote
             .store(url)

@@ -228,7 +228,7 @@ impl ObjectSource {
         let what = match looked {
             Ok((meta, ..)) if meta.size != self.len() => {
                 let (seen, found) = (self.len(), meta.size);
-                format!("its length went from {seen} to {found} bytes")
+                format!("its length changed from {seen} to {found} bytes")
             }
             // The server's other words are not repeated: they may be anything.
             Ok((_, _, found)) if found != Some(sample) => {
@@ -378,21 +378,24 @@ impl ObjectSource {
         let shown = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".to_owned());
         let is_weak = self.strong_tag().is_none();
         Some(if found.len != seen.len {
-            format!("its length went from {} to {} bytes", seen.len, found.len)
+            format!(
+                "its length changed from {} to {} bytes",
+                seen.len, found.len
+            )
         } else if found.e_tag != seen.e_tag {
             format!(
-                "its ETag went from {} to {}",
+                "its ETag changed from {} to {}",
                 shown(&seen.e_tag),
                 shown(&found.e_tag)
             )
         } else if is_weak && found.version != seen.version {
             format!(
-                "its version went from {} to {}",
+                "its version changed from {} to {}",
                 shown(&seen.version),
                 shown(&found.version)
             )
         } else if is_weak && found.modified != seen.modified {
-            "its modification time moved".to_owned()
+            "its modification time changed".to_owned()
         } else {
             return None;
         })
@@ -456,7 +459,7 @@ impl Receive for Collected {
     fn requested(&mut self, _again: bool) {}
 
     fn failed(&mut self, error: &Error) {
-        self.retry_counter.tried_again(error);
+        self.retry_counter.count(error);
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
@@ -503,7 +506,7 @@ pub(crate) async fn with_retries<T, F: Future<Output = Result<T, Fault>>>(
             Err(fault) => match wait(retries, &fault, attempts) {
                 Some(wait) => {
                     tracing::debug!(error = %fault.error, ?wait, "retried");
-                    retry_counter.tried_again(&fault.error);
+                    retry_counter.count(&fault.error);
                     tokio::time::sleep(wait).await;
                 }
                 None => return Err(fault.into_error(attempts)),
@@ -519,7 +522,7 @@ fn wait(retries: Retries, fault: &Fault, failed: u32) -> Option<Duration> {
 fn changed_error(what: &str) -> Error {
     let message = format!("changed while it was read: {what}");
     Error::new(ErrorKind::Changed, message)
-        .with_hint("load again once nothing writes to the checkpoint")
+        .with_hint("load again when no process is writing to the checkpoint")
 }
 
 fn changed(what: &str, request: FailedRequest) -> Fault {

@@ -57,7 +57,7 @@ pub struct EngineUnderTest {
     /// True if the engine reads an object store: adjacent jobs share a request, and nothing is read
     /// from a source that shrank, not even the remaining bytes, because it is another version.
     pub remote: bool,
-    /// Value that is dropped after the engine, such as a folder to remove.
+    /// Value that is dropped after the engine, such as a directory to remove.
     pub keep: Box<dyn Any>,
 }
 

@@ -1,5 +1,5 @@
-//! Index files: whatever they contain, shards stay below the folder of the index, and natural order
-//! is a total order.
+//! Index files: whatever they contain, shards stay below the directory of the index, and natural
+//! order is a total order.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -45,7 +45,7 @@ fn assert_sound(index: &Index) {
             path.components().next().is_some()
                 && components.all(|one| matches!(one, Component::Normal(_)))
         };
-        assert!(is_plain(below), "{shard:?} leaves the folder");
+        assert!(is_plain(below), "{shard:?} leaves the directory");
         // Systems with `\` as a separator must agree.
         assert!(is_plain(Path::new(&shard.replace('\\', "/"))), "{shard:?}");
         let drive = shard.as_bytes().first_chunk::<2>();

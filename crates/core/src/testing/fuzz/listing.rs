@@ -1,5 +1,5 @@
-//! Listings: whatever names a folder or a store has, a missing shard is found, and a copy stays in
-//! its folder.
+//! Listings: whatever names a directory or a store has, a missing shard is found, and a copy stays
+//! in its directory.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path};

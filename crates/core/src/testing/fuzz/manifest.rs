@@ -1,6 +1,6 @@
-//! Manifests: whatever they contain, files stay below the folder, tensors lie in their files, and a
-//! written manifest is read back unchanged. Signatures of models, which contain the same in another
-//! format, are read or refused.
+//! Manifests: whatever they contain, files stay below the directory, tensors lie in their files,
+//! and a written manifest is read back unchanged. Signatures of models, which contain the same in
+//! another format, are read or refused.
 
 use std::path::{Component, Path};
 

@@ -2,7 +2,7 @@
 //! beside a file that they downloaded elsewhere.
 //!
 //! The cache (`huggingface_hub` 2.4, `file_download.py`) has `snapshots/COMMIT/NAME` as a symbolic
-//! link to `blobs/ETAG`. A download into a folder (`_local_folder.py`) leaves
+//! link to `blobs/ETAG`. A download into a directory (`_local_folder.py`) leaves
 //! `.cache/huggingface/download/NAME.metadata`, with commit, `ETag` and time in three lines. The
 //! `ETag` of a large file is its SHA-256; that of a small one is git's SHA-1, which does not cover
 //! the bytes alone.
@@ -68,8 +68,8 @@ fn blob(path: &Path) -> Option<String> {
     Some(target.file_name()?.to_str()?.to_owned())
 }
 
-/// Reads the metadata of a download: from the folder of the file, or from one above it. Returns the
-/// reason if the metadata there cannot be read.
+/// Reads the metadata of a download: from the directory of the file, or from one above it. Returns
+/// the reason if the metadata there cannot be read.
 fn metadata(path: &Path, sidecars: &Sidecars<'_>) -> Result<Option<(Location, String)>, String> {
     let Ok(path) = std::path::absolute(path) else {
         return Ok(None);
@@ -84,7 +84,7 @@ fn metadata(path: &Path, sidecars: &Sidecars<'_>) -> Result<Option<(Location, St
         ]
         .iter()
         .collect();
-        // Most folders have no metadata.
+        // Most directories have no metadata.
         place.symlink_metadata().ok()?;
         let (folder, location) = (Location::from_path(folder), Location::from_path(place));
         match sidecars.read_in(&folder, &location, METADATA_BYTES_MAX) {
@@ -166,7 +166,7 @@ mod tests {
         write(&other, "");
         let link = folder.path().join("link");
         symlink(&other, &link).expect("a link");
-        assert!(said(&link).is_err(), "not a folder of blobs");
+        assert!(said(&link).is_err(), "not a directory of blobs");
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
         }
         write(&metadata, "commit\n");
         assert!(said(&file).expect_err("short").contains("cannot be read"));
-        // Links that stay in the folder are followed, others are not.
+        // Links that stay in the directory are followed, others are not.
         let good = format!("commit\n{SHA}\n{}\n", now + 2.0);
         let elsewhere = tempfile::tempdir().expect("a folder");
         for (at, is_read) in [

@@ -24,7 +24,7 @@ use crate::verify::manifest::clipped;
 const INDEX: &str = ".safetensors.index.json";
 
 /// Hint for a manifest that lists too few or too many files.
-const ANEW: &str = "fetch the checkpoint again; if it was changed on purpose, write the manifest again: tload verify --write --force";
+const ANEW: &str = "download the checkpoint again; if it was changed on purpose, write a new manifest: tload verify --write --force";
 
 /// Compares the index with a manifest that the caller named.
 ///
@@ -72,8 +72,7 @@ fn from_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Claim> {
     Some(Claim::from_manifest(manifest.by(), file))
 }
 
-/// Compares the length and all digests: they were computed when the index was read, so this costs
-/// nothing more.
+/// Compares the length and all digests.
 fn compare_with(index: &IndexFile, said: &Claim) -> Result<()> {
     if let Some(wanted) = said.len.filter(|&wanted| wanted != index.len()) {
         let (found, by) = (counted(index.len(), "byte"), &said.by);
@@ -87,9 +86,10 @@ fn compare_with(index: &IndexFile, said: &Claim) -> Result<()> {
             })
             .with_hint(HINT));
     }
+    let digests = index.digests();
     let found = |algorithm: Algorithm| match algorithm.polynomial() {
-        Some(polynomial) => Some(Digest::from_crc(algorithm, index.crcs.get(polynomial))),
-        None => Digest::new(algorithm, &index.sha256),
+        Some(polynomial) => Some(Digest::from_crc(algorithm, digests.crcs.get(polynomial))),
+        None => Digest::new(algorithm, &digests.sha256),
     };
     for expected in &said.whole {
         let found = found(expected.algorithm()).expect("as long as the algorithm has it");
@@ -126,7 +126,7 @@ pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) 
     };
     let name = clipped(name);
     let what = match checkpoint.index() {
-        Some(index) => format!("the index {} does not name it", index.location()),
+        Some(index) => format!("the index {} does not list it", index.location()),
         None => "it is missing".to_owned(),
     };
     let message = format!(

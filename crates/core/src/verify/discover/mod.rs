@@ -41,7 +41,7 @@ const ASKED_AT_A_TIME: usize = 64;
 #[derive(Debug)]
 pub(super) struct Lookup<'a> {
     pub(super) source: &'a ShardSource,
-    /// Folder with the manifest and the signature that cover the source.
+    /// Directory with the manifest and the signature that cover the source.
     pub(super) folder: Location,
 }
 
@@ -100,7 +100,7 @@ impl FoundManifest {
 /// - [`ErrorKind::Corrupt`] for an index that differs from the manifest's, and for a checkpoint
 ///   that lacks a file that a requested manifest lists.
 /// - [`ErrorKind::PermissionDenied`] for a manifest or signature that the caller did not name and
-///   that is a link out of its folder.
+///   that is a link out of its directory.
 /// - [`ErrorKind::Changed`] for objects that were replaced.
 /// - If `choice` is strict and no other authority has a digest, the error that kept a store from
 ///   stating its checksum.
@@ -207,7 +207,7 @@ pub(super) fn chosen(location: &Location, sidecars: &Sidecars<'_>) -> Result<Fou
     parsed(location.clone(), &text)
 }
 
-/// Reads the manifest in a folder, if there is one.
+/// Reads the manifest in a directory, if there is one.
 pub(super) fn beside(folder: &Location, sidecars: &Sidecars<'_>) -> Result<Option<FoundManifest>> {
     let location = folder.join(MANIFEST_NAME);
     let text = sidecars.read_in(folder, &location, MANIFEST_BYTES_MAX)?;
@@ -219,7 +219,7 @@ fn parsed(location: Location, text: &[u8]) -> Result<FoundManifest> {
     Ok(FoundManifest { location, manifest })
 }
 
-/// Reads the manifest in the folder of each source.
+/// Reads the manifest in the directory of each source.
 pub(super) fn manifests(
     lookup: &[Lookup<'_>],
     sidecars: &Sidecars<'_>,
@@ -227,7 +227,7 @@ pub(super) fn manifests(
     per_folder(lookup, |folder| beside(folder, sidecars))
 }
 
-/// Calls `find` once for each distinct folder, and returns its result for each source.
+/// Calls `find` once for each distinct directory, and returns its result for each source.
 fn per_folder<T: Send + Sync>(
     lookup: &[Lookup<'_>],
     find: impl Fn(&Location) -> Result<Option<T>> + Sync,
@@ -332,7 +332,7 @@ fn for_source(source: &ShardSource, sidecars: &Sidecars<'_>) -> Result<Result<Cl
         #[cfg(feature = "object")]
         ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Hub) => {
             let name = object.contents_name();
-            let silent = || "the hub states no digest of it".to_owned();
+            let silent = || "the hub provides no digest of it".to_owned();
             Ok(name
                 .ok_or_else(silent)
                 .and_then(|name| hub::from_contents(name, "the hub")))

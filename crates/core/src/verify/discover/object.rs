@@ -24,7 +24,7 @@ pub(super) fn from_headers(
         Some(Protocol::S3) => from_s3(stated),
         Some(Protocol::Gcs) => from_gcs(stated),
         Some(Protocol::Azure | Protocol::Http | Protocol::Hub | Protocol::Custom) | None => {
-            Err("stores of this kind state no checksum that tload can compare".to_owned())
+            Err("stores of this kind provide no checksum that tload supports".to_owned())
         }
     }?;
     let names: Vec<_> = digests
@@ -69,7 +69,7 @@ fn from_s3(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
         }
     }
     if digests.is_empty() {
-        return Err(silent.unwrap_or_else(|| "the store states no checksum of it".to_owned()));
+        return Err(silent.unwrap_or_else(|| "the store provides no checksum of it".to_owned()));
     }
     Ok(digests)
 }
@@ -95,7 +95,7 @@ fn from_gcs(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
         );
     }
     let Some(text) = values("x-goog-hash").find_map(|hash| hash.strip_prefix("crc32c=")) else {
-        return Err("the store states no CRC-32C of it".to_owned());
+        return Err("the store provides no CRC-32C of it".to_owned());
     };
     let digest = Digest::from_base64(Algorithm::Crc32c, text);
     digest
@@ -149,8 +149,8 @@ mod tests {
         ];
         assert_eq!(s3(&all).map(|all| all.len()), Ok(3));
         for (headers, why) in [
-            (vec![], "states no checksum"),
-            (vec![kind("FULL_OBJECT")], "states no checksum"),
+            (vec![], "provides no checksum"),
+            (vec![kind("FULL_OBJECT")], "provides no checksum"),
             (
                 vec![("x-amz-checksum-crc32c", CRC32)],
                 "does not say that its CRC-32C covers the whole object",
@@ -195,7 +195,7 @@ mod tests {
         let identity = ("x-goog-stored-content-encoding", "identity");
         assert_eq!(gcs(&[md5, crc, identity]), wanted);
         for (headers, why) in [
-            (vec![md5], "states no CRC-32C"),
+            (vec![md5], "provides no CRC-32C"),
             (
                 vec![hash, ("x-goog-stored-content-encoding", "gzip")],
                 "stored compressed",

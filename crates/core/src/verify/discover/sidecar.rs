@@ -20,7 +20,7 @@ const FIRST_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub(in crate::verify) struct Sidecars<'a> {
     store: &'a StoreOptions,
-    /// True if links in a folder may lead out of it.
+    /// True if links in a directory may lead out of it.
     follow_symlinks: bool,
     pending: PendingOps,
     /// Threads and stores of the checkpoint itself.
@@ -58,7 +58,7 @@ impl<'a> Sidecars<'a> {
         }
     }
 
-    /// Sets whether links in folders may lead out of them, as when the checkpoint was opened.
+    /// Sets whether links in directories may lead out of them, as when the checkpoint was opened.
     pub(in crate::verify) fn following(mut self, follow_symlinks: bool) -> Self {
         self.follow_symlinks = follow_symlinks;
         self
@@ -76,13 +76,13 @@ impl<'a> Sidecars<'a> {
     }
 
     /// Reads all of a file that the caller did not name, if it exists in `folder`. If it is a link,
-    /// its target must be in the folder as well: folders are untrusted, and errors and reports
-    /// quote what is read. A 403 of a server counts as a missing file, since servers that forbid
-    /// listing answer so for missing files.
+    /// its target must be in the directory as well: directories are untrusted, and errors and
+    /// reports quote what is read. A 403 of a server counts as a missing file, since servers that
+    /// forbid listing answer so for missing files.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::PermissionDenied`] for a link that leads out of the folder; other errors of
+    /// [`ErrorKind::PermissionDenied`] for a link that leads out of the directory; other errors of
     /// reading.
     pub(in crate::verify) fn read_in(
         &self,
@@ -152,9 +152,11 @@ impl<'a> Sidecars<'a> {
     #[cfg(not(feature = "object"))]
     fn read_object(&self, location: &Location, _bytes_max: u64) -> Result<Vec<u8>> {
         let _ = self.store;
-        Err(Error::unsupported("this build reads no object stores")
-            .with_location(location)
-            .with_hint("build with the feature `object`"))
+        Err(
+            Error::unsupported("this build does not support object stores")
+                .with_location(location)
+                .with_hint("build with the feature `object`"),
+        )
     }
 }
 

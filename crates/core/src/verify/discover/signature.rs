@@ -35,11 +35,11 @@ const PREDICATE_TYPE: &str = "https://model_signing/signature/v1.0";
 #[derive(Debug)]
 pub(super) struct Signed {
     location: Location,
-    /// Digests by path below the folder, or the reason why none of them can be compared.
+    /// Digests by path below the directory, or the reason why none of them can be compared.
     files: Result<Named, String>,
 }
 
-/// Reads the signature in a folder, if there is one.
+/// Reads the signature in a directory, if there is one.
 pub(super) fn beside(folder: &Location, sidecars: &Sidecars<'_>) -> Result<Option<Signed>> {
     let location = folder.join(NAME);
     let Some(text) = sidecars.read_in(folder, &location, BYTES_MAX)? else {
@@ -244,7 +244,7 @@ fn invalid(message: impl std::fmt::Display) -> Error {
         ErrorKind::InvalidFormat,
         format!("is not a model signature: {message}"),
     )
-    .with_hint("get the signature again, or sign the model again: model_signing sign")
+    .with_hint("download the signature again, or sign the model again: model_signing sign")
 }
 
 #[cfg(test)]
@@ -342,7 +342,10 @@ mod tests {
             (payload, "not Base64"),
             (of_type, "its payload has another type"),
             (twice, "listed twice"),
-            (bundle(&statement(&[resource("../a")])), "leaves the folder"),
+            (
+                bundle(&statement(&[resource("../a")])),
+                "leaves the directory",
+            ),
             (bundle(&statement(&[resource("/a")])), "an absolute path"),
             (
                 set("/_type", json!("other")),

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_differs_says_where() {
+    fn length_mismatch_has_its_range() {
         assert_eq!(lengths(100, &known()), []);
         for (len, range) in [(90, 90..100), (110, 100..110)] {
             let other = lengths(len, &known());

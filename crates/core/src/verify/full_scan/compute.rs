@@ -193,7 +193,7 @@ fn in_order<'scope, 'env>(
         };
         let bytes = Arc::new(window?);
         if bytes.len() as u64 != range.end - range.start {
-            let message = "ended before its length at opening";
+            let message = "is shorter than when it was opened";
             return Err(Error::new(ErrorKind::Changed, message)
                 .with_location(source.location())
                 .with_range(range));
@@ -321,7 +321,7 @@ mod tests {
 
     /// The result for a file must hold for the file at its path.
     #[test]
-    fn a_file_that_was_replaced_or_removed_meanwhile_is_an_error() {
+    fn file_replaced_or_removed_during_scan_is_error() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a");
         std::fs::write(&path, "good").expect("a file");
@@ -337,11 +337,14 @@ mod tests {
         std::fs::rename(&other, &path).expect("replaces");
         let error = compute(&source, &wanted, &shared).expect_err("replaced");
         assert_eq!(error.kind(), ErrorKind::Changed);
-        assert!(error.message().contains("took its place"), "{error}");
+        assert!(
+            error.message().contains("replaced by another file"),
+            "{error}"
+        );
         std::fs::remove_file(&path).expect("removes");
         let error = compute(&source, &wanted, &shared).expect_err("removed");
         assert_eq!(error.kind(), ErrorKind::Changed);
-        assert!(error.message().contains("no longer there"), "{error}");
+        assert!(error.message().contains("it was removed"), "{error}");
     }
 
     #[test]

@@ -179,7 +179,7 @@ fn manifest(
     beside(&file_set.folder, sidecars).map(|found| found.map(Arc::new))
 }
 
-/// Returns the files that belong to the checkpoint: its own, and, for a folder, those of the
+/// Returns the files that belong to the checkpoint: its own, and, for a directory, those of the
 /// manifest and the signature.
 fn named(
     file_set: &FileSet,

@@ -55,7 +55,7 @@ pub struct VerifyOptions {
     pub write: Option<ManifestTarget>,
     /// Replaces an existing manifest. Default: no.
     pub force: bool,
-    /// Contents of a signature that the caller has checked. In a folder, every signed file is
+    /// Contents of a signature that the caller has checked. In a directory, every signed file is
     /// compared, and unsigned files are refused; the `model.sig` beside it is ignored. Default: the
     /// digests of a `model.sig` beside the checkpoint are compared like others, whatever its
     /// signer.
@@ -131,8 +131,8 @@ impl VerifyControl {
 }
 
 impl Verification {
-    /// Creates a verification of the checkpoint at `location`: a file, a folder or an index, on a
-    /// file system or in an object store.
+    /// Creates a verification of the checkpoint at `location`: a file, a directory or an index, on
+    /// a file system or in an object store.
     pub fn new(location: &Location) -> Self {
         Self {
             location: location.clone(),
@@ -247,7 +247,7 @@ fn target(
             None => {
                 return Err(Error::invalid_request("a manifest cannot be written there")
                     .with_location(location)
-                    .with_hint("give a local path for it: --write PATH (write=PATH)"));
+                    .with_hint("pass a local path for it: --write PATH (write=PATH)"));
             }
         },
     };

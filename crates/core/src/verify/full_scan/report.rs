@@ -33,7 +33,7 @@ pub struct VerifyReport {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct FileReport {
-    /// Path below the folder of the checkpoint.
+    /// Path below the directory of the checkpoint.
     pub name: String,
     /// Length, bytes; `None` if the file could not be opened.
     pub bytes: Option<u64>,
@@ -64,7 +64,7 @@ pub enum FileOutcome {
     Missing,
     /// The manifest does not list the file, or it is not signed.
     Extra,
-    /// There is nothing to compare it with.
+    /// No digest of it is known.
     Unverified,
     /// The file could not be read, or its header is invalid.
     Failed,
@@ -157,7 +157,7 @@ impl VerifyReport {
 
     /// Returns the reason why it is not [`Self::ok`]: [`ErrorKind::Corrupt`] for bytes and files
     /// that differ, else the error of a file that could not be read, else the error of writing the
-    /// manifest, else [`ErrorKind::Unsupported`] for shards with nothing to compare with.
+    /// manifest, else [`ErrorKind::Unsupported`] for shards without a known digest.
     pub fn error(&self) -> Option<Error> {
         self.mismatch()
             .or_else(|| self.failure())
@@ -182,7 +182,7 @@ impl VerifyReport {
             Error::new(ErrorKind::Corrupt, format!("{message}{more}"))
                 .with_location(format!("{} in {}", first.name, self.location))
                 .with_hint(
-                    "get the file again; if it was changed on purpose, write the manifest again",
+                    "download the file again; if it was changed on purpose, write a new manifest",
                 )
         };
         Some(match first.mismatches.first() {
@@ -212,7 +212,7 @@ impl VerifyReport {
                     None => error,
                 }
             }
-            None => error("belongs to the checkpoint and is missing".to_owned()),
+            None => error("is part of the checkpoint but missing".to_owned()),
         })
     }
 
@@ -231,18 +231,13 @@ impl VerifyReport {
         let first = open.next()?;
         let more = match open.count() {
             0 => String::new(),
-            count => format!(", nor {count} more of its files"),
+            count => format!(", nor for {count} more of its files"),
         };
         // A caller that has just written a manifest asked for nothing else.
         self.written.is_none().then(|| {
-            Error::unsupported(format!(
-                "there is nothing to compare {:?} with{more}",
-                first.name
-            ))
-            .with_location(&self.location)
-            .with_hint(
-                "if the checkpoint is known to be good, write a manifest: tload verify --write",
-            )
+            Error::unsupported(format!("no digest is known for {:?}{more}", first.name))
+                .with_location(&self.location)
+                .with_hint("if you trust the files, write a manifest: tload verify --write")
         })
     }
 }

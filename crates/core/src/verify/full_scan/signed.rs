@@ -16,9 +16,9 @@ use crate::verify::manifest::wrong_name;
 /// Files covered by a checked signature.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SignedFiles {
-    /// SHA-256 digests, by path below the folder of the checkpoint.
+    /// SHA-256 digests, by path below the directory of the checkpoint.
     pub files: BTreeMap<String, Digest>,
-    /// Paths below the folder that need not be signed, with everything below them.
+    /// Paths below the directory that need not be signed, with everything below them.
     pub ignored: Vec<String>,
 }
 
@@ -62,8 +62,8 @@ impl SignedFiles {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidFormat`] for names that lead out of the folder and for digests that are
-    /// not secure.
+    /// [`ErrorKind::InvalidFormat`] for names that lead out of the directory and for digests that
+    /// are not secure.
     pub(super) fn check(&self) -> Result<()> {
         for (name, digest) in &self.files {
             let invalid = |message| Err(Error::new(ErrorKind::InvalidFormat, message));
@@ -86,11 +86,11 @@ impl SignedFiles {
         Some(Claim::from_whole(by, vec![*digest]))
     }
 
-    /// Returns the files in the folder that should be signed and are not, and a note if the list
+    /// Returns the files in the directory that should be signed and are not, and a note if the list
     /// may be incomplete.
     pub(super) fn others(&self, file_set: &FileSet) -> Result<(Vec<String>, Option<String>)> {
         if !file_set.is_folder {
-            let note = "only the files of the checkpoint were compared with the signature: give the folder to compare all of its files";
+            let note = "only the files of the checkpoint were compared with the signature: pass the directory to compare all of its files";
             return Ok((Vec::new(), Some(note.to_owned())));
         }
         let is_known = |name: &str| self.is_ignored(name);
@@ -146,11 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_out_and_weak_digests_are_refused() {
+    fn names_outside_directory_and_weak_digests_are_rejected() {
         let sha = Digest::new(Algorithm::Sha256, &[1; 32]).expect("32 bytes");
         let crc = Digest::new(Algorithm::Crc64Nvme, &[1; 8]).expect("8 bytes");
         for (name, digest, wanted) in [
-            ("../a", sha, "leaves the folder"),
+            ("../a", sha, "leaves the directory"),
             ("/a", sha, "absolute"),
             ("a", crc, "wanted SHA-256"),
         ] {

@@ -1,4 +1,4 @@
-//! Lists everything below the folder of a checkpoint, to find files that do not belong there.
+//! Lists everything below the directory of a checkpoint, to find files that do not belong there.
 
 use std::path::Path;
 
@@ -6,21 +6,21 @@ use crate::checkpoint::FileSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 
-/// Maximum number of files and folders: more is a mistake, or a store that invents listings.
+/// Maximum number of files and directories: more is a mistake, or a store that invents listings.
 const NAMES_MAX: usize = 1_000_000;
 
-/// Maximum nesting depth of folders.
+/// Maximum nesting depth of directories.
 const DEPTH_MAX: usize = 64;
 
-/// Returns the paths below the folder of everything that is not a folder, except skipped paths and
-/// everything below them; and a note on what was not searched for.
+/// Returns the paths below the directory of everything that is not a directory, except skipped
+/// paths and everything below them; and a note on what was not searched for.
 ///
 /// Does not follow links: each link is an entry of its own.
 ///
 /// # Errors
 ///
-/// A folder that cannot be listed, since files may be in it. [`ErrorKind::InvalidRequest`] if there
-/// are too many entries or levels.
+/// A directory that cannot be listed, since files may be in it. [`ErrorKind::InvalidRequest`] if
+/// there are too many entries or levels.
 pub(super) fn below(
     file_set: &FileSet,
     is_skipped: &dyn Fn(&str) -> bool,
@@ -34,7 +34,7 @@ pub(super) fn below(
             None => file_set.list(&folder)?,
         };
         let Some(level) = level else {
-            let note = "unsigned files were not searched for: web servers list no folders";
+            let note = "unsigned files were not searched for: web servers do not list directories";
             return Ok((Vec::new(), Some(note.to_owned())));
         };
         let path = |last: &String| format!("{prefix}{last}");
@@ -42,10 +42,10 @@ pub(super) fn below(
         if seen > NAMES_MAX || prefix.matches('/').count() > DEPTH_MAX {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
-                "too many files and folders are below it",
+                "too many files and directories are below it",
             )
             .with_location(&file_set.folder)
-            .with_hint("give the folder of the model, without anything else in it"));
+            .with_hint("pass the directory of the model, without anything else in it"));
         }
         names.extend(level.0.iter().map(path).filter(|name| !is_skipped(name)));
         let deeper = level.1.iter().map(|last| (folder.join(last), path(last)));
@@ -57,10 +57,10 @@ pub(super) fn below(
     Ok((names, is_remote.then(|| note.to_owned())))
 }
 
-/// Lists a folder: everything that is not a folder itself, and the folders.
+/// Lists a directory: everything that is not a directory itself, and the directories.
 fn local(location: &Location, folder: &Path) -> Result<(Vec<String>, Vec<String>)> {
     let unreadable =
-        |error| Error::from_io("cannot list the folder", error).with_location(location);
+        |error| Error::from_io("cannot list the directory", error).with_location(location);
     let folder = if folder.as_os_str().is_empty() {
         Path::new(".")
     } else {

@@ -74,13 +74,13 @@ fn other_manifest_version_is_unsupported() {
 }
 
 #[test]
-fn names_stay_below_the_folder() {
+fn manifest_names_stay_below_directory() {
     for name in [
         "", "/m", "\\m", "..", "a/../m", "a\\..\\m", "m/..", "a//m", "a/", "./m", ".",
     ] {
         let error = refused(
             &with_file(name, &fields("1", "")),
-            "below the folder of the manifest",
+            "below the directory of the manifest",
         );
         assert_eq!(error.kind(), ErrorKind::InvalidFormat);
     }
@@ -132,7 +132,7 @@ fn impossible_manifest_numbers_are_rejected() {
 }
 
 #[test]
-fn duplicates_unknown_fields_and_other_types_are_refused() {
+fn duplicates_unknown_fields_and_wrong_types_are_rejected() {
     let file = |more: &str| with_file("m", &format!("{}{more}", fields("1", "")));
     refused(&file(r#","sha265":"0""#), "unknown field");
     refused(&file(r#","bytes":1"#), "duplicate field");
@@ -181,7 +181,7 @@ fn long_or_deep_manifest_gives_short_error() {
     );
     let name = "../".repeat(1 << 20);
     assert!(
-        refused(&with_file(&name, &fields("1", "")), "leaves the folder")
+        refused(&with_file(&name, &fields("1", "")), "leaves the directory")
             .message()
             .len()
             < 500

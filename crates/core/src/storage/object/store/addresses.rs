@@ -100,23 +100,40 @@ impl Reach {
     }
 }
 
-/// Resolves names as the system does, in random order. Names that redirects led to resolve only to
-/// addresses that these redirects may lead to. The check is made here so that connections go to the
-/// checked address.
-#[derive(Clone, Default)]
+/// Resolves names as the system does. Names that redirects led to resolve only to addresses that
+/// these redirects may lead to. The check is made here so that connections go to the checked
+/// address.
+#[derive(Clone)]
 pub(in crate::storage) struct Resolver {
+    /// True if addresses are returned in random order, false for the system's order.
+    shuffles: bool,
     limits: Arc<Mutex<BTreeMap<String, Reach>>>,
     /// Addresses of each name when it was last resolved.
     addresses: Arc<Mutex<BTreeMap<String, Vec<IpAddr>>>>,
 }
 
 impl Resolver {
+    pub(in crate::storage) fn new(shuffles: bool) -> Self {
+        Self {
+            shuffles,
+            limits: Arc::default(),
+            addresses: Arc::default(),
+        }
+    }
+
     /// Restricts the host name of a URL to addresses of this reach or a wider one, from now on.
     pub(in crate::storage) fn limit(&self, url: &Url, reach: Reach) {
         if let Some(Host::Domain(name)) = url.host() {
             let mut limits = self.limits.lock();
             let limit = limits.entry(name.to_owned()).or_insert(reach);
             *limit = reach.min(*limit);
+        }
+    }
+
+    /// Puts addresses into the order in which they are tried.
+    fn order(shuffles: bool, addresses: &mut [SocketAddr]) {
+        if shuffles {
+            fastrand::shuffle(addresses);
         }
     }
 
@@ -137,7 +154,7 @@ impl Resolver {
 impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
         let limit = self.limit_of(name.as_str());
-        let addresses = Arc::clone(&self.addresses);
+        let (shuffles, addresses) = (self.shuffles, Arc::clone(&self.addresses));
         Box::pin(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
             let mut found: Vec<SocketAddr> = found.collect();
@@ -151,7 +168,7 @@ impl Resolve for Resolver {
             let mut addresses = addresses.lock();
             addresses.insert(name.as_str().to_owned(), known);
             drop(addresses);
-            fastrand::shuffle(&mut found);
+            Self::order(shuffles, &mut found);
             let found: Addrs = Box::new(found.into_iter());
             Ok(found)
         })
@@ -241,12 +258,26 @@ mod tests {
     }
 
     #[test]
+    fn addresses_are_shuffled_only_if_wanted() {
+        let system: Vec<_> = (0..64)
+            .map(|last| SocketAddr::from(([10, 0, 0, last], 0)))
+            .collect();
+        for shuffles in [true, false] {
+            let mut addresses = system.clone();
+            Resolver::order(shuffles, &mut addresses);
+            assert_eq!(addresses != system, shuffles);
+            addresses.sort_unstable();
+            assert_eq!(addresses, system);
+        }
+    }
+
+    #[test]
     fn limited_names_resolve_to_no_address_of_a_narrower_reach() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("a runtime");
-        let resolver = Resolver::default();
+        let resolver = Resolver::new(true);
         let resolve = || {
             let name = "localhost".parse().expect("a name");
             runtime.block_on(resolver.resolve(name))

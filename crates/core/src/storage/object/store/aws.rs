@@ -197,9 +197,9 @@ pub(in crate::storage) fn region_of_profile(profile: Option<&str>) -> Result<Opt
     Ok(region.map(|region| region.as_ref().to_owned()))
 }
 
-/// Returns the endpoint that a profile configures for S3: that of its `services` section, else its
-/// `endpoint_url`. No environment variable is read for it, and a profile that ignores configured
-/// endpoints ignores its own.
+/// Returns the endpoint that a profile configures for S3 (that of its `services` section, else its
+/// `endpoint_url`), and whether it ignores configured endpoints, which then include its own. No
+/// environment variable is read for either.
 ///
 /// Rules of precedence: <https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html>
 ///
@@ -207,7 +207,9 @@ pub(in crate::storage) fn region_of_profile(profile: Option<&str>) -> Result<Opt
 ///
 /// [`ErrorKind::InvalidRequest`] for files that cannot be read, since credentials must not go to
 /// AWS instead; [`ErrorKind::OutOfMemory`] if no thread can be started.
-pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Result<Option<String>> {
+pub(in crate::storage) fn endpoint_of_profile(
+    profile: Option<&str>,
+) -> Result<(Option<String>, bool)> {
     let (fs, env, files) = (Fs::real(), Env::real(), EnvConfigFiles::default());
     let profile = profile.map(|profile| profile.to_owned().into());
     let profiles = run_lookup(load(&fs, &env, &files, profile))?.map_err(|error| {
@@ -222,11 +224,9 @@ pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Result<O
         let setting = EnvConfigValue::new().profile(key).service_id("s3");
         setting.load(&env, Some(&profiles)).map(|(value, _)| value)
     };
-    let ignored = value("ignore_configured_endpoint_urls");
-    if ignored.is_some_and(|ignored| ignored.eq_ignore_ascii_case("true")) {
-        return Ok(None);
-    }
-    Ok(value("endpoint_url").map(Cow::into_owned))
+    let ignores = value("ignore_configured_endpoint_urls");
+    let ignores = ignores.is_some_and(|ignores| ignores.eq_ignore_ascii_case("true"));
+    Ok((value("endpoint_url").map(Cow::into_owned), ignores))
 }
 
 /// Runs a lookup of the SDK, which has no other interface than async, on a thread of its own: the

@@ -28,7 +28,6 @@ pub(in crate::storage) static VARIABLES: Variables = Variables {
     prefix: "AZURE_",
     credentials: &CREDENTIALS,
     additions,
-    is_ignored: |_, _| false,
 };
 
 /// Settings of `object_store` that are credentials or the origin of one.
@@ -191,7 +190,7 @@ fn place(url: &RemoteUrl) -> Result<Place> {
     Ok(place(account, Some(format!("https://{host}")), true))
 }
 
-/// Returns the account of a host of blob storage, and its host for blobs. Folders are served at
+/// Returns the account of a host of blob storage, and its host for blobs. Directories are served at
 /// `dfs`, and blobs, as used here, at `blob`. `None` for hosts that are not Azure's.
 fn blob_host(host: &str) -> Option<(&str, String)> {
     let cloud = CLOUDS.iter().find(|cloud| host.ends_with(**cloud))?;
@@ -248,11 +247,11 @@ fn require_trusted(
     let host = endpoint.trim_start_matches("https://");
     Err(Error::new(
         ErrorKind::InvalidRequest,
-        format!("{host} is not a host of Azure, and credentials of the environment are for Azure"),
+        format!("{host} is not an Azure host, and the credentials in the environment are for Azure"),
     )
     .with_location(opening.url.shown())
     .with_hint(format!(
-        "if this host may get credentials, set endpoint={endpoint}; or give credentials as options, or \
+        "if this host may receive them, set endpoint={endpoint}; or pass credentials as options, or \
          anonymous=true"
     )))
 }
@@ -427,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_neither_account_nor_host_are_refused() {
+    fn text_neither_account_nor_host_is_rejected() {
         for authority in [
             "2130706433:8080#",
             "2130706433:8080",
@@ -463,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_only_the_url_names_get_no_credentials_of_the_environment() {
+    fn host_named_only_by_url_gets_no_environment_credentials() {
         let token = ("AZURE_STORAGE_TOKEN", "hunter2");
         let elsewhere = ("AZURE_STORAGE_ENDPOINT", "https://other.example");
         let there = ("AZURE_STORAGE_ENDPOINT", "https://acc.example/");

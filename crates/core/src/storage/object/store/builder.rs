@@ -96,7 +96,7 @@ impl Opening<'_> {
     }
 
     /// Returns settings for `object_store`, in ascending precedence: those of the environment, then
-    /// the options that carry its names.
+    /// those of options.
     ///
     /// # Errors
     ///
@@ -105,22 +105,42 @@ impl Opening<'_> {
         &self,
         explicit: bool,
     ) -> Result<Vec<(K, String)>> {
+        let mut settings = self.ambient_settings(explicit);
+        settings.extend(self.passed_settings()?);
+        Ok(settings)
+    }
+
+    /// Returns settings for `object_store` from the environment.
+    pub(in crate::storage) fn ambient_settings<K: FromStr>(
+        &self,
+        explicit: bool,
+    ) -> Vec<(K, String)> {
         let variables = self.protocol.variables.into_iter();
-        let mut settings: Vec<(K, String)> = variables
+        variables
             .flat_map(|of| self.environment.settings(of, !explicit))
             // Most variables with the prefix are for other tools.
             .filter_map(|(name, value)| Some((name.parse().ok()?, value)))
-            .collect();
-        for (name, value) in self.options.passed_on(self.url.protocol) {
-            let key = name.parse().map_err(|_| {
-                Error::new(
-                    ErrorKind::InvalidRequest,
-                    format!("store option {name} is unknown to object_store as well"),
-                )
-            })?;
-            settings.push((key, value.to_owned()));
-        }
-        Ok(settings)
+            .collect()
+    }
+
+    /// Returns settings for `object_store` from options that have its names.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for an option that `object_store` does not know.
+    pub(in crate::storage) fn passed_settings<K: FromStr>(&self) -> Result<Vec<(K, String)>> {
+        let options = self.options.passed_on(self.url.protocol);
+        options
+            .map(|(name, value)| {
+                let key = name.parse().map_err(|_| {
+                    Error::new(
+                        ErrorKind::InvalidRequest,
+                        format!("store option {name} is unknown to object_store as well"),
+                    )
+                })?;
+                Ok((key, value.to_owned()))
+            })
+            .collect()
     }
 
     /// Returns the configuration of the HTTP client.
@@ -142,7 +162,7 @@ impl Opening<'_> {
             "no credentials are given, and environment=false forbids looking for any",
         )
         .with_location(self.url.shown())
-        .with_hint("give credentials, or set anonymous=true for public data"))
+        .with_hint("pass credentials, or set anonymous=true for public data"))
     }
 
     /// Translates a failure of `object_store` to build a store, which happens before any request.

@@ -100,23 +100,23 @@ impl Classification {
 
 /// Classifies a listing on a plain HTTP server, which serves files but no folders.
 pub(in crate::storage) fn no_listing() -> Classification {
-    Classification::new(ErrorKind::Unsupported, "the server cannot list folders")
-        .hint("give the URL of a file, or of a model.safetensors.index.json that names the files")
+    Classification::new(ErrorKind::Unsupported, "the server cannot list directories")
+        .hint("pass the URL of a file, or of a model.safetensors.index.json that names the files")
 }
 
 /// Returns the classification for an object that is not the one that was opened.
 pub(in crate::storage) fn changed() -> Classification {
     Classification::new(ErrorKind::Changed, "the object changed while it was read")
-        .hint("load again once nothing writes to it")
+        .hint("load again when no process is writing to it")
 }
 
 /// Classifies a search that found no credentials.
 pub(in crate::storage) fn no_credentials(looked_at: &str) -> Classification {
     Classification::new(
         ErrorKind::PermissionDenied,
-        format!("no credentials were found: looked at {looked_at}"),
+        format!("no credentials were found in {looked_at}"),
     )
-    .hint("give credentials, or set anonymous=true for public data")
+    .hint("pass credentials, or set anonymous=true for public data")
 }
 
 /// Failure to get credentials. Crosses `object_store` as the source of its error.

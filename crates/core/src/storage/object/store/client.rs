@@ -117,7 +117,7 @@ fn certificates(path: &str) -> Result<Vec<Certificate>> {
     let invalid = |message: &str| {
         Error::new(ErrorKind::InvalidRequest, message)
             .with_location(path)
-            .with_hint("give a PEM file: text with lines of -----BEGIN CERTIFICATE-----")
+            .with_hint("pass a PEM file: text with lines of -----BEGIN CERTIFICATE-----")
     };
     let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| {
         invalid("ca_file holds a certificate that cannot be read")
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_never_asked_through_a_proxy() {
+    fn metadata_requests_bypass_proxy() {
         let environment = Environment::new([("NO_PROXY".to_owned(), "intern".to_owned())]);
         let options = options(&[("proxy", "http://proxy:3128")]);
         let client = client_options(

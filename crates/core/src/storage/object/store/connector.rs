@@ -81,15 +81,12 @@ impl Connector {
     }
 }
 
-/// Applies timeouts, the connection pool, and the version of HTTP.
+/// Applies timeouts, except that of a whole request, the connection pool, and the version of HTTP.
 fn with_limits(
     mut builder: reqwest::ClientBuilder,
     options: &ClientOptions,
 ) -> Result<reqwest::ClientBuilder> {
     let span = |key| duration(options, key);
-    if let Some(timeout) = span(Key::Timeout)? {
-        builder = builder.timeout(timeout);
-    }
     if let Some(timeout) = span(Key::ConnectTimeout)? {
         builder = builder.connect_timeout(timeout);
     }
@@ -125,12 +122,13 @@ fn with_limits(
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
-        let resolver = Resolver::default();
+        let resolver = Resolver::new(flag(options, Key::RandomizeAddresses)?);
         let client = self.client(options, &resolver)?;
         let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
         let following = Following {
             client,
             resolver,
+            timeout: duration(options, Key::Timeout)?,
             headers: options.get_default_headers().cloned().unwrap_or_default(),
             number,
             own: Arc::clone(&self.own),
@@ -179,4 +177,20 @@ fn duration(options: &ClientOptions, key: Key) -> Result<Option<Duration>> {
     let text = options.get_config_value(&key);
     text.map(|text| humantime::parse_duration(&text).map_err(|_| invalid(key)))
         .transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_settings_are_refused() {
+        for key in [Key::Timeout, Key::RandomizeAddresses] {
+            let options = ClientOptions::new().with_config(key, "hunter2");
+            let error = Connector::default().connect(&options).expect_err("refused");
+            let text = error.to_string();
+            assert!(text.contains(key.as_ref()), "{text}");
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+    }
 }

@@ -71,7 +71,7 @@ impl Environment {
         // Additions come first: a variable that `object_store` also knows overrides them.
         let mut settings = (of.additions)(self);
         for (name, value) in &self.variables {
-            if name.starts_with(of.prefix) && !(of.is_ignored)(self, name) {
+            if name.starts_with(of.prefix) {
                 settings.push((name.to_ascii_lowercase(), value.clone()));
             }
         }
@@ -88,8 +88,6 @@ pub(in crate::storage) struct Variables {
     pub(in crate::storage) credentials: &'static [&'static str],
     /// Returns settings from variables that `object_store` does not know, by its names.
     pub(in crate::storage) additions: fn(&Environment) -> Vec<(String, String)>,
-    /// Returns whether other variables disable this one.
-    pub(in crate::storage) is_ignored: fn(&Environment, &str) -> bool,
 }
 
 impl Variables {
@@ -133,21 +131,6 @@ mod tests {
         assert_eq!(
             without,
             [("aws_endpoint_url_s3".to_owned(), "http://s3".to_owned())]
-        );
-    }
-
-    #[test]
-    fn configured_endpoints_can_be_switched_off() {
-        let environment = environment(&[
-            ("AWS_ENDPOINT_URL", "http://s3"),
-            ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true"),
-        ]);
-        assert_eq!(
-            last(
-                &environment.settings(&s3::VARIABLES, true),
-                "aws_endpoint_url"
-            ),
-            None
         );
     }
 

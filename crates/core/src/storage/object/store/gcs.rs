@@ -28,7 +28,6 @@ pub(in crate::storage) static VARIABLES: Variables = Variables {
     prefix: "GOOGLE_",
     credentials: &CREDENTIALS,
     additions,
-    is_ignored: |_, _| false,
 };
 
 /// Settings of `object_store` that are credentials or the origin of one.

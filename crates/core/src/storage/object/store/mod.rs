@@ -269,7 +269,7 @@ impl Store {
         }
         let listing = pages::bounded(self.inner.list_with_delimiter(prefix));
         let (listing, _) = self.request("LIST", listing).await?;
-        // Consoles mark a folder by an empty object of the same name.
+        // Consoles mark a directory by an empty object of the same name.
         let is_marker = |object: &ObjectMeta| Some(&object.location) == prefix;
         let objects = listing.objects.into_iter();
         Ok(Level {

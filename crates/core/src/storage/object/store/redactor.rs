@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_without_a_secret_stay_as_they_are() {
+    fn text_without_secret_is_unchanged() {
         let url = "https://host/a?v=1&name=main&x=true&sig=a&part=7";
         let with = redactor(
             url,

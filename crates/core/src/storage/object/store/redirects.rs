@@ -3,17 +3,24 @@
 //! A server that redirects names the next host, so nothing meant for the first host is forwarded:
 //! no credentials, no header of an option, no `Referer` (which would contain the query of a signed
 //! URL). A redirect also must not lead to an address that only this machine or its network can
-//! reach.
+//! reach. The timeout of a request covers all its redirects, and the body of the last response.
 
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use http::header::{self, HeaderMap, HeaderName};
 use http::{Method, StatusCode, Uri};
+use http_body::{Body, Frame, SizeHint};
 use object_store::client::{
-    HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpService,
+    HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody,
+    HttpService,
 };
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use url::Url;
 
 use super::addresses::{Reach, Resolver};
@@ -32,11 +39,14 @@ const KEPT: [HeaderName; 6] = [
     header::IF_UNMODIFIED_SINCE,
 ];
 
-/// HTTP client that follows redirects by these rules. The inner client follows none.
+/// HTTP client that follows redirects by these rules. The inner client follows none, and has no
+/// timeout for a whole request.
 #[derive(Debug)]
 pub(in crate::storage) struct Following {
     pub(in crate::storage) client: reqwest::Client,
     pub(in crate::storage) resolver: Resolver,
+    /// Maximum duration of a request, from connecting to the end of the body.
+    pub(in crate::storage) timeout: Option<Duration>,
     /// Sent with each request to the store, unless the request already has headers of these names.
     pub(in crate::storage) headers: HeaderMap,
     /// Number of this client; `own` is that of the first one that speaks to the store itself.
@@ -46,7 +56,23 @@ pub(in crate::storage) struct Following {
 
 #[async_trait]
 impl HttpService for Following {
-    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let deadline = self
+            .timeout
+            .and_then(|timeout| Instant::now().checked_add(timeout));
+        let Some(deadline) = deadline else {
+            return self.follow(request).await;
+        };
+        let response = timeout_at(deadline, self.follow(request)).await;
+        let (head, body) = response.map_err(|_| timed_out())??.into_parts();
+        let deadline = Box::pin(sleep_until(deadline));
+        let body = HttpResponseBody::new(Bounded { body, deadline });
+        Ok(HttpResponse::from_parts(head, body))
+    }
+}
+
+impl Following {
+    async fn follow(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
         if self.number >= self.own.load(Ordering::Relaxed) {
             for (name, value) in &self.headers {
                 let entry = request.headers_mut().entry(name);
@@ -93,6 +119,42 @@ impl HttpService for Following {
             *request.headers_mut() = headers.clone();
         }
     }
+}
+
+/// Body that ends with an error at a deadline.
+struct Bounded {
+    body: HttpResponseBody,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl Body for Bounded {
+    type Data = <HttpResponseBody as Body>::Data;
+    type Error = HttpError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, HttpError>>> {
+        if self.deadline.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Some(Err(timed_out())));
+        }
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+fn timed_out() -> HttpError {
+    HttpError::new(
+        HttpErrorKind::Timeout,
+        io::Error::from(io::ErrorKind::TimedOut),
+    )
 }
 
 /// Returns the URL of a response and its redirect target; `None` if it is no redirect, or has no

@@ -183,10 +183,10 @@ fn malformed_response(error: &object_store::Error, asked: &RequestContext) -> Cl
             ErrorKind::Unsupported,
             "the store holds a name that cannot be addressed: with an empty component or a control character",
         )
-        .hint("give the URL of a file or of an index, which needs no listing");
+        .hint("pass the URL of a file or of an index, which needs no listing");
     }
     let what = if says("Content-Range") || says("CONTENT_RANGE") || says("Requested ") {
-        "the server sent other bytes than requested"
+        "the server sent a different range than requested"
     } else if says("last modified") || says("Last-Modified") {
         "the server sent a Last-Modified header that is not a date"
     } else if says("Content-Length") || says("content length") {

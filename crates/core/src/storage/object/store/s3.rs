@@ -35,9 +35,6 @@ pub(in crate::storage) static VARIABLES: Variables = Variables {
     prefix: "AWS_",
     credentials: &CREDENTIALS,
     additions: |_| Vec::new(),
-    is_ignored: |environment, name| {
-        name.starts_with("AWS_ENDPOINT") && ignores_endpoints(environment)
-    },
 };
 
 /// Settings of `object_store` that are credentials or the origin of one.
@@ -98,11 +95,11 @@ fn open(opening: &Opening) -> Result<OpenStore> {
     })
 }
 
-/// Returns whether endpoints that variables and profiles of AWS configure must be ignored.
-fn ignores_endpoints(environment: &Environment) -> bool {
-    environment
-        .get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
-        .is_some_and(|text| text.eq_ignore_ascii_case("true"))
+/// Returns whether endpoints that variables and profiles of AWS configure must be ignored; `None`
+/// leaves that to the profile.
+fn ignores_endpoints(environment: &Environment) -> Option<bool> {
+    let text = environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")?;
+    Some(text.eq_ignore_ascii_case("true"))
 }
 
 /// Classifies known codes, and responses that say that the bucket is in another region.
@@ -164,7 +161,11 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
         opening.first_option(&EXPLICIT).is_some() || opening.passed_credential().is_some();
     let mut builder = AmazonS3Builder::new();
     let mut client_settings = Vec::new();
-    for (key, value) in opening.settings::<AmazonS3ConfigKey>(explicit)? {
+    let passed = opening.passed_settings()?;
+    let configured = ConfiguredEndpoint::new(opening, &passed)?;
+    let ambient = opening.ambient_settings(explicit).into_iter();
+    let ambient = ambient.filter(|(key, _)| !configured.hides(*key));
+    for (key, value) in ambient.chain(passed) {
         if let AmazonS3ConfigKey::Client(key) = key {
             client_settings.push((key, value));
         } else {
@@ -190,7 +191,13 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     if let Some(pays) = options.flag("request_payer") {
         builder = builder.with_request_payer(pays);
     }
-    builder = with_profile(builder, opening)?;
+    builder = with_region(builder, opening)?;
+    if let Some(endpoint) = configured
+        .of_profile
+        .filter(|_| endpoint(&builder).is_none())
+    {
+        builder = builder.with_endpoint(endpoint);
+    }
     builder = with_address(builder, opening, bucket);
     require_label(&builder, opening)?;
     let endpoint = endpoint(&builder);
@@ -228,20 +235,62 @@ fn require_url(endpoint: Option<&str>) -> Result<()> {
     .with_hint("write endpoint=http://host:port; with an IP address use addressing=path"))
 }
 
-/// Takes what neither options nor variables say, region and endpoint, from the profile.
-fn with_profile(mut builder: AmazonS3Builder, opening: &Opening) -> Result<AmazonS3Builder> {
-    let is_set = |builder: &AmazonS3Builder, key| builder.get_config_value(&key).is_some();
-    if !is_set(&builder, AmazonS3ConfigKey::Region) {
-        let region = profile_region(opening)?;
-        builder = builder.with_region(region.unwrap_or_else(|| DEFAULT_REGION.to_owned()));
+/// Endpoints that variables and a profile configure, and which of them count.
+struct ConfiguredEndpoint {
+    /// True if an option gives the endpoint.
+    is_given: bool,
+    /// True if no variable counts, nor the profile.
+    is_ignored: bool,
+    of_profile: Option<String>,
+}
+
+impl ConfiguredEndpoint {
+    /// Reads the profile unless an option or a variable makes it irrelevant. `passed` are the
+    /// options that have names of `object_store`.
+    fn new(opening: &Opening, passed: &[(AmazonS3ConfigKey, String)]) -> Result<Self> {
+        let is_passed = passed.iter().any(|(key, _)| is_endpoint(*key));
+        let is_given = is_passed || opening.options.get("endpoint").is_some();
+        let is_ignored = ignores_endpoints(opening.environment);
+        let mut configured = Self {
+            is_given,
+            is_ignored: is_ignored == Some(true),
+            of_profile: None,
+        };
+        if is_given || configured.is_ignored {
+            return Ok(configured);
+        }
+        let (of_profile, is_ignored_by_profile) = profile_endpoint(opening)?;
+        // The variable overrides the profile, also if it is false.
+        configured.is_ignored = is_ignored.unwrap_or(is_ignored_by_profile);
+        configured.of_profile = of_profile.filter(|_| !configured.is_ignored);
+        Ok(configured)
     }
-    if endpoint(&builder).is_none()
-        && !ignores_endpoints(opening.environment)
-        && let Some(endpoint) = profile_endpoint(opening)?
+
+    /// Returns whether this setting of the environment is an endpoint that does not count.
+    fn hides(&self, key: AmazonS3ConfigKey) -> bool {
+        (self.is_given && is_endpoint(key))
+            || (self.is_ignored && (is_endpoint(key) || key == AmazonS3ConfigKey::StsEndpoint))
+    }
+}
+
+/// Returns whether this setting is an endpoint of S3.
+fn is_endpoint(key: AmazonS3ConfigKey) -> bool {
+    matches!(
+        key,
+        AmazonS3ConfigKey::Endpoint | AmazonS3ConfigKey::S3Endpoint
+    )
+}
+
+/// Takes the region from the profile if neither options nor variables give it.
+fn with_region(builder: AmazonS3Builder, opening: &Opening) -> Result<AmazonS3Builder> {
+    if builder
+        .get_config_value(&AmazonS3ConfigKey::Region)
+        .is_some()
     {
-        builder = builder.with_endpoint(endpoint);
+        return Ok(builder);
     }
-    Ok(builder)
+    let region = profile_region(opening)?;
+    Ok(builder.with_region(region.unwrap_or_else(|| DEFAULT_REGION.to_owned())))
 }
 
 #[cfg(feature = "aws-config")]
@@ -252,10 +301,11 @@ fn profile_region(opening: &Opening) -> Result<Option<String>> {
     super::aws::region_of_profile(opening.options.get("profile"))
 }
 
+/// Returns the endpoint of the profile, and whether the profile ignores configured endpoints.
 #[cfg(feature = "aws-config")]
-fn profile_endpoint(opening: &Opening) -> Result<Option<String>> {
+fn profile_endpoint(opening: &Opening) -> Result<(Option<String>, bool)> {
     if !may_read_profile(opening) {
-        return Ok(None);
+        return Ok((None, false));
     }
     super::aws::endpoint_of_profile(opening.options.get("profile"))
 }
@@ -280,8 +330,8 @@ fn profile_region(_: &Opening) -> Result<Option<String>> {
     clippy::unnecessary_wraps,
     reason = "builds with the SDK read files here"
 )]
-fn profile_endpoint(_: &Opening) -> Result<Option<String>> {
-    Ok(None)
+fn profile_endpoint(_: &Opening) -> Result<(Option<String>, bool)> {
+    Ok((None, false))
 }
 
 /// Sets where the bucket's name goes. For the host name, the builder needs an endpoint that already
@@ -423,7 +473,7 @@ fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSourc
             "this build cannot read profiles of the AWS configuration files",
         )
         .with_location(opening.url.shown())
-        .with_hint("build with the feature aws-config, or give credentials"));
+        .with_hint("build with the feature aws-config, or pass credentials"));
     }
     let has = |key| builder.get_config_value(&key).is_some();
     let source = if has(AmazonS3ConfigKey::WebIdentityTokenFile) && has(AmazonS3ConfigKey::RoleArn)
@@ -510,6 +560,29 @@ mod tests {
             Some("eu-west-1")
         );
         assert_eq!(endpoint(&builder).as_deref(), Some("http://127.0.0.1:9000"));
+    }
+
+    #[test]
+    fn configured_endpoints_are_hidden_by_variable_and_options() {
+        let sts = ("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9001");
+        let ignore = ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true");
+        let ignored = [AMBIENT[0], AMBIENT[1], AMBIENT[4], sts, ignore];
+        let (builder, _) = built("s3://b/k", &[], &ignored).expect("a builder");
+        assert_eq!(endpoint(&builder), None);
+        let value = |key| builder.get_config_value(&key);
+        assert_eq!(value(AmazonS3ConfigKey::StsEndpoint), None);
+        // Options win, also over the variable that `object_store` prefers.
+        for option in ["endpoint", "aws_endpoint", "aws_endpoint_url"] {
+            for variables in [&AMBIENT[..], &ignored] {
+                let (builder, _) =
+                    built("s3://b/k", &[(option, "https://minio")], variables).expect("a builder");
+                assert_eq!(
+                    endpoint(&builder).as_deref(),
+                    Some("https://minio"),
+                    "{option}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(in crate::storage) fn by_code(code: &str, asked: &RequestContext) -> Option<
         "RequestTimeTooSkewed" => denied("the clock of this machine is too far from the store's")
             .hint("set the clock of this machine"),
         "InvalidAccessKeyId" | "XAdminUserNotFound" => denied("the store does not know the access key").hint(format!(
-            "give a key of this store; the one in use comes from: {from}"
+            "pass a key of this store; the one in use comes from: {from}"
         )),
         "InvalidToken" => denied("the store does not accept the session token")
             .hint(format!("renew the credentials, which come from: {from}")),
@@ -112,7 +112,7 @@ fn by_status(status: u16, captured: &ResponseCapture, asked: &RequestContext) ->
             ErrorKind::Changed,
             "the object ends before the requested bytes: it shrank",
         )
-        .hint("load again once nothing writes to it"),
+        .hint("load again when no process is writing to it"),
         500..=u16::MAX => {
             Classification::new(ErrorKind::Remote, format!("the store failed ({answer})"))
                 .hint("try again later; the store's operators can find the request by its id")
@@ -134,7 +134,7 @@ fn by_status(status: u16, captured: &ResponseCapture, asked: &RequestContext) ->
 fn unauthenticated(asked: &RequestContext) -> Classification {
     let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
     if asked.anonymous {
-        denied("the store requires credentials").hint("give credentials instead of anonymous=true")
+        denied("the store requires credentials").hint("pass credentials instead of anonymous=true")
     } else {
         denied("the store does not accept the credentials").hint(format!(
             "renew the credentials, which come from: {}",
@@ -163,7 +163,7 @@ fn denied(captured: &ResponseCapture, asked: &RequestContext) -> Classification 
     }
     let classification = Classification::new(ErrorKind::PermissionDenied, "access is denied");
     if asked.anonymous {
-        return classification.hint("the data is not public: give credentials, or check the names");
+        return classification.hint("the data is not public: pass credentials, or check the names");
     }
     let Some([to_list, to_read]) = asked.hints.permissions else {
         return classification.hint("request access");
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_credentials_say_where_they_come_from() {
+    fn rejected_credentials_name_their_source() {
         for code in [
             "AccessDenied",
             "InvalidAccessKeyId",
@@ -351,7 +351,7 @@ mod tests {
         };
         let mut anonymous = asked(&gcs::PROTOCOL);
         anonymous.anonymous = true;
-        assert!(hint(&anonymous).contains("give credentials"));
+        assert!(hint(&anonymous).contains("pass credentials"));
         let mut signed = asked(&web::PROTOCOL);
         signed.signed_url = true;
         assert!(hint(&signed).contains("sign the URL again"));

@@ -235,7 +235,7 @@ fn responses_with_wrong_range_are_rejected() {
 }
 
 #[test]
-fn web_servers_that_ignore_ranges() {
+fn web_server_ignoring_ranges_is_unsupported() {
     let (url, server) = serve(reply("200 OK", "abcdefgh"));
     let (store, path) = open(&format!("{url}/m"), &[]);
     let fault = fetch(&store, &path).expect_err("no range");

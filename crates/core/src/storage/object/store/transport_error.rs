@@ -35,7 +35,7 @@ pub(in crate::storage) fn classification(error: &HttpError, host: &str) -> Class
     } else if find::<TooLong>(error).is_some() {
         Classification::new(
             ErrorKind::Remote,
-            format!("{host} sends an endless listing or token"),
+            format!("{host} sent an oversized listing or token"),
         )
         .hint("check the endpoint: it may not be an object store")
     } else if says("certificate") {
@@ -50,9 +50,12 @@ pub(in crate::storage) fn classification(error: &HttpError, host: &str) -> Class
         .hint("set read_timeout higher if the store needs longer")
         .transient(Transient::Stalled)
     } else {
-        Classification::new(ErrorKind::Remote, format!("the connection to {host} broke"))
-            .hint(BROKE)
-            .transient(Transient::Broken)
+        Classification::new(
+            ErrorKind::Remote,
+            format!("the connection to {host} was lost"),
+        )
+        .hint(BROKE)
+        .transient(Transient::Broken)
     };
     classification.cause(cause)
 }
@@ -63,7 +66,7 @@ fn redirected(host: &str, refused: Refused) -> Classification {
     let classification = Classification::new(ErrorKind::Remote, format!("{host} {refused}"));
     classification.hint(match refused {
         Refused::Narrower => {
-            "only servers of the same network may redirect there; if the redirect is intended, give its target as the URL"
+            "only servers of the same network may redirect there; if the redirect is intended, pass its target as the URL"
         }
         Refused::Endless | Refused::Plain | Refused::Scheme => {
             "check the URL or the endpoint, and the server's configuration"
@@ -80,7 +83,7 @@ fn certificate(host: &str, texts: &[String]) -> Classification {
     } else if says("expired") || says("Expired") || says("not valid yet") {
         "renew the server's certificate, or set the clock of this machine"
     } else {
-        "give the certificate of its authority as ca_file"
+        "pass the certificate of its authority as ca_file"
     };
     Classification::new(
         ErrorKind::Remote,
@@ -165,7 +168,7 @@ pub(in crate::storage) fn of_io(error: &io::Error) -> Classification {
     ]
     .contains(&kind)
     {
-        Classification::new(ErrorKind::Remote, "the connection to the store broke")
+        Classification::new(ErrorKind::Remote, "the connection to the store was lost")
             .hint(BROKE)
             .transient(Transient::Broken)
     } else {
@@ -267,7 +270,7 @@ mod tests {
                 Some(libc::ECONNRESET),
                 ErrorKind::Remote,
                 Some(Transient::Broken),
-                "the connection to host:9 broke",
+                "the connection to host:9 was lost",
             ),
             (
                 Request,
@@ -275,7 +278,7 @@ mod tests {
                 None,
                 ErrorKind::Remote,
                 Some(Transient::Broken),
-                "the connection to host:9 broke",
+                "the connection to host:9 was lost",
             ),
             (
                 Unknown,
@@ -283,7 +286,7 @@ mod tests {
                 None,
                 ErrorKind::Remote,
                 Some(Transient::Broken),
-                "the connection to host:9 broke",
+                "the connection to host:9 was lost",
             ),
         ] {
             let classification = classification(

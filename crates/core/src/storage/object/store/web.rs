@@ -68,13 +68,13 @@ fn refusal(
     let refused = || match status {
         401 => Some(
             denied("the server requires credentials, or rejects these")
-                .hint("give https://user:password@host, or header.authorization"),
+                .hint("pass https://user:password@host, or header.authorization"),
         ),
         403 => skewed(captured).or_else(|| {
             Some(denied("access is denied").hint(if asked.signed_url {
                 "sign the URL again: it has expired, or is not valid for this object or method"
             } else {
-                "give https://user:password@host, header.authorization or a signed URL"
+                "pass https://user:password@host, header.authorization or a signed URL"
             }))
         }),
         _ => None,
@@ -92,7 +92,7 @@ fn base(url: &RemoteUrl) -> Result<Url> {
         query.unwrap_or_default()
     );
     Url::parse(&text).map_err(|error| {
-        Error::new(ErrorKind::InvalidRequest, "the URL is not one")
+        Error::new(ErrorKind::InvalidRequest, "the URL is malformed")
             .with_location(url.shown())
             .with_source(error)
     })

@@ -27,7 +27,7 @@ const INDEX_SUFFIX: &str = ".safetensors.index.json";
 const INDEX_NAME: &str = "model.safetensors.index.json";
 const SINGLE_NAME: &str = "model.safetensors";
 
-/// Returns the folder or file of a hub's model on this machine, if it is complete.
+/// Returns the directory or file of a hub's model on this machine, if it is complete.
 ///
 /// # Errors
 ///
@@ -42,7 +42,7 @@ pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<P
             &HubId::from_authority(&url.authority),
             path.as_ref(),
         ),
-        None => Err("the cache folder is unknown".to_owned()),
+        None => Err("the cache directory is unknown".to_owned()),
     };
     match found {
         Ok(path) => Ok(Some(path)),
@@ -56,7 +56,7 @@ pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<P
     }
 }
 
-/// Returns the folder or file of a hub's model at this commit, as far as it is on this machine.
+/// Returns the directory or file of a hub's model at this commit, as far as it is on this machine.
 pub(crate) fn snapshot(url: &RemoteUrl, commit: &str, options: &StoreOptions) -> Option<PathBuf> {
     let path = object_path(url).ok()?;
     let cache = settings::cache(&Environment::unless_forbidden(options))?;
@@ -81,7 +81,7 @@ pub(in crate::storage) fn offline(missing: &str) -> Error {
     )
 }
 
-/// Returns the folder of a repository.
+/// Returns the directory of a repository.
 fn storage(cache: &Path, id: &HubId) -> PathBuf {
     cache.join(format!("models--{}", id.repository.replace('/', "--")))
 }
@@ -94,7 +94,7 @@ fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
     } else {
         let file = storage.join("refs").join(&id.revision);
         let text = std::fs::read_to_string(&file)
-            .map_err(|_| format!("{} is not there", file.display()))?;
+            .map_err(|_| format!("{} does not exist", file.display()))?;
         text.trim().to_owned()
     };
     if !is_commit(&commit) {
@@ -109,12 +109,12 @@ fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
             shards(&place)?;
         }
     } else {
-        return Err(format!("{} is not there", place.display()));
+        return Err(format!("{} does not exist", place.display()));
     }
     Ok(place)
 }
 
-/// Requires all weights of a folder: those that its index names, else those that the repository
+/// Requires all weights of a directory: those that its index names, else those that the repository
 /// lists in it, else the single file of a small model.
 fn whole(folder: &Path, path: &str, tree: &Path) -> Result<(), String> {
     if let Some(index) = index_in(folder) {
@@ -137,7 +137,7 @@ fn require<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>) -> Resul
     }
 }
 
-/// Returns the index of a folder, by the rules for any folder.
+/// Returns the index of a directory, by the rules for any directory.
 fn index_in(folder: &Path) -> Option<PathBuf> {
     let named = folder.join(INDEX_NAME);
     if named.exists() {
@@ -177,7 +177,7 @@ struct Tree {
     files: BTreeMap<String, serde_json::Value>,
 }
 
-/// Returns the names of weights and indexes directly in a folder of the repository, if the list
+/// Returns the names of weights and indexes directly in a directory of the repository, if the list
 /// exists.
 fn weights(tree: &Path, path: &str) -> Option<Vec<String>> {
     let tree: Tree = serde_json::from_slice(&small_file(tree).ok()?).ok()?;
@@ -310,7 +310,7 @@ mod tests {
             ]),
         );
         cache.find("").expect("all of the root");
-        cache.find("/unet").expect("all of the folder");
+        cache.find("/unet").expect("all of the directory");
         cache.file("vae/x", "");
         cache.find("/vae").expect_err("no weights");
         cache.file("model.safetensors", "");

@@ -22,7 +22,7 @@ pub(crate) struct Commit {
     name: String,
     /// Time of the last change, if the hub states it; files have no time of their own.
     modified: Option<DateTime<Utc>>,
-    /// Files by path: those below a folder are adjacent.
+    /// Files by path: those below a directory are adjacent.
     files: BTreeMap<String, File>,
 }
 
@@ -170,8 +170,8 @@ impl Commit {
         Ok(())
     }
 
-    /// Returns the files and folders directly below a folder. Visits only the entries below it,
-    /// because a copy lists every folder of the commit.
+    /// Returns the files and directories directly below a directory. Visits only the entries below
+    /// it, because a copy lists every directory of the commit.
     pub(in crate::storage::object::store) fn level(&self, folder: Option<&Path>) -> Level {
         let root = Path::default();
         let folder = folder.unwrap_or(&root);
@@ -211,8 +211,8 @@ impl Commit {
     }
 }
 
-/// Checks that each file in a hub's response is in exactly one folder, and that all folders are
-/// found.
+/// Checks that each file in a hub's response is in exactly one directory, and that all directories
+/// are found.
 ///
 /// # Panics
 ///
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(names(Some("config.json")), (Vec::new(), Vec::new()));
     }
 
-    /// Visiting every file for each folder takes 10^10 steps: hours.
+    /// Visiting every file for each directory takes 10^10 steps: hours.
     #[test]
     fn level_of_large_commit_visits_only_folder() {
         let files = (0..100_000).map(|file| format!("f{:05}/{file}.json", file / 2));
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn names_beside_a_folder_are_not_in_it() {
+    fn names_beside_directory_are_not_listed_in_it() {
         let names = ["a", "a-b/x", "a/x", "a/y/z", "a0", "a0/x"];
         let siblings = names.map(|name| serde_json::json!({"rfilename": name}));
         let answer = serde_json::json!({"sha": NAME, "siblings": siblings});

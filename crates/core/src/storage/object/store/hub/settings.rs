@@ -93,7 +93,7 @@ impl Token {
                     "the hub's token holds a character that cannot be sent; it comes from: {source}"
                 ),
             )
-            .with_hint("give the token as the hub shows it, hf_…")
+            .with_hint("pass the token as the hub shows it, hf_…")
         })?;
         header.set_sensitive(true);
         Ok(Self {
@@ -103,7 +103,7 @@ impl Token {
     }
 }
 
-/// Returns the folder of the hub's own tools.
+/// Returns the directory of the hub's own tools.
 fn home(environment: &Environment) -> Option<PathBuf> {
     if let Some(home) = environment.get("HF_HOME") {
         return expanded(environment, home);
@@ -122,7 +122,7 @@ fn token_path(environment: &Environment) -> Option<PathBuf> {
     }
 }
 
-/// Returns the folder of downloaded models, if one is configured.
+/// Returns the directory of downloaded models, if one is configured.
 pub(in crate::storage) fn cache(environment: &Environment) -> Option<PathBuf> {
     match environment.first(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]) {
         Some(path) => expanded(environment, path),
@@ -139,7 +139,7 @@ pub(in crate::storage) fn is_offline(environment: &Environment) -> bool {
     }
 }
 
-/// Expands `~` at the beginning to the user's folder.
+/// Expands `~` at the beginning to the user's directory.
 fn expanded(environment: &Environment, path: &str) -> Option<PathBuf> {
     match path.strip_prefix('~') {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_endpoint_is_the_option_the_variable_or_the_hub() {
+    fn endpoint_is_option_then_variable_then_hub() {
         let mirror = [("HF_ENDPOINT", "https://mirror/hf/")];
         let option = [("endpoint", "http://h:1")];
         for (variables, options, wanted) in [
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_from_options_variables_and_files() {
+    fn token_is_option_then_variable_then_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let home = folder.path().to_str().expect("UTF-8");
         std::fs::write(folder.path().join("token"), "hf_file\n").expect("a file");

@@ -26,7 +26,7 @@ pub(in crate::storage) fn refusal(
     let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
     Some(match (code, status) {
         ("RevisionNotFound", _) => not_found("the repository has no such revision")
-            .hint("give one of its branches, tags or commits: hf://org/name@main"),
+            .hint("pass one of its branches, tags or commits: hf://org/name@main"),
         ("EntryNotFound", _) => not_found("the repository has no such file at this revision")
             .hint("check the path; tload ls hf://org/name shows the tensors of the repository's own checkpoint"),
         ("GatedRepo", _) => gated(asked),
@@ -44,7 +44,7 @@ pub(in crate::storage) fn refusal(
         (_, 401) => denied("the hub does not accept the token")
             .hint(format!("renew the token, which comes from: {}", asked.credentials)),
         (_, 403) if asked.anonymous => denied("the hub denies access without a token")
-            .hint("give a token: option token, HF_TOKEN, or hf auth login"),
+            .hint("pass a token: option token, HF_TOKEN, or hf auth login"),
         (_, 403) => denied("the token's owner has no access to this repository").hint(format!(
             "grant the token read access to this repository; it comes from: {}",
             asked.credentials
@@ -62,7 +62,7 @@ fn gated(asked: &RequestContext) -> Classification {
     );
     if asked.anonymous {
         return classification.hint(
-            "accept them on the repository's page, then give a token of that account: option token, HF_TOKEN, or hf auth login",
+            "accept them on the repository's page, then pass a token of that account: option token, HF_TOKEN, or hf auth login",
         );
     }
     classification.hint(format!(
@@ -80,7 +80,7 @@ fn no_repository(asked: &RequestContext) -> Classification {
             ErrorKind::NotFound,
             "the hub has no such repository, or it is private and no token is given",
         )
-        .hint("check the name; for a private repository give a token: option token, HF_TOKEN, or hf auth login");
+        .hint("check the name; for a private repository pass a token: option token, HF_TOKEN, or hf auth login");
     }
     Classification::new(
         ErrorKind::NotFound,
@@ -106,9 +106,9 @@ mod tests {
     fn table() {
         use ErrorKind::{NotFound, PermissionDenied};
         for (status, code, anonymous, kind, words) in [
-            (401, "RepoNotFound", true, NotFound, "give a token"),
+            (401, "RepoNotFound", true, NotFound, "pass a token"),
             (404, "RepoNotFound", false, NotFound, "HF_TOKEN"),
-            (401, "", true, NotFound, "give a token"),
+            (401, "", true, NotFound, "pass a token"),
             (401, "", false, PermissionDenied, "renew the token"),
             (401, "GatedRepo", true, PermissionDenied, "accept"),
             (403, "GatedRepo", false, PermissionDenied, "fine-grained"),
@@ -116,7 +116,7 @@ mod tests {
             (404, "EntryNotFound", false, NotFound, "path"),
             (403, "DisabledRepo", false, PermissionDenied, "owner"),
             (403, "", false, PermissionDenied, "read access"),
-            (403, "", true, PermissionDenied, "give a token"),
+            (403, "", true, PermissionDenied, "pass a token"),
             (404, "", false, NotFound, "endpoint"),
         ] {
             let captured = ResponseCapture {

@@ -26,11 +26,11 @@ NAMES_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Receiver:
-    """A tensor or array of the caller."""
+class LoadTarget:
+    """Tensor or array of the caller, as the core sees it."""
 
     described: Described
-    target: Any
+    value: Any
 
     @property
     def name(self) -> str:
@@ -45,16 +45,16 @@ class Receiver:
         """Copy a loaded temporary tensor into the target."""
         if tensor.nbytes == 0:
             return
-        if _is_tensor(self.target):
+        if _is_tensor(self.value):
             import torch
 
             # A tensor that was made in inference mode can only be changed in that mode.
-            with torch.inference_mode() if self.target.is_inference() else torch.no_grad():
-                self.target.copy_(convert.torch(tensor))
+            with torch.inference_mode() if self.value.is_inference() else torch.no_grad():
+                self.value.copy_(convert.torch(tensor))
         else:
             import numpy as np
 
-            np.copyto(self.target, convert.numpy(tensor), casting="unsafe")
+            np.copyto(self.value, convert.numpy(tensor), casting="unsafe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,16 @@ class _Converters:
     numpy: Any
 
 
-def converters(receivers: Mapping[str, Receiver], infos: tuple[Any, ...]) -> _Converters:
+def converters(targets: Mapping[str, LoadTarget], infos: tuple[Any, ...]) -> _Converters:
     """Return converters for all tensors that have to be copied.
 
     Raises `UnsupportedError` if a tensor cannot be converted.
     """
-    copied = [info for info in infos if info.nbytes and not receivers[info.name].is_filled_by_the_core(info.dtype)]
-    tensors = [info for info in copied if _is_tensor(receivers[info.name].target)]
-    arrays = [info for info in copied if not _is_tensor(receivers[info.name].target)]
-    packed = [info for info in tensors if "F4" in {info.dtype, receivers[info.name].described[1]}]
-    converted = [info for info in packed if info.dtype != receivers[info.name].described[1]]
+    copied = [info for info in infos if info.nbytes and not targets[info.name].is_filled_by_the_core(info.dtype)]
+    tensors = [info for info in copied if _is_tensor(targets[info.name].value)]
+    arrays = [info for info in copied if not _is_tensor(targets[info.name].value)]
+    packed = [info for info in tensors if "F4" in {info.dtype, targets[info.name].described[1]}]
+    converted = [info for info in packed if info.dtype != targets[info.name].described[1]]
     if converted:
         hint = "load them unconverted (load), and convert them with a library that can"
         raise _torch.unsupported(converted, converted[0].dtype, "torch cannot convert from or to 4-bit floats", hint)
@@ -84,7 +84,7 @@ def converters(receivers: Mapping[str, Receiver], infos: tuple[Any, ...]) -> _Co
     )
 
 
-def receivers_of(target: object) -> tuple[dict[str, Receiver], dict[str, str]]:
+def targets_of(target: object) -> tuple[dict[str, LoadTarget], dict[str, str]]:
     """Describe each valid target, and give the reason why each other one is invalid, by name.
 
     Raises:
@@ -96,7 +96,7 @@ def receivers_of(target: object) -> tuple[dict[str, Receiver], dict[str, str]]:
     if not isinstance(target, Mapping):
         message = f"target: wanted a torch.nn.Module or a mapping of names, found {type(target).__qualname__}"
         raise TypeError(message)
-    receivers: dict[str, Receiver] = {}
+    targets: dict[str, LoadTarget] = {}
     faults: dict[str, str] = {}
     for name, value in target.items():
         if not isinstance(name, str):
@@ -104,30 +104,30 @@ def receivers_of(target: object) -> tuple[dict[str, Receiver], dict[str, str]]:
             raise TypeError(message)
         described = _describe(name, value)
         if not isinstance(described, str):
-            receivers[name] = Receiver(described, value)
+            targets[name] = LoadTarget(described, value)
         elif not name.endswith(EXTRA_STATE):
             faults[name] = described
-    return receivers, faults
+    return targets, faults
 
 
-def refuse(faults: Mapping[str, str]) -> None:
+def reject(faults: Mapping[str, str]) -> None:
     """Raise `InvalidRequestError` that lists the invalid targets, if there are any."""
     if not faults:
         return
     shown = "; ".join(f"{name!r} {reason}" for name, reason in list(faults.items())[:NAMES_SHOWN])
     if len(faults) > NAMES_SHOWN:
         shown += f"; and {len(faults) - NAMES_SHOWN} more"
-    hint = "give them memory first (module.to_empty(device=…), DTensor.to_local()), or leave them out"
+    hint = "allocate their memory first (module.to_empty(device=…), DTensor.to_local()), or leave them out"
     raise advise(InvalidRequestError, f"cannot load into these targets: {shown}", hint)
 
 
-def mark_changed(receivers: Iterable[Receiver]) -> None:
+def mark_changed(targets: Iterable[LoadTarget]) -> None:
     """Tell autograd which tensors changed: a graph that needs their old values then fails."""
-    for receiver in receivers:
-        if _is_tensor(receiver.target) and not receiver.target.is_inference():
+    for target in targets:
+        if _is_tensor(target.value) and not target.value.is_inference():
             import torch
 
-            torch.autograd.graph.increment_version(receiver.target)
+            torch.autograd.graph.increment_version(target.value)
 
 
 def _is_tensor(value: object) -> bool:
