@@ -107,7 +107,7 @@ impl IndexFile {
 
     pub(crate) fn digests(&self) -> &IndexDigests {
         self.digests.get_or_init(|| IndexDigests {
-            crcs: Crcs::of(&[&self.bytes]),
+            crcs: Crcs::new(&[&self.bytes]),
             sha256: Sha256::digest(self.bytes.as_slice()).into(),
         })
     }
@@ -618,6 +618,6 @@ mod tests {
         std::fs::write(&path, "another").expect("writes");
         let wanted: [u8; 32] = Sha256::digest(index).into();
         assert_eq!(opened.digests().sha256, wanted);
-        assert_eq!(opened.digests().crcs, Crcs::of(&[index.as_bytes()]));
+        assert_eq!(opened.digests().crcs, Crcs::new(&[index.as_bytes()]));
     }
 }
