@@ -16,7 +16,7 @@ use crate::verify::Check;
 
 /// Origin of leases.
 #[derive(Debug)]
-pub enum Memory {
+pub enum LeaseOrigin {
     /// Final memory of tensors.
     Regions(Pool),
     /// Slots of the feed's slab; the sink knows the final place of the bytes.
@@ -39,7 +39,7 @@ pub enum Memory {
 pub struct Feed {
     pub(in crate::load) plan: Arc<Plan>,
     /// By destination.
-    memories: Vec<Memory>,
+    origins: Vec<LeaseOrigin>,
     state: Mutex<FeedState>,
     pub(in crate::load) events: Arc<EventCount>,
     /// Rings when a lane that has not begun should begin, or never will.
@@ -93,13 +93,13 @@ impl FeedState {
 }
 
 impl Feed {
-    /// Creates a feed of `plan` in the order of `schedule` into `memories`, one for each
+    /// Creates a feed of `plan` in the order of `schedule` into `origins`, one for each
     /// destination. `slab` is needed if any of them uses its slots; `events` is the event count
     /// that they notify.
     pub fn new(
         plan: Arc<Plan>,
         schedule: Schedule,
-        memories: Vec<Memory>,
+        origins: Vec<LeaseOrigin>,
         slab: Option<Arc<Slab>>,
         events: Arc<EventCount>,
     ) -> Self {
@@ -107,7 +107,7 @@ impl Feed {
         let reads = InFlightReads::new(schedule.groups());
         Self {
             plan,
-            memories,
+            origins,
             state: Mutex::new(FeedState {
                 schedule,
                 writers,
@@ -232,8 +232,8 @@ impl Feed {
     }
 
     /// Returns the memory that leases come from, by destination.
-    pub fn memories(&self) -> &[Memory] {
-        &self.memories
+    pub fn origins(&self) -> &[LeaseOrigin] {
+        &self.origins
     }
 
     /// Wakes lanes that wait for memory.
@@ -262,11 +262,11 @@ impl Feed {
         };
         // Without the lock: unmapping can take a while.
         drop(left);
-        for memory in &self.memories {
+        for memory in &self.origins {
             match memory {
-                Memory::Regions(pool) | Memory::Views { pool, .. } => pool.close(),
-                Memory::Device(regions) => regions.close(),
-                Memory::Slots | Memory::Whole(_) => {}
+                LeaseOrigin::Regions(pool) | LeaseOrigin::Views { pool, .. } => pool.close(),
+                LeaseOrigin::Device(regions) => regions.close(),
+                LeaseOrigin::Slots | LeaseOrigin::Whole(_) => {}
             }
         }
     }
@@ -284,12 +284,12 @@ impl Feed {
     /// Allocates memory for a region. Returns whether there was any.
     fn begin(&self, region: usize, writer: &mut Option<RegionWriter>) -> Result<bool> {
         let planned = &self.plan.regions[region];
-        match &self.memories[planned.destination] {
-            Memory::Regions(pool) => {
+        match &self.origins[planned.destination] {
+            LeaseOrigin::Regions(pool) => {
                 *writer = pool.try_region(planned.bytes, planned.tensors)?;
                 Ok(writer.is_some())
             }
-            Memory::Views { views, pool } => {
+            LeaseOrigin::Views { views, pool } => {
                 let first = &self.plan.extents[planned.extents.start];
                 let tensor = self.plan.pieces[first.pieces.start].tensor;
                 if self.plan.targets[tensor].realign {
@@ -301,9 +301,9 @@ impl Feed {
                 *writer = Some(RegionWriter::over(view, offset, len, planned.tensors));
                 Ok(true)
             }
-            Memory::Device(regions) => regions.try_begin(region),
+            LeaseOrigin::Device(regions) => regions.try_begin(region),
             // Windows are taken extent by extent.
-            Memory::Slots | Memory::Whole(_) => Ok(true),
+            LeaseOrigin::Slots | LeaseOrigin::Whole(_) => Ok(true),
         }
     }
 
@@ -350,8 +350,8 @@ impl Feed {
             }
         };
         let extent = &plan.extents[extent_index];
-        let lease = match &self.memories[plan.regions[extent.region].destination] {
-            Memory::Regions(_) | Memory::Views { .. } => {
+        let lease = match &self.origins[plan.regions[extent.region].destination] {
+            LeaseOrigin::Regions(_) | LeaseOrigin::Views { .. } => {
                 let writer = writers[extent.region]
                     .as_mut()
                     .expect("admitted before its extents");
@@ -361,11 +361,11 @@ impl Feed {
                 }
                 lease
             }
-            Memory::Slots | Memory::Device(_) => slab
+            LeaseOrigin::Slots | LeaseOrigin::Device(_) => slab
                 .as_ref()
                 .and_then(|slab| slab.try_lease(extent.window))
                 .expect("a slot was free, and only this lock's owner takes any"),
-            Memory::Whole(writer) => writer
+            LeaseOrigin::Whole(writer) => writer
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .carve(extent.window),

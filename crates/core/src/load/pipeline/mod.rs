@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use feed::NextJob;
-pub use feed::{Feed, Memory};
+pub use feed::{Feed, LeaseOrigin};
 pub use in_flight::Waiting;
 
 use crate::engine::{Done, Engine, Transfer, Wait};
