@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::in_flight::{InFlightReads, Waiting};
 use crate::engine::Job;
 use crate::error::Result;
-use crate::memory::{FileView, Pool, RegionWriter, Slab};
+use crate::memory::{FileView, Lease, Pool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
 use crate::sink::DeviceRegions;
@@ -350,26 +350,7 @@ impl Feed {
             }
         };
         let extent = &plan.extents[extent_index];
-        let lease = match &self.origins[plan.regions[extent.region].destination] {
-            LeaseOrigin::Regions(_) | LeaseOrigin::Views { .. } => {
-                let writer = writers[extent.region]
-                    .as_mut()
-                    .expect("admitted before its extents");
-                let lease = writer.carve(extent.window);
-                if extent_index + 1 == plan.regions[extent.region].extents.end {
-                    writers[extent.region] = None;
-                }
-                lease
-            }
-            LeaseOrigin::Slots | LeaseOrigin::Device(_) => slab
-                .as_ref()
-                .and_then(|slab| slab.try_lease(extent.window))
-                .expect("a slot was free, and only this lock's owner takes any"),
-            LeaseOrigin::Whole(writer) => writer
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .carve(extent.window),
-        };
+        let lease = self.lease(extent_index, &mut writers[extent.region], slab.as_ref());
         state.reads.began(extent_index, group, now);
         Ok(NextJob::Job(Job {
             extent: extent_index,
@@ -378,6 +359,34 @@ impl Feed {
             needed: extent.needed,
             lease,
         }))
+    }
+
+    /// Takes the window of an extent, whose region has begun with `writer`.
+    fn lease(
+        &self,
+        index: usize,
+        writer: &mut Option<RegionWriter>,
+        slab: Option<&Arc<Slab>>,
+    ) -> Lease {
+        let extent = &self.plan.extents[index];
+        let region = &self.plan.regions[extent.region];
+        match &self.origins[region.destination] {
+            LeaseOrigin::Regions(_) | LeaseOrigin::Views { .. } => {
+                let begun = writer.as_mut().expect("admitted before its extents");
+                let lease = begun.carve(extent.window);
+                if index + 1 == region.extents.end {
+                    *writer = None;
+                }
+                lease
+            }
+            LeaseOrigin::Slots | LeaseOrigin::Device(_) => slab
+                .and_then(|slab| slab.try_lease(extent.window))
+                .expect("a slot was free, and only this lock's owner takes any"),
+            LeaseOrigin::Whole(whole) => whole
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .carve(extent.window),
+        }
     }
 
     pub(in crate::load) fn ended(&self, extent: usize) {
