@@ -17,6 +17,8 @@ use crate::options::{EngineChoice, Options, format_bytes};
 use crate::plan::{self, Layout, Plan, Wanted};
 use crate::report::Counters;
 use crate::schedule::{Depth, Groups, InFlight, LaneCount};
+#[cfg(feature = "object")]
+use crate::storage::ObjectSource;
 use crate::storage::{ReadFile, ReadHints};
 #[cfg(feature = "object")]
 use crate::sync::retry::Retries;
@@ -85,34 +87,8 @@ impl Prepared {
         options: &Options,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
-        if options.cache == CacheMode::Map && destinations.staged() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "cache=map shows files in host memory; tensors on a GPU, or in caller memory, are copies",
-            )
-            .with_location(checkpoint.location())
-            .with_hint("use cache=auto"));
-        }
-        if options.cache == CacheMode::Map && options.engine != EngineChoice::Auto {
-            let engine = options.engine;
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                format!("engine={engine} has no effect: cache=map reads nothing"),
-            )
-            .with_hint("omit one of the two options"));
-        }
-        if options.cache == CacheMode::Map
-            && let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some())
-        {
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                "cache=map shows files as they are, but this slice has gaps in the file",
-            )
-            .with_location(checkpoint.location())
-            .with_tensor(tensor.name())
-            .with_hint(
-                "load the whole tensor and slice it in memory without a copy, or use cache=auto",
-            ));
+        if options.cache == CacheMode::Map {
+            refuse_views(checkpoint, &tensors, &destinations, options)?;
         }
         // Only shards with selected tensors; `source_of` numbers them.
         let mut source_of = vec![None; checkpoint.shards().len()];
@@ -260,42 +236,12 @@ impl Prepared {
             let extents = self.plan.extents.len();
             let depth = limits.depth.jobs().min(extents).max(1);
             let (engine, count) = match sources {
-                Group::Files(files) => {
-                    let (kind, reason) = engine::choose(options.engine, files);
-                    let setup = EngineSetup {
-                        files: Arc::clone(files),
-                        depth,
-                        slab: slab.cloned(),
-                    };
-                    let engine = LaneEngine::Files {
-                        setup: Arc::new(setup),
-                        kind,
-                        choice: options.engine,
-                        reason,
-                    };
-                    let count = options
-                        .lanes
-                        .map_or_else(|| lanes_for(kind, files), LaneCount::fixed);
-                    (engine, count)
-                }
+                Group::Files(files) => files_engine(files, depth, options, slab),
                 #[cfg(feature = "object")]
-                Group::Objects(objects) => {
-                    let setup = engine::ObjectSetup {
-                        objects: Arc::clone(objects),
-                        connections: limits.reads,
-                        in_flight_bytes: (!limits.depth.is_fixed())
-                            .then_some(limits.depth.start().bytes),
-                        request_bytes: limits.request_bytes,
-                        total_bytes: self.bytes_of(group),
-                        retries: options.retries.map(Retries::up_to),
-                        hedge: options.hedge.unwrap_or(true),
-                        depth,
-                        cancel: Arc::clone(feed.cancel()),
-                    };
-                    let setup = Arc::new(setup);
-                    let choice = options.engine;
-                    (LaneEngine::Objects { setup, choice }, LaneCount::fixed(1))
-                }
+                Group::Objects(objects) => (
+                    self.objects_engine(group, objects, depth, options, feed),
+                    LaneCount::fixed(1),
+                ),
             };
             lanes.extend((0..count.most()).map(|index| LaneSetup {
                 feed: Arc::clone(feed),
@@ -314,6 +260,56 @@ impl Prepared {
         feed.watch(self.sources.names(), watched);
         lanes
     }
+
+    #[cfg(feature = "object")]
+    fn objects_engine(
+        &self,
+        group: usize,
+        objects: &Arc<[ObjectSource]>,
+        depth: usize,
+        options: &Options,
+        feed: &Feed,
+    ) -> LaneEngine {
+        let limits = &self.limits[group];
+        let setup = engine::ObjectSetup {
+            objects: Arc::clone(objects),
+            connections: limits.reads,
+            in_flight_bytes: (!limits.depth.is_fixed()).then_some(limits.depth.start().bytes),
+            request_bytes: limits.request_bytes,
+            total_bytes: self.bytes_of(group),
+            retries: options.retries.map(Retries::up_to),
+            hedge: options.hedge.unwrap_or(true),
+            depth,
+            cancel: Arc::clone(feed.cancel()),
+        };
+        LaneEngine::Objects {
+            setup: Arc::new(setup),
+            choice: options.engine,
+        }
+    }
+}
+
+/// Returns the engine for the files of a group, and how many lanes it has.
+fn files_engine(
+    files: &Arc<[ReadFile]>,
+    depth: usize,
+    options: &Options,
+    slab: Option<&Arc<Slab>>,
+) -> (LaneEngine, LaneCount) {
+    let (kind, reason) = engine::choose(options.engine, files);
+    let setup = EngineSetup {
+        files: Arc::clone(files),
+        depth,
+        slab: slab.cloned(),
+    };
+    let engine = LaneEngine::Files {
+        setup: Arc::new(setup),
+        kind,
+        choice: options.engine,
+        reason,
+    };
+    let fixed = options.lanes.map(LaneCount::fixed);
+    (engine, fixed.unwrap_or_else(|| lanes_for(kind, files)))
 }
 
 /// Returns the number of lanes of an engine for files. A ring copies pages of the page cache on the
@@ -415,6 +411,43 @@ impl Limits {
             request_bytes,
         }
     }
+}
+
+/// Rejects loads whose tensors cannot be views of files.
+fn refuse_views(
+    checkpoint: &Checkpoint,
+    tensors: &[TensorInfo],
+    destinations: &Destinations,
+    options: &Options,
+) -> Result<()> {
+    if destinations.staged() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "cache=map shows files in host memory; tensors on a GPU, or in caller memory, are copies",
+        )
+        .with_location(checkpoint.location())
+        .with_hint("use cache=auto"));
+    }
+    if options.engine != EngineChoice::Auto {
+        let engine = options.engine;
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!("engine={engine} has no effect: cache=map reads nothing"),
+        )
+        .with_hint("omit one of the two options"));
+    }
+    if let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some()) {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            "cache=map shows files as they are, but this slice has gaps in the file",
+        )
+        .with_location(checkpoint.location())
+        .with_tensor(tensor.name())
+        .with_hint(
+            "load the whole tensor and slice it in memory without a copy, or use cache=auto",
+        ));
+    }
+    Ok(())
 }
 
 /// Rejects plans with too many reads. A sparse file may claim a tensor of petabytes: planning its
