@@ -1,18 +1,16 @@
 //! Request for a load: which tensors of a checkpoint, to which devices, within which limits.
 //!
-//! Collects and answers questions about the request; `start.rs` fulfils it.
+//! Only collects: `request.rs` resolves the request against the checkpoint.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::destinations::{Destinations, DeviceRules};
-use super::load_target::{self, LoadTarget, LoadTargetRules};
+use super::destinations::DeviceRules;
 use crate::checkpoint::{Checkpoint, OpenOptions};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::{RegionCache, Target};
 use crate::options::{Device, Location, Options};
 use crate::plan::{Selection, Slice};
-use crate::tensor::TensorInfo;
 use crate::verify::Expectation;
 
 /// Configuration of a load: which tensors of a checkpoint, to which devices, within which limits.
@@ -35,10 +33,10 @@ use crate::verify::Expectation;
 #[derive(Clone, Debug)]
 pub struct Loader {
     pub(super) checkpoint: Checkpoint,
-    selection: Selection,
-    devices: DeviceRules,
-    targets: Arc<HashMap<String, Target>>,
-    slices: Arc<HashMap<String, Slice>>,
+    pub(super) selection: Selection,
+    pub(super) devices: DeviceRules,
+    pub(super) targets: Arc<HashMap<String, Target>>,
+    pub(super) slices: Arc<HashMap<String, Slice>>,
     pub(crate) options: Options,
     /// Expectations by shard, which replace those that would be discovered.
     pub(super) expectations: Option<Arc<[Expectation]>>,
@@ -46,7 +44,7 @@ pub struct Loader {
     pub(super) by_name: bool,
     /// True for a load of one tensor, which cannot mix shards: even if the index changes, the
     /// tensor is consistent.
-    is_one_tensor: bool,
+    pub(super) is_one_tensor: bool,
     pub(super) region_cache: RegionCache,
 }
 
@@ -98,11 +96,6 @@ impl Loader {
         self.by_name = selection.is_by_name();
         self.selection = selection;
         self
-    }
-
-    /// Returns the checkpoint, if the load could mix shards of two states of it.
-    pub(super) fn indexed(&self) -> Option<&Checkpoint> {
-        (!self.is_one_tensor).then_some(&self.checkpoint)
     }
 
     /// Marks the load as one of a single tensor.
@@ -160,101 +153,5 @@ impl Loader {
     pub fn expectations(mut self, expectations: impl IntoIterator<Item = Expectation>) -> Self {
         self.expectations = Some(expectations.into_iter().collect());
         self
-    }
-
-    /// Returns the tensors that the load will yield, in file order.
-    ///
-    /// # Errors
-    ///
-    /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing, and for a
-    /// slice of a tensor that does not exist; [`crate::ErrorKind::InvalidRequest`] for a slice
-    /// outside the tensor's shape.
-    pub fn selected(&self) -> Result<Vec<TensorInfo>> {
-        let (all, names) = (self.checkpoint.tensors(), self.names());
-        let selected = self.resolve(&self.selection, &names)?;
-        if !self.slices.is_empty() {
-            self.resolve(&Selection::names(self.slices.keys().cloned()), &names)?;
-        }
-        let mut tensors = Vec::with_capacity(selected.len());
-        for index in selected {
-            let info = &all[index];
-            tensors.push(match self.slices.get(info.name()) {
-                Some(slice) => info.sliced(slice).map_err(|error| self.located(error))?,
-                None => info.clone(),
-            });
-        }
-        Ok(tensors)
-    }
-
-    /// Returns the device of each selected tensor; for a tensor with a target, that of the target.
-    ///
-    /// # Errors
-    ///
-    /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing.
-    pub fn devices(&self) -> Result<Vec<Device>> {
-        let names = self.names();
-        let selected = self.resolve(&self.selection, &names)?;
-        let mut devices = self.devices_of(&names, &selected)?;
-        for (device, index) in devices.iter_mut().zip(selected) {
-            if let Some(target) = self.targets.get(names[index]) {
-                *device = target.ordinal().map_or(Device::Cpu, Device::Cuda);
-            }
-        }
-        Ok(devices)
-    }
-
-    /// Configures the load to fill existing tensors: each tensor goes into the load target of
-    /// its name. Sets selection, devices and targets. A tensor whose load target has no memory is
-    /// yielded in memory of the load on the load target's device, for the caller to copy.
-    ///
-    /// # Errors
-    ///
-    /// [`crate::ErrorKind::InvalidRequest`] that lists every mismatch; nothing has been written in
-    /// that case.
-    pub fn into_targets(
-        self,
-        load_targets: Vec<LoadTarget>,
-        rules: LoadTargetRules,
-    ) -> Result<Self> {
-        let selected = self.selected()?;
-        let by_name = self.by_name;
-        let matched = load_target::matched(&selected, load_targets, rules)
-            .map_err(|error| self.located(error))?;
-        let mut loader = self
-            .tensors(matched.selection)
-            .device_map(matched.devices)
-            .targets(matched.targets);
-        // The names are those of the caller's memory: usually a whole model.
-        loader.by_name = by_name;
-        Ok(loader)
-    }
-
-    fn names(&self) -> Vec<&str> {
-        let tensors = self.checkpoint.tensors().iter();
-        tensors.map(TensorInfo::name).collect()
-    }
-
-    /// Returns the indices of the names that `selection` selects.
-    fn resolve(&self, selection: &Selection, names: &[&str]) -> Result<Vec<usize>> {
-        let resolved = selection.resolve(names);
-        resolved.map_err(|error| self.located(error))
-    }
-
-    /// Returns the device of each selected tensor, without targets.
-    fn devices_of(&self, names: &[&str], selected: &[usize]) -> Result<Vec<Device>> {
-        let devices = self.devices.devices(names, selected);
-        devices.map_err(|error| self.located(error))
-    }
-
-    fn located(&self, error: Error) -> Error {
-        error.with_location(self.checkpoint.location())
-    }
-
-    /// Maps the selected tensors to destinations.
-    pub(super) fn destinations(&self, tensors: &[TensorInfo]) -> Result<Destinations> {
-        let names = self.names();
-        let selected = self.resolve(&self.selection, &names)?;
-        let devices = self.devices_of(&names, &selected)?;
-        Destinations::new(tensors, &devices, &self.targets)
     }
 }

@@ -1,9 +1,9 @@
 //! Loads of tensors, from the request to the stream.
 //!
-//! `loader.rs` collects a request, and `start.rs` is the outline of a load: the only file that
-//! names every stage. Before the first read, a load is prepared: `groups.rs` opens its sources,
-//! `prepare.rs` plans the reads, and `outputs.rs` provides memory and sinks. Then each lane runs
-//! the loop of `pipeline/` on a thread of `lane.rs`, and `stream/` hands finished tensors over.
+//! `loader.rs` collects a request, `request.rs` resolves it, and `start.rs` is the outline of a
+//! load: the only file that names every stage. Before the first read, `groups.rs` opens the
+//! sources, `prepare.rs` plans the reads, and `outputs.rs` provides memory and sinks. Then each lane
+//! runs the loop of `pipeline/` on a thread of `lane.rs`, and `stream/` hands finished tensors over.
 
 pub(crate) mod budget;
 pub(crate) mod destinations;
@@ -20,6 +20,7 @@ pub(crate) mod read_one;
 pub(crate) mod stream;
 
 mod loader;
+mod request;
 mod start;
 
 pub use loader::Loader;
