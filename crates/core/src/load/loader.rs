@@ -131,8 +131,8 @@ impl Loader {
 
     /// Sets slices of tensors, by name. Only the slice is read, and it is yielded as a tensor with
     /// the slice's shape. Gaps that are cheaper to read than to skip are read and discarded;
-    /// compare [`Report::read_bytes`] with [`Report::tensor_bytes`] for the amount. A slice does
-    /// not select its tensor.
+    /// compare [`crate::Report::read_bytes`] with [`crate::Report::tensor_bytes`] for the amount.
+    /// A slice does not select its tensor.
     #[must_use]
     pub fn slices(mut self, slices: impl IntoIterator<Item = (String, Slice)>) -> Self {
         self.slices = Arc::new(slices.into_iter().collect());
