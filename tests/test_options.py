@@ -92,23 +92,26 @@ def test_a_timeout_in_the_environment_may_have_a_unit(
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("TLOAD_ENGINE", "aio", 'engine "aio" is unknown; it can be auto, uring, pread, tokio-uring'),
-        ("TLOAD_DEPTH", "x", "wanted a positive int"),
-        ("TLOAD_DEPTH", "-1", "wanted a positive int"),
-        ("TLOAD_DEPTH", "1_0", "wanted a positive int"),
-        ("TLOAD_LANES", "0", "wanted a positive int"),
-        ("TLOAD_RETRIES", "-1", "wanted an int, 0 or more"),
-        ("TLOAD_RETRIES", "often", "wanted an int, 0 or more"),
-        ("TLOAD_HEDGE", "maybe", "wanted true or false"),
+        ("TLOAD_ENGINE", "aio", "it can be auto, uring, pread, tokio-uring"),
+        ("TLOAD_DEPTH", "x", "it must lie between 1 and 4096"),
+        ("TLOAD_DEPTH", "-1", "it must lie between 1 and 4096"),
+        ("TLOAD_DEPTH", "1_0", "it must lie between 1 and 4096"),
         ("TLOAD_DEPTH", "1000000", "it must lie between 1 and 4096"),
-        (
-            "TLOAD_MEMORY_LIMIT",
-            "4 XB",
-            'write a number of bytes or a number with a unit, for example "4 MiB"',
-        ),
-        ("TLOAD_MEMORY_LIMIT", "0", "it must lie between 1 and 18446744073709551615"),
+        ("TLOAD_LANES", "0", "it must lie between 1 and 256"),
+        ("TLOAD_RETRIES", "-1", "it must lie between 0 and 4294967295"),
+        ("TLOAD_RETRIES", "often", "it must lie between 0 and 4294967295"),
+        ("TLOAD_HEDGE", "maybe", "it must be true or false"),
         *(
-            ("TLOAD_TIMEOUT", text, "wanted a positive duration such as 500ms, 30s, 2m or 1h")
+            (
+                "TLOAD_MEMORY_LIMIT",
+                text,
+                "it must lie between 1 and 18446744073709551615 bytes, written as a number or with a unit "
+                'such as "4 MiB"',
+            )
+            for text in ("0", "4 XB")
+        ),
+        *(
+            ("TLOAD_TIMEOUT", text, "it must be a positive duration such as 500ms, 30s, 2m or 1h")
             for text in ("2 days", "soon", "m", "0", "-1", "nan", "inf", "1e400", "1.2.3")
         ),
     ],
@@ -119,29 +122,31 @@ def test_invalid_variable_named_in_error(
     monkeypatch.setenv(variable, text)
     with pytest.raises(tload.InvalidRequestError) as caught:
         tload.stream(floats[0], framework="dlpack")
-    assert str(caught.value) == f"environment variable {variable}={text!r}: {message}"
+    assert str(caught.value) == f'environment variable {variable} is "{text}"; {message}'
 
 
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"engine": "aio"}, 'engine "aio" is unknown; it can be auto, uring, pread, tokio-uring'),
-        ({"cache": "no"}, 'cache "no" is unknown; it can be auto, direct, buffered, drop, map'),
-        ({"order": "random"}, 'order "random" is unknown; it can be ready, file'),
-        ({"depth": -1}, "depth is -1; wanted a positive int"),
-        ({"lanes": -1}, "lanes is -1; wanted a positive int"),
-        ({"memory_limit": -1}, "memory_limit is -1; wanted"),
-        ({"retries": -1}, "retries is -1; wanted an int, 0 or more"),
-        ({"retries": 1 << 32}, "retries is 4294967296; wanted an int, 0 or more"),
-        ({"extent_bytes": "4 XB"}, 'extent_bytes: "4 XB" is not a size'),
-        ({"timeout": -1}, "timeout is -1; wanted a positive number of seconds"),
-        ({"timeout": float("nan")}, "timeout is nan; wanted a positive number of seconds"),
+        ({"engine": "aio"}, 'engine is "aio"; it can be auto, uring, pread, tokio-uring'),
+        ({"cache": "no"}, 'cache is "no"; it can be auto, direct, buffered, drop, map'),
+        ({"order": "random"}, 'order is "random"; it can be ready, file'),
+        ({"depth": -1}, "depth is -1; it must lie between 1 and 4096"),
         ({"depth": 0}, "depth is 0; it must lie between 1 and 4096"),
-        ({"lanes": 0}, "lanes is 0; it must lie between 1 and"),
-        ({"extent_bytes": 0}, "extent_bytes is 0; it must lie between 4096 and"),
-        ({"in_flight_bytes": 0}, "in_flight_bytes is 0; it must lie between 1 and"),
+        ({"lanes": -1}, "lanes is -1; it must lie between 1 and 256"),
+        ({"lanes": 0}, "lanes is 0; it must lie between 1 and 256"),
+        ({"memory_limit": -1}, "memory_limit is -1; it must lie between 1 and"),
         ({"memory_limit": 0}, "memory_limit is 0; it must lie between 1 and"),
-        ({"timeout": 0.0}, "timeout is zero"),
+        ({"memory_limit": 1 << 64}, "memory_limit is 18446744073709551616; it must lie between 1 and"),
+        ({"in_flight_bytes": 0}, "in_flight_bytes is 0; it must lie between 1 and"),
+        ({"extent_bytes": 0}, "extent_bytes is 0; it must lie between 4096 and"),
+        ({"extent_bytes": "4 XB"}, 'extent_bytes is "4 XB"; it must lie between 4096 and'),
+        ({"retries": -1}, "retries is -1; it must lie between 0 and 4294967295"),
+        ({"retries": 1 << 32}, "retries is 4294967296; it must lie between 0 and 4294967295"),
+        ({"timeout": -1}, "timeout is -1; it must be a positive duration"),
+        ({"timeout": 0.0}, "timeout is 0.0; it must be a positive duration"),
+        ({"timeout": float("nan")}, "timeout is nan; it must be a positive duration"),
+        ({"verify": ""}, 'verify is ""; it can be off, auto, require, sha256, sha256:MANIFEST'),
     ],
 )
 def test_values_that_cannot_work_are_refused_by_options_and_by_calls(
@@ -201,11 +206,19 @@ def test_an_unknown_keyword_is_blamed_on_the_function_that_was_called(floats: Fl
 def test_help_of_load_names_every_keyword() -> None:
     text = inspect.getdoc(tload.load) or ""
     parameters = dict(inspect.signature(tload.stream).parameters)
-    del parameters["source"], parameters["framework"]
-    assert set(parameters) == _stream.LoadKeywords.__optional_keys__
+    for name in ("source", "framework", "keywords"):
+        del parameters[name]
+    options = {field.name for field in dataclasses.fields(tload.Options)}
+    assert set(parameters) | options == _stream.LoadKeywords.__optional_keys__
     for name, parameter in parameters.items():
         default = "None" if parameter.default is None else f'"{parameter.default}"'
         assert f"`{name}={default}`" in text
+
+
+def test_options_are_those_of_the_core() -> None:
+    fields = {field.name for field in dataclasses.fields(tload.Options)}
+    assert fields == _options.OptionKeywords.__optional_keys__
+    assert fields == {*_options.VARIABLES, "writable"}
 
 
 def test_options_show_what_was_set() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import tload
 from files import Content, tile, write_file
+from tload._report import read_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +61,18 @@ def test_it_is_plain_when_asked(loaded: tuple[tload.Report, Path]) -> None:
     assert set(plain) == fields - {"text"} | {"bytes_per_second"}
     assert set(plain["engine"]) == {field.name for field in dataclasses.fields(tload.EngineReport)}
     assert set(plain["stages"]) == {field.name for field in dataclasses.fields(tload.StageTimes)}
+
+
+def test_fields_are_those_of_the_core(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_file(path, {"t": Content("U8", (5,), tile(0, 5))})
+    stream = tload.stream(path, framework="dlpack")
+    list(stream)
+    core = json.loads(stream._raw.report()[0])
+    assert stream.report.to_dict() == {**core, "bytes_per_second": stream.report.bytes_per_second}
+    for changed in ({**core, "unknown": 0}, {name: value for name, value in core.items() if name != "extents"}):
+        with pytest.raises((KeyError, TypeError), match=r"unknown|extents"):
+            read_report(json.dumps(changed), "")
 
 
 def test_its_text_is_for_people(loaded: tuple[tload.Report, Path]) -> None:

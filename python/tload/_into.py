@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tload import _cuda, _receivers, _tload
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import UnsupportedError, advise
-from tload._options import OptionKeywords, Options, resolve
+from tload._options import OptionKeywords, Options, refuse_unknown, resolve
 from tload._progress import watcher_for
 from tload._stream import TensorStream, slices_of, texts
 
@@ -84,12 +84,10 @@ def load_into(
             an exception that it raises stops the load. Default: no progress.
         options: Limits and preferences, reusable for several loads. The keywords below override
             them.
-        **keywords: The fields of `Options`, with its defaults: `engine=None`, `cache=None` (not
-            `"map"`), `writable=None` (ignored), `order=None`, `depth=None`, `in_flight_bytes=None`,
-            `extent_bytes=None`, `lanes=None`, `memory_limit=None` (bounds the staging memory),
-            `device_memory_limit=None` (bounds temporary tensors), `verify=None` (bytes of the read
-            in which a mismatch is found are not written to the target; bytes of earlier reads may
-            have been), `retries=None`, `hedge=None`, `timeout=None`.
+        **keywords: The fields of `Options`, such as `memory_limit="4 GiB"`, which bounds the
+            staging memory; `device_memory_limit` bounds temporary tensors. With `verify`, bytes of
+            a read in which a mismatch is found are not written to the target; bytes of earlier
+            reads may have been. `cache="map"` is an error, and `writable` has no effect.
 
     Returns:
         The report of the load.
@@ -109,10 +107,7 @@ def load_into(
         >>> model.to_empty(device="cuda")  # doctest: +SKIP
         >>> report = tload.load_into(model, "model_dir")  # doctest: +SKIP
     """
-    for name in keywords:
-        if name not in OptionKeywords.__optional_keys__:
-            message = f"load_into() got an unexpected keyword argument {name!r}"
-            raise TypeError(message)
+    refuse_unknown("load_into", keywords, OptionKeywords)
     resolved = resolve(options, keywords)
     if resolved.cache == "map":
         # The core rejects `map` for targets that it fills itself, but not for those filled from

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from tload import _tload
-from tload._errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -157,27 +154,16 @@ class OptionKeywords(TypedDict, total=False):
     timeout: float | None
 
 
-# The command reads these variables too, so that an environment means the same to both. `writable`
-# has no variable: only the program knows what it does with its tensors.
-VARIABLES = {
-    "engine": "TLOAD_ENGINE",
-    "cache": "TLOAD_CACHE",
-    "order": "TLOAD_ORDER",
-    "depth": "TLOAD_DEPTH",
-    "in_flight_bytes": "TLOAD_IN_FLIGHT",
-    "extent_bytes": "TLOAD_EXTENT",
-    "lanes": "TLOAD_LANES",
-    "memory_limit": "TLOAD_MEMORY_LIMIT",
-    "device_memory_limit": "TLOAD_DEVICE_MEMORY_LIMIT",
-    "verify": "TLOAD_VERIFY",
-    "retries": "TLOAD_RETRIES",
-    "hedge": "TLOAD_HEDGE",
-    "timeout": "TLOAD_TIMEOUT",
-}
+VARIABLES = _tload.OPTION_VARIABLES
+"""Environment variables of the fields that have one. The command reads them too."""
 
-_COUNT = re.compile(r"\+?[0-9]+")
-_DURATION = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
-_SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+def refuse_unknown(function: str, keywords: Mapping[str, object], known: type[OptionKeywords]) -> None:
+    """Raise `TypeError`, as Python does, for a keyword that `function` does not take."""
+    for name in keywords:
+        if name not in known.__optional_keys__:
+            message = f"{function}() got an unexpected keyword argument {name!r}"
+            raise TypeError(message)
 
 
 def resolve(options: Options | None, keywords: OptionKeywords) -> Options:
@@ -203,50 +189,9 @@ def is_strict(options: Options) -> bool:
 
 
 def _with_environment(options: Options, environment: Mapping[str, str]) -> Options:
+    given: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         text = environment.get(variable, "").strip()
-        if not text or getattr(options, name) is not None:
-            continue
-        try:
-            value: Any = _read(name, text)
-            options = dataclasses.replace(options, **{name: value})
-        except ValueError as error:  # an InvalidRequestError is one
-            # The variable and its text are already named: `memory_limit: "4 XB" is not a size; `
-            # repeats them.
-            reason = re.sub(rf'^{name}(: ".*")? is [^;]*; ', "", str(error))
-            message = f"environment variable {variable}={text!r}: {reason}"
-            raise InvalidRequestError(message) from error
-    return options
-
-
-def _read(name: str, text: str) -> str | int | float:
-    if name in {"depth", "lanes"}:
-        if not _COUNT.fullmatch(text) or not text.strip("+0"):
-            message = "wanted a positive int"
-            raise ValueError(message)
-        return int(text)
-    if name == "retries":
-        if not _COUNT.fullmatch(text):
-            message = "wanted an int, 0 or more"
-            raise ValueError(message)
-        return int(text)
-    if name == "hedge":
-        if text.lower() not in {"true", "false"}:
-            message = "wanted true or false"
-            raise ValueError(message)
-        return text.lower() == "true"
-    if name == "timeout":
-        return _read_seconds(text)
-    return text
-
-
-def _read_seconds(text: str) -> float:
-    duration = _DURATION.fullmatch(text)
-    try:
-        seconds = float(duration[1]) * _SECONDS[duration[2].lower()] if duration else 0.0
-    except (KeyError, ValueError):
-        seconds = 0.0
-    if not 0.0 < seconds < math.inf:
-        message = "wanted a positive duration such as 500ms, 30s, 2m or 1h"
-        raise ValueError(message)
-    return seconds
+        if text and getattr(options, name) is None:
+            given[name] = _tload.option_from_variable(name, text)
+    return dataclasses.replace(options, **given)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class DepthReport:
     sources: str
     """The file system or store, for example `"ext4 (8:1)"` or `"s3"`."""
     in_flight_bytes: int
-    """Last limit of the bytes in flight."""
+    """Limit of the bytes in flight at the end of the load."""
     changes: int
     """Number of times that the limit changed."""
     changed_seconds: float
@@ -126,7 +127,7 @@ class StageTimes:
     storage_wait: float
     """Waiting for storage."""
     memory_wait: float
-    """Waiting for memory, because the caller was slower than storage."""
+    """Waiting for the budget, because the caller was slower than storage: `budget wait`."""
     copy_wait: float
     """Waiting for copies to a GPU, with no read in flight."""
     deliver: float
@@ -189,7 +190,7 @@ class Report:
     """Retries outside the data path (open, header, list, stat) since the checkpoint was opened, by
     this load and by others of the checkpoint. Not included in `retries`."""
     last_retry: str | None
-    """The last of these retries, and its reason, or `None`."""
+    """The last retry, in the data path or outside of it, and its cause, or `None`."""
     stalls: int
     """Reads and requests that took much longer than others of this load."""
     hedges: int
@@ -200,7 +201,7 @@ class Report:
     """Orphaned memory, bytes: memory of reads that cannot be cancelled, which storage may still
     write to after the end of the load. It is freed when storage responds."""
     parked_reads: int
-    """Number of these reads."""
+    """Number of reads that hold orphaned memory."""
     memory_limit: int
     """Budget of the load in host memory, bytes."""
     memory_peak: int
@@ -212,15 +213,15 @@ class Report:
     recycled_regions: int
     """Memory regions that were reused."""
     fresh_regions: int
-    """Memory regions that were newly allocated from the system."""
+    """Memory regions that were allocated from the system."""
     stages: StageTimes
     """Time spent in each stage."""
     lanes: int
     """Number of reader threads."""
     depth: int
-    """Last limit of the reads in flight, counted in reads of the largest size."""
+    """Limit of the reads in flight at the end of the load, in reads of the largest size."""
     in_flight_bytes: int
-    """Last limit of the bytes in flight."""
+    """Limit of the bytes in flight at the end of the load."""
     depths: tuple[DepthReport, ...]
     """Limits of each file system and each object store, and the reasons for them."""
     extent_bytes: int
@@ -246,17 +247,9 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dicts, lists, numbers and text, ready for JSON."""
-        plain = dataclasses.asdict(self)
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         del plain["text"]
-        plain["notes"] = list(self.notes)
-        plain["depths"] = list(plain["depths"])
-        plain["devices"] = list(plain["devices"])
-        plain["engine"]["features"] = list(self.engine.features)
-        if plain["verification"] is not None:
-            plain["verification"]["by"] = list(plain["verification"]["by"])
-            plain["verification"]["unverified"] = list(plain["verification"]["unverified"])
-        plain["bytes_per_second"] = self.bytes_per_second
-        return plain
+        return {**plain, "bytes_per_second": self.bytes_per_second}
 
     def __str__(self) -> str:
         return self.text
@@ -270,23 +263,21 @@ class Report:
 
 
 def read_report(document: str, text: str) -> Report:
-    """Make a report from the core's JSON."""
-    fields = json.loads(document)
-    engine = fields.pop("engine")
-    engine["features"] = tuple(engine["features"])
-    staging = fields.pop("staging")
-    verification = fields.pop("verification")
-    if verification is not None:
-        verification["by"] = tuple(VerifiedBy(**by) for by in verification["by"])
-        verification["unverified"] = tuple(Unverified(**file) for file in verification["unverified"])
-    fields["notes"] = tuple(fields["notes"])
-    fields["depths"] = tuple(DepthReport(**depth) for depth in fields["depths"])
-    fields["devices"] = tuple(DeviceReport(**device) for device in fields["devices"])
-    return Report(
-        engine=EngineReport(**engine),
-        staging=None if staging is None else StagingReport(**staging),
-        verification=None if verification is None else VerificationReport(**verification),
-        stages=StageTimes(**fields.pop("stages")),
-        text=text,
-        **fields,
-    )
+    """Make a report from the core's JSON, whose fields are those of the classes here."""
+    report: Report = _decode(Report, json.loads(document))
+    return dataclasses.replace(report, text=text)
+
+
+_annotations = functools.cache(get_type_hints)
+
+
+def _decode(kind: Any, value: Any) -> Any:
+    """Convert a JSON value to the type of an annotation: a class, `tuple[X, ...]` or `X | None`."""
+    if isinstance(value, dict):
+        if get_args(kind):
+            kind = get_args(kind)[0]
+        types = _annotations(kind)
+        return kind(**{name: _decode(types[name], each) for name, each in value.items()})
+    if isinstance(value, list):
+        return tuple(_decode(get_args(kind)[0], each) for each in value)
+    return value

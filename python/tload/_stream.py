@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, ove
 from tload import _cuda, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import InvalidRequestError, advise
-from tload._options import OptionKeywords, Options, resolve
+from tload._options import OptionKeywords, Options, refuse_unknown, resolve
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self, Unpack
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from tload._async import Waiter
     from tload._checkpoint import Checkpoint, Index, Source
-    from tload._options import Cache, Engine, Order
     from tload._progress import Callback
     from tload._store import Store
 
@@ -274,20 +272,7 @@ def stream(
     follow_symlinks: bool | None = None,
     progress: bool | Callback | None = None,
     options: Options | None = None,
-    engine: Engine | None = None,
-    cache: Cache | None = None,
-    writable: bool | None = None,
-    order: Order | None = None,
-    depth: int | None = None,
-    in_flight_bytes: int | str | None = None,
-    extent_bytes: int | str | None = None,
-    lanes: int | None = None,
-    memory_limit: int | str | None = None,
-    device_memory_limit: int | str | None = None,
-    verify: str | os.PathLike[str] | None = None,
-    retries: int | None = None,
-    hedge: bool | None = None,
-    timeout: float | None = None,
+    **keywords: Unpack[OptionKeywords],
 ) -> TensorStream[Any]:
     """Start to load tensors and return an iterator of `(name, tensor)`.
 
@@ -331,22 +316,9 @@ def stream(
             one (with tqdm, if it is installed). A callable is called with a `Progress` at most ten
             times a second, and at the end; an exception that it raises stops the load. Default: no
             progress.
-        options: Limits and preferences, reusable for several loads. The arguments below override
+        options: Limits and preferences, reusable for several loads. The keywords below override
             them.
-        engine: See `Options.engine`.
-        cache: See `Options.cache`.
-        writable: See `Options.writable`.
-        order: See `Options.order`.
-        depth: Reads in flight: see `Options.depth`.
-        in_flight_bytes: Bytes in flight: see `Options.in_flight_bytes`.
-        extent_bytes: Maximum bytes of one read: see `Options.extent_bytes`.
-        lanes: Threads that read: see `Options.lanes`.
-        memory_limit: Bytes of host memory: see `Options.memory_limit`.
-        device_memory_limit: Bytes of each GPU's memory: see `Options.device_memory_limit`.
-        verify: Comparison of bytes with digests: see `Options.verify`.
-        retries: Maximum number of retries: see `Options.retries`.
-        hedge: Second requests for stalled ones: see `Options.hedge`.
-        timeout: Seconds: see `Options.timeout`.
+        **keywords: The fields of `Options`, such as `memory_limit="4 GiB"`.
 
     Returns:
         The stream, an iterator that is also a context manager.
@@ -375,22 +347,7 @@ def stream(
         >>> for name, tensor in tload.stream("s3://bucket/model", store=store):  # doctest: +SKIP
         ...     print(name, tensor.shape)
     """
-    keywords = OptionKeywords(
-        engine=engine,
-        cache=cache,
-        writable=writable,
-        order=order,
-        depth=depth,
-        in_flight_bytes=in_flight_bytes,
-        extent_bytes=extent_bytes,
-        lanes=lanes,
-        memory_limit=memory_limit,
-        device_memory_limit=device_memory_limit,
-        verify=verify,
-        retries=retries,
-        hedge=hedge,
-        timeout=timeout,
-    )
+    refuse_unknown("stream", keywords, OptionKeywords)
     make_converter = _converters(framework)
     resolved = resolve(options, keywords)
     if framework == "torch":
@@ -450,10 +407,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `progress=None`: Show or report progress.
             - `options=None`: `Options`, reusable for several loads; the keywords below override
               them.
-            - `engine=None`, `cache=None`, `writable=None`, `order=None`, `depth=None`,
-              `in_flight_bytes=None`, `extent_bytes=None`, `lanes=None`, `memory_limit=None`,
-              `device_memory_limit=None`, `verify=None`, `retries=None`, `hedge=None`,
-              `timeout=None`: See the fields of `Options`.
+            - The fields of `Options`, such as `memory_limit="4 GiB"`.
 
     Returns:
         The tensors by name, in file order.
@@ -461,11 +415,8 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
     Raises:
         Error: Any failure: see `tload.stream`.
     """
-    for name in keywords:
-        if name not in LoadKeywords.__optional_keys__:
-            # `stream` would name itself in the message.
-            message = f"load() got an unexpected keyword argument {name!r}"
-            raise TypeError(message)
+    # `stream` would name itself in the message.
+    refuse_unknown("load", keywords, LoadKeywords)
     with stream(source, framework=framework, **keywords) as tensors:
         arrived = dict(tensors)
         return {name: arrived[name] for name in tensors._raw.names()}  # noqa: SLF001

@@ -7,10 +7,12 @@ from typing import Any, Protocol, TypeAlias, final, overload
 from typing_extensions import CapsuleType
 
 from tload._errors import Error
+from tload._options import Options
 
 __all__ = [
     "DTYPES",
     "ERROR_KINDS",
+    "OPTION_VARIABLES",
     "STORE_KEYS",
     "Checkpoint",
     "FlatBytes",
@@ -24,6 +26,7 @@ __all__ = [
     "copy",
     "format_bytes",
     "list_files",
+    "option_from_variable",
     "parked_bytes",
     "parse_store_option",
     "read_signature",
@@ -35,38 +38,10 @@ __all__ = [
 __version__: str
 ERROR_KINDS: list[str]
 DTYPES: list[str]
+OPTION_VARIABLES: dict[str, str]
+"""Environment variables of the fields of `Options` that have one."""
 STORE_KEYS: list[tuple[str, str]]
 """Keys of `store=`, each with a description of its default."""
-
-class _Options(Protocol):
-    @property
-    def engine(self) -> str | None: ...
-    @property
-    def cache(self) -> str | None: ...
-    @property
-    def writable(self) -> bool | None: ...
-    @property
-    def order(self) -> str | None: ...
-    @property
-    def depth(self) -> int | None: ...
-    @property
-    def in_flight_bytes(self) -> int | str | None: ...
-    @property
-    def extent_bytes(self) -> int | str | None: ...
-    @property
-    def lanes(self) -> int | None: ...
-    @property
-    def memory_limit(self) -> int | str | None: ...
-    @property
-    def device_memory_limit(self) -> int | str | None: ...
-    @property
-    def verify(self) -> str | PathLike[str] | None: ...
-    @property
-    def retries(self) -> int | None: ...
-    @property
-    def hedge(self) -> bool | None: ...
-    @property
-    def timeout(self) -> float | None: ...
 
 class _Allocator(Protocol):
     """Called by `Loader.stream` and `Stream.receive`, on their thread. Exceptions end the load."""
@@ -88,8 +63,11 @@ _Receiver: TypeAlias = tuple[str, str | None, tuple[int, ...], str, _Memory | No
 """Name, dtype as safetensors files write it, shape, device, memory if it is contiguous, and
 layout."""
 
-def check_options(options: _Options) -> None:
+def check_options(options: Options) -> None:
     """Fail if a load with these options would fail for every checkpoint."""
+
+def option_from_variable(name: str, text: str) -> Any:
+    """Return the value of an option that the text of its environment variable stands for."""
 
 def copy(
     source: str | PathLike[str],
@@ -165,8 +143,8 @@ class Checkpoint:
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]: ...
     def shards(self) -> list[tuple[str, int, int, int, dict[str, str]]]: ...
     def metadata(self) -> dict[str, str]: ...
-    def read(self, name: str, index: Any, options: _Options) -> Tensor: ...
-    def require_files(self, options: _Options) -> None: ...
+    def read(self, name: str, index: Any, options: Options) -> Tensor: ...
+    def require_files(self, options: Options) -> None: ...
 
 @final
 class Loader:
@@ -180,7 +158,7 @@ class Loader:
         globs: Sequence[str],
         regexes: Sequence[str],
         device: str,
-        options: _Options,
+        options: Options,
         device_map: Sequence[tuple[str, str]] = ...,
         slices: Sequence[tuple[str, Any]] = ...,
         receivers: Sequence[_Receiver] | None = None,

@@ -13,7 +13,7 @@ use tload::{
 
 use crate::args::{
     BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, StoreArgs,
-    TuningArgs, VerifyArgs,
+    VerifyArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::synth::Preset;
@@ -23,6 +23,9 @@ const SWEEP_DEPTHS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// Extents of `--sweep`, from one that is a single request to the device to one that the device
 /// splits.
 const SWEEP_EXTENTS: [u64; 3] = [1 << 20, 4 << 20, 16 << 20];
+
+/// Options whose defaults a load tunes by itself.
+const SWEPT: [&str; 3] = ["depth", "extent_bytes", "lanes"];
 
 /// Parses a path or URL as the user wrote it. A path may be any bytes; a URL is text.
 pub(crate) fn location(text: &OsStr) -> Result<Location> {
@@ -162,70 +165,55 @@ pub(crate) fn device_map(rules: &[String]) -> Result<Vec<(Selection, Device)>> {
     rules.iter().map(rule).collect()
 }
 
-/// Returns the options of one load.
-pub(crate) fn options(args: &TuningArgs) -> Options {
-    let mut options = Options::default();
-    options.engine = args.engine;
-    options.cache = args.limits.cache;
-    options.order = args.order;
-    options.depth = args.depth;
-    options.in_flight_bytes = args.limits.in_flight;
-    options.extent_bytes = args.extent;
-    options.lanes = args.lanes;
-    options.memory_limit = args.limits.memory_limit;
-    options.device_memory_limit = args.limits.device_memory_limit;
-    options.verify = args.limits.verify.clone().unwrap_or_default();
-    options.retries = args.limits.retries;
-    options.hedge = args.hedge;
-    options.timeout = args.timeout;
-    options
-}
-
-/// Returns every combination of a sweep's lists, the last list varying fastest. With `--sweep`, the
-/// defaults of each engine come before its combinations.
-pub(crate) fn configurations(args: &BenchArgs, device: Device) -> Vec<Configuration> {
-    let sweep = &args.sweep;
-    let (depths, extents): (&[usize], &[u64]) = if args.with_defaults {
-        (&SWEEP_DEPTHS, &SWEEP_EXTENTS)
-    } else {
-        (&[], &[])
-    };
-    let mut configurations = Vec::new();
-    for &engine in &sweep.engine {
-        let configuration = |lanes, depth, extent_bytes| Configuration {
-            device,
-            engine,
-            depth,
-            extent_bytes,
-            lanes,
-            in_flight_bytes: sweep.limits.in_flight,
-            memory_limit: sweep.limits.memory_limit,
-            device_memory_limit: sweep.limits.device_memory_limit,
-            cache: sweep.limits.cache,
-            verify: sweep.limits.verify.clone().unwrap_or_default(),
-            retries: sweep.limits.retries,
-        };
-        if args.with_defaults {
-            configurations.push(configuration(None, None, None));
-        }
-        for &lanes in &or_default(&sweep.lanes, &[]) {
-            for &depth in &or_default(&sweep.depth, depths) {
-                for &extent_bytes in &or_default(&sweep.extent, extents) {
-                    configurations.push(configuration(lanes, depth, extent_bytes));
-                }
-            }
+/// Returns every combination of a benchmark's lists, the last list varying fastest. With `--sweep`,
+/// the defaults of depth, extent and lanes come before their combinations.
+pub(crate) fn configurations(args: &BenchArgs, device: Device) -> Result<Vec<Configuration>> {
+    let (mut swept, fixed): (Vec<_>, Vec<_>) = args
+        .sweep
+        .0
+        .iter()
+        .cloned()
+        .partition(|(name, _)| SWEPT.contains(name));
+    for (name, values) in &mut swept {
+        if args.with_defaults && values.is_empty() {
+            *values = sweep_values(name);
         }
     }
-    configurations
+    let mut configurations = Vec::new();
+    for options in combinations(&Options::default(), &fixed)? {
+        if args.with_defaults {
+            configurations.push(options.clone());
+        }
+        configurations.extend(combinations(&options, &swept)?);
+    }
+    Ok(configurations
+        .into_iter()
+        .map(|options| Configuration { device, options })
+        .collect())
 }
 
-/// Returns the first list that is not empty, else one `None`, which leaves the choice to the core.
-fn or_default<T: Copy>(list: &[T], second: &[T]) -> Vec<Option<T>> {
-    let list = if list.is_empty() { second } else { list };
-    if list.is_empty() {
-        vec![None]
-    } else {
-        list.iter().copied().map(Some).collect()
+/// Returns `options` with every combination of values. An empty list leaves an option as it is.
+fn combinations(options: &Options, lists: &[(&str, Vec<String>)]) -> Result<Vec<Options>> {
+    let mut combinations = vec![options.clone()];
+    for (name, values) in lists.iter().filter(|(_, values)| !values.is_empty()) {
+        let mut longer = Vec::with_capacity(combinations.len() * values.len());
+        for combination in &combinations {
+            for value in values {
+                let mut combination = combination.clone();
+                combination.set(name, value)?;
+                longer.push(combination);
+            }
+        }
+        combinations = longer;
+    }
+    Ok(combinations)
+}
+
+fn sweep_values(name: &str) -> Vec<String> {
+    match name {
+        "depth" => SWEEP_DEPTHS.iter().map(ToString::to_string).collect(),
+        "extent_bytes" => SWEEP_EXTENTS.iter().map(ToString::to_string).collect(),
+        _ => Vec::new(),
     }
 }
 
@@ -291,11 +279,12 @@ mod tests {
             "--extent",
             "1MiB,4MiB",
         ]);
-        let configurations = configurations(&args, Device::Cpu);
+        let configurations = configurations(&args, Device::Cpu).expect("valid values");
         assert_eq!(configurations.len(), 8);
         let first: Vec<_> = configurations[..3]
             .iter()
-            .map(|c| (c.engine.to_string(), c.depth, c.extent_bytes, c.lanes))
+            .map(|it| &it.options)
+            .map(|it| (it.engine.to_string(), it.depth, it.extent_bytes, it.lanes))
             .collect();
         assert_eq!(
             first,
@@ -311,7 +300,9 @@ mod tests {
     fn a_sweep_has_the_defaults_and_a_grid() {
         let settings = |arguments: &[&str]| -> Vec<_> {
             configurations(&bench(arguments), Device::Cpu)
+                .expect("valid values")
                 .iter()
+                .map(|it| &it.options)
                 .map(|it| (it.lanes, it.depth, it.extent_bytes))
                 .collect()
         };
@@ -331,7 +322,15 @@ mod tests {
             ]
         );
         let engines = bench(&["--sweep", "--engine", "uring,pread"]);
-        assert_eq!(configurations(&engines, Device::Cpu).len(), 2 * 22);
+        let engines = configurations(&engines, Device::Cpu).expect("valid values");
+        assert_eq!(engines.len(), 2 * 22);
+        let limited = bench(&["--memory-limit", "1GiB", "--hedge", "false"]);
+        let limited = configurations(&limited, Device::Cpu).expect("valid values");
+        let options = &limited[0].options;
+        assert_eq!(
+            (options.memory_limit, options.hedge),
+            (Some(1 << 30), Some(false))
+        );
         assert_eq!(settings(&[]), [(None, None, None)]);
     }
 

@@ -68,8 +68,8 @@ pub use load::pipeline;
 pub use load::stream::{Canceller, Progress, TensorStream};
 pub use memory::{KeepAlive, Target, release_staging};
 pub use options::{
-    CacheMode, Device, EngineChoice, Location, Options, Order, Protocol, StoreKey, StoreOptions,
-    format_bytes, parse_bytes,
+    CacheMode, Device, EngineChoice, Location, OptionKey, OptionKind, OptionValue, Options, Order,
+    Protocol, StoreKey, StoreOptions, format_bytes, parse_bytes, parse_duration,
 };
 pub use plan::{Selection, Slice, Steps};
 pub use probe::ceiling::Ceiling;

@@ -15,7 +15,7 @@ use crate::error::exception;
 use crate::forked::Owned;
 use crate::index::slice;
 use crate::interrupt;
-use crate::options::OptionsArgument;
+use crate::options;
 use crate::store::StoreArgument;
 use crate::tensor::{Empties, Tensor};
 
@@ -165,12 +165,12 @@ impl Checkpoint {
         py: Python<'_>,
         name: String,
         index: &Bound<'_, PyAny>,
-        options: OptionsArgument<'_>,
+        options: &Bound<'_, PyAny>,
     ) -> PyResult<Tensor> {
         let checkpoint = self.share(py)?;
         let info = checkpoint.get(&name);
         let slice = info.map_or_else(|| Ok(Slice::default()), |info| slice(index, info.shape()))?;
-        let options = options.read()?;
+        let options = options::read(options)?;
         // Reads that may take long run on a thread, so that they can be interrupted.
         let at_once = checkpoint.reads_at_once(&name, &slice);
         let read = move || checkpoint.read(&name, &slice, &options);
@@ -184,9 +184,9 @@ impl Checkpoint {
 
     /// Requires that the checkpoint has the files that a manifest lists, if the options name one to
     /// verify with.
-    fn require_files(&self, py: Python<'_>, options: OptionsArgument<'_>) -> PyResult<()> {
+    fn require_files(&self, py: Python<'_>, options: &Bound<'_, PyAny>) -> PyResult<()> {
         let checkpoint = self.share(py)?;
-        let verify = options.read()?.verify;
+        let verify = options::read(options)?.verify;
         interrupt::run(py, move || require_files(&checkpoint, &verify))
     }
 

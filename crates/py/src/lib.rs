@@ -26,6 +26,7 @@ use pyo3::prelude::*;
 
 #[pymodule(gil_used = false)]
 mod _tload {
+    use std::collections::HashMap;
     use std::ffi::{CString, OsString};
     use std::io::{self, Write};
 
@@ -40,7 +41,7 @@ mod _tload {
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]
-    use crate::options::{check_options, format_bytes};
+    use crate::options::{check_options, format_bytes, option_from_variable};
     #[pymodule_export]
     use crate::store::{check_store, parse_store_option};
     #[pymodule_export]
@@ -87,6 +88,9 @@ mod _tload {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("ERROR_KINDS", ErrorKind::ALL.map(ErrorKind::name))?;
         module.add("DTYPES", tload::Dtype::ALL.map(tload::Dtype::name))?;
+        let variable = |key: &tload::OptionKey| Some((key.name, key.variable()?));
+        let variables = tload::Options::KEYS.iter().filter_map(variable);
+        module.add("OPTION_VARIABLES", variables.collect::<HashMap<_, _>>())?;
         let keys = tload::StoreOptions::KEYS.iter();
         module.add(
             "STORE_KEYS",

@@ -12,7 +12,7 @@ use crate::forked::Owned;
 use crate::index::slice;
 use crate::interrupt;
 use crate::load_targets::ReceiverArgument;
-use crate::options::{OptionsArgument, selection};
+use crate::options::{self, selection};
 use crate::stream::Stream;
 use crate::tensor::Empties;
 
@@ -47,7 +47,7 @@ impl Loader {
         globs: Vec<String>,
         regexes: Vec<String>,
         device: &str,
-        options: OptionsArgument<'_>,
+        options: &Bound<'_, PyAny>,
         device_map: Vec<(String, String)>,
         slices: Vec<(String, Bound<'_, PyAny>)>,
         receivers: Option<Vec<ReceiverArgument>>,
@@ -73,7 +73,7 @@ impl Loader {
             .tensors(selection(py, names, globs, regexes)?)
             .device(device.parse().map_err(failed)?)
             .device_map(rules)
-            .options(options.read()?);
+            .options(options::read(options)?);
         if let Some(receivers) = receivers {
             let receivers = receivers.into_iter().map(|receiver| receiver.read(py));
             let receivers = receivers.collect::<PyResult<_>>()?;

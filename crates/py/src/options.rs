@@ -1,82 +1,60 @@
-//! Keyword arguments and `TLOAD_*` text as the core's options and selections.
+//! Keyword arguments and `TLOAD_*` text as the core's options and selections, by its table of options.
 //!
 //! A value of the wrong Python type is a `TypeError`; an invalid value is an `InvalidRequestError`.
 //! The core decides which values are valid.
 
 use std::path::PathBuf;
-use std::str::FromStr;
-use std::time::Duration;
 
-use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
-use tload::{Options, Selection, Verify, parse_bytes};
+use tload::{OptionKey, OptionKind, OptionValue, Options, Selection};
 
 use crate::error::{exception, invalid_request};
 
-/// `tload.Options`, attribute by attribute.
-#[derive(FromPyObject)]
-pub(crate) struct OptionsArgument<'py> {
-    engine: Option<Bound<'py, PyAny>>,
-    cache: Option<Bound<'py, PyAny>>,
-    writable: Option<Bound<'py, PyAny>>,
-    order: Option<Bound<'py, PyAny>>,
-    depth: Option<Bound<'py, PyAny>>,
-    in_flight_bytes: Option<Bound<'py, PyAny>>,
-    extent_bytes: Option<Bound<'py, PyAny>>,
-    lanes: Option<Bound<'py, PyAny>>,
-    memory_limit: Option<Bound<'py, PyAny>>,
-    device_memory_limit: Option<Bound<'py, PyAny>>,
-    verify: Option<Bound<'py, PyAny>>,
-    retries: Option<Bound<'py, PyAny>>,
-    hedge: Option<Bound<'py, PyAny>>,
-    timeout: Option<Bound<'py, PyAny>>,
-}
-
-impl OptionsArgument<'_> {
-    pub(crate) fn read(self) -> PyResult<Options> {
-        let mut options = Options::default();
-        if let Some(engine) = &self.engine {
-            options.engine = word("engine", engine)?;
+/// Reads `tload.Options`, whose fields have the names of the core's options.
+pub(crate) fn read(fields: &Bound<'_, PyAny>) -> PyResult<Options> {
+    let mut options = Options::default();
+    for key in Options::KEYS {
+        let value = fields.getattr(key.name)?;
+        if !value.is_none() {
+            let set = options.set(key.name, &text(key, &value)?);
+            set.map_err(|error| exception(fields.py(), &error))?;
         }
-        if let Some(cache) = &self.cache {
-            options.cache = word("cache", cache)?;
-        }
-        if let Some(writable) = &self.writable {
-            options.writable = flag("writable", writable)?;
-        }
-        if let Some(order) = &self.order {
-            options.order = word("order", order)?;
-        }
-        options.depth = read(self.depth.as_ref(), |value| count("depth", value))?;
-        options.lanes = read(self.lanes.as_ref(), |value| count("lanes", value))?;
-        options.in_flight_bytes = read(self.in_flight_bytes.as_ref(), |value| {
-            size("in_flight_bytes", value)
-        })?;
-        options.extent_bytes = read(self.extent_bytes.as_ref(), |value| {
-            size("extent_bytes", value)
-        })?;
-        options.memory_limit = read(self.memory_limit.as_ref(), |value| {
-            size("memory_limit", value)
-        })?;
-        options.device_memory_limit = read(self.device_memory_limit.as_ref(), |value| {
-            size("device_memory_limit", value)
-        })?;
-        if let Some(verify) = &self.verify {
-            options.verify = choice(verify)?;
-        }
-        options.retries = read(self.retries.as_ref(), |value| whole("retries", value))?;
-        options.hedge = read(self.hedge.as_ref(), |value| flag("hedge", value))?;
-        options.timeout = read(self.timeout.as_ref(), seconds)?;
-        Ok(options)
     }
+    Ok(options)
 }
 
 /// Fails if a load with these options would fail for every checkpoint.
 #[pyfunction]
-pub(crate) fn check_options(py: Python<'_>, options: OptionsArgument<'_>) -> PyResult<()> {
-    let options = options.read()?;
-    options.validate().map_err(|error| exception(py, &error))
+pub(crate) fn check_options(options: &Bound<'_, PyAny>) -> PyResult<()> {
+    read(options).map(drop)
+}
+
+/// Returns the value of the option `name` that the text of its environment variable stands for.
+#[pyfunction]
+pub(crate) fn option_from_variable<'py>(
+    py: Python<'py>,
+    name: &str,
+    text: &str,
+) -> PyResult<Bound<'py, PyAny>> {
+    let key = Options::key(name).expect("the caller takes names from the table");
+    let Ok(value) = key.parse(text) else {
+        let variable = key.variable().unwrap_or_default();
+        let message = format!(
+            "environment variable {variable} is {text:?}; it {}",
+            key.valid_values()
+        );
+        return Err(invalid_request(py, message));
+    };
+    match value {
+        OptionValue::Flag(flag) => flag.into_bound_py_any(py),
+        OptionValue::Count(count) => count.into_bound_py_any(py),
+        OptionValue::Duration(duration) => duration.as_secs_f64().into_bound_py_any(py),
+        // As the user wrote it, with its unit.
+        OptionValue::Text(_) | OptionValue::Bytes(_) => text.into_bound_py_any(py),
+    }
 }
 
 /// Formats a size with one decimal and a binary unit.
@@ -111,95 +89,48 @@ pub(crate) fn selection(
     Ok(selected.unwrap_or_default())
 }
 
-fn read<T>(
-    value: Option<&Bound<'_, PyAny>>,
-    with: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>,
-) -> PyResult<Option<T>> {
-    value.map(with).transpose()
-}
-
-fn word<T: FromStr<Err = tload::Error>>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
-    let text: String = value
-        .extract()
-        .map_err(|_| wrong_type(name, "a str", value))?;
-    text.parse().map_err(|error| exception(value.py(), &error))
+/// Returns a value as text for [`Options::set`]. A value of a type that the option does not take is a
+/// `TypeError`.
+fn text(key: &OptionKey, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let wrong = |wanted| wrong_type(key.name, wanted, value);
+    // In Python, True is the int 1; and truthiness is not enough for a flag: the text "no" would be
+    // true.
+    let is_bool = value.is_instance_of::<PyBool>();
+    match key.kind {
+        OptionKind::Flag if is_bool => Ok(value.is_truthy()?.to_string()),
+        OptionKind::Flag => Err(wrong("a bool")),
+        OptionKind::Count(0, _) => integer(value).ok_or_else(|| wrong("an int, 0 or more")),
+        OptionKind::Count(..) => integer(value).ok_or_else(|| wrong("a positive int")),
+        OptionKind::Bytes(..) => value
+            .extract()
+            .ok()
+            .or_else(|| integer(value))
+            .ok_or_else(|| {
+                wrong("a number of bytes (int) or a size with a unit such as \"4 MiB\" (str)")
+            }),
+        OptionKind::Duration if !is_bool && value.extract::<f64>().is_ok() => {
+            Ok(value.str()?.to_string())
+        }
+        OptionKind::Duration => Err(wrong("seconds (float)")),
+        OptionKind::Verify => value
+            .extract::<PathBuf>()
+            .ok()
+            .and_then(|path| path.into_os_string().into_string().ok())
+            .ok_or_else(|| wrong(VERIFY)),
+        OptionKind::Choice(_) => value.extract().map_err(|_| wrong("a str")),
+    }
 }
 
 /// Valid values of `verify`, for messages. A bool would be ambiguous.
 const VERIFY: &str = "\"off\", \"auto\", \"require\", \"sha256\" or the path or URL of a manifest";
 
-/// Reads a word, or the path or URL of a manifest, which may be a path object.
-fn choice(value: &Bound<'_, PyAny>) -> PyResult<Verify> {
-    let text: String = match value.extract::<String>() {
-        Ok(text) => text,
-        Err(_) => value
-            .extract::<PathBuf>()
-            .ok()
-            .and_then(|path| path.into_os_string().into_string().ok())
-            .ok_or_else(|| wrong_type("verify", VERIFY, value))?,
-    };
-    text.parse().map_err(|error| exception(value.py(), &error))
-}
-
-fn flag(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    // Truthiness is not enough: the text "no" would be true.
-    let flag = value.cast::<PyBool>();
-    flag.map(PyBoolMethods::is_true)
-        .map_err(|_| wrong_type(name, "a bool", value))
-}
-
-fn integer(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
-    // In Python, True is the int 1.
+/// Returns an integer as text, of any size, so that the core can name it.
+fn integer(value: &Bound<'_, PyAny>) -> Option<String> {
     if value.is_instance_of::<PyBool>() {
-        return Err(wrong_type(name, wanted, value));
+        return None;
     }
-    value.extract().map_err(|error: PyErr| {
-        if error.is_instance_of::<PyOverflowError>(value.py()) {
-            invalid_request(value.py(), format!("{name} is {value}; wanted {wanted}"))
-        } else {
-            wrong_type(name, wanted, value)
-        }
-    })
-}
-
-fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
-    const WANTED: &str = "a positive int";
-    let number = integer(name, WANTED, value)?;
-    usize::try_from(number)
-        .map_err(|_| invalid_request(value.py(), format!("{name} is {number}; wanted {WANTED}")))
-}
-
-fn whole(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    const WANTED: &str = "an int, 0 or more";
-    let number = integer(name, WANTED, value)?;
-    u32::try_from(number)
-        .map_err(|_| invalid_request(value.py(), format!("{name} is {number}; wanted {WANTED}")))
-}
-
-fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
-    if let Ok(text) = value.extract::<String>() {
-        return parse_bytes(&text)
-            .map_err(|error| invalid_request(value.py(), format!("{name}: {}", error.message())));
-    }
-    integer(
-        name,
-        "a number of bytes (int) or a size with a unit such as \"4 MiB\" (str)",
-        value,
-    )
-}
-
-fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
-    let wrong = || wrong_type("timeout", "seconds (float)", value);
-    if value.is_instance_of::<PyBool>() {
-        return Err(wrong());
-    }
-    let number: f64 = value.extract().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(number).map_err(|_| {
-        invalid_request(
-            value.py(),
-            format!("timeout is {value}; wanted a positive number of seconds"),
-        )
-    })
+    let number = value.call_method0("__index__").ok()?;
+    Some(number.str().ok()?.to_string())
 }
 
 fn wrong_type(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyErr {

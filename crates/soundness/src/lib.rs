@@ -22,7 +22,7 @@ pub mod sync {
 #[path = "../../core/src/no_cuda.rs"]
 pub mod cuda;
 #[expect(dead_code, reason = "as above")]
-#[path = "../../core/src/error.rs"]
+#[path = "../../core/src/error/mod.rs"]
 pub mod error;
 #[expect(
     dead_code,

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::sizes;
+use clap::builder::RangedU64ValueParser;
+
 use super::store::StoreArgs;
 use super::time::TimeArgs;
 
@@ -46,7 +47,7 @@ pub(crate) struct CopyArgs {
     #[arg(
         long,
         value_name = "N",
-        value_parser = sizes::depth,
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096),
         env = "TLOAD_DEPTH",
         hide_env_values = true
     )]
@@ -55,7 +56,7 @@ pub(crate) struct CopyArgs {
     #[arg(
         long,
         value_name = "SIZE",
-        value_parser = sizes::bytes,
+        value_parser = tload::parse_bytes,
         env = "TLOAD_EXTENT",
         hide_env_values = true
     )]

@@ -6,7 +6,6 @@ mod copy;
 mod device;
 mod links;
 mod parse;
-mod sizes;
 mod store;
 mod synth;
 mod time;
@@ -23,7 +22,6 @@ pub(crate) use copy::CopyArgs;
 pub(crate) use device::DeviceArg;
 pub(crate) use links::LinkArgs;
 pub(crate) use parse::{Refusal, parse};
-pub(crate) use sizes::duration;
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
 pub(crate) use time::TimeArgs;
@@ -166,7 +164,7 @@ pub(crate) struct DoctorArgs {
     #[arg(
         long,
         value_name = "TIME",
-        value_parser = sizes::duration,
+        value_parser = tload::parse_duration,
         default_value = "10s",
         env = "TLOAD_TIMEOUT",
         hide_env_values = true

@@ -4,8 +4,6 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
-use super::sizes;
-
 /// Write a realistic checkpoint of random numbers.
 ///
 /// Names, dtypes and shapes are those of real models. The same seed gives the same bytes,
@@ -27,7 +25,7 @@ pub(crate) struct SynthArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ModelArgs {
     /// Total bytes of the tensors, accurate to 2 % [default: 4GiB, tiny: 4MiB]
-    #[arg(long, value_name = "SIZE", value_parser = sizes::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = tload::parse_bytes)]
     pub(crate) size: Option<u64>,
     /// Model to imitate
     #[arg(long, value_enum, default_value_t = PresetArg::Llama)]

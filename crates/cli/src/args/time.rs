@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use super::sizes;
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct TimeArgs {
     /// Time limit for the whole command: 10 (seconds), 500ms, 30s, 2m [default: none]
     #[arg(
         long,
         value_name = "TIME",
-        value_parser = sizes::duration,
+        value_parser = tload::parse_duration,
         env = "TLOAD_TIMEOUT",
         hide_env_values = true
     )]

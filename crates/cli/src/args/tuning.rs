@@ -1,12 +1,10 @@
-//! Arguments that select tensors, and arguments that tune reads. Each of the latter has a `TLOAD_*`
-//! variable.
+//! Arguments that select tensors, and those that set options of a load. The latter are made from
+//! the core's table: each has a `TLOAD_*` variable.
 
 use std::path::Path;
-use std::time::Duration;
 
-use tload::{CacheMode, EngineChoice, Order, Verify};
-
-use super::sizes;
+use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
+use tload::{OptionKey, OptionKind, Options, Verify};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Tensor selection (any matching filter selects a tensor)")]
@@ -22,199 +20,142 @@ pub(crate) struct SelectArgs {
     pub(crate) regexes: Vec<String>,
 }
 
-/// Tuning of one load.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Tuning")]
-pub(crate) struct TuningArgs {
-    /// Engine: auto, uring, pread or tokio-uring
-    #[arg(
-        long,
-        value_name = "ENGINE",
-        default_value_t,
-        env = "TLOAD_ENGINE",
-        hide_env_values = true
-    )]
-    pub(crate) engine: EngineChoice,
-    /// Reads in flight, over all lanes [default: tuned while loading]
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = sizes::depth,
-        env = "TLOAD_DEPTH",
-        hide_env_values = true
-    )]
-    pub(crate) depth: Option<usize>,
-    /// Maximum bytes per read [default: chosen for the storage]
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = sizes::bytes,
-        env = "TLOAD_EXTENT",
-        hide_env_values = true
-    )]
-    pub(crate) extent: Option<u64>,
-    /// Threads that read the files of one file system, each with its own engine [default: one per
-    /// core if CPU-bound, else 1, growing while it is saturated]
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = sizes::lanes,
-        env = "TLOAD_LANES",
-        hide_env_values = true
-    )]
-    pub(crate) lanes: Option<usize>,
-    #[command(flatten)]
-    pub(crate) limits: LimitArgs,
-    /// Order of delivery: ready (as tensors complete) or file
-    #[arg(
-        long,
-        value_name = "ORDER",
-        default_value_t,
-        env = "TLOAD_ORDER",
-        hide_env_values = true
-    )]
-    pub(crate) order: Order,
-    /// Send a second request to an object store if one takes much longer than others: true or false
-    /// [default: true]
-    #[arg(long, value_name = "BOOL", env = "TLOAD_HEDGE", hide_env_values = true)]
-    pub(crate) hedge: Option<bool>,
-    /// Time limit for opening and, separately, for loading: 10 (seconds), 500ms, 30s, 2m [default:
-    /// none]
-    #[arg(
-        long,
-        value_name = "TIME",
-        value_parser = sizes::duration,
-        env = "TLOAD_TIMEOUT",
-        hide_env_values = true
-    )]
-    pub(crate) timeout: Option<Duration>,
-}
+/// Options of one load.
+#[derive(Debug)]
+pub(crate) struct TuningArgs(pub(crate) Options);
 
 /// Heading of [`SweepArgs`] and `--sweep`.
 pub(super) const SWEEP_HEADING: &str = "Tuning (lists are swept over every combination)";
 
-/// Tuning of a benchmark: lists are swept over every combination.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = SWEEP_HEADING)]
-pub(crate) struct SweepArgs {
-    /// Engines: auto, uring, pread, tokio-uring
-    #[arg(
-        long,
-        value_name = "ENGINE,…",
-        value_delimiter = ',',
-        default_value = "auto",
-        env = "TLOAD_ENGINE",
-        hide_env_values = true
-    )]
-    pub(crate) engine: Vec<EngineChoice>,
-    /// Reads in flight, over all lanes [default: tuned while loading]
-    #[arg(
-        long,
-        value_name = "N,…",
-        value_delimiter = ',',
-        value_parser = sizes::depth,
-        env = "TLOAD_DEPTH",
-        hide_env_values = true
-    )]
-    pub(crate) depth: Vec<usize>,
-    /// Maximum bytes per read [default: chosen for the storage]
-    #[arg(
-        long,
-        value_name = "SIZE,…",
-        value_delimiter = ',',
-        value_parser = sizes::bytes,
-        env = "TLOAD_EXTENT",
-        hide_env_values = true
-    )]
-    pub(crate) extent: Vec<u64>,
-    /// Threads that read the files of one file system, each with its own engine [default: one per
-    /// core if CPU-bound, else 1, growing while it is saturated]
-    #[arg(
-        long,
-        value_name = "N,…",
-        value_delimiter = ',',
-        value_parser = sizes::lanes,
-        env = "TLOAD_LANES",
-        hide_env_values = true
-    )]
-    pub(crate) lanes: Vec<usize>,
-    #[command(flatten)]
-    pub(crate) limits: LimitArgs,
+/// Options that a benchmark sweeps over: its table and its plot show how runs differ in them.
+const SWEPT: [&str; 4] = ["engine", "depth", "extent_bytes", "lanes"];
+
+/// Values of each option of a benchmark, by the option's name; no values leave the default.
+#[derive(Debug)]
+pub(crate) struct SweepArgs(pub(crate) Vec<(&'static str, Vec<String>)>);
+
+impl clap::Args for TuningArgs {
+    fn augment_args(command: Command) -> Command {
+        command.next_help_heading("Tuning").args(keys().map(arg))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
 }
 
-/// Parses a mode of verification or the location of a manifest. A plain word that is neither is
-/// taken for a typing error.
-fn verify(text: &str) -> Result<Verify, String> {
-    let verify: Verify = text
-        .parse()
-        .map_err(|error: tload::Error| error.to_string())?;
+impl FromArgMatches for TuningArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut options = Options::default();
+        for key in keys() {
+            for text in values(matches, key) {
+                options
+                    .set(key.name, &text)
+                    .map_err(|error| invalid(&error))?;
+            }
+        }
+        Ok(Self(options))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl clap::Args for SweepArgs {
+    fn augment_args(command: Command) -> Command {
+        let lists = keys().map(|key| {
+            if SWEPT.contains(&key.name) {
+                let values = format!("{},…", value_name(key));
+                arg(key)
+                    .value_name(values)
+                    .value_delimiter(',')
+                    .action(ArgAction::Append)
+            } else {
+                arg(key)
+            }
+        });
+        command.next_help_heading(SWEEP_HEADING).args(lists)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SweepArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(
+            keys().map(|key| (key.name, values(matches, key))).collect(),
+        ))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Returns the options that have a flag.
+fn keys() -> impl Iterator<Item = &'static OptionKey> {
+    Options::KEYS.iter().filter(|key| key.flag.is_some())
+}
+
+fn id(key: &OptionKey) -> &'static str {
+    key.flag.unwrap_or(key.name)
+}
+
+fn values(matches: &ArgMatches, key: &OptionKey) -> Vec<String> {
+    let values = matches.get_many::<String>(id(key));
+    values.into_iter().flatten().cloned().collect()
+}
+
+/// Returns the argument of an option, which takes text that the option accepts.
+fn arg(key: &'static OptionKey) -> Arg {
+    let arg = Arg::new(id(key))
+        .long(id(key))
+        .value_name(value_name(key))
+        .help(format!("{} [default: {}]", key.summary, key.default))
+        .value_parser(move |text: &str| parse(key, text));
+    let arg = match key.variable() {
+        Some(variable) => arg.env(variable).hide_env_values(true),
+        None => arg,
+    };
+    if key.kind == OptionKind::Verify {
+        arg.num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("auto")
+    } else {
+        arg
+    }
+}
+
+fn value_name(key: &OptionKey) -> String {
+    match key.kind {
+        OptionKind::Flag => "BOOL".to_owned(),
+        OptionKind::Count(..) => "N".to_owned(),
+        OptionKind::Bytes(..) => "SIZE".to_owned(),
+        OptionKind::Duration => "TIME".to_owned(),
+        OptionKind::Verify => "auto|require|sha256|off|MANIFEST".to_owned(),
+        OptionKind::Choice(_) => id(key).to_uppercase(),
+    }
+}
+
+/// Checks `text` for clap, whose message names the flag and the text.
+fn parse(key: &OptionKey, text: &str) -> Result<String, String> {
+    if key.parse(text).is_err() {
+        return Err(format!("it {}", key.valid_values()));
+    }
+    // A plain word that is neither a mode nor a file is taken for a typing error.
+    let is_manifest = matches!(text.parse(), Ok(Verify::Manifest(_)));
     let is_word = !text.contains(['/', '.']);
-    if matches!(verify, Verify::Manifest(_)) && is_word && !Path::new(text).exists() {
+    if key.kind == OptionKind::Verify && is_manifest && is_word && !Path::new(text).exists() {
         return Err("neither off, auto, require, sha256 nor an existing manifest".to_owned());
     }
-    Ok(verify)
+    Ok(text.to_owned())
 }
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct LimitArgs {
-    /// Maximum bytes in flight [default: tuned while loading]
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = sizes::bytes,
-        env = "TLOAD_IN_FLIGHT",
-        hide_env_values = true
-    )]
-    pub(crate) in_flight: Option<u64>,
-    /// Maximum bytes that the load holds and the caller has not received [default: max(512 MiB,
-    /// largest tensor + max(a quarter of it, bytes in flight)); less in a container with little
-    /// memory]
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = sizes::bytes,
-        env = "TLOAD_MEMORY_LIMIT",
-        hide_env_values = true
-    )]
-    pub(crate) memory_limit: Option<u64>,
-    /// Maximum bytes of each GPU that the load holds and the caller has not received;
-    /// --memory-limit then applies to staging memory [default: as for --memory-limit, but no more
-    /// than is free]
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = sizes::bytes,
-        env = "TLOAD_DEVICE_MEMORY_LIMIT",
-        hide_env_values = true
-    )]
-    pub(crate) device_memory_limit: Option<u64>,
-    /// Page cache: auto (copy cached bytes from it, bypass it for the rest), direct (always bypass
-    /// it), buffered (always read through it), drop (like auto, but leave nothing in it) or map
-    /// (copy nothing: tensors are views of the files)
-    #[arg(
-        long,
-        value_name = "CACHE",
-        default_value_t,
-        env = "TLOAD_CACHE",
-        hide_env_values = true
-    )]
-    pub(crate) cache: CacheMode,
-    /// Compare the bytes read with known digests during the load: auto (if there are any), require
-    /// (fail if there are none), sha256 (like require, but CRCs do not count, because they can be
-    /// forged), sha256:MANIFEST, off, or a tload manifest; --verify alone means auto [default: off]
-    #[arg(
-        long,
-        value_name = "auto|require|sha256|off|MANIFEST",
-        value_parser = verify,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "auto",
-        env = "TLOAD_VERIFY",
-        hide_env_values = true
-    )]
-    pub(crate) verify: Option<Verify>,
-    /// Retries of a failed request to an object store or a failed read of a file [default: 8; 0 for
-    /// files that are not on a network file system]
-    #[arg(long, value_name = "N", env = "TLOAD_RETRIES", hide_env_values = true)]
-    pub(crate) retries: Option<u32>,
+fn invalid(error: &tload::Error) -> clap::Error {
+    clap::Error::raw(clap::error::ErrorKind::ValueValidation, error.chain())
 }

@@ -78,6 +78,7 @@ impl<'a> DiskRunner<'a> {
         let total = self.checkpoint.total_bytes();
         let budget = cell
             .configuration
+            .options
             .memory_limit
             .unwrap_or(STREAM_BYTES)
             .min(total);

@@ -24,7 +24,7 @@ pub(crate) mod warnings;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
-use tload::{CacheMode, Checkpoint, Device, EngineChoice, Loader, Options, Report, Result, Verify};
+use tload::{Checkpoint, Device, Loader, Options, Report, Result};
 
 pub(crate) use fio::Fio;
 pub(crate) use gpu::Gpu;
@@ -52,24 +52,13 @@ pub(crate) enum CacheState {
     Remote,
 }
 
-/// Device and tuning of a load; `None` leaves the choice to the core.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// Device and options of a load.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Configuration {
     #[serde(serialize_with = "as_text")]
     pub(crate) device: Device,
-    #[serde(serialize_with = "as_text")]
-    pub(crate) engine: EngineChoice,
-    pub(crate) depth: Option<usize>,
-    pub(crate) extent_bytes: Option<u64>,
-    pub(crate) lanes: Option<usize>,
-    pub(crate) in_flight_bytes: Option<u64>,
-    pub(crate) memory_limit: Option<u64>,
-    pub(crate) device_memory_limit: Option<u64>,
-    #[serde(serialize_with = "as_text")]
-    pub(crate) cache: CacheMode,
-    #[serde(serialize_with = "as_text")]
-    pub(crate) verify: Verify,
-    pub(crate) retries: Option<u32>,
+    #[serde(flatten)]
+    pub(crate) options: Options,
 }
 
 impl Configuration {
@@ -77,27 +66,12 @@ impl Configuration {
     pub(crate) fn loader(&self, checkpoint: Checkpoint) -> Loader {
         Loader::new(checkpoint)
             .device(self.device)
-            .options(self.options())
-    }
-
-    fn options(&self) -> Options {
-        let mut options = Options::default();
-        options.engine = self.engine;
-        options.cache = self.cache;
-        options.depth = self.depth;
-        options.in_flight_bytes = self.in_flight_bytes;
-        options.extent_bytes = self.extent_bytes;
-        options.lanes = self.lanes;
-        options.memory_limit = self.memory_limit;
-        options.device_memory_limit = self.device_memory_limit;
-        options.verify = self.verify.clone();
-        options.retries = self.retries;
-        options
+            .options(self.options.clone())
     }
 }
 
 /// One combination to measure.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Cell {
     pub(crate) mode: Mode,
     pub(crate) cache_state: CacheState,

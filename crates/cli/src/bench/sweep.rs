@@ -60,19 +60,19 @@ pub(crate) fn verdicts(results: &Results) -> Vec<Verdict> {
 
 fn is_default(cell: &CellResults) -> bool {
     let configuration = &cell.cell.configuration;
-    configuration.depth.is_none()
-        && configuration.extent_bytes.is_none()
-        && configuration.lanes.is_none()
+    configuration.options.depth.is_none()
+        && configuration.options.extent_bytes.is_none()
+        && configuration.options.lanes.is_none()
 }
 
 fn is_rival(cell: &CellResults, other: &CellResults) -> bool {
     cell.cell.mode == other.cell.mode
         && table::cache(cell) == table::cache(other)
-        && cell.cell.configuration.engine == other.cell.configuration.engine
+        && cell.cell.configuration.options.engine == other.cell.configuration.options.engine
 }
 
 fn asked_engine(cell: &CellResults) -> String {
-    cell.cell.configuration.engine.to_string()
+    cell.cell.configuration.options.engine.to_string()
 }
 
 fn median(cell: &CellResults) -> Option<f64> {
@@ -95,14 +95,21 @@ fn ratio(cell: &CellResults, best: &CellResults) -> Option<f64> {
 fn settings(cell: &CellResults) -> String {
     let configuration = &cell.cell.configuration;
     let mut settings = Vec::new();
-    settings.extend(configuration.depth.map(|depth| format!("depth {depth}")));
     settings.extend(
         configuration
+            .options
+            .depth
+            .map(|depth| format!("depth {depth}")),
+    );
+    settings.extend(
+        configuration
+            .options
             .extent_bytes
             .map(|bytes| format!("extent {}", table::short_bytes(bytes))),
     );
     settings.extend(
         configuration
+            .options
             .lanes
             .map(|lanes| format_count(lanes as u64, "lane")),
     );
@@ -123,8 +130,8 @@ mod tests {
     fn swept() -> Results {
         let mut plan = plan(6, 2);
         for index in [0, 3] {
-            plan.cells[index].configuration.depth = None;
-            plan.cells[index].configuration.extent_bytes = None;
+            plan.cells[index].configuration.options.depth = None;
+            plan.cells[index].configuration.options.extent_bytes = None;
         }
         for cell in &mut plan.cells[3..] {
             cell.mode = Mode::Keep;
@@ -159,8 +166,8 @@ mod tests {
     #[test]
     fn verdicts_without_sweep_or_defaults_are_empty() {
         let mut alone = plan(1, 1);
-        alone.cells[0].configuration.depth = None;
-        alone.cells[0].configuration.extent_bytes = None;
+        alone.cells[0].configuration.options.depth = None;
+        alone.cells[0].configuration.options.extent_bytes = None;
         for plan in [alone, plan(3, 1)] {
             let mut results = results(&plan);
             for cell in 0..plan.cells.len() {

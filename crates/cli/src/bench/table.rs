@@ -66,7 +66,7 @@ pub(crate) fn cache(cell: &CellResults) -> String {
 /// Returns the engine actually used.
 pub(crate) fn engine(cell: &CellResults) -> String {
     cell.of(Contender::Tload).next_back().map_or_else(
-        || cell.cell.configuration.engine.to_string(),
+        || cell.cell.configuration.options.engine.to_string(),
         |sample| sample.measurement.engine.clone(),
     )
 }
@@ -74,7 +74,7 @@ pub(crate) fn engine(cell: &CellResults) -> String {
 /// Returns [`reads`], marked if the load tuned them by itself.
 fn found_or_asked(cell: &CellResults) -> String {
     let reads = reads(cell);
-    let asked = &cell.cell.configuration;
+    let asked = &cell.cell.configuration.options;
     let is_found = asked.depth.is_none() && asked.in_flight_bytes.is_none() && !reads.is_empty();
     if is_found {
         format!("tuned: {reads}")

@@ -1,6 +1,6 @@
 //! Benchmark without a disk, for tests of everything around the runs.
 
-use tload::{CacheMode, Device, EngineChoice, Result, Verify};
+use tload::{Device, Options, Result};
 
 use super::page_cache::{Found, Residency};
 use super::results::{CheckpointRecord, Results, Sample, SyntheticRecord};
@@ -15,16 +15,7 @@ pub(crate) fn plan(cells: usize, rounds: u32) -> Plan {
         cache_state: CacheState::Cold,
         configuration: Configuration {
             device: Device::Cpu,
-            engine: EngineChoice::Auto,
-            depth: Some(4 << index),
-            extent_bytes: Some(1 << 20),
-            lanes: None,
-            in_flight_bytes: None,
-            memory_limit: None,
-            device_memory_limit: None,
-            cache: CacheMode::Auto,
-            verify: Verify::Off,
-            retries: None,
+            options: options(index),
         },
     };
     let contenders = vec![Contender::Tload, Contender::Ceiling, Contender::Fio];
@@ -33,6 +24,13 @@ pub(crate) fn plan(cells: usize, rounds: u32) -> Plan {
         contenders,
         rounds,
     }
+}
+
+fn options(index: usize) -> Options {
+    let mut options = Options::default();
+    options.depth = Some(4 << index);
+    options.extent_bytes = Some(1 << 20);
+    options
 }
 
 /// Returns empty results of `plan`, from a machine without `/proc` and `/sys`.

@@ -279,7 +279,7 @@ fn too_small(cell: &CellResults) -> Option<Warning> {
     if seconds < SHORTEST_SECONDS {
         return Some(Warning::TooShort { seconds });
     }
-    if cell.cell.configuration.cache == CacheMode::Map {
+    if cell.cell.configuration.options.cache == CacheMode::Map {
         return None;
     }
     let ceiling = cell
@@ -322,7 +322,7 @@ mod tests {
         );
         assert_eq!(texts(1.04e9, 1e9), Vec::<String>::new());
         let mut mapped = plan(1, 1);
-        mapped.cells[0].configuration.cache = CacheMode::Map;
+        mapped.cells[0].configuration.options.cache = CacheMode::Map;
         let mut results = results(&mapped);
         results.add(0, sample(1, Contender::Tload, 2e9));
         results.add(0, sample(1, Contender::Ceiling, 1e9));

@@ -66,7 +66,7 @@ fn bench(
         None => vec![CacheState::Remote],
     };
     let plan = Plan::new(
-        &options::configurations(args, device),
+        &options::configurations(args, device)?,
         &options::modes(args),
         &cache_states,
         args.rounds,

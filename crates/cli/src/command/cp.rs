@@ -72,7 +72,7 @@ fn late(source: &Location, timeout: Duration, control: &CopyControl) -> Error {
     let message = format!("the copy took longer than its timeout of {timeout:?}; {far}");
     Error::new(ErrorKind::TimedOut, message)
         .with_location(source)
-        .with_hint("raise timeout, or check the storage: tload doctor LOCATION")
+        .with_hint("raise ‹timeout›, or check the storage: tload doctor LOCATION")
 }
 
 fn write_text(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {

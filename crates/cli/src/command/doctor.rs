@@ -27,7 +27,7 @@ pub(crate) fn run(
     out: &mut dyn Write,
 ) -> Result<()> {
     let settings =
-        Settings::of(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()));
+        Settings::new(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()));
     // An error in these options is reported even without a location.
     let store = options::store_within(&args.store, Some(args.timeout))?;
     let looked = args
@@ -113,7 +113,7 @@ fn look_at(
 fn late(timeout: Duration) -> Error {
     let message = format!("the check took longer than its timeout of {timeout:?}");
     Error::new(ErrorKind::TimedOut, message)
-        .with_hint("raise timeout, or check the storage, which does not answer")
+        .with_hint("raise ‹timeout›, or check the storage, which does not answer")
 }
 
 /// Output of `--json`.

@@ -23,12 +23,12 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     let device = options::device(&args.device)?;
     let rules = options::device_map(&args.device_map)?;
     let from = (&args.store, &args.links);
-    let checkpoint = open(&args.location, from, args.tuning.timeout, interrupt)?;
+    let checkpoint = open(&args.location, from, args.tuning.0.timeout, interrupt)?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&args.select)?)
         .device(device)
         .device_map(rules)
-        .options(options::options(&args.tuning));
+        .options(args.tuning.0.clone());
     if args.digest {
         in_sight(&loader)?;
     }
@@ -66,7 +66,7 @@ fn in_sight(loader: &Loader) -> Result<()> {
         ErrorKind::InvalidRequest,
         format!("--digest needs tensors in CPU memory; some are to go to {device}"),
     )
-    .with_hint("leave out --digest, or use device=cpu"))
+    .with_hint("leave out --digest, or use ‹device=cpu›"))
 }
 
 /// Receives every tensor. Returns an error if the load cannot start; once it has started, returns

@@ -29,7 +29,7 @@ pub(super) fn open(
             let message = format!("opening took longer than its timeout of {timeout:?}");
             Error::new(ErrorKind::TimedOut, message)
                 .with_location(&location)
-                .with_hint("raise timeout, or check the storage: tload doctor LOCATION")
+                .with_hint("raise ‹timeout›, or check the storage: tload doctor LOCATION")
         },
     };
     let from = location.clone();

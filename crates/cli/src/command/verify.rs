@@ -13,7 +13,6 @@ use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{chain, standard_output, warn};
 use crate::output::failure::Outcome;
-use crate::output::flags::with_flags;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
 use crate::output::table::{Align, render};
@@ -75,7 +74,7 @@ fn late(location: &Location, timeout: Duration, control: &VerifyControl) -> Erro
     let message = format!("verifying took longer than its timeout of {timeout:?}; {far}");
     Error::new(ErrorKind::TimedOut, message)
         .with_location(location)
-        .with_hint("raise timeout, or check the storage: tload doctor LOCATION")
+        .with_hint("raise ‹timeout›, or check the storage: tload doctor LOCATION")
 }
 
 fn write_text(out: &mut dyn Write, report: &VerifyReport) -> io::Result<()> {
@@ -100,7 +99,7 @@ fn write_text(out: &mut dyn Write, report: &VerifyReport) -> io::Result<()> {
         }
     }
     for note in &report.notes {
-        warn(&format!("note: {}", with_flags(note)));
+        warn(&format!("note: {note}"));
     }
     writeln!(
         out,

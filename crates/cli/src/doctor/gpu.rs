@@ -8,7 +8,7 @@ use tload::{Error, Result, format_bytes};
 
 use super::{Finding, Level, Urgency};
 use crate::host::System;
-use crate::output::flags::with_flags;
+use crate::output::flags::flag;
 use crate::output::quantity::format_count;
 
 /// NVIDIA's vendor number on the PCI bus.
@@ -228,7 +228,8 @@ fn in_one_line(error: &Error) -> String {
 }
 
 fn advice(error: &Error) -> String {
-    with_flags(error.hint().unwrap_or("see whether `nvidia-smi` works"))
+    let hint = error.hint_with(flag);
+    hint.unwrap_or_else(|| "see whether `nvidia-smi` works".to_owned())
 }
 
 #[cfg(test)]
@@ -240,7 +241,7 @@ mod tests {
 
     fn refusal() -> Error {
         Error::new(ErrorKind::Unsupported, "no CUDA driver was found")
-            .with_hint("install it, or use device=cpu")
+            .with_hint("install it, or use ‹device=cpu›")
     }
 
     #[test]

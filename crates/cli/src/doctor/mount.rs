@@ -9,7 +9,7 @@ use tload::{Checkpoint, Error, ErrorKind, format_bytes, probe};
 use super::{Finding, Level, Settings, Urgency, disk, verify};
 use crate::host::System;
 use crate::host::mount::Mount;
-use crate::output::flags::with_flags;
+use crate::output::flags::flag;
 use crate::output::quantity::{float, format_count, format_share};
 
 /// Largest NFS request unless the server sets another limit. Smaller ones cost round trips.
@@ -41,7 +41,7 @@ pub(crate) fn findings(
     if let Some(first) = paths().next() {
         let (is_network, of_file_system) = file_system(system, first);
         findings.extend(of_file_system);
-        let waits = is_network && settings.timeout.is_none();
+        let waits = is_network && settings.options.timeout.is_none();
         findings.push(mount(system, first, waits));
         findings.push(direct_io(first));
     }
@@ -98,10 +98,9 @@ fn unreadable(error: &Error) -> Finding {
         value.push_str(&error.to_string());
         cause = error.source();
     }
-    let advice = error
-        .hint()
-        .unwrap_or("give the path of a readable checkpoint: see tload ls LOCATION");
-    let advice = with_flags(advice);
+    let advice = error.hint_with(flag).unwrap_or_else(|| {
+        "give the path of a readable checkpoint: see tload ls LOCATION".to_owned()
+    });
     Finding::ok("checkpoint", "checkpoint", value)
         .advise(Level::Fail, advice.clone())
         .change(Urgency::Failure, advice)

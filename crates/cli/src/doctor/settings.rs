@@ -1,13 +1,9 @@
-//! Environment variables that apply to every load: timeout, retries, hedging and verification.
-//! Shown as loads interpret them, without secrets.
+//! `TLOAD_*` variables that set options of every load. Shown as loads interpret them, without
+//! secrets.
 
-use std::str::FromStr;
-use std::time::Duration;
-
-use tload::Verify;
+use tload::{OptionValue, Options, format_bytes};
 
 use super::{Finding, Level, Urgency};
-use crate::args::duration;
 
 const ID: &str = "settings";
 const TITLE: &str = "settings";
@@ -15,105 +11,80 @@ const TITLE: &str = "settings";
 /// Values of the variables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    pub(crate) timeout: Option<Duration>,
-    retries: Option<u32>,
-    hedge: Option<bool>,
-    verify: Option<Verify>,
+    pub(crate) options: Options,
+    /// Options that are set, in the order of the table.
+    set: Vec<&'static str>,
     /// Variables whose values loads reject.
-    refused: Vec<&'static str>,
+    rejected: Vec<String>,
 }
 
 impl Settings {
     /// Reads the settings through `variable`. A blank variable counts as unset.
-    pub(crate) fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let mut refused = Vec::new();
-        let mut value = |name: &'static str| variable(name).filter(|text| !text.trim().is_empty());
-        let timeout = parsed(&mut value, &mut refused, "TLOAD_TIMEOUT", |text| {
-            duration(text).ok()
-        });
-        let retries = parsed(&mut value, &mut refused, "TLOAD_RETRIES", of_text);
-        let hedge = parsed(&mut value, &mut refused, "TLOAD_HEDGE", of_text);
-        let verify = parsed(&mut value, &mut refused, "TLOAD_VERIFY", of_text);
-        Self {
-            timeout,
-            retries,
-            hedge,
-            verify,
-            refused,
+    pub(crate) fn new(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let mut settings = Self::default();
+        for key in Options::KEYS {
+            let Some(name) = key.variable() else { continue };
+            let text = variable(&name).filter(|text| !text.trim().is_empty());
+            match text.map(|text| settings.options.set(key.name, text.trim())) {
+                None => {}
+                Some(Ok(())) => settings.set.push(key.name),
+                Some(Err(_)) => settings.rejected.push(name),
+            }
         }
+        settings
     }
 
     pub(super) fn finding(&self) -> Finding {
-        let or = |value: Option<String>, default: &str| {
-            value.unwrap_or_else(|| format!("{default} (default)"))
+        let shown = Options::KEYS.iter().filter_map(|key| {
+            let flag = key.flag.filter(|_| self.set.contains(&key.name))?;
+            let value = key.value(&self.options)?;
+            Some(if let OptionValue::Bytes(bytes) = value {
+                format!("{flag} {}", format_bytes(bytes))
+            } else {
+                format!("{flag} {value}")
+            })
+        });
+        let shown: Vec<_> = shown.collect();
+        let finding = match shown.as_slice() {
+            [] => Finding::ok(ID, TITLE, "no TLOAD_* variable changes loads"),
+            shown => Finding::ok(ID, TITLE, shown.join(", ")),
         };
-        let value = format!(
-            "timeout {}, retries {}, hedge {}, verify {}",
-            or(self.timeout.map(|it| format!("{it:?}")), "none"),
-            or(
-                self.retries.map(|it| it.to_string()),
-                "8, 0 for files on disks"
-            ),
-            or(self.hedge.map(|it| it.to_string()), "true"),
-            or(self.verify.as_ref().map(ToString::to_string), "off"),
-        );
-        let finding = Finding::ok(ID, TITLE, value);
-        if self.refused.is_empty() {
+        if self.rejected.is_empty() {
             return finding;
         }
-        let command = format!("unset {}", self.refused.join(" "));
+        let command = format!("unset {}", self.rejected.join(" "));
         finding
             .advise(
                 Level::Warn,
                 format!(
                     "loads reject the value of {}: correct it, or {command}",
-                    self.refused.join(" and ")
+                    self.rejected.join(" and ")
                 ),
             )
             .change(Urgency::Failure, command)
     }
 }
 
-fn of_text<T: FromStr>(text: &str) -> Option<T> {
-    text.trim().parse().ok()
-}
-
-fn parsed<T>(
-    value: &mut impl FnMut(&'static str) -> Option<String>,
-    refused: &mut Vec<&'static str>,
-    name: &'static str,
-    parse: impl Fn(&str) -> Option<T>,
-) -> Option<T> {
-    let parsed = parse(&value(name)?);
-    if parsed.is_none() {
-        refused.push(name);
-    }
-    parsed
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(variables: &[(&str, &str)]) -> Finding {
+    fn finding(variables: &[(&str, &str)]) -> Finding {
         let value = |name: &str| {
             let found = variables.iter().find(|(other, _)| *other == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        Settings::of(value).finding()
+        Settings::new(value).finding()
     }
 
     #[test]
-    fn settings_show_values_and_defaults() {
-        let none = of(&[("TLOAD_TIMEOUT", " ")]);
+    fn settings_show_variables_that_are_set() {
+        let none = finding(&[("TLOAD_TIMEOUT", " ")]);
         assert_eq!((none.level, none.change), (Level::Ok, None));
-        assert_eq!(
-            none.value,
-            "timeout none (default), retries 8, 0 for files on disks (default), hedge true (default), verify off (default)"
-        );
-        let all = of(&[
+        assert_eq!(none.value, "no TLOAD_* variable changes loads");
+        let all = finding(&[
             ("TLOAD_TIMEOUT", "10m"),
-            ("TLOAD_RETRIES", "2"),
+            ("TLOAD_IN_FLIGHT", "1 MiB"),
             ("TLOAD_HEDGE", "false"),
             (
                 "TLOAD_VERIFY",
@@ -121,16 +92,20 @@ mod tests {
             ),
         ]);
         assert!(
+            all.value.starts_with("in-flight 1.0 MiB, verify https://"),
+            "{}",
             all.value
-                .starts_with("timeout 600s, retries 2, hedge false, verify https://"),
+        );
+        assert!(
+            all.value.ends_with("hedge false, timeout 600s"),
             "{}",
             all.value
         );
         assert!(!all.value.contains("hunter2"), "{}", all.value);
-        let wrong = of(&[("TLOAD_RETRIES", "many")]);
+        let wrong = finding(&[("TLOAD_RETRIES", "many")]);
         assert_eq!(wrong.level, Level::Warn);
         assert_eq!(
-            wrong.change.expect("what to do").command,
+            wrong.change.expect("a command").command,
             "unset TLOAD_RETRIES"
         );
     }

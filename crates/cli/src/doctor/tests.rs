@@ -47,7 +47,7 @@ fn unopenable_location_adds_finding() {
     let error = Error::new(ErrorKind::Io, "cannot open")
         .with_location("a")
         .with_source("broken disk")
-        .with_hint("use cache=buffered");
+        .with_hint("use ‹cache=buffered›");
     let mut findings = examine(&system, &NONE, &Settings::default(), None);
     findings.push(no_answer("a", Duration::from_secs(10), &error));
     let finding = find(&findings, "checkpoint");

@@ -9,7 +9,7 @@ use tload::verify::{self, Expectation};
 use tload::{Checkpoint, Error, Verify};
 
 use super::{Finding, Level, Urgency};
-use crate::output::flags::with_flags;
+use crate::output::flags::flag;
 use crate::output::quantity::format_count;
 
 const ID: &str = "verify";
@@ -60,8 +60,8 @@ fn refusal_to_write_beside(path: &Path) -> Option<String> {
 /// Returns the finding for checksums that cannot be read. Only loads that verify fail then.
 fn unknown(error: &Error) -> Finding {
     let finding = Finding::ok(ID, TITLE, format!("unknown: {error}"));
-    match error.hint() {
-        Some(hint) => finding.advise(Level::Note, with_flags(hint)),
+    match error.hint_with(flag) {
+        Some(hint) => finding.advise(Level::Note, hint),
         None => Finding {
             level: Level::Note,
             ..finding

@@ -78,7 +78,7 @@ fn line(results: &Results, cell: &CellResults, sample: &Sample) -> String {
         name(&cell.cell.cache_state),
         name(&run.residency.found),
         run.residency.resident_bytes.to_string(),
-        cell.cell.configuration.engine.to_string(),
+        cell.cell.configuration.options.engine.to_string(),
         run.engine.clone(),
         field(report.map(|report| report.depth)),
         field(report.map(|report| report.extent_bytes)),

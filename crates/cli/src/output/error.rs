@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tload::{Error, printable};
 
-use super::flags::with_flags;
+use super::flags::flag;
 
 /// `EPIPE`: the reader of standard output is gone.
 const BROKEN_PIPE: i32 = 32;
@@ -15,20 +15,9 @@ pub(crate) fn print(error: &Error) {
     warn(&format!("error: {}", chain(error)));
 }
 
-/// Returns [`Error::chain`] with flags in place of option fields. Locations, names and causes stay
-/// as they are, because the core did not write them.
+/// Returns [`Error::chain`] with options named by their flags.
 pub(crate) fn chain(error: &Error) -> String {
-    let chain = error.chain();
-    let message_end = error.to_string().len();
-    let message_start = message_end - error.message().len();
-    let hint_start = chain.len() - error.hint().unwrap_or_default().len();
-    format!(
-        "{}{}{}{}",
-        &chain[..message_start],
-        with_flags(&chain[message_start..message_end]),
-        &chain[message_end..hint_start],
-        with_flags(&chain[hint_start..]),
-    )
+    error.chain_with(flag)
 }
 
 /// Prints a warning or a report on standard error.
@@ -68,13 +57,13 @@ mod tests {
 
     #[test]
     fn messages_and_hints_name_flags_and_places_stay() {
-        let error = Error::new(ErrorKind::InvalidRequest, "extent_bytes is 1")
+        let error = Error::new(ErrorKind::InvalidRequest, "‹extent_bytes› is 1")
             .with_location("my engine=pread model")
             .with_source("cache=auto failed")
-            .with_hint("use cache=auto");
+            .with_hint("use ‹cache=auto›, or raise ‹timeout›");
         assert_eq!(
             chain(&error),
-            "my engine=pread model: --extent is 1\n  caused by: cache=auto failed\n  hint: use --cache auto"
+            "my engine=pread model: --extent is 1\n  caused by: cache=auto failed\n  hint: use --cache auto, or raise --timeout"
         );
         assert_eq!(chain(&Error::new(ErrorKind::Io, "failed")), "failed");
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use tload::Error;
 
 use super::error::chain;
-use super::flags::with_flags;
+use super::flags::flag;
 
 /// The fields of an error, under the names that its attributes have in Python.
 #[derive(Debug, Serialize)]
@@ -40,7 +40,7 @@ impl<'a> Failure<'a> {
             location: error.location(),
             tensor: error.tensor(),
             range: error.range().map(|range| (range.start, range.end)),
-            hint: error.hint().map(with_flags),
+            hint: error.hint_with(flag),
             errno: error.errno(),
             operation: request.map(|it| it.operation.as_str()),
             status: request.and_then(|it| it.status),
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn every_field_of_an_error_is_there_and_flags_stand_for_options() {
-        let error = Error::new(ErrorKind::Corrupt, "memory_limit is 1")
+        let error = Error::new(ErrorKind::Corrupt, "‹memory_limit› is 1")
             .with_location("m/a.safetensors")
             .with_tensor("x")
             .with_range(8..16)
@@ -104,7 +104,7 @@ mod tests {
                 by: "manifest".to_owned(),
             })
             .with_source(std::io::Error::from_raw_os_error(5))
-            .with_hint("raise timeout");
+            .with_hint("raise ‹timeout›");
         let written = to_value(Outcome::failed(Failure::new(&error, 11))).unwrap();
         assert_eq!(
             written,

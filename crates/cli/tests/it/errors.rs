@@ -40,7 +40,7 @@ fn usage_errors_are_status_2() {
     fails(
         &["load", "x", "--extent", "4 parsecs"],
         2,
-        &["is not a size"],
+        &["with a unit such as \"4 MiB\""],
     );
     fails(
         &["load", "x", "--engine", "steam"],
@@ -73,7 +73,7 @@ fn usage_errors_are_status_2() {
     fails(
         &["load", "x", "--timeout", "1 fortnight"],
         2,
-        &["unknown unit"],
+        &["must be a positive duration"],
     );
     fails(
         &["bench", "x", "--size", "1GiB"],
@@ -118,8 +118,12 @@ fn a_bad_variable_is_named_and_a_flag_wins_over_it() {
     for (variable, value, wanted) in [
         ("TLOAD_ENGINE", "bogus", "auto, uring, pread, tokio-uring"),
         ("TLOAD_DEPTH", "0", "must lie between 1 and 4096"),
-        ("TLOAD_EXTENT", "4 parsecs", "is not a size"),
-        ("TLOAD_TIMEOUT", "1 fortnight", "unknown unit"),
+        ("TLOAD_EXTENT", "4 parsecs", "with a unit such as"),
+        (
+            "TLOAD_TIMEOUT",
+            "1 fortnight",
+            "must be a positive duration",
+        ),
     ] {
         let output = with_variables(&[(variable, value)], &[]);
         let text = stderr(&output);

@@ -102,6 +102,6 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
 /// Returns the error for a thread that cannot be started.
 pub(super) fn cannot_start(error: std::io::Error) -> Error {
     Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-        .with_hint("raise the limit of processes (ulimit -u), or lower depth")
+        .with_hint("raise the limit of processes (ulimit -u), or lower ‹depth›")
         .with_source(error)
 }

@@ -315,7 +315,7 @@ impl Copy {
         let invalid = |message| Err(Error::new(ErrorKind::InvalidRequest, message));
         if !(1..=DEPTH_MAX).contains(&self.options.depth) {
             return invalid(format!(
-                "depth is {}; it must lie between 1 and {DEPTH_MAX}",
+                "‹depth› is {}; it must lie between 1 and {DEPTH_MAX}",
                 self.options.depth
             ));
         }
@@ -328,7 +328,7 @@ impl Copy {
         }
         if self.options.range_bytes < 4096 {
             return invalid(format!(
-                "range_bytes is {}; it must be at least 4096",
+                "‹range_bytes› is {}; it must be at least 4096",
                 self.options.range_bytes
             ));
         }

@@ -68,7 +68,7 @@ pub(super) fn open() -> Result<&'static Driver> {
             "no CUDA driver was found (libcuda.so, libcuda.so.1)",
         )
         .with_hint(
-            "install the NVIDIA driver, expose the GPU to this container, or use device=cpu",
+            "install the NVIDIA driver, expose the GPU to this container, or use ‹device=cpu›",
         ));
     };
     result::init().map_err(refused)?;
@@ -141,7 +141,7 @@ fn refused(error: DriverError) -> Error {
         ),
         CUresult::CUDA_ERROR_NO_DEVICE => (
             "the CUDA driver sees no GPU",
-            "check CUDA_VISIBLE_DEVICES, expose the GPU to this container, or use device=cpu",
+            "check CUDA_VISIBLE_DEVICES, expose the GPU to this container, or use ‹device=cpu›",
         ),
         CUresult::CUDA_ERROR_NOT_INITIALIZED => (
             "the CUDA driver cannot be used in a process forked after CUDA was initialised",

@@ -89,7 +89,10 @@ impl Refusal {
             ErrorKind::Unsupported,
             format!("io_uring cannot be used: {}", self.reason),
         )
-        .with_hint(format!("{}; or use engine=auto or engine=pread", self.hint))
+        .with_hint(format!(
+            "{}; or use ‹engine=auto› or ‹engine=pread›",
+            self.hint
+        ))
     }
 }
 

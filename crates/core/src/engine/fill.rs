@@ -220,7 +220,7 @@ impl Fill {
             let attempts = self.failed_in_row;
             let message = format!("cannot read, tried {attempts} times without progress");
             return Err(self.placed(file, Error::from_io(message, cause)).with_hint(
-                "look at the mount and its server; retries= sets the number of retries",
+                "look at the mount and its server; ‹retries› sets the number of retries",
             ));
         };
         self.transfer.retries += 1;
@@ -228,8 +228,7 @@ impl Fill {
         let at = self.offset + self.filled as u64;
         let end = self.offset + self.needed as u64;
         let location = file.source().location();
-        self.transfer.last_retry =
-            Some(format!("read of {location} [{at}..{end}]: {cause}").into());
+        self.transfer.last_retry = Some(format!("read of {location} [{at}..{end}]: {cause}"));
         Ok(pause)
     }
 
@@ -251,7 +250,7 @@ impl Fill {
         }
         let message = format!("direct reads repeatedly return {count} bytes, less than a unit");
         self.placed(file, Error::new(ErrorKind::Io, message))
-            .with_hint("use cache=auto or cache=buffered")
+            .with_hint("use ‹cache=auto› or ‹cache=buffered›")
     }
 
     fn ended_early(&self, file: &ReadFile) -> Error {

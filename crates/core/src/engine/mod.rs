@@ -30,9 +30,10 @@ pub use choose::{EngineKind, EngineSetup, OpenedEngine, Refusal, are_copied, cho
 pub use object::ObjectSetup;
 pub use uring::{RingProbe, probe_ring};
 
+pub use crate::report::Transfer;
+
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind};
@@ -62,7 +63,7 @@ pub struct Done {
     /// The window with at least the needed bytes in it; or an error, and then the window is free
     /// again.
     pub result: Result<Filled, Error>,
-    /// Statistics of the job.
+    /// Statistics of the job's reads.
     pub transfer: Transfer,
 }
 
@@ -75,38 +76,6 @@ impl Done {
             transfer: Transfer::default(),
         }
     }
-}
-
-/// Statistics of the reads of one extent.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Transfer {
-    /// Bytes read past the page cache.
-    pub direct_bytes: u64,
-    /// Bytes copied from the page cache.
-    pub buffered_bytes: u64,
-    /// Bytes that were mapped and not copied.
-    pub mapped_bytes: u64,
-    /// Bytes received from object stores.
-    pub remote_bytes: u64,
-    /// Requests to object stores.
-    pub requests: u32,
-    /// Reads that returned less than was requested, before the end of the needed bytes.
-    pub short_reads: u32,
-    /// Reads repeated because the system asked for it (`EINTR`, `EAGAIN`), refused direct I/O or
-    /// failed with a transient error, and requests repeated because they failed.
-    pub retries: u32,
-    /// File reads among `retries` that were retried after a transient error.
-    pub read_retries: u32,
-    /// Requests among `retries`.
-    pub request_retries: u32,
-    /// Description of the last retry and its cause.
-    pub last_retry: Option<Arc<str>>,
-    /// Requests that took much longer than usual for their size.
-    pub stalls: u32,
-    /// Requests sent a second time while the first one stalled.
-    pub hedges: u32,
-    /// Hedged requests whose second request was faster.
-    pub hedges_won: u32,
 }
 
 /// Mode of waiting for completions.

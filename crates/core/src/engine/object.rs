@@ -465,8 +465,8 @@ impl Receive for Running {
         self.start = self.at;
         self.pace = Pace::new();
         self.transfer.requests += 1;
-        self.transfer.retries += u32::from(again);
-        self.transfer.request_retries += u32::from(again);
+        self.transfer.retries += u64::from(again);
+        self.transfer.request_retries += u64::from(again);
     }
 
     fn failed(&mut self, error: &Error) {
@@ -476,13 +476,13 @@ impl Receive for Running {
             self.name,
             error.message()
         );
-        self.transfer.last_retry = Some(why.into());
+        self.transfer.last_retry = Some(why);
     }
 
     fn stalled(&mut self, hedged: bool) {
         self.transfer.stalls += 1;
-        self.transfer.hedges += u32::from(hedged);
-        self.transfer.requests += u32::from(hedged);
+        self.transfer.hedges += u64::from(hedged);
+        self.transfer.requests += u64::from(hedged);
     }
 
     fn hedge_won(&mut self) {

@@ -155,7 +155,7 @@ impl Demand<'_> {
             None => error,
         };
         Err(error.with_hint(format!(
-            "give the container more memory, free some, or set memory_limit to at least {needed} bytes to try anyway"
+            "give the container more memory, free some, or set ‹memory_limit› to at least {needed} bytes to try anyway"
         )))
     }
 
@@ -216,7 +216,7 @@ impl Demand<'_> {
         .with_hint(if given.is_none() {
             "free memory of the GPU, or load fewer tensors"
         } else {
-            "free memory of the GPU, or lower device_memory_limit"
+            "free memory of the GPU, or lower ‹device_memory_limit›"
         }))
     }
 
@@ -242,7 +242,7 @@ impl Demand<'_> {
         )
         .with_tensor(self.largest_tensor(destination).name())
         // Not rounded: following the hint must succeed.
-        .with_hint(format!("set {option} to at least {needed} bytes"))
+        .with_hint(format!("set ‹{option}› to at least {needed} bytes"))
     }
 
     /// Returns the largest of the tensors in the largest region, which small tensors may share.
@@ -286,7 +286,7 @@ fn slot_too_large(slot: u64, limit: u64) -> Error {
         ),
     )
     .with_hint(format!(
-        "set memory_limit to at least {slot} bytes, or lower extent_bytes"
+        "set ‹memory_limit› to at least {slot} bytes, or lower ‹extent_bytes›"
     ))
 }
 

@@ -27,7 +27,7 @@ const OPENED_AT_A_TIME: usize = 16;
 /// Error message and hint for files that do not open in time.
 const TOO_LONG: (&str, &str) = (
     "opening it for the load took longer than the load's timeout",
-    "look at the file system that it is on, or raise timeout",
+    "look at the file system that it is on, or raise ‹timeout›",
 );
 
 /// Sources that one engine can read.
@@ -304,10 +304,10 @@ fn open(
         #[cfg(feature = "object")]
         ShardSource::Object(object) if options.cache == CacheMode::Map => Err(Error::new(
             ErrorKind::Unsupported,
-            "cache=map shows files, and this is an object in a store",
+            "‹cache=map› shows files, and this is an object in a store",
         )
         .with_location(object.location())
-        .with_hint("use cache=auto, or copy the checkpoint to a disk first")),
+        .with_hint("use ‹cache=auto›, or copy the checkpoint to a disk first")),
         #[cfg(feature = "object")]
         ShardSource::Object(object) => Ok(OpenedSource::Object(object.clone())),
     }

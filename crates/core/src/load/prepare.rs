@@ -423,28 +423,28 @@ fn refuse_views(
     if destinations.staged() {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            "cache=map shows files in host memory; tensors on a GPU, or in caller memory, are copies",
+            "‹cache=map› shows files in host memory; tensors on a GPU, or in caller memory, are copies",
         )
         .with_location(checkpoint.location())
-        .with_hint("use cache=auto"));
+        .with_hint("use ‹cache=auto›"));
     }
     if options.engine != EngineChoice::Auto {
         let engine = options.engine;
         return Err(Error::new(
             ErrorKind::InvalidRequest,
-            format!("engine={engine} has no effect: cache=map reads nothing"),
+            format!("‹engine={engine}› has no effect: ‹cache=map› reads nothing"),
         )
         .with_hint("omit one of the two options"));
     }
     if let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some()) {
         return Err(Error::new(
             ErrorKind::InvalidRequest,
-            "cache=map shows files as they are, but this slice has gaps in the file",
+            "‹cache=map› shows files as they are, but this slice has gaps in the file",
         )
         .with_location(checkpoint.location())
         .with_tensor(tensor.name())
         .with_hint(
-            "load the whole tensor and slice it in memory without a copy, or use cache=auto",
+            "load the whole tensor and slice it in memory without a copy, or use ‹cache=auto›",
         ));
     }
     Ok(())
@@ -488,7 +488,7 @@ fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
                 format_bytes(smallest)
             ),
         )
-        .with_hint("raise extent_bytes, or select fewer tensors"));
+        .with_hint("raise ‹extent_bytes›, or select fewer tensors"));
     }
     Ok(())
 }

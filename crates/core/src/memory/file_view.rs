@@ -59,7 +59,7 @@ impl FileView {
                 _ => ErrorKind::Io,
             };
             Error::new(kind, "cannot map the file")
-                .with_hint("use cache=auto")
+                .with_hint("use ‹cache=auto›")
                 .with_source(io::Error::from(errno))
         })?;
         let start = NonNull::new(start.cast()).expect("mmap never returns null");

@@ -54,7 +54,7 @@ impl FromStr for Device {
                     "device {text:?} is not supported; tload loads to the CPU and to CUDA GPUs"
                 ),
             )
-            .with_hint("use device=cpu and copy the tensors"));
+            .with_hint("use ‹device=cpu› and copy the tensors"));
         }
         Err(Error::unknown_name(
             "device",
@@ -212,48 +212,6 @@ pub struct Options {
     pub timeout: Option<Duration>,
 }
 
-/// Largest extent: one kernel read moves less than 2 GiB (`MAX_RW_COUNT`).
-const EXTENT_BYTES_MAX: u64 = 1 << 30;
-/// Largest depth: the size of the largest ring that every kernel with `io_uring` makes.
-const DEPTH_MAX: usize = 4096;
-/// Most lanes.
-const LANES_MAX: usize = 256;
-
-impl Options {
-    /// Rejects values that are invalid for any checkpoint. Starting a load does the same.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidRequest`] that names the field, its value and its bounds.
-    pub fn validate(&self) -> Result<()> {
-        within("depth", self.depth, 1, DEPTH_MAX)?;
-        within("lanes", self.lanes, 1, LANES_MAX)?;
-        within("extent_bytes", self.extent_bytes, 4096, EXTENT_BYTES_MAX)?;
-        within("in_flight_bytes", self.in_flight_bytes, 1, u64::MAX)?;
-        within("memory_limit", self.memory_limit, 1, u64::MAX)?;
-        within("device_memory_limit", self.device_memory_limit, 1, u64::MAX)?;
-        if self.timeout == Some(Duration::ZERO) {
-            return Err(Error::new(ErrorKind::InvalidRequest, "timeout is zero"));
-        }
-        Ok(())
-    }
-}
-
-fn within<T: Copy + PartialOrd + fmt::Display>(
-    name: &str,
-    value: Option<T>,
-    min: T,
-    max: T,
-) -> Result<()> {
-    match value {
-        Some(value) if value < min || value > max => Err(Error::new(
-            ErrorKind::InvalidRequest,
-            format!("{name} is {value}; it must lie between {min} and {max}"),
-        )),
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,24 +268,5 @@ mod tests {
             let error = nonsense.parse::<Device>().expect_err("unknown");
             assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         }
-    }
-
-    #[test]
-    fn options_validate_names_invalid_limit() {
-        let options = Options {
-            depth: Some(0),
-            ..Options::default()
-        };
-        let error = options.validate().expect_err("zero depth");
-        assert_eq!(
-            error.message(),
-            "depth is 0; it must lie between 1 and 4096"
-        );
-        let options = Options {
-            timeout: Some(Duration::ZERO),
-            ..Options::default()
-        };
-        assert!(options.validate().is_err());
-        Options::default().validate().expect("defaults are valid");
     }
 }

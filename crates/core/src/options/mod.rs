@@ -10,13 +10,17 @@ pub(crate) mod location;
 pub(crate) mod store_options;
 
 mod bytes;
+mod duration;
+mod keys;
 mod load_options;
 mod verify;
 
 pub use bytes::{format_bytes, parse_bytes};
 pub use cache_mode::CacheMode;
+pub use duration::parse_duration;
 #[cfg(feature = "object")]
 pub(crate) use hub_id::HubId;
+pub use keys::{OptionKey, OptionKind, OptionValue};
 pub use load_options::{Device, EngineChoice, Options, Order};
 pub use location::{Location, Protocol};
 pub use store_options::{StoreKey, StoreOptions};

@@ -1,56 +1,21 @@
-//! Counters that lanes increment while they run, and their transfer to a report.
+//! Counters that lanes increment while they run, and their snapshot in a report.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Report;
-use crate::engine::Transfer;
-
-/// Failures and delays that did not end the load.
-#[derive(Debug, Default)]
-pub(crate) struct Troubles {
-    read_retries: u64,
-    request_retries: u64,
-    last_retry: Option<Arc<str>>,
-    stalls: u64,
-    hedges: u64,
-    hedges_won: u64,
-}
-
-impl From<Transfer> for Troubles {
-    fn from(transfer: Transfer) -> Self {
-        Self {
-            read_retries: u64::from(transfer.read_retries),
-            request_retries: u64::from(transfer.request_retries),
-            last_retry: transfer.last_retry,
-            stalls: u64::from(transfer.stalls),
-            hedges: u64::from(transfer.hedges),
-            hedges_won: u64::from(transfer.hedges_won),
-        }
-    }
-}
+use super::{Report, StageTimes, Transfer};
 
 /// Counters that lanes increment while they run.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Time when the first lane began to read, after its engine was open and its memory registered.
     pub(crate) reading_since: OnceLock<Instant>,
-    pub(crate) extents: AtomicU64,
-    pub(crate) direct_bytes: AtomicU64,
-    pub(crate) buffered_bytes: AtomicU64,
-    pub(crate) mapped_bytes: AtomicU64,
-    pub(crate) remote_bytes: AtomicU64,
-    pub(crate) requests: AtomicU64,
-    pub(crate) short_reads: AtomicU64,
-    pub(crate) retries: AtomicU64,
-    troubles: Mutex<Troubles>,
-    submit_nanos: AtomicU64,
-    storage_wait_nanos: AtomicU64,
-    memory_wait_nanos: AtomicU64,
-    copy_wait_nanos: AtomicU64,
-    deliver_nanos: AtomicU64,
-    verify_nanos: AtomicU64,
+    extents: AtomicU64,
+    /// Bytes that have arrived. Lanes read this often, so it is also outside the lock.
+    read_bytes: AtomicU64,
+    transfer: Mutex<Transfer>,
+    stage_nanos: [AtomicU64; Stage::Verify as usize + 1],
 }
 
 /// Activity of a lane.
@@ -61,85 +26,52 @@ pub(crate) enum Stage {
     MemoryWait,
     CopyWait,
     Deliver,
+    /// The last one: its number is the size of the counters.
     Verify,
 }
 
 impl Counters {
-    pub(crate) fn add(counter: &AtomicU64, amount: u64) {
-        // The counters are only read for display: no ordering is needed.
-        counter.fetch_add(amount, Ordering::Relaxed);
+    /// Adds the statistics of one extent.
+    pub(crate) fn count(&self, transfer: Transfer) {
+        add(&self.extents, 1);
+        add(&self.read_bytes, transfer.read_bytes());
+        *self.transfer() += transfer;
     }
 
     pub(crate) fn spent(&self, stage: Stage, time: Duration) {
-        let counter = match stage {
-            Stage::Submit => &self.submit_nanos,
-            Stage::StorageWait => &self.storage_wait_nanos,
-            Stage::MemoryWait => &self.memory_wait_nanos,
-            Stage::CopyWait => &self.copy_wait_nanos,
-            Stage::Deliver => &self.deliver_nanos,
-            Stage::Verify => &self.verify_nanos,
-        };
-        Self::add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-    }
-
-    /// Adds the retries, stalls and hedges of one extent, if any.
-    pub(crate) fn count_troubles(&self, new: Troubles) {
-        let count = new.read_retries + new.request_retries + new.stalls + new.hedges;
-        if count + new.hedges_won == 0 {
-            return;
-        }
-        let mut all = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        all.read_retries += new.read_retries;
-        all.request_retries += new.request_retries;
-        all.stalls += new.stalls;
-        all.hedges += new.hedges;
-        all.hedges_won += new.hedges_won;
-        if new.last_retry.is_some() {
-            all.last_retry = new.last_retry;
-        }
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        add(&self.stage_nanos[stage as usize], nanos);
     }
 
     /// Returns the bytes that have arrived from storage so far.
     pub(crate) fn read_bytes(&self) -> u64 {
-        [
-            &self.direct_bytes,
-            &self.buffered_bytes,
-            &self.mapped_bytes,
-            &self.remote_bytes,
-        ]
-        .map(|counter| counter.load(Ordering::Relaxed))
-        .into_iter()
-        .sum()
+        self.read_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn fill(&self, report: &mut Report) {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let seconds = |counter: &AtomicU64| Duration::from_nanos(load(counter)).as_secs_f64();
-        report.extents = load(&self.extents);
-        report.direct_bytes = load(&self.direct_bytes);
-        report.buffered_bytes = load(&self.buffered_bytes);
-        report.mapped_bytes = load(&self.mapped_bytes);
-        report.remote_bytes = load(&self.remote_bytes);
-        report.requests = load(&self.requests);
-        report.read_bytes = self.read_bytes();
-        report.short_reads = load(&self.short_reads);
-        report.retries = load(&self.retries);
-        self.fill_troubles(report);
-        report.stages.submit = seconds(&self.submit_nanos);
-        report.stages.storage_wait = seconds(&self.storage_wait_nanos);
-        report.stages.memory_wait = seconds(&self.memory_wait_nanos);
-        report.stages.copy_wait = seconds(&self.copy_wait_nanos);
-        report.stages.deliver = seconds(&self.deliver_nanos);
-        report.stages.verify = seconds(&self.verify_nanos);
+        report.extents = self.extents.load(Ordering::Relaxed);
+        report.set_transfer(self.transfer().clone());
+        let seconds = |stage: Stage| {
+            let nanos = &self.stage_nanos[stage as usize];
+            Duration::from_nanos(nanos.load(Ordering::Relaxed)).as_secs_f64()
+        };
+        report.stages = StageTimes {
+            submit: seconds(Stage::Submit),
+            storage_wait: seconds(Stage::StorageWait),
+            memory_wait: seconds(Stage::MemoryWait),
+            copy_wait: seconds(Stage::CopyWait),
+            deliver: seconds(Stage::Deliver),
+            verify: seconds(Stage::Verify),
+            consumer_wait: report.stages.consumer_wait,
+        };
     }
 
-    fn fill_troubles(&self, report: &mut Report) {
-        let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        report.read_retries = troubles.read_retries;
-        report.request_retries = troubles.request_retries;
-        report.last_retry = troubles.last_retry.as_deref().map(str::to_owned);
-        report.stalls = troubles.stalls;
-        report.hedges = troubles.hedges;
-        report.hedges_won = troubles.hedges_won;
+    fn transfer(&self) -> MutexGuard<'_, Transfer> {
+        self.transfer.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn add(counter: &AtomicU64, amount: u64) {
+    // The counters are only read for display: no ordering is needed.
+    counter.fetch_add(amount, Ordering::Relaxed);
 }

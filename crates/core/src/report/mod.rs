@@ -1,12 +1,15 @@
 //! Load reports: bytes, time by stage, engine, memory.
 //!
-//! Lanes add to the counters while the load runs; a report is a snapshot of them. Nothing here
-//! makes decisions.
+//! Engines state the statistics of each read as a [`Transfer`]. Lanes add them up while the load
+//! runs; a report is a snapshot of the sums. Nothing here makes decisions.
 
 mod counters;
+#[cfg(test)]
+mod tests;
 mod verification;
 
 use std::fmt;
+use std::ops::AddAssign;
 
 use serde::Serialize;
 pub use verification::{Unverified, VerificationReport, VerifiedBy};
@@ -18,98 +21,161 @@ use crate::memory::PoolUsage;
 use crate::options::format_bytes;
 use crate::schedule::DepthReport as GroupDepth;
 
-/// Statistics of one load. Every load ends with one.
-#[derive(Clone, Debug, Default, Serialize)]
-#[non_exhaustive]
-pub struct Report {
-    /// The checkpoint, as the caller wrote it.
-    pub location: String,
-    /// `"complete"`, `"running"`, or the name of the error's kind.
-    pub outcome: String,
-    /// Tensors handed out.
-    pub tensors: u64,
-    /// Bytes of the tensors handed out.
-    pub tensor_bytes: u64,
-    /// Bytes read from storage, including bytes around tensors that were read for alignment.
-    pub read_bytes: u64,
-    /// Extents read.
-    pub extents: u64,
-    /// Seconds from the call until the last tensor was handed out (until now, while it runs).
-    pub seconds: f64,
-    /// Seconds that opening the checkpoint took before the load.
-    pub open_seconds: f64,
-    /// Seconds from the call until the first tensor was ready.
-    pub first_tensor_seconds: Option<f64>,
-    /// Engine that was used, and why.
-    pub engine: EngineReport,
-    /// Bytes read past the page cache.
-    pub direct_bytes: u64,
-    /// Bytes copied from the page cache.
-    pub buffered_bytes: u64,
-    /// Bytes of files that were mapped and not copied (`cache=map`).
-    pub mapped_bytes: u64,
-    /// Bytes received from object stores.
-    pub remote_bytes: u64,
-    /// Requests to object stores for the bytes of tensors.
-    pub requests: u64,
-    /// Bytes copied in memory after they were read. These belong to tensors whose offset in the
-    /// file is not a multiple of their dtype's alignment, so that no direct read can place them at
-    /// an aligned address. Otherwise 0.
-    pub copied_bytes: u64,
-    /// Reads that came back short and were continued.
-    pub short_reads: u64,
-    /// Reads and requests that were repeated for any reason: `read_retries`, `request_retries`, and
-    /// reads that the system interrupted or refused to do with direct I/O.
-    pub retries: u64,
-    /// Reads of files that were retried after a transient error.
-    pub read_retries: u64,
-    /// Requests to object stores that were retried.
-    pub request_retries: u64,
-    /// Retries outside the data path (open, header, list, stat) since the checkpoint was opened, by
-    /// this load and by other loads of the same checkpoint. Not included in `retries`.
-    pub opening_retries: u64,
-    /// Description of the last retry, of any of these kinds, and its cause.
-    pub last_retry: Option<String>,
-    /// Reads of files and requests that took much longer than others of this load.
-    pub stalls: u64,
-    /// Requests sent a second time because the first one stalled.
-    pub hedges: u64,
-    /// Hedged requests whose second request was the faster one.
-    pub hedges_won: u64,
-    /// Bytes of memory that storage may still write to although the load has ended: reads that
-    /// cannot be cancelled. They are freed when the reads complete.
-    pub parked_bytes: u64,
-    /// Number of these reads.
-    pub parked_reads: u64,
-    /// Memory budget, bytes.
-    pub memory_limit: u64,
-    /// Peak use of the budget, bytes.
-    pub memory_peak: u64,
-    /// Staging memory for GPUs or for the caller's memory; `None` when everything was read in
-    /// place.
-    pub staging: Option<StagingReport>,
-    /// GPUs that tensors were loaded to.
-    pub devices: Vec<DeviceReport>,
-    /// Regions carved from memory that the load already had.
-    pub recycled_regions: u64,
-    /// Regions for which fresh memory was mapped.
-    pub fresh_regions: u64,
-    /// Time by stage.
-    pub stages: StageTimes,
-    /// Number of lanes.
-    pub lanes: usize,
-    /// Maximum number of reads of the largest size in flight, under the last limit.
-    pub depth: usize,
-    /// Maximum number of bytes in flight, under the last limit.
-    pub in_flight_bytes: u64,
-    /// Depth of each file system and each store, and the reason for it.
-    pub depths: Vec<DepthReport>,
-    /// Largest planned read or request, bytes.
-    pub extent_bytes: u64,
-    /// Bytes that were compared with digests; `None` with `verify=off`.
-    pub verification: Option<VerificationReport>,
-    /// Messages for the user: fallbacks and what to do about them.
-    pub notes: Vec<String>,
+/// Declares `Transfer`, and `Report` with the counters of `Transfer` in place of `..Transfer`.
+macro_rules! declare_report {
+    (
+        $(#[$of_transfer:meta])*
+        pub struct Transfer {
+            $($(#[$of_counter:meta])* pub $counter:ident: u64,)*
+        }
+
+        $(#[$of_report:meta])*
+        pub struct Report {
+            $($(#[$of_field:meta])* pub $field:ident: $type:ty,)*
+            ..Transfer
+        }
+    ) => {
+        $(#[$of_transfer])*
+        pub struct Transfer {
+            $($(#[$of_counter])* pub $counter: u64,)*
+            /// Description of the last retry, and its cause.
+            pub last_retry: Option<String>,
+        }
+
+        impl AddAssign for Transfer {
+            fn add_assign(&mut self, next: Self) {
+                $(self.$counter += next.$counter;)*
+                self.last_retry = next.last_retry.or(self.last_retry.take());
+            }
+        }
+
+        $(#[$of_report])*
+        pub struct Report {
+            $($(#[$of_field])* pub $field: $type,)*
+            $($(#[$of_counter])* pub $counter: u64,)*
+        }
+
+        impl Report {
+            /// Sets the counters of reads.
+            pub(crate) fn set_transfer(&mut self, transfer: Transfer) {
+                self.read_bytes = transfer.read_bytes();
+                self.last_retry = transfer.last_retry;
+                $(self.$counter = transfer.$counter;)*
+            }
+        }
+    };
+}
+
+declare_report! {
+    /// Statistics of reads: of one extent, or of all extents of a load.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct Transfer {
+        /// Bytes read past the page cache.
+        pub direct_bytes: u64,
+        /// Bytes copied from the page cache.
+        pub buffered_bytes: u64,
+        /// Bytes of files that were mapped and not copied (`cache=map`).
+        pub mapped_bytes: u64,
+        /// Bytes received from object stores.
+        pub remote_bytes: u64,
+        /// Requests to object stores for the bytes of tensors.
+        pub requests: u64,
+        /// Reads that came back short and were continued.
+        pub short_reads: u64,
+        /// Reads and requests that were repeated for any reason: `read_retries`, `request_retries`,
+        /// and reads that the system interrupted (`EINTR`, `EAGAIN`) or refused to do with direct
+        /// I/O.
+        pub retries: u64,
+        /// Reads of files that were retried after a transient error.
+        pub read_retries: u64,
+        /// Requests to object stores that were retried.
+        pub request_retries: u64,
+        /// Reads of files and requests that took much longer than others of this load.
+        pub stalls: u64,
+        /// Requests sent a second time because the first one stalled.
+        pub hedges: u64,
+        /// Hedged requests whose second request was the faster one.
+        pub hedges_won: u64,
+    }
+
+    /// Statistics of one load. Every load ends with one.
+    #[derive(Clone, Debug, Default, Serialize)]
+    #[non_exhaustive]
+    pub struct Report {
+        /// The checkpoint, as the caller wrote it.
+        pub location: String,
+        /// `"complete"`, `"running"`, or the name of the error's kind.
+        pub outcome: String,
+        /// Tensors handed out.
+        pub tensors: u64,
+        /// Bytes of the tensors handed out.
+        pub tensor_bytes: u64,
+        /// Bytes read from storage, including bytes around tensors that were read for alignment:
+        /// the sum of `direct_bytes`, `buffered_bytes`, `mapped_bytes` and `remote_bytes`.
+        pub read_bytes: u64,
+        /// Extents read.
+        pub extents: u64,
+        /// Seconds from the call until the last tensor was handed out (until now, while it runs).
+        pub seconds: f64,
+        /// Seconds that opening the checkpoint took before the load.
+        pub open_seconds: f64,
+        /// Seconds from the call until the first tensor was ready.
+        pub first_tensor_seconds: Option<f64>,
+        /// Engine that was used, and why.
+        pub engine: EngineReport,
+        /// Bytes copied in memory after they were read. These belong to tensors whose offset in the
+        /// file is not a multiple of their dtype's alignment, so that no direct read can place them
+        /// at an aligned address. Otherwise 0.
+        pub copied_bytes: u64,
+        /// Retries outside the data path (open, header, list, stat) since the checkpoint was
+        /// opened, by this load and by other loads of the same checkpoint. Not included in
+        /// `retries`.
+        pub opening_retries: u64,
+        /// Description of the last retry, in the data path or outside of it, and its cause.
+        pub last_retry: Option<String>,
+        /// Bytes of orphaned memory: storage may still write to it although the load has ended,
+        /// because its reads cannot be cancelled. It is freed when they complete.
+        pub parked_bytes: u64,
+        /// Number of reads that hold orphaned memory.
+        pub parked_reads: u64,
+        /// Memory budget, bytes.
+        pub memory_limit: u64,
+        /// Peak use of the budget, bytes.
+        pub memory_peak: u64,
+        /// Staging memory for GPUs or for the caller's memory; `None` when everything was read in
+        /// place.
+        pub staging: Option<StagingReport>,
+        /// GPUs that tensors were loaded to.
+        pub devices: Vec<DeviceReport>,
+        /// Regions reused: carved from memory that the load already had.
+        pub recycled_regions: u64,
+        /// Regions allocated: fresh memory was mapped for them.
+        pub fresh_regions: u64,
+        /// Time by stage.
+        pub stages: StageTimes,
+        /// Number of lanes.
+        pub lanes: usize,
+        /// Limit of the reads in flight at the end of the load, in reads of the largest size.
+        pub depth: usize,
+        /// Limit of the bytes in flight at the end of the load.
+        pub in_flight_bytes: u64,
+        /// Depth of each file system and each store, and the reason for it.
+        pub depths: Vec<DepthReport>,
+        /// Largest planned read or request, bytes.
+        pub extent_bytes: u64,
+        /// Bytes that were compared with digests; `None` with `verify=off`.
+        pub verification: Option<VerificationReport>,
+        /// Messages for the user: fallbacks and what to do about them.
+        pub notes: Vec<String>,
+        ..Transfer
+    }
+}
+
+impl Transfer {
+    /// Returns the bytes that have arrived from storage.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        self.direct_bytes + self.buffered_bytes + self.mapped_bytes + self.remote_bytes
+    }
 }
 
 /// Staging memory of a load. It is part of the budget.
@@ -153,7 +219,7 @@ pub struct DeviceReport {
 pub struct DepthReport {
     /// Name of the file system or store, for example `"ext4 (8:1)"` or `"s3"`.
     pub sources: String,
-    /// Maximum number of bytes in flight, under the last limit.
+    /// Limit of the bytes in flight at the end of the load.
     pub in_flight_bytes: u64,
     /// Number of changes of the limit.
     pub changes: u32,
@@ -215,8 +281,8 @@ impl Report {
         let stages = &self.stages;
         write!(
             f,
-            "time     open {:.3} s, first tensor {}; submit {:.3} s, storage {:.3} s, memory {:.3} s, \
-             {}deliver {:.3} s, {}caller waited {:.3} s",
+            "time     open {:.3} s, first tensor {}; submit {:.3} s, storage wait {:.3} s, budget wait {:.3} s, \
+             {}deliver {:.3} s, {}consumer wait {:.3} s",
             self.open_seconds,
             self.first_tensor_seconds
                 .map_or_else(|| "-".to_owned(), |s| format!("{s:.3} s")),
@@ -226,7 +292,7 @@ impl Report {
             if self.devices.is_empty() {
                 String::new()
             } else {
-                format!("copies {:.3} s, ", stages.copy_wait)
+                format!("copy wait {:.3} s, ", stages.copy_wait)
             },
             stages.deliver,
             if self.verification.is_some() {
@@ -311,22 +377,20 @@ impl Report {
     }
 
     /// Writes the lines about retries, stalls and orphaned reads; none if there were none.
-    fn fmt_troubles(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let again = self.read_retries + self.request_retries;
-        if again + self.stalls + self.hedges > 0 {
+    fn fmt_retries(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.retries + self.opening_retries + self.stalls + self.hedges > 0 {
+            let transient = self.read_retries + self.request_retries;
             writeln!(
                 f,
-                "retries  {}, {}; {} stalled; {} hedged ({} won)",
+                "retries  {}, {}, {} opening, {} resubmitted; {} stalled; {} hedged ({} won)",
                 counted(self.read_retries, "read"),
                 counted(self.request_retries, "request"),
+                self.opening_retries,
+                self.retries.saturating_sub(transient),
                 self.stalls,
                 self.hedges,
                 self.hedges_won
             )?;
-        }
-        if self.opening_retries > 0 {
-            let times = counted(self.opening_retries, "time");
-            writeln!(f, "opening  retried {times}")?;
         }
         if let Some(last) = &self.last_retry {
             writeln!(f, "         last retry: {last}")?;
@@ -334,7 +398,7 @@ impl Report {
         if self.parked_reads > 0 {
             writeln!(
                 f,
-                "parked   {} held by {} that storage has not completed",
+                "orphaned {} held by {} that storage has not completed",
                 format_bytes(self.parked_bytes),
                 counted(self.parked_reads, "read")
             )?;
@@ -346,7 +410,7 @@ impl Report {
         for depth in self.depths.iter().filter(|depth| depth.reason != "fixed") {
             write!(
                 f,
-                "depth    {} in flight from {}: {}",
+                "depth    limit {} for {}: {}",
                 format_bytes(depth.in_flight_bytes),
                 depth.sources,
                 depth.reason,
@@ -405,29 +469,28 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "reads    {} of up to {}, {} and {} in flight at the end, {}; {} direct, {} buffered{}, {} copied; \
-             {} short, {} repeated",
+            "reads    {} of up to {}, {}, limit at the end {} in flight ({}); {} direct, {} buffered{}, \
+             {} copied; {} short",
             counted(self.extents, "extent"),
             format_bytes(self.extent_bytes),
+            counted(self.lanes as u64, "lane"),
             counted(self.depth as u64, "read"),
             format_bytes(self.in_flight_bytes),
-            counted(self.lanes as u64, "lane"),
             format_bytes(self.direct_bytes),
             format_bytes(self.buffered_bytes),
             self.elsewhere(),
             format_bytes(self.copied_bytes),
-            self.short_reads,
-            self.retries
+            self.short_reads
         )?;
         writeln!(
             f,
-            "memory   peak {} of {}; {} fresh, {} recycled",
+            "memory   peak {} of {}; {} allocated, {} reused",
             format_bytes(self.memory_peak),
             format_bytes(self.memory_limit),
             counted(self.fresh_regions, "region"),
             self.recycled_regions
         )?;
-        self.fmt_troubles(f)?;
+        self.fmt_retries(f)?;
         self.fmt_depths(f)?;
         self.fmt_destinations(f)?;
         if let Some(verification) = &self.verification {

@@ -258,12 +258,12 @@ impl Account {
 fn hint(choice: &Verify, decision: &Outcome<'_>) -> &'static str {
     match (choice, decision.by) {
         (Verify::Sha256(_), Some(_)) => {
-            "load every tensor of the file in full: its SHA-256 covers the whole file; or use verify=require, which also accepts CRCs"
+            "load every tensor of the file in full: its SHA-256 covers the whole file; or use ‹verify=require›, which also accepts CRCs"
         }
         (Verify::Sha256(_), None) => {
-            "write a manifest, which has SHA-256 digests; or use verify=require, which also accepts CRCs"
+            "write a manifest, which has SHA-256 digests; or use ‹verify=require›, which also accepts CRCs"
         }
-        _ => "write a manifest that has it, or use verify=auto, which verifies what it can",
+        _ => "write a manifest that has it, or use ‹verify=auto›, which verifies what it can",
     }
 }
 

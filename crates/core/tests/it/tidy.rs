@@ -31,7 +31,7 @@ const RANKS: [&[&str]; 15] = [
     &["format", "no_cuda", "plan", "sync"],
     &["cuda", "options"],
     &["memory", "schedule"],
-    &["storage", "tensor"],
+    &["report", "storage", "tensor"],
     &[
         "checkpoint",
         "copy",
@@ -40,7 +40,7 @@ const RANKS: [&[&str]; 15] = [
         "load::destinations",
         "load::load_target",
     ],
-    &["load::groups", "report", "sink"],
+    &["load::groups", "sink"],
     &["verify"],
     &["load::pipeline"],
     &["load::device_alloc", "load::lane", "load::orphaned"],

@@ -139,9 +139,9 @@ impl Setting {
     fn of(self, configuration: &Configuration) -> Option<u64> {
         let count = |count: usize| count as u64;
         match self {
-            Self::Depth => configuration.depth.map(count),
-            Self::Extent => configuration.extent_bytes,
-            Self::Lanes => configuration.lanes.map(count),
+            Self::Depth => configuration.options.depth.map(count),
+            Self::Extent => configuration.options.extent_bytes,
+            Self::Lanes => configuration.options.lanes.map(count),
         }
     }
 
@@ -193,7 +193,7 @@ impl Names {
             with_mode: varies(&|one, other| one.cell.mode != other.cell.mode),
             with_cache: varies(&|one, other| table::cache(one) != table::cache(other)),
             with_engine: varies(&|one, other| {
-                one.cell.configuration.engine != other.cell.configuration.engine
+                one.cell.configuration.options.engine != other.cell.configuration.options.engine
             }),
             settings: SETTINGS
                 .into_iter()
@@ -226,7 +226,7 @@ impl Names {
 /// Returns the requested engine, and the one that was used if it differs.
 fn engine(cell: &CellResults) -> String {
     let (asked, used) = (
-        cell.cell.configuration.engine.to_string(),
+        cell.cell.configuration.options.engine.to_string(),
         table::engine(cell),
     );
     if asked == used {
@@ -331,7 +331,7 @@ fn start(cell: &CellResults, setting: Setting, names: &Names) -> Series {
 fn is_one_series(one: &CellResults, other: &CellResults, swept: Setting) -> bool {
     let (a, b) = (&one.cell.configuration, &other.cell.configuration);
     let mut others = SETTINGS.iter().filter(|setting| **setting != swept);
-    a.engine == b.engine
+    a.options.engine == b.options.engine
         && swept.of(a).is_none() == swept.of(b).is_none()
         && others.all(|setting| setting.of(a) == setting.of(b))
 }

@@ -20,10 +20,13 @@ fn swept() -> Plan {
     for (index, cell) in plan.cells.iter_mut().enumerate() {
         let configuration = &mut cell.configuration;
         if index == 0 {
-            (configuration.depth, configuration.extent_bytes) = (None, None);
+            (
+                configuration.options.depth,
+                configuration.options.extent_bytes,
+            ) = (None, None);
         } else {
-            configuration.depth = Some(4 << ((index - 1) / 2));
-            configuration.extent_bytes = Some(1 << (20 + 2 * ((index - 1) % 2)));
+            configuration.options.depth = Some(4 << ((index - 1) / 2));
+            configuration.options.extent_bytes = Some(1 << (20 + 2 * ((index - 1) % 2)));
         }
     }
     plan
@@ -215,8 +218,8 @@ fn modes_and_states_of_the_page_cache_have_panels_of_their_own() {
 fn the_axis_is_the_setting_with_the_most_values() {
     let mut plan = plan(6, 1);
     for (index, cell) in plan.cells.iter_mut().enumerate() {
-        cell.configuration.depth = Some([8, 4][index / 3]);
-        cell.configuration.extent_bytes = Some([16 << 20, 512 << 10, 3 << 19][index % 3]);
+        cell.configuration.options.depth = Some([8, 4][index / 3]);
+        cell.configuration.options.extent_bytes = Some([16 << 20, 512 << 10, 3 << 19][index % 3]);
     }
     let texts = texts(&Plot.render(&measured(&plan, |_| 2e9)));
     for text in ["512 KiB", "1.5 MiB", "16 MiB", "depth 8", "depth 4"] {

@@ -65,5 +65,5 @@ impl Files {
 fn failure(file: &ReadFile, error: io::Error) -> Error {
     Error::from_io("cannot duplicate the file's descriptor", error)
         .with_location(file.source().location())
-        .with_hint("raise the limit of open files (ulimit -n), or use engine=auto")
+        .with_hint("raise the limit of open files (ulimit -n), or use ‹engine=auto›")
 }

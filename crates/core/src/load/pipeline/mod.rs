@@ -21,7 +21,7 @@ use feed::NextJob;
 pub use feed::{Feed, LeaseOrigin};
 pub use in_flight::Waiting;
 
-use crate::engine::{Done, Engine, Transfer, Wait};
+use crate::engine::{Done, Engine, Wait};
 use crate::error::{Error, ErrorKind, Result};
 use crate::report::{Counters, Stage};
 use crate::schedule::WINDOW;
@@ -192,7 +192,7 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             );
         }
         let extent = &feed.plan.extents[done.extent];
-        self.lane.count(done.transfer);
+        self.lane.counters.count(done.transfer);
         let result = done.result.and_then(|mut filled| {
             if feed.plan.has_gaps(extent) {
                 feed.plan.gather(extent, filled.bytes_mut());
@@ -247,20 +247,6 @@ pub struct LaneWork<'a, T> {
     /// Receives the first failure, while reads in flight have not returned yet.
     pub(crate) failing: &'a dyn Fn(&Error),
     pub(crate) counters: &'a Counters,
-}
-
-impl<T> LaneWork<'_, T> {
-    fn count(&self, transfer: Transfer) {
-        Counters::add(&self.counters.extents, 1);
-        Counters::add(&self.counters.direct_bytes, transfer.direct_bytes);
-        Counters::add(&self.counters.buffered_bytes, transfer.buffered_bytes);
-        Counters::add(&self.counters.mapped_bytes, transfer.mapped_bytes);
-        Counters::add(&self.counters.remote_bytes, transfer.remote_bytes);
-        Counters::add(&self.counters.requests, u64::from(transfer.requests));
-        Counters::add(&self.counters.short_reads, u64::from(transfer.short_reads));
-        Counters::add(&self.counters.retries, u64::from(transfer.retries));
-        self.counters.count_troubles(transfer.into());
-    }
 }
 
 impl<T> std::fmt::Debug for LaneWork<'_, T> {

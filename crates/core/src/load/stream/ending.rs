@@ -168,9 +168,9 @@ fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Err
     let held = held.map_or_else(String::new, |held| format!("; {}", held.held()));
     let message = format!("the load took longer than its timeout of {timeout:?}; {waited}{held}");
     let hint = if held.is_empty() {
-        "raise timeout, or see the report's stages for the slow one"
+        "raise ‹timeout›, or see the report's stages for the slow one"
     } else {
-        "look at the storage, which does not respond; or raise timeout"
+        "look at the storage, which does not respond; or raise ‹timeout›"
     };
     Error::new(ErrorKind::TimedOut, message).with_hint(hint)
 }

@@ -79,7 +79,7 @@ impl ConfinedDir {
         )
         .with_location(location)
         .with_hint(
-            "if you trust the author of the folder, set follow_symlinks; or put the file itself there",
+            "if you trust the author of the folder, set ‹follow_symlinks›; or put the file itself there",
         )
     }
 }

@@ -272,7 +272,7 @@ fn given_up(error: Error, tries: u32) -> Error {
         return error;
     }
     let what = error.hint().unwrap_or("look at the mount and its server");
-    let hint = format!("it was tried {tries} times (retries=): {what}");
+    let hint = format!("it was tried {tries} times (‹retries›): {what}");
     error.with_hint(hint)
 }
 

@@ -466,7 +466,7 @@ fn refused_error(source: &FileSource) -> Error {
         ),
     )
     .with_location(source.location())
-    .with_hint("use cache=auto or cache=buffered")
+    .with_hint("use ‹cache=auto› or ‹cache=buffered›")
 }
 
 /// Returns the alignment of direct reads of `file`.

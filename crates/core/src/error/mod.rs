@@ -4,11 +4,15 @@
 //! the caller can do about it, not by where the error occurred. `Display` is one line and never
 //! repeats its source; printers walk the chain.
 
+mod option_names;
+
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::ops::Range;
+
+use option_names::MarkedText;
 
 /// `Result` with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -113,11 +117,11 @@ pub struct Error(Box<Inner>);
 
 struct Inner {
     kind: ErrorKind,
-    message: String,
+    message: MarkedText,
     location: Option<String>,
     tensor: Option<String>,
     range: Option<Range<u64>>,
-    hint: Option<String>,
+    hint: Option<MarkedText>,
     request: Option<FailedRequest>,
     comparison: Option<Comparison>,
     source: Option<Box<dyn StdError + Send + Sync>>,
@@ -193,11 +197,12 @@ fn storage_hint(errno: i32) -> Option<&'static str> {
 impl Error {
     /// Creates an error. `message` says what was found and what was wanted, in lower case and
     /// without a full stop. Very long messages are truncated; control characters are escaped: see
-    /// [`printable`].
+    /// [`printable`]. Names of options are written in `‹›`, here and in hints: see
+    /// [`Self::chain_with`].
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
-            message: fit(&message.into()),
+            message: marked(&message.into()),
             location: None,
             tensor: None,
             range: None,
@@ -265,7 +270,7 @@ impl Error {
     /// Sets what to do about it, as one imperative sentence without a full stop.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
-        self.0.hint = Some(fit(&hint.into()));
+        self.0.hint = Some(marked(&hint.into()));
         self
     }
 
@@ -317,7 +322,7 @@ impl Error {
 
     /// Returns what was found and what was wanted, without location, tensor and range.
     pub fn message(&self) -> &str {
-        &self.0.message
+        self.0.message.plain()
     }
 
     /// Returns the file or object, as the user wrote it.
@@ -337,7 +342,17 @@ impl Error {
 
     /// Returns what to do about the error.
     pub fn hint(&self) -> Option<&str> {
-        self.0.hint.as_deref()
+        self.0.hint.as_ref().map(MarkedText::plain)
+    }
+
+    /// Like [`Self::hint`], with options named by `name`: see [`Self::chain_with`].
+    pub fn hint_with(&self, name: impl Fn(&str, Option<&str>) -> String) -> Option<String> {
+        self.0.hint.as_ref().map(|hint| hint.with_names(name))
+    }
+
+    /// Returns the option whose value the error is about.
+    pub fn option(&self) -> Option<&str> {
+        self.0.message.subject()
     }
 
     /// Returns the failed request, if the error is from an object store.
@@ -365,10 +380,37 @@ impl Error {
         None
     }
 
+    /// Writes the beginning of the text: location, bytes and tensor, as far as they are known.
+    fn write_place(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        let inner = &*self.0;
+        if let Some(location) = &inner.location {
+            out.write_str(location)?;
+            if let Some(range) = &inner.range {
+                write!(out, " [{}..{}]", range.start, range.end)?;
+            }
+            out.write_str(": ")?;
+        }
+        if let Some(tensor) = &inner.tensor {
+            // `{:?}` escapes control characters: names come from untrusted files.
+            write!(out, "tensor {:?}: ", shortened(tensor))?;
+        }
+        Ok(())
+    }
+
     /// Returns the text that a program prints: the error, its causes and the failed request if
     /// there is one, each on its own line, then the hint.
     pub fn chain(&self) -> String {
-        let mut text = self.to_string();
+        self.chain_with(field_name)
+    }
+
+    /// Like [`Self::chain`], with options named by `name`, which gets the name of the option in
+    /// [`Options`](crate::Options) or another struct of options, and the value if the text
+    /// recommends or rejects one, as in `cache=auto`.
+    pub fn chain_with(&self, name: impl Fn(&str, Option<&str>) -> String) -> String {
+        let mut text = String::new();
+        // Writing to a `String` cannot fail.
+        let _ = self.write_place(&mut text);
+        text.push_str(&self.0.message.with_names(&name));
         let mut cause: Option<&(dyn StdError + 'static)> = self.source();
         while let Some(error) = cause {
             let line = fit(&error.to_string());
@@ -384,12 +426,17 @@ impl Error {
             text.push_str("\n  request: ");
             text.push_str(&request.to_string());
         }
-        if let Some(hint) = self.hint() {
+        if let Some(hint) = self.hint_with(name) {
             text.push_str("\n  hint: ");
-            text.push_str(hint);
+            text.push_str(&hint);
         }
         text
     }
+}
+
+/// Returns the name that an option has in Rust and Python, and the value behind it.
+fn field_name(option: &str, value: Option<&str>) -> String {
+    value.map_or_else(|| option.to_owned(), |value| format!("{option}={value}"))
 }
 
 /// Returns `text` escaped for printing. Names come from untrusted files; terminals obey control
@@ -460,6 +507,11 @@ fn fit(text: &str) -> String {
     printable(&cut(text, MESSAGE_BYTES_MAX))
 }
 
+/// Returns a message or hint as it is stored.
+fn marked(text: &str) -> MarkedText {
+    MarkedText::new(&cut(text, MESSAGE_BYTES_MAX), printable)
+}
+
 /// Returns a count with its noun: `"1 tensor"`, `"2 tensors"`. `noun` must take an `s`.
 pub(crate) fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
@@ -467,19 +519,8 @@ pub(crate) fn counted(count: u64, noun: &str) -> String {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let inner = &*self.0;
-        if let Some(location) = &inner.location {
-            f.write_str(location)?;
-            if let Some(range) = &inner.range {
-                write!(f, " [{}..{}]", range.start, range.end)?;
-            }
-            f.write_str(": ")?;
-        }
-        if let Some(tensor) = &inner.tensor {
-            // `{:?}` escapes control characters: names come from untrusted files.
-            write!(f, "tensor {:?}: ", shortened(tensor))?;
-        }
-        f.write_str(&inner.message)
+        self.write_place(f)?;
+        f.write_str(self.message())
     }
 }
 

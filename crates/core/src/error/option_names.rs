@@ -1,0 +1,150 @@
+//! Texts in which option names are marked, so that each interface shows its own names.
+//!
+//! The core writes `set ‹memory_limit› to 8` and `use ‹cache=auto›`. Users of Rust and Python read
+//! `memory_limit` and `cache=auto`; the command shows `--memory-limit` and `--cache auto`.
+
+use std::ops::Range;
+
+const OPEN: char = '‹';
+const CLOSE: char = '›';
+
+/// Message or hint with marked option names.
+#[derive(Clone, Default)]
+pub(super) struct MarkedText {
+    plain: String,
+    /// Places of `name` or `name=value` in `plain`, in order.
+    marks: Vec<Range<usize>>,
+}
+
+impl MarkedText {
+    /// Takes the marks out of `text`. `shown` makes the text between them fit to be printed.
+    pub(super) fn new(text: &str, shown: impl Fn(&str) -> String) -> Self {
+        let mut marked = Self::default();
+        let mut rest = text;
+        while let Some((before, name, after)) = next_mark(rest) {
+            marked.plain.push_str(&shown(before));
+            let start = marked.plain.len();
+            marked.plain.push_str(name);
+            marked.marks.push(start..marked.plain.len());
+            rest = after;
+        }
+        marked.plain.push_str(&shown(rest));
+        marked
+    }
+
+    /// Returns the text with the names that options have in Rust and Python.
+    pub(super) fn plain(&self) -> &str {
+        &self.plain
+    }
+
+    /// Returns the option that the text begins with.
+    pub(super) fn subject(&self) -> Option<&str> {
+        let first = self.marks.first().filter(|mark| mark.start == 0)?;
+        Some(option(&self.plain[first.clone()]).0)
+    }
+
+    /// Returns the text with options named by `name`, which gets the option, and the value in
+    /// `cache=auto`.
+    pub(super) fn with_names(&self, name: impl Fn(&str, Option<&str>) -> String) -> String {
+        let mut text = String::with_capacity(self.plain.len());
+        let mut end = 0;
+        for mark in &self.marks {
+            let (option, value) = option(&self.plain[mark.clone()]);
+            text.push_str(&self.plain[end..mark.start]);
+            text.push_str(&name(option, value));
+            end = mark.end;
+        }
+        text.push_str(&self.plain[end..]);
+        text
+    }
+}
+
+/// Splits `text` around its first marked option. Names from files may contain the brackets, but
+/// only around an option's name are they a mark.
+fn next_mark(text: &str) -> Option<(&str, &str, &str)> {
+    text.match_indices(OPEN).find_map(|(at, _)| {
+        let inside = &text[at + OPEN.len_utf8()..];
+        let (name, after) = inside.split_once(CLOSE)?;
+        let is_word = |word: &str| {
+            !word.is_empty()
+                && word
+                    .bytes()
+                    .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'))
+        };
+        let (option, value) = option(name);
+        (is_word(option) && value.is_none_or(is_word)).then_some((&text[..at], name, after))
+    })
+}
+
+fn option(name: &str) -> (&str, Option<&str>) {
+    match name.split_once('=') {
+        Some((option, value)) => (option, Some(value)),
+        None => (name, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flag(option: &str, value: Option<&str>) -> String {
+        let flag = format!("--{}", option.replace('_', "-"));
+        value.map_or(flag.clone(), |value| format!("{flag} {value}"))
+    }
+
+    #[test]
+    fn marked_options_get_the_names_of_the_interface() {
+        for (text, plain, command) in [
+            (
+                "set ‹memory_limit› to 8, or lower (‹depth›)",
+                "set memory_limit to 8, or lower (depth)",
+                "set --memory-limit to 8, or lower (--depth)",
+            ),
+            (
+                "use ‹cache=auto› or ‹engine=tokio-uring›",
+                "use cache=auto or engine=tokio-uring",
+                "use --cache auto or --engine tokio-uring",
+            ),
+            ("‹depth› is 0", "depth is 0", "--depth is 0"),
+        ] {
+            let marked = MarkedText::new(text, str::to_owned);
+            assert_eq!(marked.plain(), plain);
+            assert_eq!(marked.with_names(flag), command);
+        }
+    }
+
+    #[test]
+    fn text_without_marks_is_unchanged() {
+        for text in [
+            "",
+            "memory_limit",
+            "tensor \"depth\" of cache=auto",
+            "‹",
+            "›‹",
+            "‹A name› ‹› ‹=› ‹a=›",
+        ] {
+            let marked = MarkedText::new(text, str::to_owned);
+            assert_eq!(marked.plain(), text);
+            assert_eq!(marked.with_names(flag), text);
+            assert_eq!(marked.subject(), None);
+        }
+    }
+
+    #[test]
+    fn subject_is_the_option_at_the_beginning() {
+        let subject = |text| {
+            let marked = MarkedText::new(text, str::to_owned);
+            marked.subject().map(str::to_owned)
+        };
+        assert_eq!(subject("‹depth› is 0").as_deref(), Some("depth"));
+        assert_eq!(subject("‹cache=map› reads").as_deref(), Some("cache"));
+        assert_eq!(subject("raise ‹timeout›"), None);
+    }
+
+    #[test]
+    fn text_between_marks_is_made_printable() {
+        let marked = MarkedText::new("a\n‹depth›\n", |text| text.replace('\n', "\\n"));
+        assert_eq!(marked.plain(), "a\\ndepth\\n");
+        assert_eq!(marked.with_names(flag), "a\\n--depth\\n");
+    }
+}
