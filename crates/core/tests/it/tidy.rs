@@ -41,7 +41,7 @@ const RANKS: [&[&str]; 15] = [
         "load::load_target",
     ],
     &["load::groups", "sink"],
-    &["verify"],
+    &["load::limits", "verify"],
     &["load::pipeline"],
     &["load::device_alloc", "load::lane", "load::orphaned"],
     &["load::prepare", "load::stream"],
