@@ -2,8 +2,9 @@
 //!
 //! `loader.rs` collects a request, `request.rs` resolves it, and `start.rs` is the outline of a
 //! load: the only file that names every stage. Before the first read, `groups.rs` opens the
-//! sources, `prepare.rs` plans the reads, and `outputs.rs` provides memory and sinks. Then each lane
-//! runs the loop of `pipeline/` on a thread of `lane.rs`, and `stream/` hands finished tensors over.
+//! sources, `prepare.rs` plans the reads, and `outputs.rs` provides memory and sinks. Then each
+//! lane runs the loop of `pipeline/` on a thread of `lane.rs`, and `stream/` hands finished tensors
+//! over.
 
 pub(crate) mod budget;
 pub(crate) mod destinations;

@@ -184,7 +184,8 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             feed, sink, watch, ..
         } = self;
         if let Ok(filled) = &done.result {
-            // Sinks rely on this: a wrong pairing would fill a tensor with the bytes of another one.
+            // Sinks rely on this: a wrong pairing would fill a tensor with the bytes of another
+            // one.
             assert!(
                 start == Some(filled.start()),
                 "the engine mixed up extent {}",
@@ -214,7 +215,8 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
         });
         feed.ended(done.extent);
         match result {
-            // An engine cancelled the read because the load is over: the cause is reported elsewhere.
+            // An engine cancelled the read because the load is over: the cause is reported
+            // elsewhere.
             Err(error) if error.kind() == ErrorKind::Cancelled && feed.cancel().is_cancelled() => {
                 Ok(())
             }
