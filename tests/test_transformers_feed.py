@@ -148,6 +148,32 @@ def test_close_wakes_waiting_threads(web: servers.Web, tmp_path: Path) -> None:
             feed.take("a")
 
 
+def test_close_cancels_stream_that_starts_meanwhile(
+    web: servers.Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 1 << 20
+    write_file(tmp_path / "a.safetensors", {"a": Content("U8", (size,), tile(0, size))})
+    web.files["a.safetensors"] = (tmp_path / "a.safetensors").read_bytes()
+    with tload.open(f"{web.url}/a.safetensors") as checkpoint:
+        web.stall_from = size // 2
+        feed = feed_of(checkpoint, names=["a"])
+        closes = threading.Thread(target=feed.close)
+        real = _feed.stream
+
+        def closed_meanwhile(*arguments: Any, **keywords: Any) -> Any:
+            running = real(*arguments, **keywords)
+            closes.start()
+            while not feed._closed:  # `close` then waits for the lock that `take` holds.
+                closes.join(0.001)
+            return running
+
+        monkeypatch.setattr(_feed, "stream", closed_meanwhile)
+        with pytest.raises(tload.CancelledError):
+            feed.take("a")
+        closes.join(60)
+        assert not closes.is_alive()
+
+
 def test_the_order_of_use() -> None:
     names = [
         "model.layers.10.mlp.gate.weight",

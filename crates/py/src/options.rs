@@ -1,4 +1,4 @@
-//! Keyword arguments and `TLOAD_*` text as the core's options and selections, by its table of options.
+//! Keyword arguments and `TLOAD_*` text as the core's options, by its table, and as selections.
 //!
 //! A value of the wrong Python type is a `TypeError`; an invalid value is an `InvalidRequestError`.
 //! The core decides which values are valid.
@@ -89,8 +89,8 @@ pub(crate) fn selection(
     Ok(selected.unwrap_or_default())
 }
 
-/// Returns a value as text for [`Options::set`]. A value of a type that the option does not take is a
-/// `TypeError`.
+/// Returns a value as text for [`Options::set`]. A value of a type that the option does not take is
+/// a `TypeError`.
 fn text(key: &OptionKey, value: &Bound<'_, PyAny>) -> PyResult<String> {
     let wrong = |wanted| wrong_type(key.name, wanted, value);
     // In Python, True is the int 1; and truthiness is not enough for a flag: the text "no" would be

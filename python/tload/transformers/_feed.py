@@ -146,6 +146,9 @@ class Feed:
                 options=self._options,
             )
             self._running.append((names, running))
+            if self._closed:
+                # `close` may have looked for streams to cancel before this one was there.
+                running.cancel()
         names, running = self._running[0]
         received = next(running, None)
         if received is None:

@@ -1,7 +1,7 @@
 //! Texts in which option names are marked, so that each interface shows its own names.
 //!
-//! The core writes `set ‹memory_limit› to 8` and `use ‹cache=auto›`. Users of Rust and Python read
-//! `memory_limit` and `cache=auto`; the command shows `--memory-limit` and `--cache auto`.
+//! The core writes `set ‹memory_limit› to 8` and `use ‹cache=auto›`. Users of Rust and Python
+//! read `memory_limit` and `cache=auto`; the command shows `--memory-limit` and `--cache auto`.
 
 use std::ops::Range;
 
