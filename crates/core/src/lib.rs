@@ -60,18 +60,19 @@ mod tensor;
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
 pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, printable};
 pub use format::{Dtype, HeaderError};
+pub use load::Loader;
 pub use load::device_alloc::DeviceAllocator;
 pub use load::load_target::{LoadTarget, LoadTargetLayout, LoadTargetRules};
 pub use load::orphaned::parked_bytes;
 pub use load::pipeline;
 pub use load::stream::{Canceller, Progress, TensorStream};
-pub use load::{Ceiling, Loader};
 pub use memory::{KeepAlive, Target, release_staging};
 pub use options::{
     CacheMode, Device, EngineChoice, Location, OptionKey, OptionKind, OptionValue, Options, Order,
     Protocol, StoreKey, StoreOptions, format_bytes, parse_bytes, parse_duration,
 };
 pub use plan::{Selection, Slice, Steps};
+pub use probe::ceiling::Ceiling;
 pub use report::{
     DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport, Unverified,
     VerificationReport, VerifiedBy,

@@ -111,21 +111,7 @@ impl Destinations {
             }));
             by_tensor.push(target.cloned());
         }
-        let loaded: HashSet<&str> = tensors.iter().map(TensorInfo::name).collect();
-        let mut unknown: Vec<_> = targets
-            .keys()
-            .filter(|name| !loaded.contains(name.as_str()))
-            .map(|name| format!("{name:?}"))
-            .collect();
-        if !unknown.is_empty() {
-            unknown.sort_unstable();
-            let message = format!(
-                "targets for tensors that are not loaded: {}",
-                unknown.join(", ")
-            );
-            return Err(Error::new(ErrorKind::InvalidRequest, message)
-                .with_hint("pass targets for selected tensors only"));
-        }
+        refuse_unknown(tensors, targets)?;
         let mut contexts: Vec<Context> = Vec::new();
         let mut open = |ordinal: usize| -> Result<Context> {
             if let Some(known) = contexts.iter().find(|known| known.ordinal() == ordinal) {
@@ -184,6 +170,26 @@ impl Destinations {
             Destination::Host | Destination::HostTargets => None,
         })
     }
+}
+
+/// Rejects targets for tensors that are not loaded.
+fn refuse_unknown(tensors: &[TensorInfo], targets: &HashMap<String, Target>) -> Result<()> {
+    let loaded: HashSet<&str> = tensors.iter().map(TensorInfo::name).collect();
+    let mut unknown: Vec<_> = targets
+        .keys()
+        .filter(|name| !loaded.contains(name.as_str()))
+        .map(|name| format!("{name:?}"))
+        .collect();
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    unknown.sort_unstable();
+    let message = format!(
+        "targets for tensors that are not loaded: {}",
+        unknown.join(", ")
+    );
+    Err(Error::new(ErrorKind::InvalidRequest, message)
+        .with_hint("pass targets for selected tensors only"))
 }
 
 fn check(info: &TensorInfo, target: &Target) -> Result<()> {

@@ -38,15 +38,27 @@ pub(crate) struct AllocatorBridge {
 }
 
 impl AllocatorBridge {
-    pub(crate) fn new(
+    /// Allocates the first regions from `allocator`; a failure ends the load.
+    ///
+    /// # Errors
+    ///
+    /// The allocator's error.
+    pub(crate) fn begin(
         allocator: Box<dyn DeviceAllocator>,
         regions: Vec<Arc<DeviceRegions>>,
         feed: Arc<Feed>,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        let mut bridge = Self {
             allocator,
             regions,
             feed,
+        };
+        match bridge.top_up() {
+            Ok(()) => Ok(bridge),
+            Err(error) => {
+                bridge.feed.close();
+                Err(error)
+            }
         }
     }
 
@@ -73,7 +85,7 @@ impl AllocatorBridge {
     /// # Errors
     ///
     /// The allocator's error.
-    pub(crate) fn top_up(&mut self) -> Result<()> {
+    fn top_up(&mut self) -> Result<()> {
         let mut given = false;
         for regions in &self.regions {
             while let Some(request) = regions.next_request() {

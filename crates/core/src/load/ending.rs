@@ -1,6 +1,6 @@
 //! Steps at the end of a load: closes its files, detects changes, completes its report.
 //!
-//! Created by the loader (`load/mod.rs`) and run by the stream: when its last lane ends, and when
+//! Created with the load (`load/start.rs`) and run by the stream: when its last lane ends, and when
 //! the stream ends.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) fn completion(
 ) -> Box<dyn Fn(&mut Report) + Send + Sync> {
     let (feed, sources, check) = (Arc::clone(feed), Arc::clone(sources), check.cloned());
     Box::new(move |report| {
-        destinations(report, feed.memories());
+        destinations(report, feed.origins());
         if let Some(check) = &check {
             check.report(report);
         }
@@ -34,7 +34,7 @@ pub(super) fn completion(
 }
 
 /// Adds the depth and the number of lanes of each group to the report.
-pub(super) fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
+pub(crate) fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
     report.lanes = feed.lanes();
     let groups = sources.groups().iter().map(Group::name);
     report.set_depths(groups.zip(feed.depths()));

@@ -49,7 +49,7 @@ pub(crate) struct Sources {
 }
 
 /// One opened source.
-enum Opened {
+enum OpenedSource {
     File(ReadFile),
     #[cfg(feature = "object")]
     Object(ObjectSource),
@@ -85,10 +85,10 @@ impl Sources {
             groups: Vec::new(),
             members: Vec::with_capacity(count),
         };
-        let mut by_group: Vec<Vec<Opened>> = Vec::new();
+        let mut by_group: Vec<Vec<OpenedSource>> = Vec::new();
         for source in opened {
             let source = source.map_err(|error| of_many(error, count))?;
-            let of_group = |group: &Vec<Opened>| group[0].is_beside(&source);
+            let of_group = |group: &Vec<OpenedSource>| group[0].is_beside(&source);
             let group = by_group.iter().position(of_group).unwrap_or_else(|| {
                 by_group.push(Vec::new());
                 by_group.len() - 1
@@ -189,7 +189,7 @@ impl Sources {
     }
 }
 
-impl Opened {
+impl OpenedSource {
     /// Returns whether both sources share limits.
     fn is_beside(&self, other: &Self) -> bool {
         match (self, other) {
@@ -206,15 +206,15 @@ impl Opened {
 
 impl Group {
     /// Creates a group of sources that share limits.
-    fn new(sources: Vec<Opened>) -> Self {
+    fn new(sources: Vec<OpenedSource>) -> Self {
         let mut files = Vec::new();
         #[cfg(feature = "object")]
         let mut objects = Vec::new();
         for source in sources {
             match source {
-                Opened::File(file) => files.push(file),
+                OpenedSource::File(file) => files.push(file),
                 #[cfg(feature = "object")]
-                Opened::Object(object) => objects.push(object),
+                OpenedSource::Object(object) => objects.push(object),
             }
         }
         #[cfg(feature = "object")]
@@ -288,7 +288,7 @@ fn open(
     wanted: &[Range<u64>],
     options: &Options,
     refused: &RefusedDirect,
-) -> Result<Opened> {
+) -> Result<OpenedSource> {
     match shard {
         ShardSource::File(file) => {
             let retries = options
@@ -299,7 +299,7 @@ fn open(
             if options.cache == CacheMode::Map {
                 file.map(options.writable)?;
             }
-            Ok(Opened::File(file))
+            Ok(OpenedSource::File(file))
         }
         #[cfg(feature = "object")]
         ShardSource::Object(object) if options.cache == CacheMode::Map => Err(Error::new(
@@ -309,6 +309,6 @@ fn open(
         .with_location(object.location())
         .with_hint("use ‹cache=auto›, or copy the checkpoint to a disk first")),
         #[cfg(feature = "object")]
-        ShardSource::Object(object) => Ok(Opened::Object(object.clone())),
+        ShardSource::Object(object) => Ok(OpenedSource::Object(object.clone())),
     }
 }

@@ -51,7 +51,7 @@ pub(crate) enum LaneEngine {
 
 /// Engine that a lane has opened. The engines of several lanes are merged into one.
 #[derive(Clone, Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedEngine {
     group: usize,
     pub(crate) report: EngineReport,
     pub(crate) refusal: Option<Refusal>,
@@ -107,7 +107,7 @@ pub(crate) fn start<S>(
     lanes: Vec<LaneSetup>,
     sink: &Arc<OpenSink<S>>,
     events: impl Fn() -> LaneEvents<S::Tensor>,
-) -> std::result::Result<(Vec<JoinHandle<()>>, Opened), Refused>
+) -> std::result::Result<(Vec<JoinHandle<()>>, OpenedEngine), Refused>
 where
     S: Sink + 'static,
     S::Tensor: 'static,
@@ -164,11 +164,11 @@ where
 }
 
 fn openings_of(
-    openings: &Receiver<Result<Opened>>,
+    openings: &Receiver<Result<OpenedEngine>>,
     lanes: usize,
     failure: &mut Option<Error>,
-) -> Option<Opened> {
-    let mut by_group = BTreeMap::<usize, Opened>::new();
+) -> Option<OpenedEngine> {
+    let mut by_group = BTreeMap::<usize, OpenedEngine>::new();
     for opening in openings.iter().take(lanes) {
         match opening {
             Ok(opened) => match by_group.get(&opened.group) {
@@ -179,10 +179,10 @@ fn openings_of(
             Err(error) => *failure = failure.take().or(Some(error)),
         }
     }
-    by_group.into_values().reduce(Opened::and)
+    by_group.into_values().reduce(OpenedEngine::and)
 }
 
-impl Opened {
+impl OpenedEngine {
     /// Merges the engines of two groups.
     fn and(self, other: Self) -> Self {
         let mut report = self.report;
@@ -211,7 +211,7 @@ fn spawn<S>(
     setup: LaneSetup,
     sink: Arc<OpenSink<S>>,
     events: LaneEvents<S::Tensor>,
-    opened: Option<Sender<Result<Opened>>>,
+    opened: Option<Sender<Result<OpenedEngine>>>,
 ) -> Result<JoinHandle<()>>
 where
     S: Sink + 'static,
@@ -249,7 +249,7 @@ fn run<S: Sink>(
     setup: &LaneSetup,
     sink: &OpenSink<S>,
     (deliver, failing): Listeners<'_, S::Tensor>,
-    opened: Option<Sender<Result<Opened>>>,
+    opened: Option<Sender<Result<OpenedEngine>>>,
 ) -> Result<()> {
     if opened.is_none() && !setup.feed.wait_to_begin(setup.group, setup.index) {
         return Ok(());
@@ -289,7 +289,7 @@ fn run<S: Sink>(
 
 impl LaneEngine {
     /// Opens the engine on the calling thread, which must be the one that uses it.
-    fn open(&self, group: usize) -> Result<(Box<dyn Engine>, Opened)> {
+    fn open(&self, group: usize) -> Result<(Box<dyn Engine>, OpenedEngine)> {
         let (opened, requested, reason) = match self {
             Self::Files {
                 setup,
@@ -321,7 +321,7 @@ impl LaneEngine {
         let refusal = opened.refusal;
         Ok((
             opened.engine,
-            Opened {
+            OpenedEngine {
                 group,
                 report,
                 refusal,

@@ -26,8 +26,8 @@ pub(crate) fn register(feed: &Arc<Feed>) {
 
 /// Returns the bytes of orphaned memory: ended loads of this process have left it to the kernel,
 /// because storage has not completed all their reads. It is freed when storage does; until then it
-/// belongs to no load's budget. Memory of a ring that failed with reads in flight is counted too, and never
-/// freed.
+/// belongs to no load's budget. Memory of a ring that failed with reads in flight is counted too,
+/// and never freed.
 pub fn parked_bytes() -> u64 {
     let left: Vec<_> = {
         let left = LEFT.lock();

@@ -7,13 +7,13 @@ use super::budget::{Demand, HostBudget};
 use super::destinations::{Destination, Destinations};
 use super::device_alloc::DeviceAllocator;
 use super::lane::OpenSink;
-use super::pipeline::Memory;
+use super::pipeline::LeaseOrigin;
 use super::prepare::Prepared;
 use crate::cuda::Context;
 use crate::error::Result;
 use crate::memory::cgroup::cgroup_memory;
 use crate::memory::{
-    DeviceBudget, RegionCache, Slab, Staging, StagingNeed, WriteGate, kept_staging,
+    DeviceBudget, Pool, RegionCache, Slab, Staging, StagingNeed, WriteGate, kept_staging,
 };
 use crate::options::Options;
 use crate::plan::Plan;
@@ -28,18 +28,28 @@ use crate::tensor::Tensor;
 
 /// Memory and sinks of one load.
 pub(crate) struct Outputs {
-    plan: Arc<Plan>,
     /// By destination.
-    by_destination: Vec<Output>,
-    slab: Option<Arc<Slab>>,
-    events: Arc<EventCount>,
-    /// Write gate of the caller's memory.
-    gate: Arc<WriteGate>,
+    pub(crate) origins: Vec<LeaseOrigin>,
+    /// Staging memory, for engines to register.
+    pub(crate) slab: Option<Arc<Slab>>,
+    /// Notified when memory is freed.
+    pub(crate) events: Arc<EventCount>,
+    /// Write gate of the caller's memory, which is closed before the caller is told of an early
+    /// end.
+    pub(crate) gate: Arc<WriteGate>,
+    /// Regions that the caller's allocator must provide memory for.
+    pub(crate) regions: Vec<Arc<DeviceRegions>>,
+    /// Opens the sinks of a lane.
+    pub(crate) open_sink: Arc<OpenSink<RouteSink>>,
+    pub(crate) complete: Complete,
 }
+
+/// Completes a report with what only the destinations know; the feed owns the origins of leases.
+pub(crate) type Complete = Box<dyn Fn(&mut Report, &[LeaseOrigin]) + Send + Sync>;
 
 /// Memory and sink of one destination.
 struct Output {
-    memory: Memory,
+    origin: LeaseOrigin,
     sink: SinkFactory,
 }
 
@@ -63,7 +73,7 @@ impl Outputs {
         prepared: &Prepared,
         options: &Options,
         region_cache: &RegionCache,
-        mut allocator: Option<&mut dyn DeviceAllocator>,
+        mut allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
     ) -> Result<Self> {
         let destinations = &prepared.destinations;
         let group = cgroup_memory(Path::new("/"));
@@ -76,138 +86,107 @@ impl Outputs {
             group: group.as_ref(),
             kept: kept_bytes(region_cache, destinations),
         };
-        let in_place = |destination: &Destination| matches!(destination, Destination::Host);
-        // Views need no host memory, except for tensors that they cannot align.
-        let host = destinations
-            .list()
-            .iter()
-            .position(in_place)
-            .filter(|_| prepared.views.is_none() || prepared.realigns());
-        let budget = demand.host(host, destinations.staged(), options)?;
+        let budget = demand.host(host_index(prepared), destinations.staged(), options)?;
         let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
-
         let pool = region_cache.pool(budget.pool);
         let events = Arc::clone(pool.events());
         let staged = destinations.staged() && !prepared.plan.extents.is_empty();
         let slab = staged.then(|| staging(budget, destinations.gpu(), &events));
-        let mut pool = Some(pool);
+        let given = allocator.is_some();
         let gate = Arc::<WriteGate>::default();
-        let mut outputs = Vec::new();
-        for (destination, device) in destinations.list().iter().zip(device_budgets) {
+        let mut host_pool = Some(pool);
+        let (mut origins, mut sinks) = (Vec::new(), Vec::new());
+        for (destination, device_budget) in destinations.list().iter().zip(device_budgets) {
             let output = match destination {
                 Destination::Host => {
-                    let pool = pool.take().expect("there is one such destination");
-                    let memory = match &prepared.views {
-                        Some(views) => Memory::Views {
-                            views: views.clone(),
-                            pool,
-                        },
-                        None => Memory::Regions(pool),
-                    };
-                    Output::host(prepared, memory)
+                    let pool = host_pool.take().expect("there is one such destination");
+                    Output::host(prepared, pool)
                 }
                 Destination::HostTargets => Output::host_targets(prepared, &gate),
                 Destination::CudaTargets(context) => {
                     Output::cuda_targets(prepared, context, &gate)?
                 }
                 Destination::Cuda(context) => {
-                    let limit = device.expect("every such destination has a budget");
+                    let limit = device_budget.expect("every such destination has a budget");
                     let budget = DeviceBudget::new(context.ordinal(), limit, Arc::clone(&events));
-                    let given = allocator.is_some();
                     let regions = regions(prepared, context, budget, options, given)?;
                     Output::cuda(prepared, context, regions)
                 }
             };
-            outputs.push(output);
+            origins.push(output.origin);
+            sinks.push(output.sink);
         }
+        let slab = slab.transpose()?;
         Ok(Self {
-            plan: Arc::clone(&prepared.plan),
-            by_destination: outputs,
-            slab: slab.transpose()?,
+            regions: device_regions(&origins),
+            complete: completion(sinks.clone(), slab.as_deref()),
+            open_sink: opener(Arc::clone(&prepared.plan), sinks),
+            origins,
+            slab,
             events,
             gate,
         })
     }
-
-    /// Returns the staging memory, for engines to register.
-    pub(crate) fn slab(&self) -> Option<&Arc<Slab>> {
-        self.slab.as_ref()
-    }
-
-    /// Returns the write gate of the caller's memory, which is closed before the caller is told of
-    /// an early end.
-    pub(crate) fn gate(&self) -> &Arc<WriteGate> {
-        &self.gate
-    }
-
-    /// Returns the event count that is notified when memory is freed.
-    pub(crate) fn events(&self) -> &Arc<EventCount> {
-        &self.events
-    }
-
-    /// Returns the regions that the caller's allocator must provide memory for.
-    pub(crate) fn regions(&self) -> Vec<Arc<DeviceRegions>> {
-        let regions = |output: &Output| match &output.memory {
-            Memory::Device(regions) => Some(Arc::clone(regions)),
-            Memory::Regions(_) | Memory::Views { .. } | Memory::Slots | Memory::Whole(_) => None,
-        };
-        self.by_destination.iter().filter_map(regions).collect()
-    }
-
-    /// Splits into the memories of a feed, the function that opens a lane's sinks, and the function
-    /// that completes a report.
-    pub(crate) fn split(self) -> Wiring {
-        let plan = self.plan;
-        let (memories, makers): (Vec<_>, Vec<_>) = self
-            .by_destination
-            .into_iter()
-            .map(|output| (output.memory, output.sink))
-            .unzip();
-        let reported = makers.clone();
-        let open_sink = move || {
-            let sinks = makers
-                .iter()
-                .map(SinkFactory::open)
-                .collect::<Result<_>>()?;
-            Ok(RouteSink::new(Arc::clone(&plan), sinks))
-        };
-        let staging = self.slab.as_deref().and_then(staging_report);
-        let complete = move |report: &mut Report, memories: &[Memory]| {
-            for memory in memories {
-                if let Memory::Regions(pool) | Memory::Views { pool, .. } = memory {
-                    report.add_usage(pool.usage());
-                }
-            }
-            for sink_factory in &reported {
-                sink_factory.complete(report);
-            }
-            if let Some(staging) = &staging {
-                report.add_staging(staging);
-            }
-        };
-        Wiring {
-            memories,
-            open_sink: Arc::new(open_sink),
-            complete: Box::new(complete),
-        }
-    }
 }
 
-/// Completes a report with what only the destinations know; the feed owns the memories.
-pub(crate) type Complete = Box<dyn Fn(&mut Report, &[Memory]) + Send + Sync>;
+/// Returns the index of the destination that needs host memory of the load, if there is one. Views
+/// need none, except for tensors that they cannot align.
+fn host_index(prepared: &Prepared) -> Option<usize> {
+    let mut destinations = prepared.destinations.list().iter();
+    destinations
+        .position(|destination| matches!(destination, Destination::Host))
+        .filter(|_| prepared.views.is_none() || prepared.realigns())
+}
 
-/// Parts of the outputs that a running load uses.
-pub(crate) struct Wiring {
-    pub(crate) memories: Vec<Memory>,
-    pub(crate) open_sink: Arc<OpenSink<RouteSink>>,
-    pub(crate) complete: Complete,
+fn device_regions(origins: &[LeaseOrigin]) -> Vec<Arc<DeviceRegions>> {
+    let regions = |origin: &LeaseOrigin| match origin {
+        LeaseOrigin::Device(regions) => Some(Arc::clone(regions)),
+        LeaseOrigin::Regions(_)
+        | LeaseOrigin::Views { .. }
+        | LeaseOrigin::Slots
+        | LeaseOrigin::Whole(_) => None,
+    };
+    origins.iter().filter_map(regions).collect()
+}
+
+/// Returns the function that opens the sinks of a lane.
+fn opener(plan: Arc<Plan>, sinks: Vec<SinkFactory>) -> Arc<OpenSink<RouteSink>> {
+    Arc::new(move || {
+        let sinks = sinks.iter().map(SinkFactory::open);
+        let sinks = sinks.collect::<Result<_>>()?;
+        Ok(RouteSink::new(Arc::clone(&plan), sinks))
+    })
+}
+
+fn completion(sinks: Vec<SinkFactory>, slab: Option<&Slab>) -> Complete {
+    let staging = slab.and_then(staging_report);
+    Box::new(move |report, origins| {
+        for origin in origins {
+            if let LeaseOrigin::Regions(pool) | LeaseOrigin::Views { pool, .. } = origin {
+                report.add_usage(pool.usage());
+            }
+        }
+        for sink in &sinks {
+            sink.complete(report);
+        }
+        if let Some(staging) = &staging {
+            report.add_staging(staging);
+        }
+    })
 }
 
 impl Output {
-    fn host(prepared: &Prepared, memory: Memory) -> Self {
+    fn host(prepared: &Prepared, pool: Pool) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
+        let origin = match &prepared.views {
+            Some(views) => LeaseOrigin::Views {
+                views: views.clone(),
+                pool,
+            },
+            None => LeaseOrigin::Regions(pool),
+        };
         Self {
-            memory,
+            origin,
             sink: SinkFactory::Host(HostSink::new(plan, tensors)),
         }
     }
@@ -216,7 +195,7 @@ impl Output {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
         let targets = Arc::clone(prepared.destinations.targets());
         Self {
-            memory: Memory::Slots,
+            origin: LeaseOrigin::Slots,
             sink: SinkFactory::Targets(TargetSink::new(plan, tensors, targets, Arc::clone(gate))),
         }
     }
@@ -225,7 +204,7 @@ impl Output {
         let targets = Arc::clone(prepared.destinations.targets());
         let places = CudaPlaces::Targets(TargetPlaces::new(context, targets, Arc::clone(gate))?);
         Ok(Self {
-            memory: Memory::Slots,
+            origin: LeaseOrigin::Slots,
             sink: SinkFactory::cuda(prepared, context, places),
         })
     }
@@ -233,7 +212,7 @@ impl Output {
     fn cuda(prepared: &Prepared, context: &Context, regions: DeviceRegions) -> Self {
         let regions = Arc::new(regions);
         Self {
-            memory: Memory::Device(Arc::clone(&regions)),
+            origin: LeaseOrigin::Device(Arc::clone(&regions)),
             sink: SinkFactory::cuda(prepared, context, CudaPlaces::Regions(regions)),
         }
     }
@@ -335,7 +314,7 @@ fn device_budgets(
     demand: &Demand<'_>,
     prepared: &Prepared,
     options: &Options,
-    allocator: &mut Option<&mut dyn DeviceAllocator>,
+    allocator: &mut Option<&mut (dyn DeviceAllocator + 'static)>,
 ) -> Result<Vec<Option<u64>>> {
     let mut budgets = Vec::new();
     for (index, destination) in prepared.destinations.list().iter().enumerate() {

@@ -1,4 +1,4 @@
-//! State of a load before its first read: opened sources, plan, limits and lanes.
+//! State of a load before its first read: opened sources, plan and lanes.
 
 use std::sync::Arc;
 
@@ -7,6 +7,7 @@ use rustix::param::page_size;
 use super::destinations::Destinations;
 use super::groups::{Group, Sources};
 use super::lane::{LaneEngine, LaneSetup};
+use super::limits::Limits;
 use super::pipeline::Feed;
 use crate::checkpoint::Checkpoint;
 use crate::engine::{self, EngineKind, EngineSetup};
@@ -16,7 +17,9 @@ use crate::options::CacheMode;
 use crate::options::{EngineChoice, Options, format_bytes};
 use crate::plan::{self, Layout, Plan, Wanted};
 use crate::report::Counters;
-use crate::schedule::{Depth, Groups, InFlight, LaneCount};
+use crate::schedule::{Groups, LaneCount};
+#[cfg(feature = "object")]
+use crate::storage::ObjectSource;
 use crate::storage::{ReadFile, ReadHints};
 #[cfg(feature = "object")]
 use crate::sync::retry::Retries;
@@ -25,11 +28,6 @@ use crate::tensor::TensorInfo;
 /// Maximum number of reads of one load: the plan takes about 100 bytes for each, and 16 TiB in
 /// default extents need this many (2026-11).
 const EXTENTS_MAX: u64 = 1 << 22;
-
-/// Maximum number of jobs that an object engine takes at a time. Neighbours share a request, so
-/// there are more jobs than requests.
-#[cfg(feature = "object")]
-const OBJECT_JOBS_MAX: usize = 4096;
 
 /// Maximum number of lanes chosen automatically: beyond it, memory is the limit (an estimate of
 /// 2026-11: not measured on machines with more than 2 cores).
@@ -41,13 +39,6 @@ const STAGED_STARTS: u64 = 4;
 /// Minimum number of slots for raw reads of files: reads of small tensors are short and many.
 const RAW_SLOTS: usize = 64;
 
-/// Maximum number of reads of files in flight, whatever their length: the number of entries of a
-/// ring.
-const READS_MAX: usize = 512;
-
-/// Lower bound of the depth, in bytes: less would mean one read after another.
-const FLOOR_BYTES: u64 = 4 << 20;
-
 /// Everything known about a load before its first read.
 pub(crate) struct Prepared {
     pub(crate) sources: Arc<Sources>,
@@ -58,17 +49,6 @@ pub(crate) struct Prepared {
     pub(crate) views: Option<Vec<Arc<FileView>>>,
     /// By group.
     limits: Vec<Limits>,
-}
-
-/// In-flight limits of a group of sources.
-#[derive(Clone, Copy, Debug)]
-struct Limits {
-    depth: Depth,
-    /// Number of concurrent reads or requests of the largest size.
-    reads: usize,
-    /// Length of the longest request, in bytes.
-    #[cfg(feature = "object")]
-    request_bytes: u64,
 }
 
 impl Prepared {
@@ -85,34 +65,8 @@ impl Prepared {
         options: &Options,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
-        if options.cache == CacheMode::Map && destinations.staged() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "‹cache=map› maps files into host memory, but tensors on a GPU or in the caller's memory are copies",
-            )
-            .with_location(checkpoint.location())
-            .with_hint("use ‹cache=auto›"));
-        }
-        if options.cache == CacheMode::Map && options.engine != EngineChoice::Auto {
-            let engine = options.engine;
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                format!("‹engine={engine}› has no effect: ‹cache=map› reads nothing"),
-            )
-            .with_hint("omit one of the two options"));
-        }
-        if options.cache == CacheMode::Map
-            && let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some())
-        {
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                "‹cache=map› maps files as they are, but this slice is not contiguous in its file",
-            )
-            .with_location(checkpoint.location())
-            .with_tensor(tensor.name())
-            .with_hint(
-                "load the whole tensor and slice it in memory without a copy, or use ‹cache=auto›",
-            ));
+        if options.cache == CacheMode::Map {
+            refuse_views(checkpoint, &tensors, &destinations, options)?;
         }
         // Only shards with selected tensors; `source_of` numbers them.
         let mut source_of = vec![None; checkpoint.shards().len()];
@@ -260,42 +214,12 @@ impl Prepared {
             let extents = self.plan.extents.len();
             let depth = limits.depth.jobs().min(extents).max(1);
             let (engine, count) = match sources {
-                Group::Files(files) => {
-                    let (kind, reason) = engine::choose(options.engine, files);
-                    let setup = EngineSetup {
-                        files: Arc::clone(files),
-                        depth,
-                        slab: slab.cloned(),
-                    };
-                    let engine = LaneEngine::Files {
-                        setup: Arc::new(setup),
-                        kind,
-                        choice: options.engine,
-                        reason,
-                    };
-                    let count = options
-                        .lanes
-                        .map_or_else(|| lanes_for(kind, files), LaneCount::fixed);
-                    (engine, count)
-                }
+                Group::Files(files) => files_engine(files, depth, options, slab),
                 #[cfg(feature = "object")]
-                Group::Objects(objects) => {
-                    let setup = engine::ObjectSetup {
-                        objects: Arc::clone(objects),
-                        connections: limits.reads,
-                        in_flight_bytes: (!limits.depth.is_fixed())
-                            .then_some(limits.depth.start().bytes),
-                        request_bytes: limits.request_bytes,
-                        total_bytes: self.bytes_of(group),
-                        retries: options.retries.map(Retries::up_to),
-                        hedge: options.hedge.unwrap_or(true),
-                        depth,
-                        cancel: Arc::clone(feed.cancel()),
-                    };
-                    let setup = Arc::new(setup);
-                    let choice = options.engine;
-                    (LaneEngine::Objects { setup, choice }, LaneCount::fixed(1))
-                }
+                Group::Objects(objects) => (
+                    self.objects_engine(group, objects, depth, options, feed),
+                    LaneCount::fixed(1),
+                ),
             };
             lanes.extend((0..count.most()).map(|index| LaneSetup {
                 feed: Arc::clone(feed),
@@ -314,6 +238,56 @@ impl Prepared {
         feed.watch(self.sources.names(), watched);
         lanes
     }
+
+    #[cfg(feature = "object")]
+    fn objects_engine(
+        &self,
+        group: usize,
+        objects: &Arc<[ObjectSource]>,
+        depth: usize,
+        options: &Options,
+        feed: &Feed,
+    ) -> LaneEngine {
+        let limits = &self.limits[group];
+        let setup = engine::ObjectSetup {
+            objects: Arc::clone(objects),
+            connections: limits.reads,
+            in_flight_bytes: (!limits.depth.is_fixed()).then_some(limits.depth.start().bytes),
+            request_bytes: limits.request_bytes,
+            total_bytes: self.bytes_of(group),
+            retries: options.retries.map(Retries::up_to),
+            hedge: options.hedge.unwrap_or(true),
+            depth,
+            cancel: Arc::clone(feed.cancel()),
+        };
+        LaneEngine::Objects {
+            setup: Arc::new(setup),
+            choice: options.engine,
+        }
+    }
+}
+
+/// Returns the engine for the files of a group, and how many lanes it has.
+fn files_engine(
+    files: &Arc<[ReadFile]>,
+    depth: usize,
+    options: &Options,
+    slab: Option<&Arc<Slab>>,
+) -> (LaneEngine, LaneCount) {
+    let (kind, reason) = engine::choose(options.engine, files);
+    let setup = EngineSetup {
+        files: Arc::clone(files),
+        depth,
+        slab: slab.cloned(),
+    };
+    let engine = LaneEngine::Files {
+        setup: Arc::new(setup),
+        kind,
+        choice: options.engine,
+        reason,
+    };
+    let fixed = options.lanes.map(LaneCount::fixed);
+    (engine, fixed.unwrap_or_else(|| lanes_for(kind, files)))
 }
 
 /// Returns the number of lanes of an engine for files. A ring copies pages of the page cache on the
@@ -331,90 +305,41 @@ fn lanes_for(kind: EngineKind, files: &[ReadFile]) -> LaneCount {
     }
 }
 
-impl Limits {
-    /// Uses the caller's options, or else the hints of the sources.
-    fn new(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Self {
-        let members = sources.members();
-        let hints = (0..members.len())
-            .filter(|source| members[*source].group == group)
-            .map(|source| sources.hints(source))
-            .fold(NO_HINTS, greatest);
-        let windows = plan
-            .extents
-            .iter()
-            .filter(|extent| members[extent.source].group == group);
-        // Length of the longest read, in bytes.
-        let window = windows.map(|extent| extent.window).max().unwrap_or(0);
-        match &sources.groups()[group] {
-            Group::Files(_) => Self::files(options, &hints, window),
-            #[cfg(feature = "object")]
-            Group::Objects(_) => Self::objects(options, &hints, window),
-        }
+/// Rejects loads whose tensors cannot be views of files.
+fn refuse_views(
+    checkpoint: &Checkpoint,
+    tensors: &[TensorInfo],
+    destinations: &Destinations,
+    options: &Options,
+) -> Result<()> {
+    if destinations.staged() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "‹cache=map› maps files into host memory, but tensors on a GPU or in the caller's memory are copies",
+        )
+        .with_location(checkpoint.location())
+        .with_hint("use ‹cache=auto›"));
     }
-
-    fn files(options: &Options, hints: &ReadHints, window: usize) -> Self {
-        // Windows are slightly longer than extents: alignment at both edges must not cost a whole
-        // read in flight.
-        let with_edges = |bytes: u64, reads: usize| bytes + 2 * hints.alignment * reads as u64;
-        let depth = match (options.depth, options.in_flight_bytes) {
-            (None, None) if hints.in_flight_bytes_max > hints.in_flight_bytes => {
-                let start = InFlight {
-                    jobs: hints.depth,
-                    bytes: with_edges(hints.in_flight_bytes, hints.depth),
-                };
-                let most = InFlight {
-                    jobs: READS_MAX,
-                    bytes: with_edges(hints.in_flight_bytes_max, READS_MAX),
-                };
-                Depth::adaptive(start, FLOOR_BYTES, most)
-            }
-            (None, None) => {
-                Depth::fixed(hints.depth, with_edges(hints.in_flight_bytes, hints.depth))
-            }
-            (Some(jobs), None) => Depth::fixed(jobs, window as u64 * jobs as u64),
-            (jobs, Some(bytes)) => Depth::fixed(jobs.unwrap_or(hints.depth), bytes),
-        };
-        let InFlight { jobs, bytes } = depth.start();
-        Self {
-            depth,
-            reads: Depth::fixed(jobs, bytes).reads_of(window),
-            #[cfg(feature = "object")]
-            request_bytes: 0,
-        }
+    if options.engine != EngineChoice::Auto {
+        let engine = options.engine;
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!("‹engine={engine}› has no effect: ‹cache=map› reads nothing"),
+        )
+        .with_hint("omit one of the two options"));
     }
-
-    #[cfg(feature = "object")]
-    fn objects(options: &Options, hints: &ReadHints, window: usize) -> Self {
-        let reads = options.depth.unwrap_or(hints.depth);
-        let request_bytes = options.extent_bytes.unwrap_or(hints.request_bytes);
-        // The hints' bytes per request, scaled to the requested size; at least one extent for each
-        // request.
-        let each =
-            hints.in_flight_bytes * request_bytes / (hints.depth as u64 * hints.request_bytes);
-        let bytes_of = |reads: u64| (each * reads).max(window as u64 * (reads + 1));
-        let start = InFlight {
-            jobs: OBJECT_JOBS_MAX,
-            bytes: bytes_of(reads as u64),
-        };
-        let depth = match (options.depth, options.in_flight_bytes) {
-            (None, None) => {
-                let most = InFlight {
-                    bytes: bytes_of(
-                        hints.in_flight_bytes_max * reads as u64 / hints.in_flight_bytes,
-                    ),
-                    ..start
-                };
-                // A quarter of the requests: no worse where a single request saturates the network.
-                Depth::adaptive(start, start.bytes / 4, most)
-            }
-            (_, bytes) => Depth::fixed(OBJECT_JOBS_MAX, bytes.unwrap_or(start.bytes)),
-        };
-        Self {
-            depth: depth.with_stride(request_bytes),
-            reads,
-            request_bytes,
-        }
+    if let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some()) {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            "‹cache=map› maps files as they are, but this slice is not contiguous in its file",
+        )
+        .with_location(checkpoint.location())
+        .with_tensor(tensor.name())
+        .with_hint(
+            "load the whole tensor and slice it in memory without a copy, or use ‹cache=auto›",
+        ));
     }
+    Ok(())
 }
 
 /// Rejects plans with too many reads. A sparse file may claim a tensor of petabytes: planning its
@@ -458,28 +383,6 @@ fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
         .with_hint("raise ‹extent_bytes›, or select fewer tensors"));
     }
     Ok(())
-}
-
-const NO_HINTS: ReadHints = ReadHints {
-    extent_bytes: 1,
-    request_bytes: 1,
-    alignment: 1,
-    gap_bytes: 0,
-    depth: 1,
-    in_flight_bytes: 1,
-    in_flight_bytes_max: 1,
-};
-
-fn greatest(a: ReadHints, b: ReadHints) -> ReadHints {
-    ReadHints {
-        extent_bytes: a.extent_bytes.max(b.extent_bytes),
-        request_bytes: a.request_bytes.max(b.request_bytes),
-        alignment: a.alignment.max(b.alignment),
-        gap_bytes: a.gap_bytes.max(b.gap_bytes),
-        depth: a.depth.max(b.depth),
-        in_flight_bytes: a.in_flight_bytes.max(b.in_flight_bytes),
-        in_flight_bytes_max: a.in_flight_bytes_max.max(b.in_flight_bytes_max),
-    }
 }
 
 fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {

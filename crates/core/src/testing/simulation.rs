@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::sim::{SimConfig, SimEngine};
 use crate::crc::Crcs;
 use crate::error::Result;
-use crate::load::pipeline::{Feed, LaneWork, Memory, run};
+use crate::load::pipeline::{Feed, LaneWork, LeaseOrigin, run};
 use crate::load::stream::{Shared, StreamSetup, TensorStream};
 use crate::memory::{Pool, PoolUsage};
 use crate::options::Order;
@@ -55,8 +55,8 @@ pub struct Watched {
 impl Watched {
     /// Returns the use of the budget.
     pub fn usage(&self) -> PoolUsage {
-        match self.feed.memories() {
-            [Memory::Regions(pool)] => pool.usage(),
+        match self.feed.origins() {
+            [LeaseOrigin::Regions(pool)] => pool.usage(),
             _ => unreachable!("simulated loads make tensors in place"),
         }
     }
@@ -134,8 +134,8 @@ impl Simulation {
         let events = Arc::new(EventCount::default());
         let pool = Pool::new(self.memory_limit, Arc::clone(&events));
         let schedule = Schedule::new(plan, self.order, Groups::one(self.depth));
-        let memories = vec![Memory::Regions(pool)];
-        let feed = Feed::new(Arc::clone(plan), schedule, memories, None, events);
+        let origins = vec![LeaseOrigin::Regions(pool)];
+        let feed = Feed::new(Arc::clone(plan), schedule, origins, None, events);
         Arc::new(feed.checked(check))
     }
 
@@ -187,27 +187,25 @@ impl Simulation {
         let counters = Arc::<Counters>::default();
         let verifications = Arc::<AtomicU32>::default();
         let counted = Arc::clone(&verifications);
-        let shared = Shared::new(
-            StreamSetup {
-                feed: Arc::clone(&feed),
-                gate: Arc::default(),
-                counters: Arc::clone(&counters),
-                tensors,
-                order: self.order,
-                lanes: self.engines.len(),
-                report: Report::default(),
-                complete: Box::new(move |report| {
-                    if let Some(check) = &counting {
-                        check.report(report);
-                    }
-                }),
-                verify: Box::new(move |_| {
-                    counted.fetch_add(1, Ordering::SeqCst);
-                    check.as_ref().map_or(Ok(()), |check| check.finish())
-                }),
-            },
-            Instant::now(),
-        );
+        let shared = Shared::new(StreamSetup {
+            started: Instant::now(),
+            feed: Arc::clone(&feed),
+            gate: Arc::default(),
+            counters: Arc::clone(&counters),
+            tensors,
+            order: self.order,
+            lanes: self.engines.len(),
+            report: Report::default(),
+            complete: Box::new(move |report| {
+                if let Some(check) = &counting {
+                    check.report(report);
+                }
+            }),
+            verify: Box::new(move |_| {
+                counted.fetch_add(1, Ordering::SeqCst);
+                check.as_ref().map_or(Ok(()), |check| check.finish())
+            }),
+        });
         let lanes = self.engines.iter().map(|config| {
             let (feed, shared, counters) = (
                 Arc::clone(&feed),

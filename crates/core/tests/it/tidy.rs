@@ -40,14 +40,14 @@ const RANKS: [&[&str]; 15] = [
         "load::destinations",
         "load::load_target",
     ],
-    &["load::groups", "probe", "sink"],
-    &["verify"],
+    &["load::groups", "sink"],
+    &["load::limits", "verify"],
     &["load::pipeline"],
     &["load::device_alloc", "load::lane", "load::orphaned"],
     &["load::prepare", "load::stream"],
     &["load::outputs"],
     &["load"],
-    &["load::read_one"],
+    &["load::read_one", "probe"],
     &["testing"],
 ];
 

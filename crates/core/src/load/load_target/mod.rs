@@ -87,18 +87,8 @@ pub(crate) fn matched(
     let filled: HashSet<Footprint> = written.iter().map(|(bytes, _)| bytes.clone()).collect();
     written.sort_by(|(one, _), (other, _)| one.cmp(other));
     faults.shared = sharing(&written);
-    let known: HashSet<&str> = load_targets.iter().map(|r| r.name.as_str()).collect();
     if rules.strict {
-        for load_target in &load_targets {
-            let tied = || Footprint::new(load_target).is_some_and(|bytes| filled.contains(&bytes));
-            if !by_name.contains_key(load_target.name.as_str()) && !tied() {
-                faults.missing.push(load_target.name.clone());
-            }
-        }
-        let unexpected = tensors.iter().filter(|info| !known.contains(info.name()));
-        faults
-            .unexpected
-            .extend(unexpected.map(|info| info.name().to_owned()));
+        faults.names(tensors, &by_name, &load_targets, &filled);
     }
 
     let mut names = Vec::new();
@@ -155,6 +145,27 @@ impl Faults {
                     .push(format!("{:?} is given twice", load_target.name));
             }
         }
+    }
+
+    /// Adds names that only the checkpoint has, or only the caller, unless they are tied to memory
+    /// that is filled.
+    fn names(
+        &mut self,
+        tensors: &[TensorInfo],
+        by_name: &HashMap<&str, &TensorInfo>,
+        load_targets: &[LoadTarget],
+        filled: &HashSet<Footprint>,
+    ) {
+        let known: HashSet<&str> = load_targets.iter().map(|r| r.name.as_str()).collect();
+        for load_target in load_targets {
+            let tied = || Footprint::new(load_target).is_some_and(|bytes| filled.contains(&bytes));
+            if !by_name.contains_key(load_target.name.as_str()) && !tied() {
+                self.missing.push(load_target.name.clone());
+            }
+        }
+        let unexpected = tensors.iter().map(TensorInfo::name);
+        let unexpected = unexpected.filter(|name| !known.contains(name));
+        self.unexpected.extend(unexpected.map(str::to_owned));
     }
 
     fn differences(&mut self, info: &TensorInfo, load_target: &LoadTarget, rules: LoadTargetRules) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::in_flight::{InFlightReads, Waiting};
 use crate::engine::Job;
 use crate::error::Result;
-use crate::memory::{FileView, Pool, RegionWriter, Slab};
+use crate::memory::{FileView, Lease, Pool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
 use crate::sink::DeviceRegions;
@@ -17,7 +17,7 @@ use crate::verify::Check;
 
 /// Origin of leases.
 #[derive(Debug)]
-pub enum Memory {
+pub enum LeaseOrigin {
     /// Final memory of tensors.
     Regions(Pool),
     /// Slots of the feed's slab; the sink knows the final place of the bytes.
@@ -40,7 +40,7 @@ pub enum Memory {
 pub struct Feed {
     pub(in crate::load) plan: Arc<Plan>,
     /// By destination.
-    memories: Vec<Memory>,
+    origins: Vec<LeaseOrigin>,
     state: Mutex<FeedState>,
     pub(in crate::load) events: Arc<EventCount>,
     /// Rings when a lane that has not begun should begin, or never will.
@@ -94,13 +94,13 @@ impl FeedState {
 }
 
 impl Feed {
-    /// Creates a feed of `plan` in the order of `schedule` into `memories`, one for each
+    /// Creates a feed of `plan` in the order of `schedule` into `origins`, one for each
     /// destination. `slab` is needed if any of them uses its slots; `events` is the event count
     /// that they notify.
     pub fn new(
         plan: Arc<Plan>,
         schedule: Schedule,
-        memories: Vec<Memory>,
+        origins: Vec<LeaseOrigin>,
         slab: Option<Arc<Slab>>,
         events: Arc<EventCount>,
     ) -> Self {
@@ -108,7 +108,7 @@ impl Feed {
         let reads = InFlightReads::new(schedule.groups());
         Self {
             plan,
-            memories,
+            origins,
             state: Mutex::new(FeedState {
                 schedule,
                 writers,
@@ -234,8 +234,8 @@ impl Feed {
     }
 
     /// Returns the memory that leases come from, by destination.
-    pub fn memories(&self) -> &[Memory] {
-        &self.memories
+    pub fn origins(&self) -> &[LeaseOrigin] {
+        &self.origins
     }
 
     /// Wakes lanes that wait for memory.
@@ -264,11 +264,11 @@ impl Feed {
         };
         // Without the lock: unmapping can take a while.
         drop(left);
-        for memory in &self.memories {
+        for memory in &self.origins {
             match memory {
-                Memory::Regions(pool) | Memory::Views { pool, .. } => pool.close(),
-                Memory::Device(regions) => regions.close(),
-                Memory::Slots | Memory::Whole(_) => {}
+                LeaseOrigin::Regions(pool) | LeaseOrigin::Views { pool, .. } => pool.close(),
+                LeaseOrigin::Device(regions) => regions.close(),
+                LeaseOrigin::Slots | LeaseOrigin::Whole(_) => {}
             }
         }
     }
@@ -281,12 +281,12 @@ impl Feed {
     /// Allocates memory for a region. Returns whether there was any.
     fn begin(&self, region: usize, writer: &mut Option<RegionWriter>) -> Result<bool> {
         let planned = &self.plan.regions[region];
-        match &self.memories[planned.destination] {
-            Memory::Regions(pool) => {
+        match &self.origins[planned.destination] {
+            LeaseOrigin::Regions(pool) => {
                 *writer = pool.try_region(planned.bytes, planned.tensors)?;
                 Ok(writer.is_some())
             }
-            Memory::Views { views, pool } => {
+            LeaseOrigin::Views { views, pool } => {
                 let first = &self.plan.extents[planned.extents.start];
                 let tensor = self.plan.pieces[first.pieces.start].tensor;
                 if self.plan.targets[tensor].realign {
@@ -298,9 +298,9 @@ impl Feed {
                 *writer = Some(RegionWriter::over(view, offset, len, planned.tensors));
                 Ok(true)
             }
-            Memory::Device(regions) => regions.try_begin(region),
+            LeaseOrigin::Device(regions) => regions.try_begin(region),
             // Windows are taken extent by extent.
-            Memory::Slots | Memory::Whole(_) => Ok(true),
+            LeaseOrigin::Slots | LeaseOrigin::Whole(_) => Ok(true),
         }
     }
 
@@ -347,23 +347,7 @@ impl Feed {
             }
         };
         let extent = &plan.extents[extent_index];
-        let lease = match &self.memories[plan.regions[extent.region].destination] {
-            Memory::Regions(_) | Memory::Views { .. } => {
-                let writer = writers[extent.region]
-                    .as_mut()
-                    .expect("admitted before its extents");
-                let lease = writer.carve(extent.window);
-                if extent_index + 1 == plan.regions[extent.region].extents.end {
-                    writers[extent.region] = None;
-                }
-                lease
-            }
-            Memory::Slots | Memory::Device(_) => slab
-                .as_ref()
-                .and_then(|slab| slab.try_lease(extent.window))
-                .expect("a slot was free, and only this lock's owner takes any"),
-            Memory::Whole(writer) => writer.lock().carve(extent.window),
-        };
+        let lease = self.lease(extent_index, &mut writers[extent.region], slab.as_ref());
         state.reads.began(extent_index, group, now);
         Ok(NextJob::Job(Job {
             extent: extent_index,
@@ -372,6 +356,31 @@ impl Feed {
             needed: extent.needed,
             lease,
         }))
+    }
+
+    /// Takes the window of an extent, whose region has begun with `writer`.
+    fn lease(
+        &self,
+        index: usize,
+        writer: &mut Option<RegionWriter>,
+        slab: Option<&Arc<Slab>>,
+    ) -> Lease {
+        let extent = &self.plan.extents[index];
+        let region = &self.plan.regions[extent.region];
+        match &self.origins[region.destination] {
+            LeaseOrigin::Regions(_) | LeaseOrigin::Views { .. } => {
+                let begun = writer.as_mut().expect("admitted before its extents");
+                let lease = begun.carve(extent.window);
+                if index + 1 == region.extents.end {
+                    *writer = None;
+                }
+                lease
+            }
+            LeaseOrigin::Slots | LeaseOrigin::Device(_) => slab
+                .and_then(|slab| slab.try_lease(extent.window))
+                .expect("a slot was free, and only this lock's owner takes any"),
+            LeaseOrigin::Whole(whole) => whole.lock().carve(extent.window),
+        }
     }
 
     pub(in crate::load) fn ended(&self, extent: usize) {

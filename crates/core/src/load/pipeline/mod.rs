@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use feed::NextJob;
-pub use feed::{Feed, Memory};
+pub use feed::{Feed, LeaseOrigin};
 pub use in_flight::Waiting;
 
 use crate::engine::{Done, Engine, Wait};
@@ -41,130 +41,202 @@ pub fn run<E: Engine, S: Sink>(
     sink: &mut S,
     lane: &LaneWork<'_, S::Tensor>,
 ) -> Result<()> {
-    let mut watch = StageTimer::new(lane.counters);
     lane.counters.reading_since.get_or_init(Instant::now);
     engine.stop_when(feed.cancel());
-    let (mut failure, mut failed) = (None, false);
-    let mut done: Vec<Done> = Vec::new();
-    let mut ready = Vec::new();
-    // Start of the window of each extent that the engine owns.
-    let mut out = HashMap::with_capacity(engine.depth());
-    let mut held = 0;
-    let mut allowed = 0;
-    loop {
-        let rung = feed.events.count();
-        let mut exhausted = false;
-        while failure.is_none() && engine.in_flight() < engine.depth() {
-            match feed.take(group, lane.index, held) {
+    let out = HashMap::with_capacity(engine.depth());
+    let lane_loop = LaneLoop {
+        feed,
+        group,
+        engine,
+        sink,
+        lane,
+        watch: StageTimer::new(lane.counters),
+        out,
+        held: 0,
+        allowed: 0,
+        done: Vec::new(),
+        ready: Vec::new(),
+        failure: None,
+        has_told: false,
+    };
+    lane_loop.run()
+}
+
+/// State of the loop of one lane.
+struct LaneLoop<'a, E, S: Sink> {
+    feed: &'a Feed,
+    group: usize,
+    engine: &'a mut E,
+    sink: &'a mut S,
+    lane: &'a LaneWork<'a, S::Tensor>,
+    watch: StageTimer<'a>,
+    /// Start of the window of each extent that the engine owns.
+    out: HashMap<usize, usize>,
+    /// Bytes that the engine owns.
+    held: u64,
+    /// Bytes that the engine knows it may have in flight.
+    allowed: u64,
+    /// Completions of the engine that the sink has not received.
+    done: Vec<Done>,
+    /// Finished tensors that have not been delivered.
+    ready: Vec<S::Tensor>,
+    failure: Option<Error>,
+    /// The lane has signalled the failure.
+    has_told: bool,
+}
+
+impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
+    fn run(mut self) -> Result<()> {
+        loop {
+            let rung = self.feed.events.count();
+            let is_exhausted = self.submit();
+            self.deliver();
+            if !self.wait(rung, is_exhausted) {
+                return self.failure.map_or(Ok(()), Err);
+            }
+            self.complete_all();
+            self.tell_failure();
+            self.watch.lap(Stage::Deliver);
+            if let Some((busy, watched)) = self.watch.window() {
+                let bytes = self.lane.counters.read_bytes();
+                self.feed.observe(self.group, busy, watched, bytes);
+            }
+        }
+    }
+
+    /// Submits as many jobs as the feed gives. Returns whether nothing is left to read.
+    fn submit(&mut self) -> bool {
+        let mut is_exhausted = false;
+        while self.failure.is_none() && self.engine.in_flight() < self.engine.depth() {
+            match self.feed.take(self.group, self.lane.index, self.held) {
                 Ok(NextJob::Job(job)) => {
-                    out.insert(job.extent, job.lease.start());
-                    held += job.lease.len() as u64;
-                    engine.submit(job);
+                    self.out.insert(job.extent, job.lease.start());
+                    self.held += job.lease.len() as u64;
+                    self.engine.submit(job);
                 }
                 Ok(NextJob::Wait) => break,
                 Ok(NextJob::Done) => {
-                    exhausted = true;
+                    is_exhausted = true;
                     break;
                 }
-                Err(error) => failure = Some(error),
+                Err(error) => self.failure = Some(error),
             }
         }
-        let limit = feed.limit_bytes(group);
-        if limit != allowed {
-            allowed = limit;
-            engine.allow(limit);
+        let limit = self.feed.limit_bytes(self.group);
+        if limit != self.allowed {
+            self.allowed = limit;
+            self.engine.allow(limit);
         }
-        watch.lap(Stage::Submit);
+        self.watch.lap(Stage::Submit);
+        is_exhausted
+    }
 
-        if !ready.is_empty() {
+    /// Hands finished tensors over.
+    fn deliver(&mut self) {
+        if !self.ready.is_empty() {
             // The reads that were just queued begin before tensors are handed over: handing over
             // wakes the caller, who may take this lane's core.
-            engine.reap(Wait::No, &mut done);
-            (lane.deliver)(&mut ready);
-            watch.lap(Stage::Deliver);
+            self.engine.reap(Wait::No, &mut self.done);
+            (self.lane.deliver)(&mut self.ready);
+            self.watch.lap(Stage::Deliver);
         }
-        if !done.is_empty() {
-            // Completions are already pending; do not block.
-        } else if engine.in_flight() > 0 {
-            engine.reap(Wait::ForOne, &mut done);
-            watch.lap(Stage::StorageWait);
-        } else if sink.in_flight() > 0 {
-            failure = failure.or(sink.reap(Wait::ForOne, &mut ready).err());
-            watch.lap(Stage::CopyWait);
-        } else if exhausted || failure.is_some() {
-            return failure.map_or(Ok(()), Err);
-        } else {
-            feed.events.wait_past(rung);
-            watch.lap(Stage::MemoryWait);
-        }
+    }
 
+    /// Waits for a completion, or for memory if nothing is in flight. Returns false if there is
+    /// nothing to wait for.
+    fn wait(&mut self, rung: u64, is_exhausted: bool) -> bool {
+        if !self.done.is_empty() {
+            // Completions are already pending; do not block.
+        } else if self.engine.in_flight() > 0 {
+            self.engine.reap(Wait::ForOne, &mut self.done);
+            self.watch.lap(Stage::StorageWait);
+        } else if self.sink.in_flight() > 0 {
+            self.reap_sink(Wait::ForOne);
+            self.watch.lap(Stage::CopyWait);
+        } else if is_exhausted || self.failure.is_some() {
+            return false;
+        } else {
+            self.feed.events.wait_past(rung);
+            self.watch.lap(Stage::MemoryWait);
+        }
+        true
+    }
+
+    /// Passes all completions on to the sink.
+    fn complete_all(&mut self) {
+        let mut done = std::mem::take(&mut self.done);
         for done in done.drain(..) {
-            let start = out.remove(&done.extent);
-            held -= feed.plan.extents[done.extent].window as u64;
-            if let Err(error) = complete(feed, sink, lane, &mut watch, done, start) {
-                failure.get_or_insert(error);
+            let start = self.out.remove(&done.extent);
+            self.held -= self.feed.plan.extents[done.extent].window as u64;
+            if let Err(error) = self.complete(done, start) {
+                self.failure.get_or_insert(error);
             }
         }
-        failure = failure.or(sink.reap(Wait::No, &mut ready).err());
-        if let Some(error) = &failure
-            && !std::mem::replace(&mut failed, true)
-        {
-            feed.stop();
-            // Reads in flight may never return; report the failure of this lane now.
-            (lane.failing)(error);
-        }
-        watch.lap(Stage::Deliver);
-        if let Some((busy, watched)) = watch.window() {
-            feed.observe(group, busy, watched, lane.counters.read_bytes());
-        }
+        // Keeps its capacity.
+        self.done = done;
+        self.reap_sink(Wait::No);
     }
-}
 
-/// Checks that a completion belongs to the window that began at `start`, and passes it to the sink.
-fn complete<S: Sink>(
-    feed: &Feed,
-    sink: &mut S,
-    lane: &LaneWork<'_, S::Tensor>,
-    watch: &mut StageTimer<'_>,
-    done: Done,
-    start: Option<usize>,
-) -> Result<()> {
-    if let Ok(filled) = &done.result {
-        // Sinks rely on this: a wrong pairing would fill a tensor with the bytes of another one.
-        assert!(
-            start == Some(filled.start()),
-            "the engine mixed up extent {}",
-            done.extent
-        );
-    }
-    let extent = &feed.plan.extents[done.extent];
-    lane.counters.count(done.transfer);
-    let result = done.result.and_then(|mut filled| {
-        if feed.plan.has_gaps(extent) {
-            feed.plan.gather(extent, filled.bytes_mut());
+    /// Checks that a completion belongs to the window that began at `start`, and passes it to the
+    /// sink.
+    fn complete(&mut self, done: Done, start: Option<usize>) -> Result<()> {
+        let Self {
+            feed, sink, watch, ..
+        } = self;
+        if let Ok(filled) = &done.result {
+            // Sinks rely on this: a wrong pairing would fill a tensor with the bytes of another
+            // one.
+            assert!(
+                start == Some(filled.start()),
+                "the engine mixed up extent {}",
+                done.extent
+            );
         }
-        let Some(check) = &feed.check else {
-            return sink.submit(extent, filled);
-        };
-        watch.lap(Stage::Deliver);
-        // Passes on this extent; none if it must wait for others of its file; or several that
-        // waited for it.
-        let compared = check.pass(done.extent, filled, &mut |extent, filled| {
-            watch.lap(Stage::Verify);
-            let submitted = sink.submit(extent, filled);
+        let extent = &feed.plan.extents[done.extent];
+        self.lane.counters.count(done.transfer);
+        let result = done.result.and_then(|mut filled| {
+            if feed.plan.has_gaps(extent) {
+                feed.plan.gather(extent, filled.bytes_mut());
+            }
+            let Some(check) = &feed.check else {
+                return sink.submit(extent, filled);
+            };
             watch.lap(Stage::Deliver);
-            submitted
+            // Passes on this extent; none if it must wait for others of its file; or several that
+            // waited for it.
+            let compared = check.pass(done.extent, filled, &mut |extent, filled| {
+                watch.lap(Stage::Verify);
+                let submitted = sink.submit(extent, filled);
+                watch.lap(Stage::Deliver);
+                submitted
+            });
+            watch.lap(Stage::Verify);
+            compared
         });
-        watch.lap(Stage::Verify);
-        compared
-    });
-    feed.ended(done.extent);
-    match result {
-        // An engine cancelled the read because the load is over: the cause is reported elsewhere.
-        Err(error) if error.kind() == ErrorKind::Cancelled && feed.cancel().is_cancelled() => {
-            Ok(())
+        feed.ended(done.extent);
+        match result {
+            // An engine cancelled the read because the load is over: the cause is reported
+            // elsewhere.
+            Err(error) if error.kind() == ErrorKind::Cancelled && feed.cancel().is_cancelled() => {
+                Ok(())
+            }
+            result => result,
         }
-        result => result,
+    }
+
+    fn reap_sink(&mut self, wait: Wait) {
+        let reaped = self.sink.reap(wait, &mut self.ready);
+        self.failure = self.failure.take().or(reaped.err());
+    }
+
+    /// Signals the first failure: reads in flight may never return.
+    fn tell_failure(&mut self) {
+        if let Some(error) = &self.failure
+            && !std::mem::replace(&mut self.has_told, true)
+        {
+            self.feed.stop();
+            (self.lane.failing)(error);
+        }
     }
 }
 

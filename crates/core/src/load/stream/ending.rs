@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, bounded};
+use crossbeam_channel::RecvTimeoutError;
 
+use super::state::Abandoned;
 use super::{Shared, TensorStream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::lane::{self, Refused};
@@ -21,15 +22,10 @@ impl TensorStream {
     /// Drops the stream of a load that cannot begin. Lanes that have begun may already be reading;
     /// reads that cannot be cancelled are orphaned.
     pub(crate) fn refused(shared: Arc<Shared>, refused: Refused) -> Error {
-        let nobody_reads = {
-            let mut state = shared.lock();
-            state.lanes_reading -= refused.missing;
-            state.lanes_running -= refused.missing;
-            state.lanes_reading == 0
-        };
-        if nobody_reads {
+        let none_reads = shared.lock().state.lanes_missing(refused.missing);
+        if none_reads {
             // The last lane would have closed it, or has.
-            shared.feed.close();
+            shared.setup.feed.close();
         }
         drop(Self::new(shared, refused.threads));
         refused.error
@@ -40,15 +36,10 @@ impl Shared {
     /// Records that a lane has failed and waits for its reads in flight. The other threads wait no
     /// longer than [`GRACE`] for it.
     pub(crate) fn lane_failing(self: &Arc<Self>, error: &Error) {
-        let (grace, ended) = bounded::<()>(0);
-        {
-            let mut state = self.lock();
-            if state.abandoned || state.grace.is_some() || state.lanes_running == 0 {
-                return;
-            }
-            state.failing = Some(error.again());
-            state.grace = Some(grace);
-        }
+        let ended = self.lock().state.lane_failing(error);
+        let Some(ended) = ended else {
+            return;
+        };
         // A weak reference: when the lanes have ended, the load must belong to its owner alone.
         let shared = Arc::downgrade(self);
         let started = std::thread::Builder::new()
@@ -58,122 +49,112 @@ impl Shared {
                 if waited == Err(RecvTimeoutError::Timeout)
                     && let Some(shared) = shared.upgrade()
                 {
-                    shared.orphan_reads();
+                    shared.orphan();
                 }
             });
         if started.is_err() {
-            self.orphan_reads();
+            self.orphan();
         }
     }
 
     /// Ends a failed load: reads that have not returned by now are orphaned.
-    fn orphan_reads(&self) {
-        {
-            let mut state = self.lock();
-            if state.abandoned || state.orphaned || state.lanes_running == 0 {
-                return;
-            }
-            state.orphaned = true;
-            state.closing = true;
-            if let Some(error) = state.failing.take() {
-                state.error.get_or_insert(error);
-            }
+    fn orphan(&self) {
+        let has_begun = self.lock().state.orphan();
+        if has_begun {
+            // The failure says more than a panic of a write that it has stopped.
+            let _ = self.close_gate();
+            self.tell(None);
         }
-        let closed = self.close_gate();
-        orphaned::register(&self.feed);
-        // The deadline thread is no longer needed.
-        self.lane_ended.notify_all();
-        let mut state = self.lock();
-        state.closing = false;
-        if let Err(error) = closed {
-            state.error.get_or_insert(error);
-        }
-        self.wake(state);
     }
 
     /// Stops new reads and further writes to the caller's memory. A panic becomes an error, because
-    /// the caller waits for `closing` to end.
+    /// the caller waits until the gate is closed.
     fn close_gate(&self) -> Result<()> {
-        lane::caught(|| {
-            self.feed.stop();
-            self.gate.close();
+        let closed = lane::caught(|| {
+            self.setup.feed.stop();
+            self.setup.gate.close();
             Ok(())
-        })
+        });
+        // The deadline thread is no longer needed.
+        self.lanes_news.notify_all();
+        closed
+    }
+
+    /// Lets the caller know of an early end, once the gate is closed. `better` replaces the error.
+    fn tell(&self, better: Option<Error>) {
+        orphaned::register(&self.setup.feed);
+        let mut inner = self.lock();
+        inner.state.gate_closed(better);
+        self.wake(inner);
     }
 
     /// Ends the load with `error` unless it has ended: starts no more reads and frees queued
     /// tensors.
     pub(in crate::load) fn abandon(&self, error: Error) {
-        self.end_early(error, |_| None);
+        if let Some(stopped) = self.stop(error) {
+            self.tell(stopped.closed.err());
+        }
     }
 
-    /// Like `abandon`; `amended` may return a more precise error once it is known which reads have
-    /// not returned.
-    fn end_early(&self, error: Error, amended: impl FnOnce(&Self) -> Option<Error>) {
-        let ours;
-        let (queue, early) = {
-            let mut state = self.lock();
-            if state.abandoned || state.ended.is_some() {
-                return;
-            }
-            state.abandoned = true;
-            state.closing = true;
-            // A failure that the caller has not seen yet explains more than the early end that it
-            // caused.
-            if let Some(error) = state.failing.take() {
-                state.error.get_or_insert(error);
-            }
-            ours = state.error.is_none();
-            state.error.get_or_insert(error);
-            (
-                std::mem::take(&mut state.queue),
-                std::mem::take(&mut state.early),
-            )
-        };
-        drop((queue, early));
+    /// Begins to end the load with `error`, unless it has ended.
+    fn stop(&self, error: Error) -> Option<Stopped> {
+        let abandoned = self.lock().state.abandon(error);
+        let Abandoned {
+            discarded,
+            is_cause,
+        } = abandoned?;
+        drop(discarded);
         let closed = self.close_gate();
-        self.lane_ended.notify_all();
-        let amended = amended(self).filter(|_| ours);
-        orphaned::register(&self.feed);
-        let mut state = self.lock();
-        state.closing = false;
-        if let Some(error) = closed.err().or(amended) {
-            state.error = Some(error);
-        }
-        self.wake(state);
+        Some(Stopped { is_cause, closed })
     }
 
     /// Waits until all lanes have ended, for `timeout` at most. Returns whether they have.
     pub(in crate::load) fn wait_for_lanes(&self, timeout: Duration) -> bool {
-        let state = self.lock();
-        let state = self
-            .lane_ended
-            .wait_timeout_while(state, timeout, |state| state.lanes_running > 0);
-        state.lanes_running == 0
+        let inner = self.lock();
+        let inner = self
+            .lanes_news
+            .wait_timeout_while(inner, timeout, |inner| !inner.state.lanes_ended());
+        inner.state.lanes_ended()
     }
 
     /// Ends the load if `timeout` passes before it has ended by itself.
     pub(in crate::load) fn watch(&self, timeout: Duration) {
-        let Some(deadline) = self.started.checked_add(timeout) else {
+        let Some(deadline) = self.setup.started.checked_add(timeout) else {
             return;
         };
-        let mut state = self.lock();
-        while state.lanes_running > 0 && !state.abandoned && !state.orphaned {
+        let mut inner = self.lock();
+        while inner.state.is_active() && !inner.state.lanes_ended() {
             let now = Instant::now();
             if now >= deadline {
-                drop(state);
-                let waited = self.feed.waiting();
-                self.end_early(timed_out(timeout, &waited, None), |shared| {
-                    // Reads may return a moment after they were cancelled.
-                    let all_back = shared.wait_for_lanes(GRACE);
-                    let held = shared.feed.waiting();
-                    (!all_back && held.reads > 0).then(|| timed_out(timeout, &waited, Some(&held)))
-                });
-                return;
+                drop(inner);
+                return self.expire(timeout);
             }
-            state = self.lane_ended.wait_timeout(state, deadline - now);
+            inner = self.lanes_news.wait_timeout(inner, deadline - now);
         }
     }
+
+    /// Ends a load whose `timeout` has passed. The error says which reads have not returned.
+    fn expire(&self, timeout: Duration) {
+        let feed = &self.setup.feed;
+        let waited = feed.waiting();
+        let Some(stopped) = self.stop(timed_out(timeout, &waited, None)) else {
+            return;
+        };
+        // Reads may return a moment after they were cancelled.
+        let all_back = self.wait_for_lanes(GRACE);
+        let held = feed.waiting();
+        let is_held = stopped.is_cause && !all_back && held.reads > 0;
+        let held = is_held.then(|| timed_out(timeout, &waited, Some(&held)));
+        self.tell(stopped.closed.err().or(held));
+    }
+}
+
+/// Result of stopping a load early, before the caller is told.
+struct Stopped {
+    /// False if an earlier failure is the error that the caller receives.
+    is_cause: bool,
+    /// Result of closing the write gate.
+    closed: Result<()>,
 }
 
 /// Error of a load that exceeded its timeout. `waited` describes the reads in flight at the
@@ -219,6 +200,7 @@ mod tests {
         let schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(1, 1)));
         let events = Arc::<EventCount>::default();
         let setup = StreamSetup {
+            started: Instant::now(),
             feed: Arc::new(Feed::new(plan, schedule, Vec::new(), None, events)),
             gate: Arc::clone(gate),
             counters: Arc::default(),
@@ -229,7 +211,7 @@ mod tests {
             complete: Box::new(|_| ()),
             verify: Box::new(verify),
         };
-        Shared::new(setup, Instant::now())
+        Shared::new(setup)
     }
 
     fn error(message: &str) -> Error {
@@ -342,12 +324,11 @@ mod tests {
         let told = TensorStream::refused(Arc::clone(&shared), refused);
         assert_eq!(told.message(), "no more threads");
         {
-            let state = shared.lock();
-            assert_eq!((state.lanes_running, state.lanes_reading), (1, 1));
-            assert!(state.abandoned);
+            let state = &shared.lock().state;
+            assert!(state.is_early() && !state.lanes_ended());
         }
         drop(never);
         shared.lane_ended(Ok(()));
-        assert_eq!(shared.lock().lanes_running, 0);
+        assert!(shared.lock().state.lanes_ended());
     }
 }

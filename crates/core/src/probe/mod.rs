@@ -2,6 +2,8 @@
 //!
 //! No load depends on the results: engines and sources find out for themselves by trying.
 
+pub(crate) mod ceiling;
+
 use std::path::Path;
 
 use crate::engine;

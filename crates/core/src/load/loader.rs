@@ -1,0 +1,157 @@
+//! Request for a load: which tensors of a checkpoint, to which devices, within which limits.
+//!
+//! Only collects: `request.rs` resolves the request against the checkpoint.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::destinations::DeviceRules;
+use crate::checkpoint::{Checkpoint, OpenOptions};
+use crate::error::Result;
+use crate::memory::{RegionCache, Target};
+use crate::options::{Device, Location, Options};
+use crate::plan::{Selection, Slice};
+use crate::verify::Expectation;
+
+/// Configuration of a load: which tensors of a checkpoint, to which devices, within which limits.
+///
+/// Between two loads, a loader keeps the memory of tensors that the caller has dropped, up to the
+/// budget, so that the next load need not touch fresh memory. Dropping the loader and its clones
+/// frees it.
+/// ```no_run
+/// use tload::{Loader, Location, Selection};
+///
+/// # fn main() -> tload::Result<()> {
+/// let loader = Loader::open(&Location::parse("model_dir")?)?;
+/// for tensor in loader.tensors(Selection::glob("*.weight")?).stream()? {
+///     let tensor = tensor?;
+///     println!("{} {} {:?}", tensor.name(), tensor.dtype(), tensor.shape());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Loader {
+    pub(super) checkpoint: Checkpoint,
+    pub(super) selection: Selection,
+    pub(super) devices: DeviceRules,
+    pub(super) targets: Arc<HashMap<String, Target>>,
+    pub(super) slices: Arc<HashMap<String, Slice>>,
+    pub(crate) options: Options,
+    /// Expectations by shard, which replace those that would be discovered.
+    pub(super) expectations: Option<Arc<[Expectation]>>,
+    /// True if the caller selected tensors by name alone.
+    pub(super) by_name: bool,
+    /// True for a load of one tensor, which cannot mix shards: even if the index changes, the
+    /// tensor is consistent.
+    pub(super) is_one_tensor: bool,
+    pub(super) region_cache: RegionCache,
+}
+
+impl Loader {
+    /// Opens the checkpoint at `location`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Checkpoint::open`].
+    pub fn open(location: &Location) -> Result<Self> {
+        Checkpoint::open(location).map(Self::new)
+    }
+
+    /// Opens the checkpoint at `location` with [`OpenOptions`], or
+    /// [`StoreOptions`](crate::StoreOptions) alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Checkpoint::open_with`].
+    pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
+        Checkpoint::open_with(location, options).map(Self::new)
+    }
+
+    /// Creates a loader for an open checkpoint: all tensors, into host memory, with default
+    /// options.
+    pub fn new(checkpoint: Checkpoint) -> Self {
+        Self {
+            checkpoint,
+            selection: Selection::all(),
+            devices: DeviceRules::default(),
+            targets: Arc::default(),
+            slices: Arc::default(),
+            options: Options::default(),
+            expectations: None,
+            by_name: false,
+            is_one_tensor: false,
+            region_cache: RegionCache::default(),
+        }
+    }
+
+    /// Returns the checkpoint.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// Sets the tensors to load.
+    #[must_use]
+    pub fn tensors(mut self, selection: Selection) -> Self {
+        self.by_name = selection.is_by_name();
+        self.selection = selection;
+        self
+    }
+
+    /// Marks the load as one of a single tensor.
+    #[must_use]
+    pub(crate) fn of_one_tensor(mut self) -> Self {
+        self.is_one_tensor = true;
+        self
+    }
+
+    /// Sets the device of all tensors.
+    #[must_use]
+    pub fn device(mut self, device: Device) -> Self {
+        self.devices.otherwise = device;
+        self
+    }
+
+    /// Sets devices by name: the first rule that selects a name applies; [`Self::device`] is the
+    /// default for the others.
+    #[must_use]
+    pub fn device_map(mut self, rules: impl IntoIterator<Item = (Selection, Device)>) -> Self {
+        self.devices.rules = rules.into_iter().collect();
+        self
+    }
+
+    /// Sets caller memory for tensors, by name. The bytes are written there, and the tensors that
+    /// the stream yields only report completion. Tensors without a target get memory that the load
+    /// allocates.
+    #[must_use]
+    pub fn targets(mut self, targets: impl IntoIterator<Item = (String, Target)>) -> Self {
+        self.targets = Arc::new(targets.into_iter().collect());
+        self
+    }
+
+    /// Sets slices of tensors, by name. Only the slice is read, and it is yielded as a tensor with
+    /// the slice's shape. Gaps that are cheaper to read than to skip are read and discarded;
+    /// compare [`crate::Report::read_bytes`] with [`crate::Report::tensor_bytes`] for the amount.
+    /// A slice does not select its tensor.
+    #[must_use]
+    pub fn slices(mut self, slices: impl IntoIterator<Item = (String, Slice)>) -> Self {
+        self.slices = Arc::new(slices.into_iter().collect());
+        self
+    }
+
+    /// Sets the limits and preferences of the load.
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Sets the expectations of the files, one for each of [`Checkpoint::shards`]. They replace
+    /// those that [`Options::verify`] would discover and are enforced as strictly as it says; with
+    /// [`crate::Verify::Off`] they are ignored.
+    #[must_use]
+    pub fn expectations(mut self, expectations: impl IntoIterator<Item = Expectation>) -> Self {
+        self.expectations = Some(expectations.into_iter().collect());
+        self
+    }
+}

@@ -1,0 +1,113 @@
+//! Resolves the request of a loader against its checkpoint: tensors, devices and targets.
+
+use super::Loader;
+use super::destinations::Destinations;
+use super::load_target::{self, LoadTarget, LoadTargetRules};
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+use crate::options::Device;
+use crate::plan::Selection;
+use crate::tensor::TensorInfo;
+
+impl Loader {
+    /// Returns the tensors that the load will yield, in file order.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing, and for a
+    /// slice of a tensor that does not exist; [`crate::ErrorKind::InvalidRequest`] for a slice
+    /// outside the tensor's shape.
+    pub fn selected(&self) -> Result<Vec<TensorInfo>> {
+        let (all, names) = (self.checkpoint.tensors(), self.names());
+        let selected = self.resolve(&self.selection, &names)?;
+        if !self.slices.is_empty() {
+            self.resolve(&Selection::names(self.slices.keys().cloned()), &names)?;
+        }
+        let mut tensors = Vec::with_capacity(selected.len());
+        for index in selected {
+            let info = &all[index];
+            tensors.push(match self.slices.get(info.name()) {
+                Some(slice) => info.sliced(slice).map_err(|error| self.located(error))?,
+                None => info.clone(),
+            });
+        }
+        Ok(tensors)
+    }
+
+    /// Returns the device of each selected tensor; for a tensor with a target, that of the target.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        let names = self.names();
+        let selected = self.resolve(&self.selection, &names)?;
+        let mut devices = self.devices_of(&names, &selected)?;
+        for (device, index) in devices.iter_mut().zip(selected) {
+            if let Some(target) = self.targets.get(names[index]) {
+                *device = target.ordinal().map_or(Device::Cpu, Device::Cuda);
+            }
+        }
+        Ok(devices)
+    }
+
+    /// Configures the load to fill existing tensors: each tensor goes into the load target of
+    /// its name. Sets selection, devices and targets. A tensor whose load target has no memory is
+    /// yielded in memory of the load on the load target's device, for the caller to copy.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::InvalidRequest`] that lists every mismatch; nothing has been written in
+    /// that case.
+    pub fn into_targets(
+        self,
+        load_targets: Vec<LoadTarget>,
+        rules: LoadTargetRules,
+    ) -> Result<Self> {
+        let selected = self.selected()?;
+        let by_name = self.by_name;
+        let matched = load_target::matched(&selected, load_targets, rules)
+            .map_err(|error| self.located(error))?;
+        let mut loader = self
+            .tensors(matched.selection)
+            .device_map(matched.devices)
+            .targets(matched.targets);
+        // The names are those of the caller's memory: usually a whole model.
+        loader.by_name = by_name;
+        Ok(loader)
+    }
+
+    fn names(&self) -> Vec<&str> {
+        let tensors = self.checkpoint.tensors().iter();
+        tensors.map(TensorInfo::name).collect()
+    }
+
+    /// Returns the indices of the names that `selection` selects.
+    fn resolve(&self, selection: &Selection, names: &[&str]) -> Result<Vec<usize>> {
+        let resolved = selection.resolve(names);
+        resolved.map_err(|error| self.located(error))
+    }
+
+    /// Returns the device of each selected tensor, without targets.
+    fn devices_of(&self, names: &[&str], selected: &[usize]) -> Result<Vec<Device>> {
+        let devices = self.devices.devices(names, selected);
+        devices.map_err(|error| self.located(error))
+    }
+
+    fn located(&self, error: Error) -> Error {
+        error.with_location(self.checkpoint.location())
+    }
+
+    /// Maps the selected tensors to destinations.
+    pub(super) fn destinations(&self, tensors: &[TensorInfo]) -> Result<Destinations> {
+        let names = self.names();
+        let selected = self.resolve(&self.selection, &names)?;
+        let devices = self.devices_of(&names, &selected)?;
+        Destinations::new(tensors, &devices, &self.targets)
+    }
+
+    /// Returns the checkpoint, if the load could mix shards of two states of it.
+    pub(super) fn indexed(&self) -> Option<&Checkpoint> {
+        (!self.is_one_tensor).then_some(&self.checkpoint)
+    }
+}

@@ -1,0 +1,159 @@
+//! Outline of a load: the only file that names every stage.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::Loader;
+use super::device_alloc::{AllocatorBridge, DeviceAllocator};
+use super::ending::{completion, verification};
+use super::lane::{self, OpenedEngine};
+use super::outputs::Outputs;
+use super::pipeline::Feed;
+use super::prepare::Prepared;
+use super::stream::{Shared, StreamSetup, TensorStream};
+use crate::error::Result;
+use crate::memory::Slab;
+use crate::report::{Counters, EngineReport, Report};
+use crate::schedule::Schedule;
+use crate::verify::{self, Check};
+
+impl Loader {
+    /// Starts the load. Tensors are yielded while later ones are still being read.
+    ///
+    /// # Errors
+    ///
+    /// Everything that can be known before the first read: [`NoSuchTensor`]; [`InvalidRequest`];
+    /// [`OutOfMemory`] for a budget smaller than the largest tensor or a GPU with too little
+    /// memory; [`Unsupported`] for a requested engine or cache mode that is unavailable, or without
+    /// a CUDA driver; [`Device`][DeviceFailed] if the driver fails; [`Changed`] for a file that was
+    /// replaced; [`Corrupt`] for a file known to differ from its expectation.
+    ///
+    /// [`Corrupt`]: crate::ErrorKind::Corrupt
+    /// [`NoSuchTensor`]: crate::ErrorKind::NoSuchTensor
+    /// [`InvalidRequest`]: crate::ErrorKind::InvalidRequest
+    /// [`OutOfMemory`]: crate::ErrorKind::OutOfMemory
+    /// [`Unsupported`]: crate::ErrorKind::Unsupported
+    /// [DeviceFailed]: crate::ErrorKind::Device
+    /// [`Changed`]: crate::ErrorKind::Changed
+    pub fn stream(&self) -> Result<TensorStream> {
+        self.start(None)
+    }
+
+    /// Starts the load with GPU memory from `allocator`, which runs on the thread that calls this
+    /// method and the stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::stream`], and the errors of the allocator.
+    pub fn stream_with(&self, allocator: Box<dyn DeviceAllocator>) -> Result<TensorStream> {
+        self.start(Some(allocator))
+    }
+
+    fn start(&self, mut allocator: Option<Box<dyn DeviceAllocator>>) -> Result<TensorStream> {
+        let (started, options) = (Instant::now(), &self.options);
+        options.validate()?;
+        let selected = self.selected()?;
+        let destinations = self.destinations(&selected)?;
+        let prepared = Prepared::new(&self.checkpoint, selected, destinations, options)?;
+        let check = self.check(&prepared, started)?;
+        let given = allocator.as_deref_mut();
+        let outputs = Outputs::new(&prepared, options, &self.region_cache, given)?;
+        let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
+        let feed = Arc::new(
+            Feed::new(
+                Arc::clone(&prepared.plan),
+                schedule,
+                outputs.origins,
+                outputs.slab.clone(),
+                outputs.events,
+            )
+            .checked(check.clone()),
+        );
+        let counters = Arc::<Counters>::default();
+        let lanes = prepared.lanes(options, &feed, &counters, outputs.slab.as_ref());
+        let shared = Shared::new(StreamSetup {
+            started,
+            feed: Arc::clone(&feed),
+            gate: outputs.gate,
+            counters,
+            tensors: Arc::clone(&prepared.tensors),
+            order: options.order,
+            lanes: lanes.len(),
+            report: self.report(&prepared),
+            complete: completion(&feed, outputs.complete, &prepared.sources, check.as_ref()),
+            verify: verification(self.indexed(), &prepared.sources, check.as_ref()),
+        });
+        if lanes.is_empty() {
+            return Ok(TensorStream::new(shared, Vec::new()));
+        }
+        let allocator = allocator
+            .map(|allocator| AllocatorBridge::begin(allocator, outputs.regions, feed))
+            .transpose()?;
+        let events = || shared.lane_events();
+        let (threads, opened) = match lane::start(lanes, &outputs.open_sink, events) {
+            Ok(started) => started,
+            Err(refused) => return Err(TensorStream::refused(shared, refused)),
+        };
+        warn_once(&opened, outputs.slab.as_deref());
+        shared.set_engine(opened);
+        let mut stream = TensorStream::new(shared, threads);
+        stream.set_allocator(allocator);
+        if let Some(timeout) = options.timeout {
+            stream.limit(timeout)?;
+        }
+        Ok(stream)
+    }
+
+    /// Returns the verification of a load, if it is requested. Takes no longer than the timeout
+    /// leaves.
+    fn check(&self, prepared: &Prepared, started: Instant) -> Result<Option<Arc<Check>>> {
+        let loaded = verify::Loaded::new(&prepared.plan, &prepared.tensors, self.by_name);
+        let given = self.expectations.as_ref();
+        let timeout = self.options.timeout;
+        let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
+        verify::check(&self.checkpoint, loaded, given, &self.options.verify, left)
+    }
+
+    /// Returns the report of a load before it begins.
+    pub(crate) fn report(&self, prepared: &Prepared) -> Report {
+        Report {
+            location: self.checkpoint.location().to_string(),
+            outcome: "running".to_owned(),
+            open_seconds: self.checkpoint.open_time().as_secs_f64(),
+            engine: EngineReport {
+                name: "none".to_owned(),
+                requested: self.options.engine.name().to_owned(),
+                reason: "nothing to read".to_owned(),
+                features: Vec::new(),
+            },
+            depth: prepared.reads_in_flight(),
+            in_flight_bytes: prepared.start_bytes(),
+            extent_bytes: prepared.read_bytes_max(),
+            ..Report::default()
+        }
+    }
+}
+
+/// Logs, once per process each, fallbacks that make loads slower; every report has them too.
+fn warn_once(opened: &OpenedEngine, slab: Option<&Slab>) {
+    static NO_RING: AtomicBool = AtomicBool::new(false);
+    static NOT_PINNED: AtomicBool = AtomicBool::new(false);
+    // No lock: a process that is forked meanwhile must not block on it.
+    let is_first = |said: &AtomicBool| !said.swap(true, Ordering::Relaxed);
+    if let Some(refusal) = &opened.refusal
+        && is_first(&NO_RING)
+    {
+        tracing::warn!(
+            reason = %refusal.reason,
+            hint = %refusal.hint,
+            "io_uring cannot be used; reading with threads instead"
+        );
+    }
+    let staging = slab.and_then(Slab::facts);
+    if let Some(refusal) = staging.and_then(|facts| facts.refusal.as_ref())
+        && is_first(&NOT_PINNED)
+    {
+        tracing::warn!(%refusal, "not all staging memory can be pinned; the driver makes an extra copy of the rest");
+    }
+}

@@ -1,0 +1,221 @@
+//! State shared by the lanes and the caller: finished tensors on their way, and waiting for them.
+
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use super::state::State;
+use crate::error::Result;
+use crate::load::lane::{self, LaneEvents, OpenedEngine};
+use crate::load::pipeline::Feed;
+use crate::memory::WriteGate;
+use crate::options::Order;
+use crate::report::{Counters, Report};
+use crate::sync::lock::{Condvar, Mutex, MutexGuard};
+use crate::tensor::{Tensor, TensorBytes, TensorInfo};
+
+/// Parts of a load that its stream uses.
+pub(crate) struct StreamSetup {
+    pub(crate) started: Instant,
+    pub(crate) feed: Arc<Feed>,
+    /// Write gate of the caller memory that the load writes to.
+    pub(crate) gate: Arc<WriteGate>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) tensors: Arc<[TensorInfo]>,
+    pub(crate) order: Order,
+    pub(crate) lanes: usize,
+    /// Report of the load before it begins.
+    pub(crate) report: Report,
+    /// Completes a report: memory, copies, notes.
+    pub(crate) complete: Box<dyn Fn(&mut Report) + Send + Sync>,
+    /// Called once by the last lane that ends; its argument is true if the load was complete.
+    /// Checks that the files are unchanged.
+    pub(crate) verify: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
+}
+
+/// State shared by the lanes and the caller.
+pub(crate) struct Shared {
+    pub(super) setup: StreamSetup,
+    pub(super) bytes_total: u64,
+    inner: Mutex<Inner>,
+    /// Signalled when there is an item to take, or at the end.
+    news: Condvar,
+    /// Signalled when the lanes have ended, or when the load was ended early.
+    pub(super) lanes_news: Condvar,
+}
+
+/// State under the lock.
+pub(super) struct Inner {
+    pub(super) state: State<Tensor>,
+    /// The caller's task, if it polls.
+    pub(super) waker: Option<Waker>,
+    /// A thread sleeps on `news`. Without a sleeper, waking would still cost a system call per
+    /// tensor.
+    sleeping: bool,
+    pub(super) bytes_received: u64,
+    pub(super) consumer_wait: Duration,
+    pub(super) report: Report,
+}
+
+impl Shared {
+    pub(crate) fn new(mut setup: StreamSetup) -> Arc<Self> {
+        let tensors = Arc::clone(&setup.tensors);
+        let shared = Arc::new(Self {
+            bytes_total: tensors.iter().map(TensorInfo::byte_len).sum(),
+            inner: Mutex::new(Inner {
+                state: State::new(setup.lanes, tensors.len() as u64, setup.order),
+                waker: None,
+                sleeping: false,
+                bytes_received: 0,
+                consumer_wait: Duration::ZERO,
+                report: std::mem::take(&mut setup.report),
+            }),
+            setup,
+            news: Condvar::default(),
+            lanes_news: Condvar::default(),
+        });
+        let empty = tensors.iter().enumerate();
+        let empty = empty.filter(|(_, info)| info.byte_len() == 0);
+        let mut ready: Vec<_> = empty
+            .map(|(index, info)| (index, Tensor::new(info.clone(), TensorBytes::Empty)))
+            .collect();
+        if !ready.is_empty() {
+            shared.push(&mut ready);
+        }
+        shared
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        // No code that runs under the lock leaves the state inconsistent.
+        self.inner.lock()
+    }
+
+    /// Returns the callbacks of a lane of this load.
+    pub(crate) fn lane_events(self: &Arc<Self>) -> LaneEvents<(usize, Tensor)> {
+        let [receiver, hearer, owner] = [(); 3].map(|()| Arc::clone(self));
+        LaneEvents {
+            deliver: Box::new(move |ready| receiver.push(ready)),
+            failing: Box::new(move |error| hearer.lane_failing(error)),
+            ended: Box::new(move |result| owner.lane_ended(result)),
+        }
+    }
+
+    /// Adds the engine that the lanes have opened to the report.
+    pub(crate) fn set_engine(&self, opened: OpenedEngine) {
+        let mut inner = self.lock();
+        inner.report.engine = opened.report;
+        if let Some(refusal) = opened.refusal {
+            inner.report.notes.push(format!(
+                "io_uring could not be used ({}), so threads read instead; {}",
+                refusal.reason, refusal.hint
+            ));
+        }
+    }
+
+    /// Queues tensors that a lane has finished.
+    pub(crate) fn push(&self, ready: &mut Vec<(usize, Tensor)>) {
+        let mut inner = self.lock();
+        if !inner.state.is_active() {
+            drop(inner);
+            ready.clear(); // Without the lock: this may unmap memory.
+            return;
+        }
+        if inner.report.first_tensor_seconds.is_none() {
+            let seconds = self.setup.started.elapsed().as_secs_f64();
+            inner.report.first_tensor_seconds = Some(seconds);
+        }
+        if inner.state.push(ready.drain(..)) {
+            self.wake(inner);
+        }
+    }
+
+    /// Wakes the caller.
+    pub(super) fn wake(&self, mut inner: MutexGuard<'_, Inner>) {
+        let waker = inner.waker.take();
+        if inner.sleeping {
+            self.news.notify_all();
+        }
+        drop(inner);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Records that a lane has ended and that all its reads have returned.
+    pub(crate) fn lane_ended(&self, result: Result<()>) {
+        // Before the last lane checks the files: a failed read explains more than a changed file.
+        let last = self.lock().state.lane_returned(result);
+        let Some(is_whole) = last else {
+            return;
+        };
+        // Outside the lock: queries file systems and stores.
+        let verified = lane::caught(|| {
+            self.setup.feed.close();
+            (self.setup.verify)(is_whole)
+        });
+        let mut inner = self.lock();
+        inner.state.checked(verified);
+        self.lanes_news.notify_all();
+        self.wake(inner);
+    }
+
+    /// Returns the next item if there is one, or if the load has ended.
+    pub(super) fn take(inner: &mut Inner) -> Poll<Option<Result<Tensor>>> {
+        let item = inner.state.next();
+        if let Poll::Ready(Some(Ok(tensor))) = &item {
+            tensor.received();
+            inner.bytes_received += tensor.byte_len();
+        }
+        item
+    }
+
+    /// Waits for the next item, until `deadline` at most.
+    pub(super) fn wait(&self, deadline: Option<Instant>) -> Poll<Option<Result<Tensor>>> {
+        let mut inner = self.lock();
+        let mut since = None;
+        loop {
+            let item = Self::take(&mut inner);
+            let now = Instant::now();
+            let expired = deadline.is_some_and(|deadline| now >= deadline);
+            if item.is_ready() || expired {
+                inner.consumer_wait += since.map_or(Duration::ZERO, |since| now - since);
+                return item;
+            }
+            since = since.or(Some(now));
+            inner.sleeping = true;
+            inner = match deadline {
+                None => self.news.wait(inner),
+                Some(deadline) => self.news.wait_timeout(inner, deadline - now),
+            };
+            inner.sleeping = false;
+        }
+    }
+
+    /// Returns the report so far.
+    pub(super) fn report(&self) -> Report {
+        let (mut report, is_early) = {
+            let inner = self.lock();
+            let mut report = inner.report.clone();
+            let end = inner.state.end();
+            let at = end.map_or_else(Instant::now, |end| end.at);
+            if let Some(end) = end {
+                end.outcome.clone_into(&mut report.outcome);
+            }
+            report.seconds = (at - self.setup.started).as_secs_f64();
+            report.tensors = inner.state.received();
+            report.tensor_bytes = inner.bytes_received;
+            report.stages.consumer_wait = inner.consumer_wait.as_secs_f64();
+            (report, inner.state.is_early())
+        };
+        let feed = &self.setup.feed;
+        self.setup.counters.fill(&mut report);
+        report.stalls += feed.stalled();
+        (self.setup.complete)(&mut report);
+        let held = feed.waiting();
+        if is_early && held.reads > 0 {
+            (report.parked_bytes, report.parked_reads) = (held.bytes, held.reads as u64);
+            report.notes.push(held.held());
+        }
+        report
+    }
+}
