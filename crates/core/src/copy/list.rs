@@ -1,5 +1,5 @@
-//! Lists the files to copy below a source: local directories, at all depths, and with `remote` object
-//! stores.
+//! Lists the files to copy below a source: local directories, at all depths, and with `remote`
+//! object stores.
 
 #[cfg(feature = "object")]
 mod remote;
