@@ -2,8 +2,8 @@
 
 use tload::Options;
 
-/// Returns the flag of an option that an error or a hint names, and the value behind it: `--extent`,
-/// `--cache auto`.
+/// Returns the flag of an option that an error or a hint names, and the value behind it:
+/// `--extent`, `--cache auto`.
 pub(crate) fn flag(option: &str, value: Option<&str>) -> String {
     let flag = match Options::key(option).and_then(|key| key.flag) {
         Some(flag) => flag.to_owned(),

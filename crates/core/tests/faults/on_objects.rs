@@ -303,14 +303,14 @@ fn strange() -> Vec<ObjectFault> {
             "the response has other bytes",
             Fault::WrongContentRange(5),
             Remote,
-            &["other bytes"],
+            &["different range"],
             no,
         ),
         refuses(
             "the response has no Content-Range",
             Fault::NoContentRange,
             Remote,
-            &["other bytes"],
+            &["different range"],
             no,
         ),
         refuses(

@@ -19,8 +19,10 @@ const BANNED: [&str; 11] = [
 ];
 
 /// Names with banned words from other projects.
-const NAMES_OF_OTHERS: [(&str, &str); 1] =
-    [("DataType", "the structure is called so in DLPack's ABI")];
+const NAMES_OF_OTHERS: [(&str, &str); 2] = [
+    ("DataType", "the structure is called so in DLPack's ABI"),
+    ("Data", "a type of `http_body::Body`"),
+];
 
 /// Modules of the core from the bottom to the top: each may use those of lower ranks only. Modules
 /// of one rank do not use each other. `testing` stands above all; only tests may use it. The folder

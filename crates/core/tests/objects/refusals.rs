@@ -125,7 +125,12 @@ fn misbehaviour() -> Vec<Row> {
         },
         row(Fault::ShortBody(40_000), both(Remote), all, "body ended"),
         row(Fault::LongBody(5), both(Remote), 1, "more than"),
-        row(Fault::WrongContentRange(5), both(Remote), 1, "other bytes"),
+        row(
+            Fault::WrongContentRange(5),
+            both(Remote),
+            1,
+            "different range",
+        ),
         row(Fault::NoContentRange, both(Remote), 1, ""),
         row(Fault::IgnoreRange, both(Unsupported), 1, "whole files"),
         row(

@@ -338,7 +338,7 @@ mod tests {
             (ErrorKind::Remote, None)
         );
         assert!(
-            classification.message.contains("endless"),
+            classification.message.contains("oversized"),
             "{}",
             classification.message
         );
