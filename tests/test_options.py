@@ -101,8 +101,10 @@ def test_environment_timeout_accepts_units(text: str, seconds: float, monkeypatc
             (
                 "TLOAD_MEMORY_LIMIT",
                 text,
-                "it must lie between 1 and 18446744073709551615 bytes, written as a number or with a unit "
-                'such as "4 MiB"',
+                (
+                    "it must lie between 1 and 18446744073709551615 bytes, written as a number or with a unit "
+                    'such as "4 MiB"'
+                ),
             )
             for text in ("0", "4 XB")
         ),

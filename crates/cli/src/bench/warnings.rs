@@ -351,7 +351,7 @@ mod tests {
         let texts: Vec<String> = of(&results).iter().map(ToString::to_string).collect();
         assert_eq!(texts.len(), 3, "{texts:#?}");
         assert!(
-            texts[0].contains("25 % of the files were in memory; no run"),
+            texts[0].contains("25 % of the files were in memory; these runs"),
             "{}",
             texts[0]
         );

@@ -265,7 +265,7 @@ fn hints_name_flags() {
     fails(
         &["load", location, "--extent", "1"],
         2,
-        &["error: --extent is 1"],
+        &["'--extent <SIZE>': it must lie between 4096"],
     );
 }
 

@@ -59,7 +59,7 @@ fn rejected_argument_is_reported_as_json() {
         let answer = failure(&output, 2, "invalid_request");
         assert_eq!(answer.as_object().unwrap().len(), 1, "{answer}");
     }
-    let output = run(with(&["load", &model], &["--extent", "1"]));
+    let output = run(with(&["cp", &model, &target], &["--extent", "1"]));
     let error = &failure(&output, 2, "invalid_request")["error"];
     assert!(error["message"].as_str().unwrap().contains("--extent is 1"));
 }
