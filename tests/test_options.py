@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tload
@@ -140,10 +142,12 @@ def test_invalid_variable_named_in_error(
         ({"extent_bytes": 0}, "extent_bytes is 0; it must lie between 4096 and"),
         ({"extent_bytes": "4 XB"}, 'extent_bytes is "4 XB"; it must lie between 4096 and'),
         ({"retries": -1}, "retries is -1; it must lie between 0 and 4294967295"),
+        ({"retries": 10**5000}, 'retries is "a number of thousands of digits"; it must lie between'),
+        ({"cache": " map"}, 'cache is " map"; it can be'),
         ({"retries": 1 << 32}, "retries is 4294967296; it must lie between 0 and 4294967295"),
         ({"timeout": -1}, "timeout is -1; it must be a positive duration"),
-        ({"timeout": 0.0}, "timeout is 0.0; it must be a positive duration"),
-        ({"timeout": float("nan")}, "timeout is nan; it must be a positive duration"),
+        ({"timeout": 0.0}, "timeout is 0; it must be a positive duration"),
+        ({"timeout": float("nan")}, "timeout is NaN; it must be a positive duration"),
         ({"verify": ""}, 'verify is ""; it can be off, auto, require, sha256, sha256:MANIFEST'),
     ],
 )
@@ -211,6 +215,11 @@ def test_help_of_load_names_every_keyword() -> None:
     for name, parameter in parameters.items():
         default = "None" if parameter.default is None else f'"{parameter.default}"'
         assert f"`{name}={default}`" in text
+
+
+@pytest.mark.parametrize("timeout", [5, 5.0, Fraction(5, 1), np.float32(5), np.int64(5)])
+def test_numbers_of_any_type_are_timeouts(timeout: Any, floats: Floats) -> None:
+    assert report(floats[0], timeout=timeout).outcome == "complete"
 
 
 def test_options_are_those_of_the_core() -> None:

@@ -158,10 +158,9 @@ def test_close_cancels_stream_that_starts_meanwhile(
         web.stall_from = size // 2
         feed = feed_of(checkpoint, names=["a"])
         closes = threading.Thread(target=feed.close)
-        real = _feed.stream
 
         def closed_meanwhile(*arguments: Any, **keywords: Any) -> Any:
-            running = real(*arguments, **keywords)
+            running = tload.stream(*arguments, **keywords)
             closes.start()
             while not feed._closed:  # `close` then waits for the lock that `take` holds.
                 closes.join(0.001)

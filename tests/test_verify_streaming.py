@@ -200,7 +200,7 @@ def test_sha256_mode_accepts_sha256_only(model: Path) -> None:
 
 
 def test_invalid_verify_is_rejected_without_secrets() -> None:
-    with pytest.raises(tload.InvalidRequestError, match="verify is empty"):
+    with pytest.raises(tload.InvalidRequestError, match='verify is ""; it can be'):
         tload.Options(verify="")
     for value in (True, False, 1):
         with pytest.raises(TypeError, match=r'verify: wanted "off", "auto", "require", .* a manifest, found'):

@@ -107,7 +107,7 @@ def load_into(
         >>> model.to_empty(device="cuda")  # doctest: +SKIP
         >>> report = tload.load_into(model, "model_dir")  # doctest: +SKIP
     """
-    refuse_unknown("load_into", keywords, OptionKeywords)
+    refuse_unknown("load_into", keywords, OptionKeywords.__optional_keys__)
     resolved = resolve(options, keywords)
     if resolved.cache == "map":
         # The core rejects `map` for targets that it fills itself, but not for those filled from

@@ -78,7 +78,7 @@ class Options:
     """Bytes of host memory that the load may hold before the caller receives them. Received tensors
     do not count; staging memory for GPUs or for the caller's memory does. Default:
     `TLOAD_MEMORY_LIMIT`, else the larger of 512 MiB and the largest tensor plus the larger of a
-    quarter of it and the bytes in flight. In a control group (a container) with little memory it is
+    quarter of it and the bytes in flight. In a cgroup (a container) with little memory it is
     less: half of what the group leaves, or the minimum that the load needs."""
     device_memory_limit: int | str | None = None
     """Bytes of each GPU's memory that the load may hold before the caller receives them. Received
@@ -154,14 +154,14 @@ class OptionKeywords(TypedDict, total=False):
     timeout: float | None
 
 
-VARIABLES = _tload.OPTION_VARIABLES
+VARIABLES = dict(_tload.OPTION_VARIABLES)
 """Environment variables of the fields that have one. The command reads them too."""
 
 
-def refuse_unknown(function: str, keywords: Mapping[str, object], known: type[OptionKeywords]) -> None:
+def refuse_unknown(function: str, keywords: Mapping[str, object], known: frozenset[str]) -> None:
     """Raise `TypeError`, as Python does, for a keyword that `function` does not take."""
     for name in keywords:
-        if name not in known.__optional_keys__:
+        if name not in known:
             message = f"{function}() got an unexpected keyword argument {name!r}"
             raise TypeError(message)
 

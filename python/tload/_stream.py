@@ -336,7 +336,7 @@ def stream(
         >>> for name, tensor in tload.stream("s3://bucket/model", store=store):  # doctest: +SKIP
         ...     print(name, tensor.shape)
     """
-    refuse_unknown("stream", keywords, OptionKeywords)
+    refuse_unknown("stream", keywords, OptionKeywords.__optional_keys__)
     make_converter = _converters(framework)
     resolved = resolve(options, keywords)
     if framework == "torch":
@@ -405,7 +405,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
         Error: Any failure: see `tload.stream`.
     """
     # `stream` would name itself in the message.
-    refuse_unknown("load", keywords, LoadKeywords)
+    refuse_unknown("load", keywords, LoadKeywords.__optional_keys__)
     with stream(source, framework=framework, **keywords) as tensors:
         arrived = dict(tensors)
         return {name: arrived[name] for name in tensors._raw.names()}  # noqa: SLF001

@@ -39,8 +39,8 @@ __all__ = [
 __version__: str
 ERROR_KINDS: list[str]
 DTYPES: list[str]
-OPTION_VARIABLES: dict[str, str]
-"""Environment variables of the fields of `Options` that have one."""
+OPTION_VARIABLES: list[tuple[str, str]]
+"""Fields of `Options` that have an environment variable, each with its name."""
 SCHEMES: list[str]
 """Schemes of the URLs that are locations, in lower case."""
 STORE_KEYS: list[tuple[str, str]]
@@ -62,7 +62,7 @@ _Layout: TypeAlias = tuple[int, int, Sequence[tuple[int, int]], str]
 """Address, bytes per element, length and stride in bytes of each dimension, and the element type in
 words."""
 
-_Receiver: TypeAlias = tuple[str, str | None, tuple[int, ...], str, _Memory | None, _Layout | None]
+_LoadTarget: TypeAlias = tuple[str, str | None, tuple[int, ...], str, _Memory | None, _Layout | None]
 """Name, dtype as safetensors files write it, shape, device, memory if it is contiguous, and
 layout."""
 
@@ -164,7 +164,7 @@ class Loader:
         options: Options,
         device_map: Sequence[tuple[str, str]] = ...,
         slices: Sequence[tuple[str, Any]] = ...,
-        receivers: Sequence[_Receiver] | None = None,
+        targets: Sequence[_LoadTarget] | None = None,
         strict: bool = True,
         cast: bool = False,
     ) -> Loader: ...

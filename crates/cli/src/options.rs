@@ -25,7 +25,7 @@ const SWEEP_DEPTHS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 const SWEEP_EXTENTS: [u64; 3] = [1 << 20, 4 << 20, 16 << 20];
 
 /// Options whose defaults a load tunes by itself.
-const SWEPT: [&str; 3] = ["depth", "extent_bytes", "lanes"];
+const TUNED: [&str; 3] = ["depth", "extent_bytes", "lanes"];
 
 /// Parses a path or URL as the user wrote it. A path may be any bytes; a URL is text.
 pub(crate) fn location(text: &OsStr) -> Result<Location> {
@@ -173,7 +173,7 @@ pub(crate) fn configurations(args: &BenchArgs, device: Device) -> Result<Vec<Con
         .0
         .iter()
         .cloned()
-        .partition(|(name, _)| SWEPT.contains(name));
+        .partition(|(name, _)| TUNED.contains(name));
     for (name, values) in &mut swept {
         if args.with_defaults && values.is_empty() {
             *values = sweep_values(name);

@@ -118,5 +118,5 @@ fn no_cuda() -> Error {
         ErrorKind::Unsupported,
         "tload was built without the feature `cuda`",
     )
-    .with_hint("use device=cpu, or a build with that feature")
+    .with_hint("use ‹device=cpu›, or a build with that feature")
 }

@@ -26,7 +26,6 @@ use pyo3::prelude::*;
 
 #[pymodule(gil_used = false)]
 mod _tload {
-    use std::collections::HashMap;
     use std::ffi::{CString, OsString};
     use std::io::{self, Write};
 
@@ -90,7 +89,7 @@ mod _tload {
         module.add("DTYPES", tload::Dtype::ALL.map(tload::Dtype::name))?;
         let variable = |key: &tload::OptionKey| Some((key.name, key.variable()?));
         let variables = tload::Options::KEYS.iter().filter_map(variable);
-        module.add("OPTION_VARIABLES", variables.collect::<HashMap<_, _>>())?;
+        module.add("OPTION_VARIABLES", variables.collect::<Vec<_>>())?;
         let schemes = tload::Location::schemes();
         module.add("SCHEMES", schemes.collect::<Vec<_>>())?;
         let keys = tload::StoreOptions::KEYS.iter();

@@ -37,9 +37,9 @@ type MemoryDescribed = (u64, usize, u64, Py<PyAny>);
 /// The caller's memory for one tensor.
 #[derive(FromPyObject)]
 #[pyo3(transparent)]
-pub(crate) struct ReceiverArgument(Described);
+pub(crate) struct LoadTargetArgument(Described);
 
-impl ReceiverArgument {
+impl LoadTargetArgument {
     pub(crate) fn read(self, py: Python<'_>) -> PyResult<LoadTarget> {
         let (name, dtype, shape, device, memory, layout) = self.0;
         let device: Device = device.parse().map_err(|error| exception(py, &error))?;

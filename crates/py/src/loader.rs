@@ -11,7 +11,7 @@ use crate::error::exception;
 use crate::forked::Owned;
 use crate::index::slice;
 use crate::interrupt;
-use crate::load_targets::ReceiverArgument;
+use crate::load_targets::LoadTargetArgument;
 use crate::options::{self, selection};
 use crate::stream::Stream;
 use crate::tensor::Empties;
@@ -29,12 +29,12 @@ impl Loader {
     /// tensors.
     ///
     /// `slices` maps names to indices: only these elements are loaded. In `device_map`, the first
-    /// glob that matches a name determines the device. With `receivers`, tensors are loaded into
+    /// glob that matches a name determines the device. With `targets`, tensors are loaded into
     /// the caller's memory by name, on the devices of that memory.
     #[new]
     #[pyo3(signature = (
         checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(),
-        slices=Vec::new(), receivers=None, strict=true, cast=false
+        slices=Vec::new(), targets=None, strict=true, cast=false
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -50,7 +50,7 @@ impl Loader {
         options: &Bound<'_, PyAny>,
         device_map: Vec<(String, String)>,
         slices: Vec<(String, Bound<'_, PyAny>)>,
-        receivers: Option<Vec<ReceiverArgument>>,
+        targets: Option<Vec<LoadTargetArgument>>,
         strict: bool,
         cast: bool,
     ) -> PyResult<Self> {
@@ -74,11 +74,11 @@ impl Loader {
             .device(device.parse().map_err(failed)?)
             .device_map(rules)
             .options(options::read(options)?);
-        if let Some(receivers) = receivers {
-            let receivers = receivers.into_iter().map(|receiver| receiver.read(py));
-            let receivers = receivers.collect::<PyResult<_>>()?;
+        if let Some(targets) = targets {
+            let targets = targets.into_iter().map(|target| target.read(py));
+            let targets = targets.collect::<PyResult<_>>()?;
             inner = inner
-                .into_targets(receivers, LoadTargetRules { strict, cast })
+                .into_targets(targets, LoadTargetRules { strict, cast })
                 .map_err(failed)?;
         }
         Ok(Self {

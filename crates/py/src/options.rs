@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use pyo3::IntoPyObjectExt;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 use tload::{OptionKey, OptionKind, OptionValue, Options, Selection};
@@ -92,45 +92,74 @@ pub(crate) fn selection(
 /// Returns a value as text for [`Options::set`]. A value of a type that the option does not take is
 /// a `TypeError`.
 fn text(key: &OptionKey, value: &Bound<'_, PyAny>) -> PyResult<String> {
-    let wrong = |wanted| wrong_type(key.name, wanted, value);
     // In Python, True is the int 1; and truthiness is not enough for a flag: the text "no" would be
     // true.
     let is_bool = value.is_instance_of::<PyBool>();
-    match key.kind {
-        OptionKind::Flag if is_bool => Ok(value.is_truthy()?.to_string()),
-        OptionKind::Flag => Err(wrong("a bool")),
-        OptionKind::Count(0, _) => integer(value).ok_or_else(|| wrong("an int, 0 or more")),
-        OptionKind::Count(..) => integer(value).ok_or_else(|| wrong("a positive int")),
-        OptionKind::Bytes(..) => value
-            .extract()
-            .ok()
-            .or_else(|| integer(value))
-            .ok_or_else(|| {
-                wrong("a number of bytes (int) or a size with a unit such as \"4 MiB\" (str)")
-            }),
-        OptionKind::Duration if !is_bool && value.extract::<f64>().is_ok() => {
-            Ok(value.str()?.to_string())
+    let (text, wanted) = match key.kind {
+        OptionKind::Flag => {
+            let flag = is_bool.then(|| value.is_truthy()).transpose()?;
+            (flag.map(|flag| flag.to_string()), "a bool")
         }
-        OptionKind::Duration => Err(wrong("seconds (float)")),
-        OptionKind::Verify => value
-            .extract::<PathBuf>()
-            .ok()
-            .and_then(|path| path.into_os_string().into_string().ok())
-            .ok_or_else(|| wrong(VERIFY)),
-        OptionKind::Choice(_) => value.extract().map_err(|_| wrong("a str")),
-    }
+        OptionKind::Count(0, _) => (integer(value)?, "an int, 0 or more"),
+        OptionKind::Count(..) => (integer(value)?, "a positive int"),
+        OptionKind::Bytes(..) => (
+            match if_of_type(value.extract())? {
+                None => integer(value)?,
+                text => text,
+            },
+            "a number of bytes (int) or a size with a unit such as \"4 MiB\" (str)",
+        ),
+        OptionKind::Duration if is_bool => (None, SECONDS),
+        OptionKind::Duration => {
+            let seconds = if_of_type(value.extract::<f64>())?;
+            (seconds.map(|seconds| seconds.to_string()), SECONDS)
+        }
+        OptionKind::Verify => {
+            let path = if_of_type(value.extract::<PathBuf>())?;
+            (
+                path.and_then(|path| path.into_os_string().into_string().ok()),
+                VERIFY,
+            )
+        }
+        OptionKind::Choice(_) => (if_of_type(value.extract())?, "a str"),
+    };
+    text.ok_or_else(|| wrong_type(key.name, wanted, value))
 }
+
+const SECONDS: &str = "seconds (float)";
 
 /// Valid values of `verify`, for messages. A bool would be ambiguous.
 const VERIFY: &str = "\"off\", \"auto\", \"require\", \"sha256\" or the path or URL of a manifest";
 
 /// Returns an integer as text, of any size, so that the core can name it.
-fn integer(value: &Bound<'_, PyAny>) -> Option<String> {
-    if value.is_instance_of::<PyBool>() {
-        return None;
+fn integer(value: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+    if value.is_instance_of::<PyBool>() || !value.hasattr("__index__")? {
+        return Ok(None);
     }
-    let number = value.call_method0("__index__").ok()?;
-    Some(number.str().ok()?.to_string())
+    let Some(number) = if_of_type(value.call_method0("__index__"))? else {
+        return Ok(None);
+    };
+    Ok(Some(match number.str() {
+        Ok(text) => text.to_string(),
+        // Python does not write numbers of more than 4300 digits.
+        Err(error) if error.is_instance_of::<PyValueError>(value.py()) => {
+            "a number of thousands of digits".to_owned()
+        }
+        Err(error) => return Err(error),
+    }))
+}
+
+/// Returns none for a `TypeError`. Other exceptions are not about the type: Ctrl-C, for example.
+fn if_of_type<T, E: Into<PyErr>>(result: Result<T, E>) -> PyResult<Option<T>> {
+    let error = match result {
+        Ok(value) => return Ok(Some(value)),
+        Err(error) => error.into(),
+    };
+    if Python::attach(|py| error.is_instance_of::<PyTypeError>(py)) {
+        Ok(None)
+    } else {
+        Err(error)
+    }
 }
 
 fn wrong_type(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyErr {

@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::RangedU64ValueParser;
+use tload::Options;
 
 use super::store::StoreArgs;
 use super::time::TimeArgs;
+use super::tuning;
 
 /// Copy a checkpoint and all files beside it into a local directory.
 ///
@@ -47,7 +48,7 @@ pub(crate) struct CopyArgs {
     #[arg(
         long,
         value_name = "N",
-        value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096),
+        value_parser = depth,
         env = "TLOAD_DEPTH",
         hide_env_values = true
     )]
@@ -68,4 +69,11 @@ pub(crate) struct CopyArgs {
     pub(crate) time: TimeArgs,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+}
+
+/// Parses a depth like that of loads.
+fn depth(text: &str) -> Result<usize, String> {
+    let key = Options::key("depth").expect("an option of loads");
+    let text = tuning::parse(key, text)?;
+    text.trim().parse().map_err(|_| text)
 }

@@ -27,8 +27,8 @@ pub(crate) struct TuningArgs(pub(crate) Options);
 /// Heading of [`SweepArgs`] and `--sweep`.
 pub(super) const SWEEP_HEADING: &str = "Tuning (lists are swept over every combination)";
 
-/// Options that a benchmark sweeps over: its table and its plot show how runs differ in them.
-const SWEPT: [&str; 4] = ["engine", "depth", "extent_bytes", "lanes"];
+/// Options of which a benchmark takes lists: its table and its plot show how runs differ in them.
+const LISTS: [&str; 4] = ["engine", "depth", "extent_bytes", "lanes"];
 
 /// Values of each option of a benchmark, by the option's name; no values leave the default.
 #[derive(Debug)]
@@ -65,8 +65,8 @@ impl FromArgMatches for TuningArgs {
 
 impl clap::Args for SweepArgs {
     fn augment_args(command: Command) -> Command {
-        let lists = keys().map(|key| {
-            if SWEPT.contains(&key.name) {
+        let lists = bench_keys().map(|key| {
+            if LISTS.contains(&key.name) {
                 let values = format!("{},…", value_name(key));
                 arg(key)
                     .value_name(values)
@@ -87,7 +87,9 @@ impl clap::Args for SweepArgs {
 impl FromArgMatches for SweepArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         Ok(Self(
-            keys().map(|key| (key.name, values(matches, key))).collect(),
+            bench_keys()
+                .map(|key| (key.name, values(matches, key)))
+                .collect(),
         ))
     }
 
@@ -100,6 +102,11 @@ impl FromArgMatches for SweepArgs {
 /// Returns the options that have a flag.
 fn keys() -> impl Iterator<Item = &'static OptionKey> {
     Options::KEYS.iter().filter(|key| key.flag.is_some())
+}
+
+/// Returns the options of a benchmark. Whole loads are measured, and nothing limits the ceiling.
+fn bench_keys() -> impl Iterator<Item = &'static OptionKey> {
+    keys().filter(|key| key.kind != OptionKind::Duration)
 }
 
 fn id(key: &OptionKey) -> &'static str {
@@ -143,7 +150,7 @@ fn value_name(key: &OptionKey) -> String {
 }
 
 /// Checks `text` for clap, whose message names the flag and the text.
-fn parse(key: &OptionKey, text: &str) -> Result<String, String> {
+pub(super) fn parse(key: &OptionKey, text: &str) -> Result<String, String> {
     if key.parse(text).is_err() {
         return Err(format!("it {}", key.valid_values()));
     }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
@@ -85,8 +85,6 @@ struct Opened {
 pub(crate) struct IndexFile {
     source: ShardSource,
     bytes: Arc<Vec<u8>>,
-    /// Computed for the first comparison: most loads make none.
-    digests: Arc<OnceLock<IndexDigests>>,
 }
 
 /// Digests of an index file.
@@ -101,15 +99,16 @@ impl IndexFile {
         Self {
             source,
             bytes: Arc::new(bytes),
-            digests: Arc::default(),
         }
     }
 
-    pub(crate) fn digests(&self) -> &IndexDigests {
-        self.digests.get_or_init(|| IndexDigests {
+    /// Computes the digests. They are not kept: few loads compare them, and a process that is
+    /// forked meanwhile would inherit the lock around them.
+    pub(crate) fn digests(&self) -> IndexDigests {
+        IndexDigests {
             crcs: Crcs::new(&[&self.bytes]),
             sha256: Sha256::digest(self.bytes.as_slice()).into(),
-        })
+        }
     }
 
     pub(crate) fn location(&self) -> &Location {
@@ -600,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn index_is_hashed_on_first_use_as_it_was_read() {
+    fn index_is_hashed_as_it_was_read() {
         let folder = tempfile::tempdir().expect("a folder");
         let header = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
@@ -611,10 +610,6 @@ mod tests {
         std::fs::write(&path, index).expect("writes");
         let checkpoint = Checkpoint::open(&Location::from_path(folder.path())).expect("opens");
         let opened = checkpoint.index().expect("an index");
-        assert!(
-            opened.digests.get().is_none(),
-            "loads without checks hash nothing"
-        );
         std::fs::write(&path, "another").expect("writes");
         let wanted: [u8; 32] = Sha256::digest(index).into();
         assert_eq!(opened.digests().sha256, wanted);

@@ -384,6 +384,11 @@ impl Error {
         self.0.hint.as_ref().map(|hint| hint.with_names(name))
     }
 
+    /// Returns the hint as it was set, to become part of another hint.
+    pub(crate) fn marked_hint(&self) -> Option<String> {
+        self.hint_with(|option, value| format!("‹{}›", field_name(option, value)))
+    }
+
     /// Returns the option whose value the error is about.
     pub fn option(&self) -> Option<&str> {
         self.0.message.subject()

@@ -59,10 +59,19 @@ impl MarkedText {
     }
 }
 
-/// Splits `text` around its first marked option. Names from files may contain the brackets, but
-/// only around an option's name are they a mark.
+/// Splits `text` around its first marked option. What is in double quotes is a name from a file,
+/// a user or a server, and not a mark.
 fn next_mark(text: &str) -> Option<(&str, &str, &str)> {
-    text.match_indices(OPEN).find_map(|(at, _)| {
+    let mut is_quoted = false;
+    let mut is_escaped = false;
+    let unquoted = |(_, character): &(usize, char)| {
+        if *character == '"' && !is_escaped {
+            is_quoted = !is_quoted;
+        }
+        is_escaped = *character == '\\' && !is_escaped;
+        *character == OPEN && !is_quoted
+    };
+    text.char_indices().filter(unquoted).find_map(|(at, _)| {
         let inside = &text[at + OPEN.len_utf8()..];
         let (name, after) = inside.split_once(CLOSE)?;
         let is_word = |word: &str| {
@@ -122,6 +131,7 @@ mod tests {
             "‹",
             "›‹",
             "‹A name› ‹› ‹=› ‹a=›",
+            "tensor \"a\\\"‹depth›\"",
         ] {
             let marked = MarkedText::new(text, str::to_owned);
             assert_eq!(marked.plain(), text);

@@ -307,7 +307,7 @@ impl OptionKey {
     ///
     /// [`ErrorKind::InvalidRequest`] that names the option, `text` and the valid values.
     pub fn parse(&self, text: &str) -> Result<OptionValue> {
-        self.parsed(text.trim()).ok_or_else(|| {
+        self.parsed(text).ok_or_else(|| {
             // Numbers read better without quotes; other text may be anything.
             let is_number = text.parse::<f64>().is_ok();
             let found = if is_number {
@@ -344,10 +344,13 @@ impl OptionKey {
             OptionKind::Choice(names) => names
                 .contains(&text)
                 .then(|| OptionValue::Text(text.to_owned()))?,
-            OptionKind::Flag => OptionValue::Flag(text.to_ascii_lowercase().parse().ok()?),
-            OptionKind::Count(min, max) => {
-                OptionValue::Count(text.parse().ok().filter(|it| (min..=max).contains(it))?)
-            }
+            OptionKind::Flag => OptionValue::Flag(text.trim().to_ascii_lowercase().parse().ok()?),
+            OptionKind::Count(min, max) => OptionValue::Count(
+                text.trim()
+                    .parse()
+                    .ok()
+                    .filter(|it| (min..=max).contains(it))?,
+            ),
             OptionKind::Bytes(min, max) => OptionValue::Bytes(
                 parse_bytes(text)
                     .ok()
@@ -440,6 +443,11 @@ mod tests {
     fn invalid_values_name_option_value_and_valid_values() {
         for (name, text, message) in [
             ("depth", "0", "depth is 0; it must lie between 1 and 4096"),
+            (
+                "cache",
+                " map",
+                "cache is \" map\"; it can be auto, direct, buffered, drop, map",
+            ),
             (
                 "depth",
                 "x",
@@ -534,6 +542,8 @@ mod tests {
     #[test]
     fn manifest_keeps_its_url_and_shows_no_secret() {
         let mut options = Options::default();
+        options.set("verify", "dir/m.json ").expect("a path");
+        assert_eq!(options.verify, Verify::Manifest("dir/m.json ".to_owned()));
         let url = "https://user:hunter2@host/m.json?sig=hunter2";
         options.set("verify", url).expect("a URL");
         assert_eq!(options.verify, Verify::Manifest(url.to_owned()));

@@ -248,7 +248,7 @@ impl DeviceRegions {
                 format_bytes(bytes as u64)
             ),
         )
-        .with_hint("free memory of the GPU, lower device_memory_limit, or load fewer tensors");
+        .with_hint("free memory of the GPU, lower ‹device_memory_limit›, or load fewer tensors");
         match tensor {
             Some(tensor) => error.with_tensor(self.tensors[tensor].name()),
             None => error,

@@ -271,8 +271,11 @@ fn with_attempts(error: Error, attempts: u32) -> Error {
     if attempts < 2 {
         return error;
     }
-    let what = error.hint().unwrap_or("check the mount and its server");
-    let hint = format!("failed after {attempts} attempts (‹retries›): {what}");
+    let advice = error.marked_hint();
+    let advice = advice
+        .as_deref()
+        .unwrap_or("check the mount and its server");
+    let hint = format!("failed after {attempts} attempts: {advice}");
     error.with_hint(hint)
 }
 

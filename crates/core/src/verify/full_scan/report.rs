@@ -207,7 +207,7 @@ impl VerifyReport {
                 let why =
                     why.unwrap_or_else(|| Error::new(ErrorKind::Corrupt, "does not belong there"));
                 let error = error(why.message().to_owned());
-                match why.hint() {
+                match why.marked_hint() {
                     Some(hint) => error.with_hint(hint),
                     None => error,
                 }

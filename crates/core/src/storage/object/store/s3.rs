@@ -162,9 +162,11 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     let mut builder = AmazonS3Builder::new();
     let mut client_settings = Vec::new();
     let passed = opening.passed_settings()?;
-    let configured = ConfiguredEndpoint::new(opening, &passed)?;
-    let ambient = opening.ambient_settings(explicit).into_iter();
-    let ambient = ambient.filter(|(key, _)| !configured.hides(*key));
+    let ambient = opening.ambient_settings(explicit);
+    let configured = ConfiguredEndpoint::new(opening, &passed, &ambient)?;
+    let ambient = ambient
+        .into_iter()
+        .filter(|(key, _)| !configured.hides(*key));
     for (key, value) in ambient.chain(passed) {
         if let AmazonS3ConfigKey::Client(key) = key {
             client_settings.push((key, value));
@@ -246,20 +248,34 @@ struct ConfiguredEndpoint {
 
 impl ConfiguredEndpoint {
     /// Reads the profile unless an option or a variable makes it irrelevant. `passed` are the
-    /// options that have names of `object_store`.
-    fn new(opening: &Opening, passed: &[(AmazonS3ConfigKey, String)]) -> Result<Self> {
-        let is_passed = passed.iter().any(|(key, _)| is_endpoint(*key));
-        let is_given = is_passed || opening.options.get("endpoint").is_some();
+    /// options that have names of `object_store`, `ambient` the variables.
+    fn new(
+        opening: &Opening,
+        passed: &[(AmazonS3ConfigKey, String)],
+        ambient: &[(AmazonS3ConfigKey, String)],
+    ) -> Result<Self> {
+        let has_endpoint = |settings: &[(AmazonS3ConfigKey, String)]| {
+            settings.iter().any(|(key, _)| is_endpoint(*key))
+        };
+        let is_given = has_endpoint(passed) || opening.options.get("endpoint").is_some();
+        let has_variable = has_endpoint(ambient);
         let is_ignored = ignores_endpoints(opening.environment);
         let mut configured = Self {
             is_given,
             is_ignored: is_ignored == Some(true),
             of_profile: None,
         };
-        if is_given || configured.is_ignored {
+        if is_given || configured.is_ignored || (has_variable && is_ignored.is_some()) {
             return Ok(configured);
         }
-        let (of_profile, is_ignored_by_profile) = profile_endpoint(opening)?;
+        let (of_profile, is_ignored_by_profile) = match profile_endpoint(opening) {
+            // A machine without a usable home directory is configured by variables alone.
+            Err(error) if has_variable => {
+                tracing::debug!(%error, "the endpoint comes from a variable");
+                (None, false)
+            }
+            profile => profile?,
+        };
         // The variable overrides the profile, also if it is false.
         configured.is_ignored = is_ignored.unwrap_or(is_ignored_by_profile);
         configured.of_profile = of_profile.filter(|_| !configured.is_ignored);
