@@ -75,10 +75,11 @@ bench-check: ## run each micro benchmark once
 wheel: $(INSTALLED) ## build the wheel and install it into .venv
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install --no-build-isolation --no-deps --force-reinstall .
 
-# These tests include mypy and stubtest, and GPU loads on a stub of CUDA's driver.
+# These tests include mypy and stubtest, and GPU loads on a stub of CUDA's driver. Each of the two
+# processes takes whole files, in their order: libraries keep settings of files before.
 test-python: ## run the Python tests (after `make wheel`)
 	cargo build --package tload-cuda-stub
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Installs the requirements of pyproject.toml: its build system and its extra `test`.
 $(INSTALLED): pyproject.toml
