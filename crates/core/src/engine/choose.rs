@@ -103,8 +103,8 @@ pub fn are_copied(files: &[ReadFile]) -> bool {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unsupported`] when a ring was required and refused; [`ErrorKind::OutOfMemory`] when
-/// no thread can be started.
+/// [`crate::ErrorKind::Unsupported`] when a ring was required and refused;
+/// [`crate::ErrorKind::OutOfMemory`] when no thread can be started.
 pub fn open(kind: EngineKind, choice: EngineChoice, setup: &EngineSetup) -> Result<OpenedEngine> {
     if kind == EngineKind::TokioUring {
         // Only the caller chooses this engine, so there is no fallback.
