@@ -89,7 +89,7 @@ impl Prepared {
                 range: tensor.file_range(),
                 strides: tensor.strides().cloned(),
                 alignment: tensor.dtype().alignment(),
-                destination: destinations.of(index),
+                destination: destinations.index_for(index),
             })
             .collect();
         let layouts: Vec<Layout> = (0..count)
