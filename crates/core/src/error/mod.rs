@@ -4,6 +4,7 @@
 //! the caller can do about it, not by where the error occurred. `Display` is one line and never
 //! repeats its source; printers walk the chain.
 
+mod nearest;
 mod option_names;
 
 use std::borrow::Cow;
@@ -12,6 +13,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 
+pub use nearest::nearest_name;
 use option_names::MarkedText;
 
 /// `Result` with the crate's [`Error`].
@@ -257,8 +259,18 @@ impl Error {
 
     /// Creates the error for a `text` that is not one of the valid names of `what`.
     pub(crate) fn unknown_name(what: &str, text: &str, names: &[&str]) -> Self {
-        let names = names.join(", ");
-        Self::invalid_request(format!("{what} {text:?} is unknown; it can be {names}"))
+        let list = names.join(", ");
+        Self::invalid_request(format!("{what} {text:?} is unknown; it can be {list}"))
+            .suggesting(text, names.iter().copied())
+    }
+
+    /// Adds the hint "did you mean …?" if one of `names` is near `wanted`.
+    #[must_use]
+    pub fn suggesting<'a>(self, wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Self {
+        match nearest_name(wanted, names) {
+            Some(name) => self.with_hint(format!("did you mean {:?}?", shortened(name))),
+            None => self,
+        }
     }
 
     /// Creates the error for a thread that the system refuses.
