@@ -24,6 +24,7 @@ use crate::tensor::TensorInfo;
 
 mod backend;
 mod file_set;
+mod no_weights;
 mod open_options;
 mod shards;
 
@@ -346,6 +347,19 @@ impl Checkpoint {
         &self.0.location
     }
 
+    /// Returns `error` about this checkpoint. Nothing lists the names of several files at once.
+    pub(crate) fn located(&self, error: Error) -> Error {
+        let lists_names = error
+            .marked_hint()
+            .is_some_and(|hint| hint.contains("‹list_names›"));
+        let error = error.with_location(self.location());
+        if lists_names && self.location().is_shown_only() {
+            error.with_hint("list the names of each of these files")
+        } else {
+            error
+        }
+    }
+
     /// Returns all tensors: by shard, then by offset in the shard.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.0.tensors
@@ -479,8 +493,7 @@ fn open_shard(
 pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
     const LENGTH: usize = 8;
     let invalid = |error: format::HeaderError| error.into_error(source.location());
-    let prefix = &first[..first.len().min(LENGTH)];
-    let len = format::header_len(prefix, source.len()).map_err(invalid)?;
+    let len = format::header_len(&first, source.len()).map_err(invalid)?;
     let length_field = len.to_le_bytes();
     let len = usize::try_from(len).expect("at most 100 MB");
     let mut bytes = first;

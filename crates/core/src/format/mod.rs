@@ -8,6 +8,7 @@
 mod dtype;
 mod header;
 mod header_error;
+mod other_format;
 mod shards;
 
 pub use dtype::Dtype;

@@ -46,9 +46,7 @@ pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<P
     };
     match found {
         Ok(path) => Ok(Some(path)),
-        Err(missing) if settings::is_offline(&environment) => {
-            Err(offline(&missing).with_location(url.shown()))
-        }
+        Err(missing) if settings::is_offline(&environment) => Err(offline(&missing, url)),
         Err(missing) => {
             tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from the hub");
             Ok(None)
@@ -69,16 +67,23 @@ pub(crate) fn is_offline(options: &StoreOptions) -> bool {
     settings::is_offline(&Environment::unless_forbidden(options))
 }
 
-pub(in crate::storage) fn offline(missing: &str) -> Error {
+pub(in crate::storage) fn offline(missing: &str, url: &RemoteUrl) -> Error {
+    let id = HubId::from_authority(&url.authority);
+    let revision = match &*id.revision {
+        "main" => String::new(),
+        revision => format!(" --revision {revision}"),
+    };
     Error::new(
         ErrorKind::NotFound,
         format!(
             "is not complete in the hub's cache ({missing}), and HF_HUB_OFFLINE forbids requests to the hub"
         ),
     )
-    .with_hint(
-        "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or download it first: hf download org/name",
-    )
+    .with_hint(format!(
+        "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or download it first: hf download {}{revision}",
+        id.repository
+    ))
+    .with_location(url.shown())
 }
 
 /// Returns the directory of a repository.
