@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from tload._store import Store
 
 Location: TypeAlias = str | os.PathLike[str]
+"""A path or URL."""
+
 Source: TypeAlias = Union[Location, Sequence[Location], "Checkpoint"]
+"""A file, a directory or an index, as a path or URL; a list of files; or an open checkpoint."""
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
-"""Index of an array, as in brackets behind it; steps must be positive."""
+"""Index of an array, as in the brackets after its name; steps must be positive."""
 
 SCHEMES = frozenset(_tload.SCHEMES)
 """URL schemes that the core reads."""
@@ -306,7 +309,7 @@ def open(
         TypeError: The source is neither a str, an `os.PathLike` of str, nor a list of them; or
             `store` is not a mapping, or a key or value of it has the wrong type.
 
-    Example:
+    Examples:
         >>> store = {"endpoint": "http://127.0.0.1:9000", "anonymous": True, "headers": {"X-Team": "weights"}}
         >>> with tload.open("s3://bucket/model", store=store) as checkpoint:  # doctest: +SKIP
         ...     print(checkpoint.total_bytes)

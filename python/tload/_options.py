@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 Engine: TypeAlias = Literal["auto", "uring", "pread", "tokio-uring"]
+"""Values of `Options.engine`."""
+
 Cache: TypeAlias = Literal["auto", "direct", "buffered", "drop", "map"]
+"""Values of `Options.cache`."""
+
 Order: TypeAlias = Literal["ready", "file"]
+"""Values of `Options.order`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

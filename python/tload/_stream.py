@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Names: TypeAlias = str | Iterable[str]
+"""One name or pattern, or several."""
+
 Framework: TypeAlias = Literal["torch", "numpy", "dlpack"]
+"""The type of the tensors that a load returns."""
 
 _logger = logging.getLogger("tload")
 _noted: set[str] = set()
@@ -272,7 +275,7 @@ def stream(
         source: A safetensors file, a directory, an index file, or a list of files, as paths or
             URLs; or an open `Checkpoint`.
         framework: The type of the tensors: `"torch"` (`torch.Tensor`), `"numpy"` (`numpy.ndarray`;
-            bfloat16 and 8-bit floats need the package `ml_dtypes`), or `"dlpack"` (`tload.Tensor`,
+            bfloat16 and 8-bit floats need `pip install 'tload[numpy]'`), or `"dlpack"` (`tload.Tensor`,
             which any library with `from_dlpack` can import). Default: `"torch"`. Tensors share the
             memory of the load without a copy, and are writable, except with `cache="map"`: see
             `Options.writable`.
@@ -331,7 +334,7 @@ def stream(
         CorruptError: With `verify`, bytes do not match their digest. Also raised while reading.
         IoError, ChangedError, LoadTimeoutError, CancelledError: While reading.
 
-    Example:
+    Examples:
         >>> store = {"endpoint": "http://127.0.0.1:9000", "connect_timeout": 2}
         >>> for name, tensor in tload.stream("s3://bucket/model", store=store):  # doctest: +SKIP
         ...     print(name, tensor.shape)
