@@ -94,6 +94,15 @@ impl ShardSource {
         }
     }
 
+    /// Returns the object, if it is one.
+    #[cfg(feature = "object")]
+    pub(crate) fn object(&self) -> Option<&ObjectSource> {
+        match self {
+            Self::File(_) => None,
+            Self::Object(object) => Some(object),
+        }
+    }
+
     fn inner(&self) -> &dyn Source {
         match self {
             Self::File(file) => &**file,

@@ -70,6 +70,10 @@ struct Opened {
     index: Option<IndexFile>,
     /// True for all of a directory or an index, false for files that the caller listed.
     is_whole: bool,
+    /// Notes on the choice of files.
+    notes: Vec<String>,
+    /// Files of other models in the directory.
+    left_out: Vec<Location>,
     /// Value of the option when opened: also applies to files found beside the checkpoint later.
     follow_symlinks: bool,
     shards: Vec<Shard>,
@@ -185,9 +189,12 @@ impl Checkpoint {
     /// Opens a file, a directory or an index file, on a file system or in an object store.
     ///
     /// A directory (or the prefix of objects that stands for one) is read by its
-    /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`, or else as
-    /// all its `*.safetensors` in natural order. An index decides which shards are opened and which
-    /// of their tensors exist. Over HTTP, which has no listing, a directory is read by its
+    /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`. An index
+    /// decides which shards are opened and which of their tensors exist. Without an index, its
+    /// `*.safetensors` are read in natural order: `model.safetensors` alone if it exists, else the
+    /// shards `model-*-of-*`, else those of `diffusion_pytorch_model`, else all files but
+    /// `consolidated*` and `adapter_model*`, else `consolidated*`, else `adapter_model*`; see
+    /// [`Self::notes`]. Over HTTP, which has no listing, a directory is read by its
     /// `model.safetensors.index.json` or else its `model.safetensors`.
     ///
     /// A model on a hub (`hf://org/name`) is read from the cache of the hub's own tools, if its
@@ -333,6 +340,8 @@ impl Checkpoint {
             location,
             index: set.index.as_ref().map(|index| index.file.clone()),
             is_whole: set.is_whole,
+            notes: set.note.iter().cloned().collect(),
+            left_out: set.left_out.clone(),
             follow_symlinks: backend.follow_symlinks,
             shards,
             tensors,
@@ -386,6 +395,17 @@ impl Checkpoint {
     /// Returns the total size of all tensors, bytes.
     pub fn total_bytes(&self) -> u64 {
         self.0.tensors.iter().map(TensorInfo::byte_len).sum()
+    }
+
+    /// Returns notes on the choice of files in a directory without an index: names of files that
+    /// were left out, since they are of another model, or that may not belong together.
+    pub fn notes(&self) -> &[String] {
+        &self.0.notes
+    }
+
+    /// Returns the files of other models in the directory, which were left out.
+    pub(crate) fn left_out(&self) -> &[Location] {
+        &self.0.left_out
     }
 
     /// Returns the directory that paths of the checkpoint's files are relative to: that of the

@@ -5,7 +5,7 @@ use super::Placement;
 use super::backend::{Backend, Found, ShardSource};
 use super::no_weights::no_weights;
 use crate::error::{Error, ErrorKind, Result, shortened};
-use crate::format::{INDEX_BYTES_MAX, SUFFIX, missing_shard, natural_cmp, parse_index};
+use crate::format::{INDEX_BYTES_MAX, ModelFiles, SUFFIX, missing_shard, parse_index};
 use crate::options::Location;
 use crate::storage::{ConfinedDir, Source};
 
@@ -28,6 +28,10 @@ pub(super) struct ShardSet {
     pub(super) root: Option<ConfinedDir>,
     /// True for all files of a directory or an index, false for files that the caller listed.
     pub(super) is_whole: bool,
+    /// Note on files of the directory that were left out or may not belong together.
+    pub(super) note: Option<String>,
+    /// Files of other models in the directory.
+    pub(super) left_out: Vec<Location>,
 }
 
 impl ShardSet {
@@ -37,6 +41,8 @@ impl ShardSet {
             index: None,
             root: None,
             is_whole: false,
+            note: None,
+            left_out: Vec::new(),
         }
     }
 
@@ -148,17 +154,24 @@ impl ShardSet {
         names: &[String],
         root: Option<ConfinedDir>,
     ) -> Result<Option<Self>> {
-        let mut shards: Vec<_> = names.iter().filter(|name| name.ends_with(SUFFIX)).collect();
+        let shards: Vec<_> = names.iter().filter(|name| name.ends_with(SUFFIX)).collect();
         if shards.is_empty() {
             return Ok(None);
         }
-        shards.sort_by(|a, b| natural_cmp(a, b));
-        require_whole_set(location, &shards)?;
+        let model = ModelFiles::choose(shards.into_iter().map(String::as_str));
+        require_whole_set(location, &model.chosen)?;
+        let note = model.note();
+        if let Some(note) = &note {
+            tracing::info!(%location, "{note}");
+        }
+        let locations = |names: Vec<&str>| names.into_iter().map(|it| location.join(it)).collect();
         Ok(Some(Self {
-            files: shards.into_iter().map(|name| location.join(name)).collect(),
+            files: locations(model.chosen),
             index: None,
             root,
             is_whole: true,
+            note,
+            left_out: locations(model.left_out),
         }))
     }
 
@@ -194,6 +207,8 @@ impl ShardSet {
             index: Some(Placement::new(source, index, bytes)),
             root,
             is_whole: true,
+            note: None,
+            left_out: Vec::new(),
         })
     }
 
@@ -244,8 +259,8 @@ fn holding_weights(location: &Location, below: &[String], backend: &Backend) -> 
 }
 
 /// Rejects a numbered set that lacks a shard: without an index nothing else reveals it.
-fn require_whole_set(location: &Location, names: &[&String]) -> Result<()> {
-    let Some(gap) = missing_shard(names.iter().map(|name| name.as_str())) else {
+fn require_whole_set(location: &Location, names: &[&str]) -> Result<()> {
+    let Some(gap) = missing_shard(names.iter().copied()) else {
         return Ok(());
     };
     Err(Error::new(
@@ -265,13 +280,10 @@ mod tests {
 
     #[test]
     fn numbered_set_with_gap_is_rejected() {
-        let whole = [
-            "m-1-of-2.safetensors".to_owned(),
-            "m-2-of-2.safetensors".to_owned(),
-        ];
+        let whole = ["m-1-of-2.safetensors", "m-2-of-2.safetensors"];
         let location = Location::from_path("folder");
-        require_whole_set(&location, &whole.iter().collect::<Vec<_>>()).expect("whole");
-        let error = require_whole_set(&location, &[&whole[1]]).expect_err("the first is missing");
+        require_whole_set(&location, &whole).expect("whole");
+        let error = require_whole_set(&location, &whole[1..]).expect_err("the first is missing");
         assert_eq!(
             error.to_string(),
             "folder: shard 1 of 2 is missing beside \"m-2-of-2.safetensors\" (1 found)"

@@ -9,6 +9,7 @@ pub(crate) mod file;
 mod memory;
 #[cfg(feature = "object")]
 pub(crate) mod object;
+mod store_probe;
 
 pub(crate) use crate::storage::file::confined_dir::ConfinedDir;
 pub(crate) use crate::storage::file::file_system::is_network;
@@ -32,6 +33,7 @@ pub use memory::MemorySource;
 pub(crate) use object::{Hedging, Receive, unversioned_note, with_retries};
 #[cfg(feature = "object")]
 pub use object::{ObjectIdentity, ObjectSource};
+pub use store_probe::{ConnectionRate, StoreProbe};
 
 use crate::error::Result;
 use crate::options::Location;

@@ -6,6 +6,7 @@
 
 pub(crate) mod folder;
 pub(crate) mod hints;
+mod measure;
 pub(crate) mod remote;
 pub(crate) mod store;
 
