@@ -106,7 +106,7 @@ class ObjectStorageModel:
     A context manager: its end marks the copy as complete and releases the other processes. An error
     in the block leaves it unmarked, so that the next process starts over.
 
-        >>> with ObjectStorageModel("s3://bucket/model", "/cache/model") as model:  # doctest: +SKIP
+        >>> with ObjectStorageModel("s3://bucket/model", "/cache/model") as model:
         ...     model.pull_files(ignore_pattern=["*.safetensors"])
 
     Processes on one machine wait for a lock on the file `<dst>.lock` (`flock`); it need not work
