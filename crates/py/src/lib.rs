@@ -65,7 +65,7 @@ mod _tload {
     /// Returns the name in `names` that `wanted` most likely stands for, if one is near enough.
     #[pyfunction]
     fn nearest_name(py: Python<'_>, wanted: &str, names: Vec<String>) -> Option<String> {
-        py.detach(|| {
+        py.detach(move || {
             let nearest = tload::nearest_name(wanted, names.iter().map(String::as_str));
             nearest.map(str::to_owned)
         })
