@@ -74,8 +74,8 @@ def test_the_environment_reaches_every_call(floats: Floats, monkeypatch: pytest.
             with pytest.raises(tload.InvalidRequestError) as caught:
                 call(source)
             assert str(caught.value).startswith('environment variable TLOAD_STORE: store option "regoin" is unknown')
-            assert caught.value.hint == "did you mean region?"
-            assert str(caught.value).endswith("\n  hint: did you mean region?")
+            assert caught.value.hint == 'did you mean "region"?'
+            assert str(caught.value).endswith('\n  hint: did you mean "region"?')
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_wrong_types_are_type_errors_that_name_the_key(store: Any, message: str,
     ("store", "message", "hint"),
     [
         ({"colour": SECRET}, 'store option "colour" is unknown; valid keys are endpoint, region, ', None),
-        ({"acces_key_id": SECRET}, 'store option "acces_key_id" is unknown', "did you mean access_key_id?"),
+        ({"acces_key_id": SECRET}, 'store option "acces_key_id" is unknown', 'did you mean "access_key_id"?'),
         ({"secret_access_key": f"{SECRET}\n"}, "store option secret_access_key contains a control character", None),
         ({"secret_access_key": f"{SECRET}\udcff"}, "store['secret_access_key'] is not Unicode", None),
         ({"headers": {"X-A": f"{SECRET}\udcff"}}, "store['headers']['X-A'] is not Unicode", None),

@@ -114,8 +114,10 @@ class Checkpoint(Mapping[str, TensorInfo]):
         try:
             return self._infos[name]
         except KeyError:
-            message = f"{self.location}: no tensor is named {name!r}"
-            raise NoSuchTensorError(message, location=self.location, tensor=name) from None
+            near = _tload.nearest_name(str(name), list(self._infos))
+            hint = f"list the names with list(checkpoint)" if near is None else f"did you mean {near!r}?"
+            message = f"{self.location}: no tensor is named {name!r}\n  hint: {hint}"
+            raise NoSuchTensorError(message, location=self.location, tensor=name, hint=hint) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from tload import _tload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 Engine: TypeAlias = Literal["auto", "uring", "pread", "tokio-uring"]
 """Values of `Options.engine`."""
@@ -167,8 +167,14 @@ def refuse_unknown(function: str, keywords: Mapping[str, object], known: frozens
     """Raise `TypeError`, as Python does, for a keyword that `function` does not take."""
     for name in keywords:
         if name not in known:
-            message = f"{function}() got an unexpected keyword argument {name!r}"
+            message = f"{function}() got an unexpected keyword argument {name!r}{suggestion(name, known)}"
             raise TypeError(message)
+
+
+def suggestion(wanted: str, names: Collection[str]) -> str:
+    """Return the end of a message that suggests the name in `names` that `wanted` stands for, if one is near."""
+    near = _tload.nearest_name(wanted, sorted(names))
+    return "" if near is None else f"; did you mean {near!r}?"
 
 
 def resolve(options: Options | None, keywords: OptionKeywords) -> Options:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, ove
 from tload import _cuda, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import InvalidRequestError, advise
-from tload._options import OptionKeywords, Options, refuse_unknown, resolve
+from tload._options import OptionKeywords, Options, refuse_unknown, resolve, suggestion
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
 
@@ -455,7 +455,8 @@ def _converters(framework: object) -> Callable[[Iterable[str], _torch.Infos], Ca
         return _numpy.converter
     if framework == "dlpack":
         return lambda _dtypes, _infos: lambda tensor: tensor
-    message = f"framework {framework!r} is unknown; it can be torch, numpy, dlpack"
+    near = suggestion(str(framework), ("torch", "numpy", "dlpack"))
+    message = f"framework {framework!r} is unknown; it can be torch, numpy, dlpack{near}"
     raise InvalidRequestError(message)
 
 

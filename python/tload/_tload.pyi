@@ -27,6 +27,7 @@ __all__ = [
     "copy",
     "format_bytes",
     "list_files",
+    "nearest_name",
     "option_from_variable",
     "parked_bytes",
     "parse_store_option",
@@ -106,6 +107,9 @@ def check_store(store: Sequence[tuple[str, str]]) -> None:
 
 def parse_store_option(text: str) -> tuple[str, str]:
     """Split `key=value` into key and value."""
+
+def nearest_name(wanted: str, names: Sequence[str]) -> str | None:
+    """Return the name in `names` that `wanted` most likely stands for, if one is near enough."""
 
 def parked_bytes() -> int:
     """Return the bytes of orphaned memory: memory of ended loads that storage may still write to.

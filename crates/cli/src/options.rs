@@ -12,10 +12,11 @@ use tload::{
 };
 
 use crate::args::{
-    BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, StoreArgs,
-    VerifyArgs,
+    BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, SortArg,
+    StoreArgs, VerifyArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
+use crate::command::Order;
 use crate::synth::Preset;
 
 /// Depths of `--sweep`, from one read at a time to more than makes a difference on disks.
@@ -38,14 +39,7 @@ pub(crate) fn location(text: &OsStr) -> Result<Location> {
 /// Collects the options of object stores. Blank ones are skipped: the variable may end with one.
 pub(crate) fn store(args: &StoreArgs) -> Result<StoreOptions> {
     let mut options = StoreOptions::new();
-    let variable = |error: Error| {
-        let message = format!("environment variable TLOAD_STORE: {}", error.message());
-        let named = Error::new(error.kind(), message);
-        match error.hint() {
-            Some(hint) => named.with_hint(hint),
-            None => named,
-        }
-    };
+    let variable = |error: Error| error.with_context("environment variable TLOAD_STORE");
     for option in args.environment.iter().filter(|option| !is_blank(option)) {
         let (key, value) = pair(option).map_err(variable)?;
         options.set(key, value).map_err(variable)?;
@@ -243,6 +237,15 @@ fn unique<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
         }
     }
     unique
+}
+
+pub(crate) fn order(arg: SortArg) -> Order {
+    match arg {
+        SortArg::Offset => Order::Offset,
+        SortArg::Name => Order::Name,
+        SortArg::Size => Order::Size,
+        SortArg::Dtype => Order::Dtype,
+    }
 }
 
 pub(crate) fn preset(arg: PresetArg) -> Preset {

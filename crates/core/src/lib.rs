@@ -58,7 +58,7 @@ mod sync;
 mod tensor;
 
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
-pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, printable};
+pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, nearest_name, printable};
 pub use format::{Dtype, HeaderError};
 pub use load::Loader;
 pub use load::device_alloc::DeviceAllocator;

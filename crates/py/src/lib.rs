@@ -62,6 +62,15 @@ mod _tload {
         })
     }
 
+    /// Returns the name in `names` that `wanted` most likely stands for, if one is near enough.
+    #[pyfunction]
+    fn nearest_name(py: Python<'_>, wanted: &str, names: Vec<String>) -> Option<String> {
+        py.detach(|| {
+            let nearest = tload::nearest_name(wanted, names.iter().map(String::as_str));
+            nearest.map(str::to_owned)
+        })
+    }
+
     /// Frees the staging memory that loads have left for the next one, and returns its bytes.
     ///
     /// A load to a GPU or into the caller's memory reads into staging memory. Pinning it for the

@@ -6,6 +6,7 @@ use tload::{CacheMode, format_bytes};
 
 use super::results::{CellResults, Results, Sample};
 use super::stats::Spread;
+use super::table::{short_bytes, unreached_extent};
 use super::{CacheState, Contender};
 use crate::output::quantity::{float, format_seconds, format_share};
 
@@ -55,6 +56,10 @@ pub(crate) enum Warning {
         refused_bytes: u64,
         reason: String,
     },
+    ExtentUnreached {
+        asked: u64,
+        used: u64,
+    },
     FirstRunSlow {
         times: f64,
     },
@@ -97,8 +102,7 @@ impl fmt::Display for Warning {
             ),
             Self::FioFailed { reason } => write!(f, "{reason}. The benchmark continued without it"),
             Self::WrongCacheState { wanted, resident_bytes, total_bytes, all } => {
-                let share = float(*resident_bytes) / float((*total_bytes).max(1));
-                wrong_cache_state(f, *wanted, share, *all)
+                wrong_cache_state(f, *wanted, (*resident_bytes, *total_bytes), *all)
             }
             Self::Unverified { wanted } => write!(
                 f,
@@ -116,6 +120,7 @@ impl fmt::Display for Warning {
                  shows the cause",
                 format_bytes(*refused_bytes),
             ),
+            Self::ExtentUnreached { asked, used } => extent_unreached(f, *asked, *used),
             Self::FirstRunSlow { times } => write!(
                 f,
                 "the first run took {times:.1} times as long as the others: a cache outside the operating system, or a disk \
@@ -145,12 +150,23 @@ impl fmt::Display for Warning {
     }
 }
 
+fn extent_unreached(f: &mut fmt::Formatter<'_>, asked: u64, used: u64) -> fmt::Result {
+    write!(
+        f,
+        "no read was as long as --extent {}; the longest were {}: each tensor, or run of small \
+         ones, is read in equal parts. Use a checkpoint with larger tensors",
+        short_bytes(asked),
+        format_bytes(used),
+    )
+}
+
 fn wrong_cache_state(
     f: &mut fmt::Formatter<'_>,
     wanted: CacheState,
-    share: f64,
+    (resident_bytes, total_bytes): (u64, u64),
     all: bool,
 ) -> fmt::Result {
+    let share = float(resident_bytes) / float(total_bytes.max(1));
     let (wanted, share) = (name(wanted), format_share(share));
     write!(
         f,
@@ -183,12 +199,15 @@ fn name(state: CacheState) -> &'static str {
 }
 
 /// Returns the warnings that the samples show, each kind once, from the first cell that shows it.
-pub(crate) fn of(results: &Results) -> Vec<Warning> {
+pub(crate) fn find(results: &Results) -> Vec<Warning> {
     let mut warnings = Vec::new();
     for cell in &results.cells {
         warnings.extend(page_cache(cell));
         warnings.extend(fallback(cell));
         warnings.extend(not_pinned(cell));
+        warnings.extend(
+            unreached_extent(cell).map(|(asked, used)| Warning::ExtentUnreached { asked, used }),
+        );
         warnings.extend(slow_start(cell));
         warnings.extend(noise(cell));
         warnings.extend(too_small(cell));
@@ -221,7 +240,7 @@ fn page_cache(cell: &CellResults) -> Option<Warning> {
 /// Warns about a fallback. If `auto` chooses threads for cached files, that is not one.
 fn fallback(cell: &CellResults) -> Option<Warning> {
     let engine = cell
-        .of(Contender::Tload)
+        .samples(Contender::Tload)
         .find_map(|sample| sample.measurement.report.as_ref())?
         .engine
         .clone();
@@ -234,7 +253,7 @@ fn fallback(cell: &CellResults) -> Option<Warning> {
 }
 
 fn not_pinned(cell: &CellResults) -> Option<Warning> {
-    let reports = cell.of(Contender::Tload).filter_map(|sample| {
+    let reports = cell.samples(Contender::Tload).filter_map(|sample| {
         let report = sample.measurement.report.as_ref()?;
         report.staging.as_ref()
     });
@@ -249,7 +268,7 @@ fn not_pinned(cell: &CellResults) -> Option<Warning> {
 
 fn slow_start(cell: &CellResults) -> Option<Warning> {
     let mut seconds = cell
-        .of(Contender::Tload)
+        .samples(Contender::Tload)
         .map(|sample| sample.measurement.seconds);
     let first = seconds.next()?;
     let others = Spread::new(seconds)?;
@@ -274,7 +293,7 @@ fn noise(cell: &CellResults) -> Option<Warning> {
 /// short run means nothing, and mapping files may well be faster than the ceiling, which copies
 /// them.
 fn too_small(cell: &CellResults) -> Option<Warning> {
-    let runs = cell.of(Contender::Tload);
+    let runs = cell.samples(Contender::Tload);
     let seconds = Spread::new(runs.map(|sample| sample.measurement.seconds))?.median;
     if seconds < SHORTEST_SECONDS {
         return Some(Warning::TooShort { seconds });
@@ -302,6 +321,33 @@ mod tests {
         for round in 1..=3 {
             results.add(0, sample(round, Contender::Tload, 1e9 + f64::from(round)));
         }
+        assert_eq!(find(&results), []);
+    }
+
+    #[test]
+    fn extent_that_no_read_reached_warns() {
+        let mut results = results(&plan(1, 1));
+        results.cells[0].cell.configuration.options.extent_bytes = Some(4 << 20);
+        let mut sample = sample(1, Contender::Tload, 1e9);
+        let mut report = tload::Report::default();
+        report.extent_bytes = 2 << 20;
+        report.in_flight_bytes = 16 << 20;
+        report.depth = 8;
+        sample.measurement.report = Some(report.clone());
+        results.add(0, sample.clone());
+        let texts: Vec<String> = of(&results).iter().map(ToString::to_string).collect();
+        let wanted = "no read was as long as --extent 4 MiB; the longest were 2.0 MiB";
+        assert!(
+            texts.len() == 1 && texts[0].starts_with(wanted),
+            "{texts:#?}"
+        );
+        let shown = crate::bench::table::reads(&results.cells[0]);
+        assert_eq!(shown, "8 × 2.0 MiB (asked: 4 MiB)");
+
+        // Windows may exceed the requested bytes by their alignment.
+        report.extent_bytes = (4 << 20) + 4096;
+        sample.measurement.report = Some(report);
+        results.add(0, sample);
         assert_eq!(of(&results), []);
     }
 
@@ -311,7 +357,7 @@ mod tests {
             let mut results = results(&plan(1, 1));
             results.add(0, sample(1, Contender::Tload, ours));
             results.add(0, sample(1, Contender::Ceiling, ceiling));
-            of(&results).iter().map(ToString::to_string).collect()
+            find(&results).iter().map(ToString::to_string).collect()
         };
         let above = texts(1.08e9, 1e9);
         assert_eq!(above.len(), 1, "{above:#?}");
@@ -326,7 +372,7 @@ mod tests {
         let mut results = results(&mapped);
         results.add(0, sample(1, Contender::Tload, 2e9));
         results.add(0, sample(1, Contender::Ceiling, 1e9));
-        assert_eq!(of(&results), [], "a ceiling copies");
+        assert_eq!(find(&results), [], "a ceiling copies");
         // 4 GiB at this speed take 43 ms.
         let short = texts(1e11, 5e10);
         assert_eq!(short.len(), 1, "{short:#?}");
@@ -348,7 +394,7 @@ mod tests {
                 results.add(cell, sample);
             }
         }
-        let texts: Vec<String> = of(&results).iter().map(ToString::to_string).collect();
+        let texts: Vec<String> = find(&results).iter().map(ToString::to_string).collect();
         assert_eq!(texts.len(), 3, "{texts:#?}");
         assert!(
             texts[0].contains("25 % of the files were in memory; these runs"),

@@ -21,6 +21,7 @@ use crate::options;
 use crate::output::error::standard_output;
 use crate::output::failure::Outcome;
 use crate::output::quantity::format_count;
+use crate::output::style;
 
 /// Runs the subcommand. `limits` are those that the command was started with.
 pub(crate) fn run(
@@ -168,8 +169,8 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     for finding in findings {
         writeln!(
             out,
-            "{:<4}  {:<width$}  {}",
-            finding.level,
+            "{}  {:<width$}  {}",
+            style::level(finding.level),
             finding.title,
             printable(&finding.value)
         )?;

@@ -6,6 +6,7 @@ use std::path::Path;
 use tload::{Error, printable};
 
 use super::flags::flag;
+use super::{style, verbosity};
 
 /// `EPIPE`: the reader of standard output is gone.
 const BROKEN_PIPE: i32 = 32;
@@ -22,21 +23,30 @@ pub(crate) fn chain(error: &Error) -> String {
 
 /// Prints a warning or a report on standard error.
 pub(crate) fn warn(text: &str) {
+    let mut stderr = anstream::stderr();
     for line in text.lines() {
+        let line = style::label(&printable(line)) + "\n";
         // If standard error is closed, the failure cannot be reported anywhere.
-        drop(writeln!(io::stderr(), "{}", printable(line)));
+        drop(stderr.write_all(line.as_bytes()));
+    }
+}
+
+/// Prints a note on standard error, unless the user wants none.
+pub(crate) fn note(text: &str) {
+    if verbosity::shows_notes() {
+        warn(&format!("note: {text}"));
     }
 }
 
 /// Returns the error for a failed write to standard output.
 pub(crate) fn standard_output(error: io::Error) -> Error {
-    Error::from_io("cannot write", error).with_location("standard output")
+    Error::from_write("cannot write", error).with_location("standard output")
 }
 
 /// Returns the error for a failed operation on a file that the command writes.
 pub(crate) fn file(what: &str, path: &Path, error: io::Error) -> Error {
     let full = error.kind() == io::ErrorKind::StorageFull;
-    let error = Error::from_io(what, error).with_location(path.display());
+    let error = Error::from_write(what, error).with_location(path.display());
     if full {
         error.with_hint("free some space, or use a smaller --size")
     } else {

@@ -4,7 +4,6 @@
 //! the Python package translate theirs.
 
 pub(crate) mod cache_mode;
-pub(crate) mod distance;
 pub(crate) mod hub_id;
 pub(crate) mod location;
 pub(crate) mod store_options;

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::distance::distance;
 use super::location::Protocol;
 use crate::error::{Error, ErrorKind, Result, printable};
 #[cfg(feature = "object")]
@@ -498,28 +497,12 @@ fn is_url(text: &str) -> bool {
 
 fn unknown(key: &str) -> Error {
     let names: Vec<_> = StoreOptions::KEYS.iter().map(|known| known.name).collect();
-    let nearest = names
-        .iter()
-        .map(|name| (distance(key, name), name))
-        .min()
-        .filter(|(distance, name)| *distance * 3 <= name.len())
-        // `endpoint_url`, `account_name`.
-        .or_else(|| {
-            let inside = names.iter().filter(|name| key.contains(**name));
-            inside
-                .map(|name| (0, name))
-                .max_by_key(|(_, name)| name.len())
-        });
-    let error = invalid(format!(
-        "store option {:?} is unknown; valid keys are {}, {HEADER_PREFIX}NAME, and object_store's own, which begin with aws_, \
+    invalid(format!(
+        "store option {key:?} is unknown; valid keys are {}, {HEADER_PREFIX}NAME, and object_store's own, which begin with aws_, \
          google_ or azure_",
-        key,
         names.join(", ")
-    ));
-    match nearest {
-        Some((_, name)) => error.with_hint(format!("did you mean {name}?")),
-        None => error,
-    }
+    ))
+    .suggesting(key, names)
 }
 
 fn invalid(message: String) -> Error {
@@ -590,9 +573,9 @@ mod tests {
     #[test]
     fn unknown_keys_get_a_hint() {
         for (key, hint) in [
-            ("acces_key_id", Some("did you mean access_key_id?")),
-            ("endpoint_url", Some("did you mean endpoint?")),
-            ("Regon", Some("did you mean region?")),
+            ("acces_key_id", Some("did you mean \"access_key_id\"?")),
+            ("endpoint_url", Some("did you mean \"endpoint\"?")),
+            ("Regon", Some("did you mean \"region\"?")),
             ("colour", None),
         ] {
             let error = StoreOptions::new().with(key, "x").expect_err(key);
