@@ -49,7 +49,7 @@ class Handler(SimpleHTTPRequestHandler):
     def translate_path(self, path: str) -> str:
         return super().translate_path("/" + path.removeprefix(MOUNT))
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+    def send_error(self, code: int, *_: object) -> None:
         body = (Path(self.directory) / "404.html").read_bytes()
         self.send_response(code)
         self.end_headers()
