@@ -79,7 +79,7 @@ def main() -> int:
     finally:
         driver.quit()
         server.shutdown()
-    print(*wrong, sep="\n")
+    print(*wrong, f"{len(wrong)} problems", sep="\n")
     return bool(wrong)
 
 
