@@ -311,7 +311,7 @@ def open(
 
     Examples:
         >>> store = {"endpoint": "http://127.0.0.1:9000", "anonymous": True, "headers": {"X-Team": "weights"}}
-        >>> with tload.open("s3://bucket/model", store=store) as checkpoint:  # doctest: +SKIP
+        >>> with tload.open("s3://bucket/model", store=store) as checkpoint:
         ...     print(checkpoint.total_bytes)
     """
     return Checkpoint(open_raw(source, store, follow_symlinks=follow_symlinks))
