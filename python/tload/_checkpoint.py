@@ -115,7 +115,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             return self._infos[name]
         except KeyError:
             near = _tload.nearest_name(str(name), list(self._infos))
-            hint = f"list the names with list(checkpoint)" if near is None else f"did you mean {near!r}?"
+            hint = "list the names with list(checkpoint)" if near is None else f"did you mean {near!r}?"
             message = f"{self.location}: no tensor is named {name!r}\n  hint: {hint}"
             raise NoSuchTensorError(message, location=self.location, tensor=name, hint=hint) from None
 
