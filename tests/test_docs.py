@@ -186,6 +186,14 @@ def test_pages_outside_the_site_have_no_prompts() -> None:
         assert "```console" not in (ROOT / name).read_text(), f"{name}: a block with prompts"
 
 
+def test_pages_that_show_numpy_name_its_extra() -> None:
+    """Most models are bfloat16, which numpy lacks without ml_dtypes."""
+    pages = [page for page in PAGES if re.search(r"framework=\"(numpy|np)\"", page.read_text())]
+    assert pages
+    for page in pages:
+        assert "[numpy]'" in page.read_text(), f"{page}: names no way to load bfloat16"
+
+
 def test_skipped_blocks_are_counted() -> None:
     counts = {}
     for page, name in zip(PAGES, NAMES, strict=True):
