@@ -522,10 +522,9 @@ def require_files(checkpoint: Checkpoint, options: Options | None) -> None:
     open_raw(checkpoint, None).require_files(resolve(options, OptionKeywords()))
 
 
-Converter: TypeAlias = "Callable[[_tload.Tensor], Any]"
-
-
-def _converters(framework: object, options: Options) -> Callable[[Iterable[str], _torch.Infos], Converter]:
+def _converters(
+    framework: object, options: Options
+) -> Callable[[Iterable[str], _torch.Infos], Callable[[_tload.Tensor], Any]]:
     if framework == "torch":
         is_read_only = options.cache == "map" and not options.writable
         return functools.partial(_torch.converter, is_read_only=is_read_only)
