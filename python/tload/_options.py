@@ -126,8 +126,9 @@ class Options:
     time, for its missing bytes; the first response wins. At most one request in 20 is hedged.
     Default: `TLOAD_HEDGE` (`true` or `false`), else `True`."""
     timeout: float | None = None
-    """Seconds that opening may take, and again the whole load after it. Storage that does not
-    respond delays the error by at most half a second. Default: `TLOAD_TIMEOUT` (seconds, or with a
+    """Seconds that opening may take, and again the whole load after it. The import of torch or numpy
+    counts if the load needs it: for a GPU towards the opening, else towards the load. Storage that
+    does not respond delays the error by at most half a second. Default: `TLOAD_TIMEOUT` (seconds, or with a
     unit: `500ms`, `30s`, `2m`), else no limit."""
 
     def __post_init__(self) -> None:
