@@ -27,7 +27,7 @@ mod synth;
 use std::ffi::OsString;
 use std::io::{self, BufWriter, Write};
 
-use crate::args::{Args, Refusal};
+use crate::args::{Args, Command, Refusal};
 use crate::host::System;
 use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
@@ -66,6 +66,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return status;
         }
     };
+
+    // The doctor reports them as findings.
+    if !matches!(args.command, Command::Doctor(_)) {
+        let variables = options::variables();
+        for (_, warning) in tload::unknown_variables(variables.iter().map(String::as_str)) {
+            output::error::warn(&format!("warning: {warning}"));
+        }
+    }
 
     let limits = Limits::current();
     limits.raise_files();

@@ -26,6 +26,7 @@ mod backend;
 mod file_set;
 mod open_options;
 mod shards;
+mod state;
 
 use backend::Backend;
 pub(crate) use backend::ShardSource;
