@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from tload import _cuda, _logging, _numpy, _tload, _torch
@@ -14,9 +14,10 @@ from tload._errors import InvalidRequestError, advise
 from tload._options import OptionKeywords, Options, refuse_unknown, resolve
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
+from tload._selection import Names, Patterns, rules, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Self, Unpack
 
     import numpy.typing as npt
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Names: TypeAlias = str | Iterable[str]
-Framework: TypeAlias = Literal["torch", "numpy", "dlpack"]
+Framework: TypeAlias = Literal["torch", "pt", "numpy", "np", "dlpack"]
+ALIASES: dict[object, Framework] = {"pt": "torch", "np": "numpy"}
+"""Names of frameworks as in the package safetensors."""
 
 _logger = logging.getLogger("tload")
 _noted: set[str] = set()
@@ -168,9 +170,16 @@ class TensorStream(Generic[T]):
             self._fail()
             raise
 
-    def __length_hint__(self) -> int:
-        progress = self.progress
-        return 0 if self._ended else progress.tensors_total - progress.tensors_received
+    def __len__(self) -> int:
+        """Return the number of tensors of the load, however many have been received."""
+        return self.progress.tensors_total
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        message = (
+            "cannot pickle or copy a tload.TensorStream, which belongs to its process: pass the location or an open "
+            "Checkpoint, and call tload.stream in the other process"
+        )
+        raise TypeError(message)
 
     def __repr__(self) -> str:
         try:
@@ -227,7 +236,7 @@ class LoadKeywords(OptionKeywords, total=False):
     device_map: Mapping[str, str | int | torch.device] | None
     names: Names | None
     glob: Names | None
-    regex: Names | None
+    regex: Patterns | None
     slices: Mapping[str, Index] | None
     store: Store | None
     follow_symlinks: bool | None
@@ -237,11 +246,11 @@ class LoadKeywords(OptionKeywords, total=False):
 
 @overload
 def stream(
-    source: Source, *, framework: Literal["torch"] = "torch", **keywords: Unpack[LoadKeywords]
+    source: Source, *, framework: Literal["torch", "pt"] = "torch", **keywords: Unpack[LoadKeywords]
 ) -> TensorStream[torch.Tensor]: ...
 @overload
 def stream(
-    source: Source, *, framework: Literal["numpy"], **keywords: Unpack[LoadKeywords]
+    source: Source, *, framework: Literal["numpy", "np"], **keywords: Unpack[LoadKeywords]
 ) -> TensorStream[npt.NDArray[Any]]: ...
 @overload
 def stream(
@@ -255,7 +264,7 @@ def stream(
     device_map: Mapping[str, str | int | torch.device] | None = None,
     names: Names | None = None,
     glob: Names | None = None,
-    regex: Names | None = None,
+    regex: Patterns | None = None,
     slices: Mapping[str, Index] | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
@@ -271,11 +280,11 @@ def stream(
     Args:
         source: A safetensors file, a directory, an index file, or a list of files, as paths or
             URLs; or an open `Checkpoint`.
-        framework: The type of the tensors: `"torch"` (`torch.Tensor`), `"numpy"` (`numpy.ndarray`;
-            bfloat16 and 8-bit floats need the package `ml_dtypes`), or `"dlpack"` (`tload.Tensor`,
-            which any library with `from_dlpack` can import). Default: `"torch"`. Tensors share the
-            memory of the load without a copy, and are writable, except with `cache="map"`: see
-            `Options.writable`.
+        framework: The type of the tensors: `"torch"` or `"pt"` (`torch.Tensor`), `"numpy"` or
+            `"np"` (`numpy.ndarray`; bfloat16 and 8-bit floats need the package `ml_dtypes`), or
+            `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack` can import). Default:
+            `"torch"`. Tensors share the memory of the load without a copy, and are writable, except
+            with `cache="map"`: see `Options.writable`.
         device: The device of the tensors: `"cpu"`; `"cuda:N"`, an NVIDIA GPU; or `"cuda"`, torch's
             current device with `framework="torch"`, else `"cuda:0"`. With `framework="torch"`, GPU
             memory comes from torch's caching allocator, on the current stream of the thread that
@@ -290,7 +299,8 @@ def stream(
         glob: Load the tensors whose whole name matches a pattern (or one of several) such as
             `"model.layers.1?.*"`. Default: `None`.
         regex: Load the tensors whose name contains a match of a regular expression (or of one of
-            several). Default: `None`.
+            several): text in the syntax of Rust's crate regex, or a compiled pattern (`re.compile`)
+            with all that Python's syntax has. Default: `None`.
         slices: Load only a slice of some tensors: a mapping of names to indices, as in brackets
             behind a numpy array: an int, a slice with a positive step, `...`, or a tuple of them.
             Only the bytes of the slice are read, and gaps that are cheaper to read than to skip. It
@@ -337,15 +347,15 @@ def stream(
         ...     print(name, tensor.shape)
     """
     refuse_unknown("stream", keywords, OptionKeywords.__optional_keys__)
+    framework = named(framework)
     make_converter = _converters(framework)
     resolved = resolve(options, keywords)
     if framework == "torch":
         resolved = _torch.with_writable(resolved)
+    checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
     loader = _tload.Loader(
-        open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks),
-        names=texts("names", names),
-        globs=texts("glob", glob),
-        regexes=texts("regex", regex),
+        checkpoint,
+        **rules(checkpoint, names, glob, regex),
         device=_cuda.device_name(device, framework),
         device_map=_device_map(device_map, framework),
         slices=slices_of(slices),
@@ -361,11 +371,11 @@ def stream(
 
 @overload
 def load(
-    source: Source, *, framework: Literal["torch"] = "torch", **keywords: Unpack[LoadKeywords]
+    source: Source, *, framework: Literal["torch", "pt"] = "torch", **keywords: Unpack[LoadKeywords]
 ) -> dict[str, torch.Tensor]: ...
 @overload
 def load(
-    source: Source, *, framework: Literal["numpy"], **keywords: Unpack[LoadKeywords]
+    source: Source, *, framework: Literal["numpy", "np"], **keywords: Unpack[LoadKeywords]
 ) -> dict[str, npt.NDArray[Any]]: ...
 @overload
 def load(
@@ -380,7 +390,8 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
     Args:
         source: A safetensors file, a directory, an index file, or a list of files, as paths or
             URLs; or an open `Checkpoint`.
-        framework: The type of the tensors: `"torch"` (the default), `"numpy"` or `"dlpack"`.
+        framework: The type of the tensors: `"torch"` or `"pt"` (the default), `"numpy"` or `"np"`,
+            or `"dlpack"`.
         **keywords: As in `tload.stream`, which describes each in detail:
 
             - `device="cpu"`: Device of the tensors.
@@ -421,6 +432,7 @@ def read(
     options: Options | None = None,
 ) -> Any:
     """Read one tensor, as `Checkpoint.read` does; `options` override the environment."""
+    framework = named(framework)
     make_converter = _converters(framework)
     wanted = _cuda.device_name(device, framework)
     if wanted != "cpu":
@@ -443,6 +455,11 @@ def require_files(checkpoint: Checkpoint, options: Options | None) -> None:
         Error: See `tload.stream` with `verify`.
     """
     open_raw(checkpoint, None).require_files(resolve(options, OptionKeywords()))
+
+
+def named(framework: Framework) -> Framework:
+    """Return the name of a framework that other names stand for."""
+    return ALIASES.get(framework, framework) if isinstance(framework, str) else framework
 
 
 def _converters(framework: object) -> Callable[[Iterable[str], _torch.Infos], Callable[[_tload.Tensor], Any]]:
@@ -491,18 +508,3 @@ def _allocator(framework: Framework, devices: Iterable[str]) -> _cuda.Allocator 
         raise advise(InvalidRequestError, message, hint)
     _cuda.check()
     return _cuda.Allocator()
-
-
-def texts(name: str, value: Names | None) -> list[str]:
-    if value is None:
-        return []
-    texts = [value] if isinstance(value, str) else list(value)
-    for text in texts:
-        if not isinstance(text, str):
-            message = f"{name}: wanted a str or several, found {type(text).__qualname__}"
-            raise TypeError(message)
-    if not texts:
-        # An empty list must not select everything, as passing no rule does.
-        message = f"{name} is empty, so nothing is selected"
-        raise InvalidRequestError(message)
-    return texts
