@@ -26,7 +26,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # All recipes share one cargo target directory, and the summaries of test runners come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean test-vllm test-sglang test-suites FORCE
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean test-vllm test-sglang test-suites FORCE
 
 ##@ Everyday
 
@@ -201,8 +201,15 @@ DOCS_VENV ?= $(VENV)/docs
 DOCS_PY := $(DOCS_VENV)/bin/python
 DOCS_INSTALLED := $(DOCS_VENV)/.tload-docs
 
-docs: $(DOCS_INSTALLED) ## build the docs site
+docs: $(DOCS_INSTALLED) ## build the docs site, check its links and blocks
 	NO_MKDOCS_2_WARNING=1 $(DOCS_PY) -m mkdocs build --strict
+	$(DOCS_PY) tools/check_site.py target/site
+
+# Opens every page at the width of a phone and of a desktop; needs Chromium with its driver. With
+# ARGS, for pictures of the pages: make docs-browser ARGS=/tmp/pages
+docs-browser: docs ## open the docs site in headless Chromium
+	$(DOCS_PY) -m pip install --quiet selenium==4.51.0
+	$(call if_installed,chromium,chromium --version && chromedriver --version,$(DOCS_PY) tools/check_site_browser.py target/site $(ARGS))
 
 $(DOCS_INSTALLED): docs/requirements.txt
 	@test -n '$(PYTHON)' || { echo 'make: found no Python 3.11 or newer; name one with PYTHON=' >&2; exit 1; }

@@ -196,7 +196,7 @@ def test_dtype_missing_in_numpy_names_package_to_install(every_dtype: Every, mon
     with pytest.raises(tload.UnsupportedError, match="numpy has no packed floats of less than 8 bits"):
         tload.stream(path, framework="numpy", glob="F4*")
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(tload.UnsupportedError, match="pip install ml_dtypes"):
+    with pytest.raises(tload.UnsupportedError, match=r"pip install 'tload\[numpy\]'"):
         tload.stream(path, framework="numpy", glob="BF16*")
     assert len(tload.load(path, framework="numpy", glob="F16*")) == 10
 

@@ -215,3 +215,14 @@ def test_many_tensors_keep_their_order(tmp_path: Path) -> None:
     assert set(checkpoint) == set(tensors)
     starts = [info.file_range[0] for info in checkpoint.values()]
     assert starts == sorted(starts)
+
+
+def test_a_model_wins_over_an_adapter_beside_it(tmp_path: Path) -> None:
+    for name in ("adapter_model", "model"):
+        write_file(tmp_path / f"{name}.safetensors", {name: Content.random("F32", (4,), 0)})
+    with tload.open(tmp_path) as checkpoint:
+        assert list(checkpoint) == ["model"]
+    stream = tload.stream(tmp_path, framework="numpy")
+    assert [name for name, _ in stream] == ["model"]
+    (note,) = stream.report.notes
+    assert "left out: adapter_model.safetensors" in note

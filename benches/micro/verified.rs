@@ -33,13 +33,13 @@ pub(crate) fn loads(criterion: &mut Criterion) {
     let loader = Loader::open(&Location::from(path.as_path())).expect("a good checkpoint");
     let expected = |whole, each: Option<Algorithm>| {
         let digests = named.clone().map(|(index, bytes)| {
-            let digest = each.map(|algorithm| Digest::of(algorithm, bytes));
+            let digest = each.map(|algorithm| Digest::compute(algorithm, bytes));
             (format!("t{index}"), digest.expect("asked for"))
         });
         Expectation::Of(Expected {
             by: "the bench".to_owned(),
             len: None,
-            whole: Option::map(whole, |algorithm| Digest::of(algorithm, &file)),
+            whole: Option::map(whole, |algorithm| Digest::compute(algorithm, &file)),
             tensors: each.map(|_| digests.collect()).unwrap_or_default(),
             ..Expected::default()
         })

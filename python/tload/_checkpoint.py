@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from tload._store import Store
 
 Location: TypeAlias = str | os.PathLike[str]
+"""A path or URL."""
+
 Source: TypeAlias = Union[Location, Sequence[Location], "Checkpoint"]
+"""A file, a directory or an index, as a path or URL; a list of files; or an open checkpoint."""
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
-"""Index of an array, as in brackets behind it; steps must be positive."""
+"""Index of an array, as in the brackets after its name; steps must be positive."""
 
 SCHEMES = frozenset(_tload.SCHEMES)
 """URL schemes that the core reads."""
@@ -155,8 +158,10 @@ class Checkpoint(Mapping[str, TensorInfo]):
         try:
             return self._infos[name]
         except KeyError:
-            message = f"{self.location}: no tensor is named {name!r}"
-            raise NoSuchTensorError(message, location=self.location, tensor=name) from None
+            near = _tload.nearest_name(str(name), list(self._infos))
+            hint = f"list the names with list(checkpoint)" if near is None else f"did you mean {near!r}?"
+            message = f"{self.location}: no tensor is named {name!r}\n  hint: {hint}"
+            raise NoSuchTensorError(message, location=self.location, tensor=name, hint=hint) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
@@ -385,7 +390,7 @@ def open(
         TypeError: The source is neither a str, an `os.PathLike` of str, nor a list of them; or
             `store` is not a mapping, or a key or value of it has the wrong type.
 
-    Example:
+    Examples:
         >>> store = {"endpoint": "http://127.0.0.1:9000", "anonymous": True, "headers": {"X-Team": "weights"}}
         >>> with tload.open("s3://bucket/model", store=store) as checkpoint:  # doctest: +SKIP
         ...     print(checkpoint.total_bytes)

@@ -102,7 +102,7 @@ def load_into(
             copied; or `cache="map"` is set.
         TypeError: `target` is neither a module nor a mapping of names.
 
-    Example:
+    Examples:
         >>> with torch.device("meta"):  # doctest: +SKIP
         ...     model = Model(config)
         >>> model.to_empty(device="cuda")  # doctest: +SKIP

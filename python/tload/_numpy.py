@@ -57,7 +57,7 @@ def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], n
         import numpy as np
     except ImportError as error:
         message = f'framework="numpy" needs numpy, and it cannot be imported ({error})'
-        hint = 'install numpy, or pass framework="torch" or framework="dlpack"'
+        hint = """pip install 'tload[numpy]', or pass framework="torch" or framework="dlpack" instead"""
         raise advise(UnsupportedError, message, hint) from error
 
     dtypes = {name: _dtype(np, infos, name) for name in names}
@@ -80,7 +80,7 @@ def _dtype(np: Any, infos: Infos, name: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         reason = "numpy has this dtype only with the package ml_dtypes"
-        hint = 'pip install ml_dtypes, or pass framework="torch"'
+        hint = """pip install 'tload[numpy]' (from a clone: '.[numpy]'), or pass framework="torch" instead"""
         raise unsupported(infos(), name, reason, hint) from None
     scalar = getattr(ml_dtypes, ML_DTYPES[name], None)
     if scalar is None:

@@ -11,12 +11,17 @@ from tload import _tload
 from tload._errors import InvalidRequestError, advise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from datetime import timedelta
 
 Engine: TypeAlias = Literal["auto", "uring", "pread", "tokio-uring"]
+"""Values of `Options.engine`."""
+
 Cache: TypeAlias = Literal["auto", "direct", "buffered", "drop", "map"]
+"""Values of `Options.cache`."""
+
 Order: TypeAlias = Literal["ready", "file"]
+"""Values of `Options.order`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +190,14 @@ def refuse_unknown(function: str, keywords: Mapping[str, object], known: frozens
     """Raise `TypeError`, as Python does, for a keyword that `function` does not take."""
     for name in keywords:
         if name not in known:
-            message = f"{function}() got an unexpected keyword argument {name!r}"
+            message = f"{function}() got an unexpected keyword argument {name!r}{suggestion(name, known)}"
             raise TypeError(message)
+
+
+def suggestion(wanted: str, names: Collection[str]) -> str:
+    """Return the end of a message that suggests the name in `names` that `wanted` stands for, if one is near."""
+    near = _tload.nearest_name(wanted, sorted(names))
+    return "" if near is None else f"; did you mean {near!r}?"
 
 
 def resolve(options: Options | None, keywords: OptionKeywords) -> Options:

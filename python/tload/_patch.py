@@ -57,9 +57,9 @@ def patch() -> Iterator[tuple[str, ...]]:
 
     Yields:
         The replaced attributes, as `module.name`. Empty if neither the package nor one of the
-        libraries is installed.
+            libraries is installed.
 
-    Example:
+    Examples:
         >>> with tload.patch():  # doctest: +SKIP
         ...     model = AutoModelForCausalLM.from_pretrained("model_dir")
     """

@@ -43,6 +43,7 @@ class Progress:
 
 
 Callback: TypeAlias = Callable[[Progress], object]
+"""A function that is called with the progress of a load; its result is ignored."""
 
 
 class Watcher(Protocol):

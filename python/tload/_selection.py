@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from tload import _tload
 
 Names: TypeAlias = str | Iterable[str]
+"""One name or pattern, or several."""
+
 Pattern: TypeAlias = str | re.Pattern[str]
+"""A regular expression, as text or compiled."""
+
 Patterns: TypeAlias = Pattern | Iterable[Pattern]
+"""One regular expression, or several, as text or compiled."""
 
 
 class Rules(TypedDict):

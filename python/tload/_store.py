@@ -11,7 +11,10 @@ from tload import _tload, _variables
 from tload._errors import InvalidRequestError
 
 Value: TypeAlias = str | int | float | bool | timedelta | os.PathLike[str]
+"""The value of one option of a store."""
+
 Store: TypeAlias = Mapping[str, Value | Mapping[str, str]]
+"""Options of object stores, as a dict: `tload.open` lists the keys."""
 
 VARIABLE = "TLOAD_STORE"
 """Environment variable that the command reads too: `KEY=VALUE` pairs, one per line."""

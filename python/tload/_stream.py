@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, ove
 from tload import _cuda, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import InvalidRequestError, advise
-from tload._options import OptionKeywords, Options, refuse_unknown, resolve
+from tload._options import OptionKeywords, Options, refuse_unknown, resolve, suggestion
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
 from tload._selection import Names, Patterns, rules, texts
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Framework: TypeAlias = Literal["torch", "pt", "numpy", "np", "dlpack"]
+"""The type of the tensors that a load returns."""
+
 ALIASES: dict[object, Framework] = {"pt": "torch", "np": "numpy"}
 """Names of frameworks as in the package safetensors."""
 
@@ -281,8 +283,8 @@ def stream(
         source: A safetensors file, a directory, an index file, or a list of files, as paths or
             URLs; or an open `Checkpoint`.
         framework: The type of the tensors: `"torch"` or `"pt"` (`torch.Tensor`), `"numpy"` or
-            `"np"` (`numpy.ndarray`; bfloat16 and 8-bit floats need the package `ml_dtypes`), or
-            `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack` can import). Default:
+            `"np"` (`numpy.ndarray`; bfloat16 and 8-bit floats need `pip install 'tload[numpy]'`),
+            or `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack` can import). Default:
             `"torch"`. Tensors share the memory of the load without a copy, and are writable, except
             with `cache="map"`: see `Options.writable`.
         device: The device of the tensors: `"cpu"`; `"cuda:N"`, an NVIDIA GPU; or `"cuda"`, torch's
@@ -341,7 +343,7 @@ def stream(
         CorruptError: With `verify`, bytes do not match their digest. Also raised while reading.
         IoError, ChangedError, LoadTimeoutError, CancelledError: While reading.
 
-    Example:
+    Examples:
         >>> store = {"endpoint": "http://127.0.0.1:9000", "connect_timeout": 2}
         >>> for name, tensor in tload.stream("s3://bucket/model", store=store):  # doctest: +SKIP
         ...     print(name, tensor.shape)
@@ -469,7 +471,8 @@ def _converters(framework: object) -> Callable[[Iterable[str], _torch.Infos], Ca
         return _numpy.converter
     if framework == "dlpack":
         return lambda _dtypes, _infos: lambda tensor: tensor
-    message = f"framework {framework!r} is unknown; it can be torch, numpy, dlpack"
+    near = suggestion(str(framework), ("torch", "numpy", "dlpack"))
+    message = f"framework {framework!r} is unknown; it can be torch, numpy, dlpack{near}"
     raise InvalidRequestError(message)
 
 

@@ -46,14 +46,7 @@ pub(crate) fn location(text: &OsStr) -> Result<Location> {
 /// Collects the options of object stores. Blank ones are skipped: the variable may end with one.
 pub(crate) fn store(args: &StoreArgs) -> Result<StoreOptions> {
     let mut options = StoreOptions::new();
-    let variable = |error: Error| {
-        let message = format!("environment variable TLOAD_STORE: {}", error.message());
-        let named = Error::new(error.kind(), message);
-        match error.hint() {
-            Some(hint) => named.with_hint(hint),
-            None => named,
-        }
-    };
+    let variable = |error: Error| error.with_context("environment variable TLOAD_STORE");
     for option in args.environment.iter().filter(|option| !is_blank(option)) {
         let (key, value) = pair(option).map_err(variable)?;
         options.set(key, value).map_err(variable)?;

@@ -126,7 +126,7 @@ impl Polynomial {
     }
 
     /// Returns the CRC of concatenated bytes.
-    pub(crate) fn of(self, all: &[&[u8]]) -> u64 {
+    pub(crate) fn checksum(self, all: &[&[u8]]) -> u64 {
         let mut digest = Digest::new(self.ring().algorithm);
         for bytes in all {
             digest.update(bytes);
@@ -156,8 +156,8 @@ impl Crcs {
     /// Computes both CRCs of concatenated bytes.
     pub(crate) fn new(all: &[&[u8]]) -> Self {
         Self {
-            crc32c: Polynomial::Crc32c.of(all),
-            crc64nvme: Polynomial::Crc64Nvme.of(all),
+            crc32c: Polynomial::Crc32c.checksum(all),
+            crc64nvme: Polynomial::Crc64Nvme.checksum(all),
         }
     }
 
@@ -234,9 +234,9 @@ mod tests {
     #[test]
     fn crc_matches_catalogue_check_values() {
         // "check" in the catalogue: the CRC of the nine ASCII digits.
-        assert_eq!(Polynomial::Crc32c.of(&[b"123456789"]), 0xE306_9283);
+        assert_eq!(Polynomial::Crc32c.checksum(&[b"123456789"]), 0xE306_9283);
         assert_eq!(
-            Polynomial::Crc64Nvme.of(&[b"12345", b"6789"]),
+            Polynomial::Crc64Nvme.checksum(&[b"12345", b"6789"]),
             0xAE8B_1486_0A79_9888
         );
     }
@@ -248,7 +248,7 @@ mod tests {
             assert!(sum.is_whole());
             let sum = Sum::new(polynomial, 1);
             assert!(!sum.is_whole());
-            assert_eq!(sum.add(0, &[7]), Some(polynomial.of(&[&[7]])));
+            assert_eq!(sum.add(0, &[7]), Some(polynomial.checksum(&[&[7]])));
             assert!(sum.is_whole());
         }
     }
@@ -257,7 +257,10 @@ mod tests {
     fn combine_matches_library_for_huge_lengths() {
         // Lengths that do not fit into memory, checked against the library's own combination.
         for polynomial in BOTH {
-            let (first, second) = (polynomial.of(&[b"first"]), polynomial.of(&[b"second"]));
+            let (first, second) = (
+                polynomial.checksum(&[b"first"]),
+                polynomial.checksum(&[b"second"]),
+            );
             for len in [1, 4096, (1 << 22) + 3, (1 << 40) + 12_345, (1 << 62) + 1] {
                 let theirs =
                     crc_fast::checksum_combine(polynomial.ring().algorithm, first, second, len);
@@ -280,21 +283,21 @@ mod tests {
             pieces.retain(|piece| !piece.is_empty());
             crate::testing::fixtures::Rng::new(seed).shuffle(&mut pieces);
             for polynomial in BOTH {
-                let wanted = polynomial.of(&[&bytes]);
+                let wanted = polynomial.checksum(&[&bytes]);
                 let sum = Sum::new(polynomial, bytes.len() as u64);
                 for (index, piece) in pieces.iter().enumerate() {
                     let (offset, own) = (piece.start as u64, &bytes[piece.clone()]);
                     let found = if index % 2 == 0 {
                         sum.add(offset, own)
                     } else {
-                        sum.add_crc(offset, own.len() as u64, polynomial.of(&[own]))
+                        sum.add_crc(offset, own.len() as u64, polynomial.checksum(&[own]))
                     };
                     let last = index + 1 == pieces.len();
                     prop_assert_eq!(found, last.then_some(wanted));
                 }
-                let combined = pieces_in_order(&cuts).fold(polynomial.of(&[]), |crc, piece| {
+                let combined = pieces_in_order(&cuts).fold(polynomial.checksum(&[]), |crc, piece| {
                     let own = &bytes[piece];
-                    polynomial.combine(crc, polynomial.of(&[own]), own.len() as u64)
+                    polynomial.combine(crc, polynomial.checksum(&[own]), own.len() as u64)
                 });
                 prop_assert_eq!(combined, wanted);
             }

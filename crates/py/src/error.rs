@@ -18,11 +18,11 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
         .and_then(|make| {
             make.bind(py).call1((
                 error.kind().name(),
-                error.chain(),
+                error.chain_with(keyword),
                 error.location(),
                 error.tensor(),
                 error.range().map(|range| (range.start, range.end)),
-                error.hint(),
+                error.hint_with(keyword),
                 error.errno(),
                 error.request().map(described),
                 error
@@ -33,6 +33,19 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     match made {
         Ok(instance) => PyErr::from_value(instance),
         Err(failed) => failed,
+    }
+}
+
+/// Returns the keyword of an option that an error or a hint names, and the value behind it. For
+/// `list_names`, whose value is a location, returns the call.
+fn keyword(option: &str, value: Option<&str>) -> String {
+    match (option, value) {
+        // Rust escapes a superset of what Python does, and the text is for people.
+        ("list_names", Some(location)) => format!("list(tload.open({location:?}))"),
+        ("list_names", None) => "list(tload.open(…))".to_owned(),
+        ("follow_symlinks" | "force", None) => format!("{option}=True"),
+        (_, Some(value)) => format!("{option}={value}"),
+        (_, None) => option.to_owned(),
     }
 }
 

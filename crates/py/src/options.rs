@@ -9,7 +9,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDelta};
-use tload::{OptionKey, OptionKind, OptionValue, Options, Selection};
+use tload::{Error, ErrorKind, OptionKey, OptionKind, OptionValue, Options, Selection};
 
 use crate::error::{exception, invalid_request};
 
@@ -40,14 +40,19 @@ pub(crate) fn option_from_variable<'py>(
     text: &str,
 ) -> PyResult<Bound<'py, PyAny>> {
     let key = Options::key(name).expect("the caller takes names from the table");
-    let Ok(value) = key.parse(text) else {
+    let value = key.parse(text).map_err(|invalid| {
         let variable = key.variable().unwrap_or_default();
         let message = format!(
             "environment variable {variable} is {text:?}; it {}",
             key.valid_values()
         );
-        return Err(invalid_request(py, message));
-    };
+        let error = Error::new(ErrorKind::InvalidRequest, message);
+        let error = match invalid.hint() {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        };
+        exception(py, &error)
+    })?;
     match value {
         OptionValue::Flag(flag) => flag.into_bound_py_any(py),
         OptionValue::Count(count) => count.into_bound_py_any(py),

@@ -150,7 +150,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         dtype: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), ML_DTYPES[name]))
     except (ImportError, AttributeError) as error:
-        hint = 'install or upgrade ml_dtypes, or pass framework="pt"'
+        hint = """pip install --upgrade 'tload[numpy]', or pass framework="pt" instead"""
         raise SafetensorError(f"Dtype not understood: {name} ({error})\n  hint: {hint}") from error
     return dtype
 

@@ -79,7 +79,7 @@ class safe_open:  # noqa: N801  # the package's name
             the package's own class if the package is installed.
         tload.Error: The file, store or GPU failed: see `tload.open` and `tload.stream`.
 
-    Example:
+    Examples:
         >>> with safe_open("model.safetensors", framework="pt") as f:  # doctest: +SKIP
         ...     rows = f.get_slice("lm_head.weight")[:1024]
     """

@@ -84,10 +84,11 @@ class Opened:
         """Return the header entry of a tensor."""
         if not isinstance(name, str):
             raise TypeError(f"name: wanted a str, found {type(name).__qualname__}")
-        info = self.checkpoint.get(name)
-        if info is None:
-            raise no_such_tensor(name)
-        return info
+        try:
+            return self.checkpoint[name]
+        except NoSuchTensorError as error:
+            # The message is the package's; its cause suggests a name.
+            raise no_such_tensor(name) from error
 
     def tensor(self, info: TensorInfo) -> Any:
         """Return a whole tensor."""

@@ -105,7 +105,7 @@ def from_pretrained(
             weights were left without memory.
         Exception: Any exception of transformers, for example for shapes that do not fit.
 
-    Example:
+    Examples:
         >>> from transformers import AutoModelForCausalLM  # doctest: +SKIP
         >>> model = from_pretrained(AutoModelForCausalLM, "s3://bucket/model", config="model_dir")  # doctest: +SKIP
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tload import _store
 from tload._errors import Error, InvalidRequestError, advise
-from tload._options import OptionKeywords, Options, is_strict, resolve
+from tload._options import OptionKeywords, Options, is_strict, resolve, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,10 +128,8 @@ def replaces_runai(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _unknown(key: object, known: list[str]) -> InvalidRequestError:
-    near = difflib.get_close_matches(str(key), known, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    hint = f"the keys are {', '.join(known)}"
-    return advise(InvalidRequestError, f"model_loader_extra_config: {key!r} is not a key of tload{meant}", hint)
+    message = f"model_loader_extra_config: {key!r} is not a key of tload{suggestion(str(key), known)}"
+    return advise(InvalidRequestError, message, f"the keys are {', '.join(known)}")
 
 
 def _source(given: Mapping[str, Any]) -> str | tuple[str, ...] | None:

@@ -55,19 +55,11 @@ def without_copies(locations: Sequence[str]) -> list[str]:
 
 
 def open_source(source: str | Sequence[str], settings: Settings) -> Checkpoint:
-    """Open the weights at the user's location; of a directory or prefix, without second copies."""
+    """Open the weights at the user's location. The core leaves second copies in a directory out."""
     store = dict(settings.store or {})
     if settings.options.timeout is not None:
         store.setdefault("open_timeout", settings.options.timeout)
-    if not isinstance(source, str):
-        return tload.open(list(source), store=store)
-    checkpoint = tload.open(source, store=store)
-    locations = [shard.location for shard in checkpoint.shards]
-    wanted = without_copies(locations)
-    if len(wanted) == len(locations):
-        return checkpoint
-    checkpoint.close()
-    return tload.open(wanted, store=store)
+    return tload.open(source if isinstance(source, str) else list(source), store=store)
 
 
 def wanted(names: Sequence[str], keep: Keep | None, unused: Keep | None) -> list[str] | None:

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
-use tload::{OptionKey, OptionKind, Options, Verify};
+use tload::{OptionKey, OptionKind, Options, Verify, nearest_name};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Tensor selection (any matching filter selects a tensor)")]
@@ -151,14 +151,22 @@ fn value_name(key: &OptionKey) -> String {
 
 /// Checks `text` for clap, whose message names the flag and the text.
 pub(super) fn parse(key: &OptionKey, text: &str) -> Result<String, String> {
-    if key.parse(text).is_err() {
-        return Err(format!("it {}", key.valid_values()));
+    if let Err(error) = key.parse(text) {
+        let hint = error.hint().map(|hint| format!("; {hint}"));
+        return Err(format!(
+            "it {}{}",
+            key.valid_values(),
+            hint.unwrap_or_default()
+        ));
     }
     // A plain word that is neither a mode nor a file is taken for a typing error.
     let is_manifest = matches!(text.parse(), Ok(Verify::Manifest(_)));
     let is_word = !text.contains(['/', '.']);
     if key.kind == OptionKind::Verify && is_manifest && is_word && !Path::new(text).exists() {
-        return Err("neither off, auto, require, sha256 nor an existing manifest".to_owned());
+        let modes = ["off", "auto", "require", "sha256"];
+        let near = nearest_name(text, modes).map(|mode| format!("; did you mean {mode:?}?"));
+        let refused = "neither off, auto, require, sha256 nor an existing manifest";
+        return Err(format!("{refused}{}", near.unwrap_or_default()));
     }
     Ok(text.to_owned())
 }

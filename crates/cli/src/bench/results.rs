@@ -140,7 +140,7 @@ impl CellResults {
     }
 
     /// Returns the samples of `contender` in chronological order.
-    pub(crate) fn of(&self, contender: Contender) -> impl DoubleEndedIterator<Item = &Sample> {
+    pub(crate) fn samples(&self, contender: Contender) -> impl DoubleEndedIterator<Item = &Sample> {
         self.samples
             .iter()
             .filter(move |sample| sample.contender == contender)
@@ -163,7 +163,7 @@ impl CellResults {
     /// Returns the samples in the requested state. If there are none, returns all of them; the cell
     /// is then not labelled with that state.
     pub(super) fn counting(&self, contender: Contender) -> impl Iterator<Item = &Sample> {
-        self.of(contender)
+        self.samples(contender)
             .filter(|sample| !self.cache_state_verified || self.is_as_asked(sample))
     }
 
@@ -178,7 +178,7 @@ impl CellResults {
         Some(Summary {
             contender,
             samples,
-            left_out: self.of(contender).count() - samples,
+            left_out: self.samples(contender).count() - samples,
             bytes_per_second: spread(|it| Some(it.bytes_per_second))?,
             tload_ratio: self.ratio(contender),
             cpu_seconds_per_gib: spread(|it| it.cpu_seconds_per_gib),

@@ -65,7 +65,7 @@ pub(crate) fn cache(cell: &CellResults) -> String {
 
 /// Returns the engine actually used.
 pub(crate) fn engine(cell: &CellResults) -> String {
-    cell.of(Contender::Tload).next_back().map_or_else(
+    cell.samples(Contender::Tload).next_back().map_or_else(
         || cell.cell.configuration.options.engine.to_string(),
         |sample| sample.measurement.engine.clone(),
     )
@@ -87,7 +87,7 @@ fn tuned_or_set(cell: &CellResults) -> String {
 /// Describes the reads: `8 × 1.0 MiB`, the lanes if there are several, the requests to object
 /// stores, and the copies to GPUs.
 pub(crate) fn reads(cell: &CellResults) -> String {
-    let last = cell.of(Contender::Tload).next_back();
+    let last = cell.samples(Contender::Tload).next_back();
     let Some(report) = last.and_then(|sample| sample.measurement.report.as_ref()) else {
         return String::new();
     };

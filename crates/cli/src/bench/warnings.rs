@@ -183,7 +183,7 @@ fn name(state: CacheState) -> &'static str {
 }
 
 /// Returns the warnings that the samples show, each kind once, from the first cell that shows it.
-pub(crate) fn of(results: &Results) -> Vec<Warning> {
+pub(crate) fn find(results: &Results) -> Vec<Warning> {
     let mut warnings = Vec::new();
     for cell in &results.cells {
         warnings.extend(page_cache(cell));
@@ -221,7 +221,7 @@ fn page_cache(cell: &CellResults) -> Option<Warning> {
 /// Warns about a fallback. If `auto` chooses threads for cached files, that is not one.
 fn fallback(cell: &CellResults) -> Option<Warning> {
     let engine = cell
-        .of(Contender::Tload)
+        .samples(Contender::Tload)
         .find_map(|sample| sample.measurement.report.as_ref())?
         .engine
         .clone();
@@ -234,7 +234,7 @@ fn fallback(cell: &CellResults) -> Option<Warning> {
 }
 
 fn not_pinned(cell: &CellResults) -> Option<Warning> {
-    let reports = cell.of(Contender::Tload).filter_map(|sample| {
+    let reports = cell.samples(Contender::Tload).filter_map(|sample| {
         let report = sample.measurement.report.as_ref()?;
         report.staging.as_ref()
     });
@@ -249,7 +249,7 @@ fn not_pinned(cell: &CellResults) -> Option<Warning> {
 
 fn slow_start(cell: &CellResults) -> Option<Warning> {
     let mut seconds = cell
-        .of(Contender::Tload)
+        .samples(Contender::Tload)
         .map(|sample| sample.measurement.seconds);
     let first = seconds.next()?;
     let others = Spread::new(seconds)?;
@@ -274,7 +274,7 @@ fn noise(cell: &CellResults) -> Option<Warning> {
 /// short run means nothing, and mapping files may well be faster than the ceiling, which copies
 /// them.
 fn too_small(cell: &CellResults) -> Option<Warning> {
-    let runs = cell.of(Contender::Tload);
+    let runs = cell.samples(Contender::Tload);
     let seconds = Spread::new(runs.map(|sample| sample.measurement.seconds))?.median;
     if seconds < SHORTEST_SECONDS {
         return Some(Warning::TooShort { seconds });
@@ -302,7 +302,7 @@ mod tests {
         for round in 1..=3 {
             results.add(0, sample(round, Contender::Tload, 1e9 + f64::from(round)));
         }
-        assert_eq!(of(&results), []);
+        assert_eq!(find(&results), []);
     }
 
     #[test]
@@ -311,7 +311,7 @@ mod tests {
             let mut results = results(&plan(1, 1));
             results.add(0, sample(1, Contender::Tload, ours));
             results.add(0, sample(1, Contender::Ceiling, ceiling));
-            of(&results).iter().map(ToString::to_string).collect()
+            find(&results).iter().map(ToString::to_string).collect()
         };
         let above = texts(1.08e9, 1e9);
         assert_eq!(above.len(), 1, "{above:#?}");
@@ -326,7 +326,7 @@ mod tests {
         let mut results = results(&mapped);
         results.add(0, sample(1, Contender::Tload, 2e9));
         results.add(0, sample(1, Contender::Ceiling, 1e9));
-        assert_eq!(of(&results), [], "a ceiling copies");
+        assert_eq!(find(&results), [], "a ceiling copies");
         // 4 GiB at this speed take 43 ms.
         let short = texts(1e11, 5e10);
         assert_eq!(short.len(), 1, "{short:#?}");
@@ -348,7 +348,7 @@ mod tests {
                 results.add(cell, sample);
             }
         }
-        let texts: Vec<String> = of(&results).iter().map(ToString::to_string).collect();
+        let texts: Vec<String> = find(&results).iter().map(ToString::to_string).collect();
         assert_eq!(texts.len(), 3, "{texts:#?}");
         assert!(
             texts[0].contains("25 % of the files were in memory; these runs"),

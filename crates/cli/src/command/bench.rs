@@ -187,7 +187,7 @@ fn measure(
 fn texts(known: &[Warning], results: &Results) -> Vec<String> {
     known
         .iter()
-        .chain(&warnings::of(results))
+        .chain(&warnings::find(results))
         .map(ToString::to_string)
         .collect()
 }

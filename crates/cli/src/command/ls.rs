@@ -10,13 +10,16 @@ use super::open::open;
 use crate::args::LsArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::output::error::standard_output;
+use crate::output::error::{standard_output, warn};
 use crate::output::quantity::format_count;
 use crate::output::table::{Align, render};
 
 pub(crate) fn run(args: &LsArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let from = (&args.store, &args.links);
     let checkpoint = open(&args.location, from, args.time.timeout, interrupt)?;
+    for note in checkpoint.notes() {
+        warn(&format!("note: {note}"));
+    }
     let listing = Listing::new(&checkpoint, &selected(&checkpoint, args)?);
     if args.json {
         return interrupt.answer().give(out, &listing);

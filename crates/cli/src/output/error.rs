@@ -30,13 +30,13 @@ pub(crate) fn warn(text: &str) {
 
 /// Returns the error for a failed write to standard output.
 pub(crate) fn standard_output(error: io::Error) -> Error {
-    Error::from_io("cannot write", error).with_location("standard output")
+    Error::from_write("cannot write", error).with_location("standard output")
 }
 
 /// Returns the error for a failed operation on a file that the command writes.
 pub(crate) fn file(what: &str, path: &Path, error: io::Error) -> Error {
     let full = error.kind() == io::ErrorKind::StorageFull;
-    let error = Error::from_io(what, error).with_location(path.display());
+    let error = Error::from_write(what, error).with_location(path.display());
     if full {
         error.with_hint("free some space, or use a smaller --size")
     } else {

@@ -1,10 +1,16 @@
-//! Names of options as the command's flags.
+//! Names of options as the command's flags, and the command that lists tensors.
+
+use std::borrow::Cow;
 
 use tload::{OptionKind, Options};
 
 /// Returns the flag of an option that an error or a hint names, and the value behind it:
-/// `--extent`, `--cache auto`.
+/// `--extent`, `--cache auto`. For `list_names`, whose value is a location, returns the command.
 pub(crate) fn flag(option: &str, value: Option<&str>) -> String {
+    if option == "list_names" {
+        let location = value.map_or("LOCATION".into(), quoted);
+        return format!("tload ls {location}");
+    }
     let key = Options::key(option);
     // `--verify` may stand alone, so that its value must follow in the same word.
     let separator = if key.is_some_and(|key| key.kind == OptionKind::Verify) {
@@ -24,12 +30,35 @@ pub(crate) fn flag(option: &str, value: Option<&str>) -> String {
     }
 }
 
+/// Returns `text` as one word of a POSIX shell.
+fn quoted(text: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:@%,".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.into();
+    }
+    format!("'{}'", text.replace('\'', r"'\''")).into()
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
     use super::*;
     use crate::args::Args;
+
+    #[test]
+    fn locations_are_quoted_for_the_shell() {
+        for (location, command) in [
+            ("models/a-1.safetensors", "tload ls models/a-1.safetensors"),
+            ("s3://bucket/key", "tload ls s3://bucket/key"),
+            ("my model", "tload ls 'my model'"),
+            ("it's;$HOME", r"tload ls 'it'\''s;$HOME'"),
+            ("", "tload ls ''"),
+        ] {
+            assert_eq!(flag("list_names", Some(location)), command);
+        }
+        assert_eq!(flag("list_names", None), "tload ls LOCATION");
+    }
 
     #[test]
     fn flags_with_values_are_accepted() {

@@ -240,3 +240,37 @@ fn variables_are_options() {
     assert_eq!(loaded["report"]["engine"]["name"], "pread");
     assert_eq!(loaded["report"]["memory_limit"], 64 << 20);
 }
+
+#[test]
+fn files_of_other_models_are_left_out_and_noted() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let location = model.to_str().unwrap();
+    succeed(["synth", location, "--size", "1MiB"]);
+    let alone = json(["ls", location, "--json"])["total"].clone();
+    fs::copy(
+        model.join("model.safetensors"),
+        model.join("adapter_model.safetensors"),
+    )
+    .unwrap();
+    let output = run(["ls", location, "--json"]);
+    let listing: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(listing["total"], alone);
+    for command in ["ls", "load"] {
+        let output = run([command, location, "--json"]);
+        let text = stderr(&output);
+        assert!(output.status.success(), "{text}");
+        assert!(
+            text.contains("left out: adapter_model.safetensors"),
+            "{command}: {text}"
+        );
+    }
+    let report = json(["doctor", location, "--json"]);
+    let findings = report["findings"].as_array().unwrap();
+    let found = findings.iter().find(|found| found["id"] == "checkpoint");
+    assert_eq!(found.unwrap()["level"], "note");
+    // A copy is of the whole directory.
+    let copy = folder.path().join("copy");
+    succeed(["cp", location, copy.to_str().unwrap()]);
+    assert!(copy.join("adapter_model.safetensors").exists());
+}

@@ -12,7 +12,7 @@ use crate::{command, json, run, stderr, succeed};
 /// Returns CRC and SHA-256, as manifests have them.
 fn digests(bytes: &[u8]) -> Value {
     let hex = |algorithm| {
-        let text = Digest::of(algorithm, bytes).to_string();
+        let text = Digest::compute(algorithm, bytes).to_string();
         text.split_once(':').unwrap().1.to_owned()
     };
     json!({"crc64nvme": hex(Algorithm::Crc64Nvme), "sha256": hex(Algorithm::Sha256)})

@@ -8,6 +8,7 @@ use std::{sync::OnceLock, time::Instant};
 
 use super::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::SUFFIX;
 #[cfg(feature = "object")]
 use crate::options::HubId;
 use crate::options::{Location, Protocol, StoreOptions};
@@ -28,8 +29,7 @@ pub(crate) enum ShardSource {
 pub(super) enum Found {
     /// A file.
     File,
-    /// A directory: the names of the files in it, and, in an object store, of the directories below
-    /// it.
+    /// A directory: the names of the files in it, and of the directories below it.
     Folder {
         names: Vec<String>,
         below: Vec<String>,
@@ -91,6 +91,15 @@ impl ShardSource {
             Self::File(file) => file.verify_unchanged(),
             #[cfg(feature = "object")]
             Self::Object(object) => object.verify_in_place(),
+        }
+    }
+
+    /// Returns the object, if it is one.
+    #[cfg(feature = "object")]
+    pub(crate) fn object(&self) -> Option<&ObjectSource> {
+        match self {
+            Self::File(_) => None,
+            Self::Object(object) => Some(object),
         }
     }
 
@@ -195,8 +204,7 @@ impl Backend {
         let path = path_of(location)?;
         let metadata = std::fs::metadata(path).map_err(|error| cannot_open(error, location))?;
         if metadata.is_dir() {
-            let names = names_in(location, path)?;
-            let below = Vec::new();
+            let (names, below) = names_in(location, path)?;
             Ok(Found::Folder { names, below })
         } else {
             Ok(Found::File)
@@ -304,18 +312,25 @@ impl Backend {
     }
 }
 
-fn names_in(location: &Location, folder: &std::path::Path) -> Result<Vec<String>> {
+/// Returns the names of files, and of directories. A link counts as a file: opening it tells more.
+fn names_in(location: &Location, folder: &std::path::Path) -> Result<(Vec<String>, Vec<String>)> {
     let unreadable =
         |error| Error::from_io("cannot list the directory", error).with_location(location);
-    let mut names = Vec::new();
+    let (mut names, mut below) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
-        let name = entry.map_err(unreadable)?.file_name();
+        let entry = entry.map_err(unreadable)?;
+        let name = entry.file_name();
         // A name that is not UTF-8 has neither suffix that counts here, or cannot be decoded
         // without guessing.
         if let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) {
-            names.push(name.to_owned());
+            // A directory with the name of a shard is an error of its own.
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let is_below = is_folder && !name.ends_with(SUFFIX) && !name.ends_with(".json");
+            let list = if is_below { &mut below } else { &mut names };
+            list.push(name.to_owned());
         }
     }
     names.sort();
-    Ok(names)
+    below.sort();
+    Ok((names, below))
 }

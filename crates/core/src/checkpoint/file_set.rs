@@ -19,6 +19,8 @@ pub(crate) struct FileSet {
     pub(crate) shards: Vec<Location>,
     /// Index that names them.
     pub(crate) index: Option<Location>,
+    /// Note on files of the directory that were left out or may not belong together.
+    pub(crate) note: Option<String>,
     backend: Backend,
     /// Directory that files found in it must not leave.
     root: Option<ConfinedDir>,
@@ -65,6 +67,7 @@ impl FileSet {
             is_folder,
             shards: set.files,
             index,
+            note: set.note,
             backend,
             root: set.root,
         })
@@ -82,6 +85,7 @@ impl FileSet {
             is_folder: true,
             shards: Vec::new(),
             index: None,
+            note: None,
             backend,
             root,
         })

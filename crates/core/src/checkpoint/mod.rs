@@ -24,6 +24,7 @@ use crate::tensor::TensorInfo;
 
 mod backend;
 mod file_set;
+mod no_weights;
 mod open_options;
 mod shards;
 mod state;
@@ -70,6 +71,10 @@ struct Opened {
     index: Option<IndexFile>,
     /// True for all of a directory or an index, false for files that the caller listed.
     is_whole: bool,
+    /// Notes on the choice of files.
+    notes: Vec<String>,
+    /// Files of other models in the directory.
+    left_out: Vec<Location>,
     /// Value of the option when opened: also applies to files found beside the checkpoint later.
     follow_symlinks: bool,
     shards: Vec<Shard>,
@@ -185,9 +190,12 @@ impl Checkpoint {
     /// Opens a file, a directory or an index file, on a file system or in an object store.
     ///
     /// A directory (or the prefix of objects that stands for one) is read by its
-    /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`, or else as
-    /// all its `*.safetensors` in natural order. An index decides which shards are opened and which
-    /// of their tensors exist. Over HTTP, which has no listing, a directory is read by its
+    /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`. An index
+    /// decides which shards are opened and which of their tensors exist. Without an index, its
+    /// `*.safetensors` are read in natural order: `model.safetensors` alone if it exists, else the
+    /// shards `model-*-of-*`, else those of `diffusion_pytorch_model`, else all files but
+    /// `consolidated*` and `adapter_model*`, else `consolidated*`, else `adapter_model*`; see
+    /// [`Self::notes`]. Over HTTP, which has no listing, a directory is read by its
     /// `model.safetensors.index.json` or else its `model.safetensors`.
     ///
     /// A model on a hub (`hf://org/name`) is read from the cache of the hub's own tools, if its
@@ -333,6 +341,8 @@ impl Checkpoint {
             location,
             index: set.index.as_ref().map(|index| index.file.clone()),
             is_whole: set.is_whole,
+            notes: set.note.iter().cloned().collect(),
+            left_out: set.left_out.clone(),
             follow_symlinks: backend.follow_symlinks,
             shards,
             tensors,
@@ -345,6 +355,19 @@ impl Checkpoint {
     /// Returns the location that it was opened from.
     pub fn location(&self) -> &Location {
         &self.0.location
+    }
+
+    /// Returns `error` about this checkpoint. Nothing lists the names of several files at once.
+    pub(crate) fn located(&self, error: Error) -> Error {
+        let lists_names = error
+            .marked_hint()
+            .is_some_and(|hint| hint.contains("‹list_names›"));
+        let error = error.with_location(self.location());
+        if lists_names && self.location().is_shown_only() {
+            error.with_hint("list the names of each of these files")
+        } else {
+            error
+        }
     }
 
     /// Returns all tensors: by shard, then by offset in the shard.
@@ -373,6 +396,17 @@ impl Checkpoint {
     /// Returns the total size of all tensors, bytes.
     pub fn total_bytes(&self) -> u64 {
         self.0.tensors.iter().map(TensorInfo::byte_len).sum()
+    }
+
+    /// Returns notes on the choice of files in a directory without an index: names of files that
+    /// were left out, since they are of another model, or that may not belong together.
+    pub fn notes(&self) -> &[String] {
+        &self.0.notes
+    }
+
+    /// Returns the files of other models in the directory, which were left out.
+    pub(crate) fn left_out(&self) -> &[Location] {
+        &self.0.left_out
     }
 
     /// Returns the directory that paths of the checkpoint's files are relative to: that of the
@@ -480,8 +514,7 @@ fn open_shard(
 pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
     const LENGTH: usize = 8;
     let invalid = |error: format::HeaderError| error.into_error(source.location());
-    let prefix = &first[..first.len().min(LENGTH)];
-    let len = format::header_len(prefix, source.len()).map_err(invalid)?;
+    let len = format::header_len(&first, source.len()).map_err(invalid)?;
     let length_field = len.to_le_bytes();
     let len = usize::try_from(len).expect("at most 100 MB");
     let mut bytes = first;

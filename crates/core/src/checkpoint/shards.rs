@@ -3,8 +3,9 @@
 
 use super::Placement;
 use super::backend::{Backend, Found, ShardSource};
-use crate::error::{Error, ErrorKind, Result, counted, shortened};
-use crate::format::{INDEX_BYTES_MAX, SUFFIX, missing_shard, natural_cmp, parse_index};
+use super::no_weights::no_weights;
+use crate::error::{Error, ErrorKind, Result, shortened};
+use crate::format::{INDEX_BYTES_MAX, ModelFiles, SUFFIX, missing_shard, parse_index};
 use crate::options::Location;
 use crate::storage::{ConfinedDir, Source};
 
@@ -27,6 +28,10 @@ pub(super) struct ShardSet {
     pub(super) root: Option<ConfinedDir>,
     /// True for all files of a directory or an index, false for files that the caller listed.
     pub(super) is_whole: bool,
+    /// Note on files of the directory that were left out or may not belong together.
+    pub(super) note: Option<String>,
+    /// Files of other models in the directory.
+    pub(super) left_out: Vec<Location>,
 }
 
 impl ShardSet {
@@ -36,6 +41,8 @@ impl ShardSet {
             index: None,
             root: None,
             is_whole: false,
+            note: None,
+            left_out: Vec::new(),
         }
     }
 
@@ -53,8 +60,7 @@ impl ShardSet {
     /// Like [`Self::find`], without requiring the files that an index names to exist.
     pub(super) fn named(location: &Location, backend: &Backend) -> Result<Self> {
         match backend.find(location)? {
-            Found::Folder { names, below } => Self::in_folder(location, &names, backend)
-                .map_err(|error| name_below(error, &below)),
+            Found::Folder { names, below } => Self::in_folder(location, &names, &below, backend),
             #[cfg(feature = "object")]
             Found::Unlisted => Self::in_unlisted(location, backend),
             Found::File if location.has_extension("json") => {
@@ -68,7 +74,12 @@ impl ShardSet {
         }
     }
 
-    fn in_folder(location: &Location, names: &[String], backend: &Backend) -> Result<Self> {
+    fn in_folder(
+        location: &Location,
+        names: &[String],
+        below: &[String],
+        backend: &Backend,
+    ) -> Result<Self> {
         let indexes: Vec<_> = names
             .iter()
             .filter(|name| name.ends_with(INDEX_SUFFIX))
@@ -93,7 +104,12 @@ impl ShardSet {
             ))
             .with_location(location)
             .with_hint("pass the path of the index file to load")),
-            [] => Self::without_index(location, names, root),
+            [] => Self::without_index(location, names, root)
+                .transpose()
+                .unwrap_or_else(|| {
+                    let holding = holding_weights(location, below, backend);
+                    Err(no_weights(location, names, below, &holding))
+                }),
         }
     }
 
@@ -132,31 +148,31 @@ impl ShardSet {
         }
     }
 
+    /// Selects all shards of a directory, if it has any.
     fn without_index(
         location: &Location,
         names: &[String],
         root: Option<ConfinedDir>,
-    ) -> Result<Self> {
-        let mut shards: Vec<_> = names.iter().filter(|name| name.ends_with(SUFFIX)).collect();
+    ) -> Result<Option<Self>> {
+        let shards: Vec<_> = names.iter().filter(|name| name.ends_with(SUFFIX)).collect();
         if shards.is_empty() {
-            return Err(Error::new(
-                ErrorKind::NotFound,
-                format!(
-                    "contains no *{SUFFIX} among {}",
-                    counted(names.len() as u64, "file")
-                ),
-            )
-            .with_location(location)
-            .with_hint("pass the directory that contains the model's files, or a file"));
+            return Ok(None);
         }
-        shards.sort_by(|a, b| natural_cmp(a, b));
-        require_whole_set(location, &shards)?;
-        Ok(Self {
-            files: shards.into_iter().map(|name| location.join(name)).collect(),
+        let model = ModelFiles::choose(shards.into_iter().map(String::as_str));
+        require_whole_set(location, &model.chosen)?;
+        let note = model.note();
+        if let Some(note) = &note {
+            tracing::info!(%location, "{note}");
+        }
+        let locations = |names: Vec<&str>| names.into_iter().map(|it| location.join(it)).collect();
+        Ok(Some(Self {
+            files: locations(model.chosen),
             index: None,
             root,
             is_whole: true,
-        })
+            note,
+            left_out: locations(model.left_out),
+        }))
     }
 
     /// Selects the shards that an index names, in natural order.
@@ -191,6 +207,8 @@ impl ShardSet {
             index: Some(Placement::new(source, index, bytes)),
             root,
             is_whole: true,
+            note: None,
+            left_out: Vec::new(),
         })
     }
 
@@ -221,28 +239,28 @@ impl ShardSet {
     }
 }
 
-/// Adds the directories below a prefix to the hint: a bucket holds many models, and the prefix may
-/// be too short.
-fn name_below(error: Error, below: &[String]) -> Error {
-    const SHOWN: usize = 8;
-    if error.kind() != ErrorKind::NotFound || below.is_empty() {
-        return error;
+/// Returns the subdirectories that have safetensors files, as far as this is known without requests
+/// to a store.
+fn holding_weights(location: &Location, below: &[String], backend: &Backend) -> Vec<String> {
+    const LISTED_MAX: usize = 64;
+    if location.as_path().is_none() {
+        return Vec::new();
     }
-    let shown = below[..below.len().min(SHOWN)].join("/, ");
-    let more = below.len().saturating_sub(SHOWN);
-    let more = if more > 0 {
-        format!(" and {more} more")
-    } else {
-        String::new()
+    let holds = |name: &&String| match backend.find(&location.join(name)) {
+        Ok(Found::Folder { names, .. }) => names.iter().any(|name| name.ends_with(SUFFIX)),
+        _ => false,
     };
-    error.with_hint(format!(
-        "its subdirectories are {shown}/{more}: load one of them"
-    ))
+    below
+        .iter()
+        .take(LISTED_MAX)
+        .filter(holds)
+        .cloned()
+        .collect()
 }
 
 /// Rejects a numbered set that lacks a shard: without an index nothing else reveals it.
-fn require_whole_set(location: &Location, names: &[&String]) -> Result<()> {
-    let Some(gap) = missing_shard(names.iter().map(|name| name.as_str())) else {
+fn require_whole_set(location: &Location, names: &[&str]) -> Result<()> {
+    let Some(gap) = missing_shard(names.iter().copied()) else {
         return Ok(());
     };
     Err(Error::new(
@@ -262,13 +280,10 @@ mod tests {
 
     #[test]
     fn numbered_set_with_gap_is_rejected() {
-        let whole = [
-            "m-1-of-2.safetensors".to_owned(),
-            "m-2-of-2.safetensors".to_owned(),
-        ];
+        let whole = ["m-1-of-2.safetensors", "m-2-of-2.safetensors"];
         let location = Location::from_path("folder");
-        require_whole_set(&location, &whole.iter().collect::<Vec<_>>()).expect("whole");
-        let error = require_whole_set(&location, &[&whole[1]]).expect_err("the first is missing");
+        require_whole_set(&location, &whole).expect("whole");
+        let error = require_whole_set(&location, &whole[1..]).expect_err("the first is missing");
         assert_eq!(
             error.to_string(),
             "folder: shard 1 of 2 is missing beside \"m-2-of-2.safetensors\" (1 found)"

@@ -57,7 +57,7 @@ impl TargetDir {
     /// Opens the directory, and creates it if it does not exist.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let failed = |error: io::Error| {
-            Error::from_io("cannot create or open the directory", error)
+            Error::from_write("cannot create or open the directory", error)
                 .with_location(path.display())
         };
         if path.exists() && !path.is_dir() {
@@ -177,7 +177,7 @@ impl TargetDir {
     }
 
     fn failed(&self, what: &str, name: &str, errno: Errno) -> Error {
-        Error::from_io(what, errno.into()).with_location(self.path.join(name).display())
+        Error::from_write(what, errno.into()).with_location(self.path.join(name).display())
     }
 
     /// Opens or creates the file in progress for `name`, and returns the ranges of `origin` that it
@@ -239,7 +239,7 @@ fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -> Result<()
         Err(Errno::WOULDBLOCK) => return Err(busy()),
         Err(errno) => {
             return Err(
-                Error::from_io("cannot lock the file in progress for", errno.into())
+                Error::from_write("cannot lock the file in progress for", errno.into())
                     .with_location(path.display()),
             );
         }
@@ -445,7 +445,7 @@ pub(super) fn cannot_write(path: &Path, missing: u64, error: io::Error) -> Error
         io::ErrorKind::FileTooLarge,
     ];
     if !full.contains(&error.kind()) {
-        return Error::from_io("cannot write", error).with_location(path.display());
+        return Error::from_write("cannot write", error).with_location(path.display());
     }
     Error::new(
         ErrorKind::OutOfMemory,

@@ -14,7 +14,7 @@ use std::io;
 use std::ops::Range;
 
 pub use nearest::nearest_name;
-use option_names::MarkedText;
+use option_names::{LIST_NAMES, LISTING_CALL, MarkedText};
 
 /// `Result` with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -199,6 +199,26 @@ impl fmt::Display for FailedRequest {
 
 const SERVER_HINT: &str = "check the server of the file system and the network path to it";
 
+/// Returns the hint for a failure to write a file or to create a directory with this `errno`.
+fn write_hint(errno: i32) -> Option<&'static str> {
+    match errno {
+        libc::EACCES | libc::EPERM => {
+            Some("give this user write permission to the directory, or write to another one")
+        }
+        libc::EROFS => Some("its file system is read-only: write to another directory"),
+        libc::ENOSPC => Some("free some space, or write to another disk"),
+        libc::EDQUOT => Some("the quota is used up: free some space, or raise the quota"),
+        libc::EFBIG => {
+            Some("the file is larger than the limit (ulimit -f) or its file system allows")
+        }
+        libc::ENAMETOOLONG => Some("choose a shorter name: most file systems allow 255 bytes"),
+        libc::EISDIR => Some("this is a directory: pass the path of a file"),
+        libc::ENOTDIR => Some("one of the directories in its path is a file: choose another path"),
+        libc::ENOENT => Some("create the directory first"),
+        _ => storage_hint(errno),
+    }
+}
+
 /// Returns the hint for a storage failure with this `errno`.
 fn storage_hint(errno: i32) -> Option<&'static str> {
     match errno {
@@ -239,7 +259,16 @@ impl Error {
     ///
     /// Adds a hint for common storage failures; callers that know more may replace it.
     pub fn from_io(what: impl Into<String>, error: io::Error) -> Self {
-        let hint = error.raw_os_error().and_then(storage_hint);
+        Self::from_os(what.into(), error, storage_hint)
+    }
+
+    /// Like [`Self::from_io`], for an operation that writes a file or creates a directory.
+    pub fn from_write(what: impl Into<String>, error: io::Error) -> Self {
+        Self::from_os(what.into(), error, write_hint)
+    }
+
+    fn from_os(what: String, error: io::Error, hint: fn(i32) -> Option<&'static str>) -> Self {
+        let hint = error.raw_os_error().and_then(hint);
         let new = Self::new(ErrorKind::from_io(&error), what).with_source(error);
         match hint {
             Some(hint) => new.with_hint(hint),
@@ -361,6 +390,14 @@ impl Error {
         }))
     }
 
+    /// Adds `context` before the message, for example the variable that a value came from.
+    #[must_use]
+    pub fn with_context(mut self, context: impl fmt::Display) -> Self {
+        let context = fit(&format!("{context}: "));
+        self.0.message = self.0.message.behind(&context);
+        self
+    }
+
     /// Returns the category: what the caller can do about the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -393,12 +430,22 @@ impl Error {
 
     /// Like [`Self::hint`], with options named by `name`: see [`Self::chain_with`].
     pub fn hint_with(&self, name: impl Fn(&str, Option<&str>) -> String) -> Option<String> {
+        // The core knows where the names are, the interface how to list them.
+        let name = |option: &str, value: Option<&str>| match option {
+            LIST_NAMES => name(option, self.location()),
+            _ => name(option, value),
+        };
         self.0.hint.as_ref().map(|hint| hint.with_names(name))
     }
 
     /// Returns the hint as it was set, to become part of another hint.
     pub(crate) fn marked_hint(&self) -> Option<String> {
-        self.hint_with(|option, value| format!("‹{}›", field_name(option, value)))
+        let mark = |option: &str, value: Option<&str>| match value.filter(|_| option != LIST_NAMES)
+        {
+            Some(value) => format!("‹{option}={value}›"),
+            None => format!("‹{option}›"),
+        };
+        self.hint_with(mark)
     }
 
     /// Returns the option whose value the error is about.
@@ -456,7 +503,8 @@ impl Error {
 
     /// Like [`Self::chain`], with options named by `name`, which gets the name of the option in
     /// [`Options`](crate::Options) or another struct of options, and the value if the text
-    /// recommends or rejects one, as in `cache=auto`.
+    /// recommends or rejects one, as in `cache=auto`. For `list_names` it gets the location, and
+    /// returns the call or the command that lists the names of its tensors.
     pub fn chain_with(&self, name: impl Fn(&str, Option<&str>) -> String) -> String {
         let mut text = String::new();
         // Writing to a `String` cannot fail.
@@ -485,8 +533,11 @@ impl Error {
     }
 }
 
-/// Returns the name that an option has in Rust and Python, and the value behind it.
+/// Returns the name that an option has in Rust, and the value behind it.
 fn field_name(option: &str, value: Option<&str>) -> String {
+    if option == LIST_NAMES {
+        return LISTING_CALL.to_owned();
+    }
     value.map_or_else(|| option.to_owned(), |value| format!("{option}={value}"))
 }
 
@@ -548,9 +599,16 @@ fn cut(text: &str, bytes_max: usize) -> Cow<'_, str> {
     if text.len() <= bytes_max {
         return Cow::Borrowed(text);
     }
-    let end = (0..=bytes_max).rev().find(|&at| text.is_char_boundary(at));
-    let shown = &text[..end.unwrap_or(0)];
-    Cow::Owned(format!("{shown}… ({} bytes)", text.len()))
+    Cow::Owned(cut_at(text, boundary_before(text, bytes_max)))
+}
+
+fn boundary_before(text: &str, at: usize) -> usize {
+    let is_boundary = |at: &usize| text.is_char_boundary(*at);
+    (0..=at).rev().find(is_boundary).unwrap_or(0)
+}
+
+fn cut_at(text: &str, end: usize) -> String {
+    format!("{}… ({} bytes)", &text[..end], text.len())
 }
 
 /// Returns a message as it is stored: truncated and escaped.
@@ -560,7 +618,12 @@ fn fit(text: &str) -> String {
 
 /// Returns a message or hint as it is stored.
 fn marked(text: &str) -> MarkedText {
-    MarkedText::new(&cut(text, MESSAGE_BYTES_MAX), printable)
+    if text.len() <= MESSAGE_BYTES_MAX {
+        return MarkedText::new(text, printable);
+    }
+    let end = boundary_before(text, MESSAGE_BYTES_MAX);
+    let end = option_names::end_outside_marks(text, end);
+    MarkedText::new(&cut_at(text, end), printable)
 }
 
 /// Returns a count with its noun: `"1 tensor"`, `"2 tensors"`. `noun` must take an `s`.
@@ -620,6 +683,30 @@ mod tests {
     }
 
     #[test]
+    fn hints_of_writes_are_about_writing() {
+        let hint = |errno| {
+            let error = io::Error::from_raw_os_error(errno);
+            let error = Error::from_write("cannot write", error);
+            error.hint().expect("a hint").to_owned()
+        };
+        for (errno, wanted) in [
+            (libc::EACCES, "write permission to the directory"),
+            (libc::EPERM, "write permission to the directory"),
+            (libc::EROFS, "read-only"),
+            (libc::ENOSPC, "free some space"),
+            (libc::EDQUOT, "quota"),
+            (libc::ENAMETOOLONG, "shorter name"),
+            (libc::EISDIR, "is a directory"),
+            (libc::EIO, "check the disk"),
+        ] {
+            assert!(hint(errno).contains(wanted), "{errno}: {}", hint(errno));
+            assert!(!hint(errno).contains("read permission"), "{errno}");
+        }
+        let other = io::Error::from_raw_os_error(libc::EBADF);
+        assert_eq!(Error::from_write("cannot write", other).hint(), None);
+    }
+
+    #[test]
     fn chain_omits_cause_that_repeats_previous_line() {
         let error = Error::new(ErrorKind::InvalidFormat, "found 3, wanted 4")
             .with_location("a")
@@ -662,6 +749,38 @@ mod tests {
             let debug = format!("{:?}", format!("a{character}"));
             assert!(debug.contains('\\'), "{:x}", u32::from(character));
         }
+    }
+
+    #[test]
+    fn long_message_is_not_cut_inside_mark() {
+        let text = format!("{} ‹memory_limit›", "a".repeat(MESSAGE_BYTES_MAX - 5));
+        let error = Error::new(ErrorKind::Io, text.as_str());
+        let shown = format!(
+            "{} … ({} bytes)",
+            "a".repeat(MESSAGE_BYTES_MAX - 5),
+            text.len()
+        );
+        assert_eq!(error.message(), shown);
+    }
+
+    #[test]
+    fn context_precedes_message_and_keeps_marks() {
+        let error = Error::new(ErrorKind::Io, "‹depth› is 0").with_context("variable A");
+        assert_eq!(error.message(), "variable A: depth is 0");
+        assert_eq!(error.option(), None);
+        let chain = error.chain_with(|option, _| format!("--{option}"));
+        assert_eq!(chain, "variable A: --depth is 0");
+    }
+
+    #[test]
+    fn listing_of_names_gets_the_location() {
+        let error = Error::new(ErrorKind::NoSuchTensor, "no")
+            .with_hint("see ‹list_names›")
+            .with_location("a/b");
+        let call = |option: &str, at: Option<&str>| format!("{option} {}", at.unwrap_or("-"));
+        assert_eq!(error.hint_with(call).as_deref(), Some("see list_names a/b"));
+        assert_eq!(error.marked_hint().as_deref(), Some("see ‹list_names›"));
+        assert_eq!(error.chain(), "a/b: no\n  hint: see Checkpoint::tensors");
     }
 
     #[test]

@@ -2,11 +2,43 @@
 //!
 //! The core writes `set ‹memory_limit› to 8` and `use ‹cache=auto›`. Users of Rust and Python
 //! read `memory_limit` and `cache=auto`; the command shows `--memory-limit` and `--cache auto`.
+//! `‹list_names›` stands for the call or command that lists the tensors of the error's location.
 
 use std::ops::Range;
 
 const OPEN: char = '‹';
 const CLOSE: char = '›';
+
+/// Names that can be marked, sorted. Other text in `‹›` is not a mark: it may be the name of a file.
+const NAMES: [&str; 22] = [
+    "cache",
+    "depth",
+    "device",
+    "device_map",
+    "device_memory_limit",
+    "engine",
+    "extent_bytes",
+    "follow_symlinks",
+    "force",
+    "framework",
+    "hedge",
+    "in_flight_bytes",
+    "lanes",
+    LIST_NAMES,
+    "memory_limit",
+    "order",
+    "range_bytes",
+    "retries",
+    "store",
+    "timeout",
+    "verify",
+    "writable",
+];
+
+/// Mark of the call or command that lists the tensors of a location, which becomes its value.
+pub(super) const LIST_NAMES: &str = "list_names";
+/// Text of [`LIST_NAMES`] in Rust.
+pub(super) const LISTING_CALL: &str = "Checkpoint::tensors";
 
 /// Message or hint with marked option names.
 #[derive(Clone, Default)]
@@ -24,6 +56,8 @@ impl MarkedText {
         while let Some((before, name, after)) = next_mark(rest) {
             marked.plain.push_str(&shown(before));
             let start = marked.plain.len();
+            let is_listing = name == LIST_NAMES;
+            let name = if is_listing { LISTING_CALL } else { name };
             marked.plain.push_str(name);
             marked.marks.push(start..marked.plain.len());
             rest = after;
@@ -35,6 +69,15 @@ impl MarkedText {
     /// Returns the text with the names that options have in Rust and Python.
     pub(super) fn plain(&self) -> &str {
         &self.plain
+    }
+
+    /// Returns `text` with this behind it.
+    pub(super) fn behind(&self, text: &str) -> Self {
+        let shift = |mark: &Range<usize>| mark.start + text.len()..mark.end + text.len();
+        Self {
+            plain: format!("{text}{}", self.plain),
+            marks: self.marks.iter().map(shift).collect(),
+        }
     }
 
     /// Returns the option that the text begins with.
@@ -49,7 +92,10 @@ impl MarkedText {
         let mut text = String::with_capacity(self.plain.len());
         let mut end = 0;
         for mark in &self.marks {
-            let (option, value) = option(&self.plain[mark.clone()]);
+            let (option, value) = match &self.plain[mark.clone()] {
+                LISTING_CALL => (LIST_NAMES, None),
+                name => option(name),
+            };
             text.push_str(&self.plain[end..mark.start]);
             text.push_str(&name(option, value));
             end = mark.end;
@@ -81,8 +127,17 @@ fn next_mark(text: &str) -> Option<(&str, &str, &str)> {
                     .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'))
         };
         let (option, value) = option(name);
-        (is_word(option) && value.is_none_or(is_word)).then_some((&text[..at], name, after))
+        let is_mark = NAMES.binary_search(&option).is_ok() && value.is_none_or(is_word);
+        is_mark.then_some((&text[..at], name, after))
     })
+}
+
+/// Returns the end of the beginning of `text` up to `end`, or up to the mark that `end` is in.
+pub(super) fn end_outside_marks(text: &str, end: usize) -> usize {
+    match text[..end].rfind(OPEN) {
+        Some(open) if !text[open..end].contains(CLOSE) => open,
+        _ => end,
+    }
 }
 
 fn option(name: &str) -> (&str, Option<&str>) {
@@ -130,7 +185,8 @@ mod tests {
             "tensor \"depth\" of cache=auto",
             "‹",
             "›‹",
-            "‹A name› ‹› ‹=› ‹a=›",
+            "‹A name› ‹› ‹=› ‹cache=›",
+            "a/‹model›/‹x=1›",
             "tensor \"a\\\"‹depth›\"",
         ] {
             let marked = MarkedText::new(text, str::to_owned);
@@ -138,6 +194,38 @@ mod tests {
             assert_eq!(marked.with_names(flag), text);
             assert_eq!(marked.subject(), None);
         }
+    }
+
+    #[test]
+    fn listing_of_names_is_a_call_in_rust() {
+        let marked = MarkedText::new("see ‹list_names›", str::to_owned);
+        assert_eq!(marked.plain(), "see Checkpoint::tensors");
+        assert_eq!(marked.with_names(flag), "see --list-names");
+    }
+
+    #[test]
+    fn names_are_sorted() {
+        assert!(NAMES.is_sorted());
+    }
+
+    #[test]
+    fn text_before_marked_text_keeps_marks() {
+        let marked = MarkedText::new("‹depth› is ‹cache=map›", str::to_owned).behind("é: ");
+        assert_eq!(marked.plain(), "é: depth is cache=map");
+        assert_eq!(marked.with_names(flag), "é: --depth is --cache map");
+        assert_eq!(marked.subject(), None);
+    }
+
+    #[test]
+    fn text_is_not_cut_inside_mark() {
+        let text = "é ‹depth› ‹cache=map›";
+        let ends = |wanted: usize| end_outside_marks(text, wanted);
+        let (first, second) = (text.find('‹').expect("one"), text.rfind('‹').expect("two"));
+        assert_eq!(ends(first), first);
+        assert_eq!(ends(first + 5), first);
+        assert_eq!(ends(second), second);
+        assert_eq!(ends(second + 4), second);
+        assert_eq!(ends(text.len()), text.len());
     }
 
     #[test]

@@ -22,6 +22,7 @@ use serde_json::error::Category;
 use super::HEADER_BYTES_MAX;
 use super::dtype::Dtype;
 use super::header_error::{HeaderError, clip};
+use super::other_format;
 pub(super) use fields::AnyValue;
 use fields::{Place, Reading};
 
@@ -57,37 +58,8 @@ pub(crate) struct Entry {
     pub range: Range<u64>,
 }
 
-/// First bytes commonly found in files named `*.safetensors` that are not, with the format they
-/// indicate and a hint.
-///
-/// Read as a header length, each of them is far above [`HEADER_BYTES_MAX`], so a valid file is
-/// never mistaken for one. Worked example: `"version "` is `0x206e_6f69_7372_6576`, about 2.3e18.
-const OTHER_FORMATS: [(&[u8], &str, &str); 11] = [
-    (
-        b"version ",
-        "a git-lfs pointer",
-        "run `git lfs pull` to fetch the file itself",
-    ),
-    (b"<!DOCTYP", "an HTML page", SERVER_ANSWER),
-    (b"<!doctyp", "an HTML page", SERVER_ANSWER),
-    (b"<html", "an HTML page", SERVER_ANSWER),
-    (b"<?xml", "an XML text", SERVER_ANSWER),
-    (b"{", "a JSON text without a header length", SERVER_ANSWER),
-    (
-        b"PK\x03\x04",
-        "a zip archive (torch.save writes these)",
-        CONVERT,
-    ),
-    (b"\x80\x02", "a Python pickle", CONVERT),
-    (b"\x80\x04", "a Python pickle", CONVERT),
-    (b"GGUF", "a GGUF file", CONVERT),
-    (b"\x93NUMPY", "a numpy array", CONVERT),
-];
-const SERVER_ANSWER: &str =
-    "a server's response or another file was saved under this name: download the file again";
-const CONVERT: &str = "convert it to safetensors first";
-
-/// Returns the header length N, from the first `min(8, file_bytes)` bytes of a file.
+/// Returns the header length N, from the first bytes of a file: `min(8, file_bytes)` of them, or
+/// more, from which other formats are told.
 pub(crate) fn header_len(prefix: &[u8], file_bytes: u64) -> Result<u64, HeaderError> {
     let Some(&length) = prefix.first_chunk::<8>() else {
         return Err(HeaderError::FileTooSmall { file_bytes });
@@ -97,11 +69,8 @@ pub(crate) fn header_len(prefix: &[u8], file_bytes: u64) -> Result<u64, HeaderEr
         return Err(HeaderError::LengthZero);
     }
     if bytes > HEADER_BYTES_MAX {
-        let other = OTHER_FORMATS
-            .iter()
-            .find(|(magic, ..)| length.starts_with(magic));
-        return Err(match other {
-            Some(&(_, format, hint)) => HeaderError::OtherFormat { format, hint },
+        return Err(match other_format::recognize(prefix) {
+            Some((format, hint)) => HeaderError::OtherFormat { format, hint },
             None => HeaderError::LengthTooLarge { bytes },
         });
     }

@@ -185,7 +185,7 @@ pub(crate) fn missing_shard<'a>(names: impl IntoIterator<Item = &'a str>) -> Opt
 }
 
 /// Splits `"model-00002-of-00004.safetensors"` into `("model-", 2, 4)`.
-fn numbered(name: &str) -> Option<(&str, u64, u64)> {
+pub(super) fn numbered(name: &str) -> Option<(&str, u64, u64)> {
     let stem = name.strip_suffix(SUFFIX)?;
     let (front, count) = stem.rsplit_once("-of-")?;
     let prefix = front.trim_end_matches(|c: char| c.is_ascii_digit());

@@ -140,7 +140,7 @@ impl Destinations {
         &self.list
     }
 
-    pub(crate) fn of(&self, tensor: usize) -> usize {
+    pub(crate) fn index_for(&self, tensor: usize) -> usize {
         self.of[tensor]
     }
 

@@ -12,7 +12,6 @@ pub(crate) mod device_alloc;
 pub(crate) mod ending;
 pub(crate) mod groups;
 pub(crate) mod lane;
-pub(crate) mod limits;
 pub(crate) mod load_target;
 pub(crate) mod orphaned;
 pub(crate) mod outputs;

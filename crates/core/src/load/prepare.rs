@@ -7,7 +7,6 @@ use rustix::param::page_size;
 use super::destinations::Destinations;
 use super::groups::{Group, Sources};
 use super::lane::{LaneEngine, LaneSetup};
-use super::limits::Limits;
 use super::pipeline::Feed;
 use crate::checkpoint::Checkpoint;
 use crate::engine::{self, EngineKind, EngineSetup};
@@ -17,7 +16,7 @@ use crate::options::CacheMode;
 use crate::options::{EngineChoice, Options, format_bytes};
 use crate::plan::{self, Layout, Plan, Wanted};
 use crate::report::Counters;
-use crate::schedule::{Groups, LaneCount};
+use crate::schedule::{Groups, LaneCount, Limits};
 #[cfg(feature = "object")]
 use crate::storage::ObjectSource;
 use crate::storage::{ReadFile, ReadHints};
@@ -89,7 +88,7 @@ impl Prepared {
                 range: tensor.file_range(),
                 strides: tensor.strides().cloned(),
                 alignment: tensor.dtype().alignment(),
-                destination: destinations.of(index),
+                destination: destinations.index_for(index),
             })
             .collect();
         let layouts: Vec<Layout> = (0..count)
@@ -98,7 +97,7 @@ impl Prepared {
         refuse_too_many_reads(&wanted, &layouts)?;
         let plan = Arc::new(plan::build(&wanted, &layouts, &destinations.arrangements()));
         let limits = (0..sources.groups().len())
-            .map(|group| Limits::new(group, &sources, &plan, options))
+            .map(|group| limits(group, &sources, &plan, options))
             .collect();
         Ok(Self {
             views: sources.views().filter(|views| !views.is_empty()),
@@ -383,6 +382,28 @@ fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
         .with_hint("raise ‹extent_bytes›, or select fewer tensors"));
     }
     Ok(())
+}
+
+/// Returns the in-flight limits of a group: those of the caller, or else by the hints of its
+/// sources.
+fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Limits {
+    let members = sources.members();
+    let hints = ReadHints::greatest(
+        (0..members.len())
+            .filter(|source| members[*source].group == group)
+            .map(|source| sources.hints(source)),
+    );
+    let windows = plan
+        .extents
+        .iter()
+        .filter(|extent| members[extent.source].group == group)
+        .map(|extent| extent.window);
+    let longest = windows.max().unwrap_or(0);
+    match &sources.groups()[group] {
+        Group::Files(_) => Limits::for_files(options, &hints, longest),
+        #[cfg(feature = "object")]
+        Group::Objects(_) => Limits::for_objects(options, &hints, longest),
+    }
 }
 
 fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {

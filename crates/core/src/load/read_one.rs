@@ -60,7 +60,7 @@ impl Checkpoint {
     /// [`ErrorKind::NoSuchTensor`]; [`ErrorKind::InvalidRequest`] for a slice outside the tensor's
     /// shape; any error of the read.
     pub fn read(&self, name: &str, slice: &Slice, options: &Options) -> Result<Tensor> {
-        let located = |error: Error| error.with_location(self.location());
+        let located = |error: Error| self.located(error);
         let Some(info) = self.get(name) else {
             let names: Vec<&str> = self.tensors().iter().map(TensorInfo::name).collect();
             let missing = Selection::names([name]).resolve(&names).err();

@@ -95,7 +95,7 @@ impl Loader {
     }
 
     fn located(&self, error: Error) -> Error {
-        error.with_location(self.checkpoint.location())
+        self.checkpoint.located(error)
     }
 
     /// Maps the selected tensors to destinations.

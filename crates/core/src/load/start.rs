@@ -130,6 +130,7 @@ impl Loader {
             depth: prepared.reads_in_flight(),
             in_flight_bytes: prepared.start_bytes(),
             extent_bytes: prepared.read_bytes_max(),
+            notes: self.checkpoint.notes().to_vec(),
             ..Report::default()
         }
     }

@@ -317,7 +317,11 @@ impl OptionKey {
                 format!("{text:?}")
             };
             let message = format!("‹{}› is {found}; it {}", self.name, self.valid_values());
-            Error::new(ErrorKind::InvalidRequest, message)
+            let error = Error::new(ErrorKind::InvalidRequest, message);
+            match self.kind {
+                OptionKind::Choice(names) => error.suggesting(text, names.iter().copied()),
+                _ => error,
+            }
         })
     }
 

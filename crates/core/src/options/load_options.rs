@@ -56,11 +56,13 @@ impl FromStr for Device {
             )
             .with_hint("use ‹device=cpu› and copy the tensors"));
         }
-        Err(Error::unknown_name(
-            "device",
-            text,
-            &["cpu", "cuda", "cuda:N"],
-        ))
+        let unknown = Error::unknown_name("device", text, &["cpu", "cuda", "cuda:N"]);
+        Err(match kind {
+            "cuda" => unknown.with_hint("N is the number of a GPU"),
+            // In letters, this is nearer to `cpu`.
+            "gpu" => unknown.with_hint("did you mean \"cuda\"?"),
+            _ => unknown,
+        })
     }
 }
 

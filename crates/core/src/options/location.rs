@@ -260,6 +260,11 @@ impl Location {
         }
     }
 
+    /// Returns whether this is a location made by [`Self::shown_as`].
+    pub(crate) fn is_shown_only(&self) -> bool {
+        self.as_path() == Some(Path::new(""))
+    }
+
     /// Returns the location of `path` in a store that the caller opened and whose display name is
     /// `name`.
     #[cfg(feature = "object")]

@@ -12,6 +12,7 @@
 //!
 //! Bytes at edges where two windows meet are read twice.
 
+mod near_glob;
 mod place;
 mod select;
 mod slice;

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use globset::{GlobBuilder, GlobMatcher};
 use regex::Regex;
 
+use super::near_glob::nearest_glob;
 use crate::error::{Error, ErrorKind, Result, counted};
 
 /// A set of tensors, by name. The default selects all.
@@ -138,53 +139,29 @@ fn matching(names: &[&str], matches: impl Fn(&str) -> bool) -> Vec<usize> {
 
 impl Rule {
     fn selects_nothing(&self, names: &[&str]) -> Error {
-        let total = names.len() as u64;
+        let total = counted(names.len() as u64, "tensor");
+        let error = |message: String| {
+            Error::new(ErrorKind::NoSuchTensor, message)
+                .with_hint("list the names with ‹list_names›")
+        };
         match self {
-            Self::Name(name) => {
-                let error = Error::new(
-                    ErrorKind::NoSuchTensor,
-                    format!(
-                        "the checkpoint has no such tensor; it has {}",
-                        counted(total, "tensor")
-                    ),
-                )
-                .with_tensor(name);
-                match nearest(name, names) {
+            Self::Name(name) => error(format!("the checkpoint has no such tensor; it has {total}"))
+                .with_tensor(name)
+                .suggesting(name, names.iter().copied()),
+            Self::Glob(glob) => {
+                let pattern = glob.glob().glob();
+                let error = error(format!("glob {pattern:?} matches none of {total}"));
+                match nearest_glob(pattern, names) {
                     Some(near) => error.with_hint(format!("did you mean {near:?}?")),
-                    None => error.with_hint("list the names with: tload ls LOCATION"),
+                    None => error,
                 }
             }
-            Self::Glob(glob) => nothing_matches(&format!("glob {:?}", glob.glob().glob()), total),
-            Self::Regex(regex) => nothing_matches(&format!("regex {:?}", regex.as_str()), total),
+            Self::Regex(regex) => error(format!(
+                "regex {:?} matches none of {total}",
+                regex.as_str()
+            )),
         }
     }
-}
-
-fn nothing_matches(rule: &str, total: u64) -> Error {
-    Error::new(
-        ErrorKind::NoSuchTensor,
-        format!("{rule} matches none of {}", counted(total, "tensor")),
-    )
-    .with_hint("list the names with: tload ls LOCATION")
-}
-
-/// Returns a name that ends or begins with the wanted one, or the other way round: prefixes like
-/// `model.` are often forgotten.
-fn nearest<'a>(wanted: &str, names: &[&'a str]) -> Option<&'a str> {
-    if wanted.is_empty() {
-        return None;
-    }
-    let related = |name: &str| {
-        name.ends_with(wanted)
-            || wanted.ends_with(name)
-            || name.starts_with(wanted)
-            || name.eq_ignore_ascii_case(wanted)
-    };
-    names
-        .iter()
-        .copied()
-        .filter(|name| !name.is_empty())
-        .find(|name| related(name))
 }
 
 #[cfg(test)]
@@ -223,20 +200,6 @@ mod tests {
     }
 
     #[test]
-    fn nearest_matches_prefix_suffix_or_case() {
-        for (wanted, near) in [
-            ("b.weight", Some("model.b.weight")),
-            ("model.lm_head", Some("lm_head")),
-            ("model.b", Some("model.b.weight")),
-            ("LM_HEAD", Some("lm_head")),
-            ("head.lm", None),
-            ("", None),
-        ] {
-            assert_eq!(nearest(wanted, &NAMES), near, "{wanted:?}");
-        }
-    }
-
-    #[test]
     fn rule_without_match_is_error_with_hint() {
         let error = Selection::names(["a.weight"])
             .resolve(&NAMES)
@@ -248,6 +211,15 @@ mod tests {
             .resolve(&NAMES)
             .expect_err("nothing");
         assert_eq!(error.message(), "glob \"x*\" matches none of 4 tensors");
+        assert_eq!(
+            error.hint(),
+            Some("list the names with Checkpoint::tensors")
+        );
+        let error = Selection::glob("modle.a.*")
+            .expect("valid")
+            .resolve(&NAMES)
+            .expect_err("nothing");
+        assert_eq!(error.hint(), Some("did you mean \"model.a.*\"?"));
         let error = Selection::regex("(").expect_err("malformed");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         assert_eq!(error.message(), "regex \"(\" is malformed: unclosed group");

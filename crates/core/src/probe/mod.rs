@@ -5,7 +5,11 @@
 pub(crate) mod ceiling;
 
 use std::path::Path;
+use std::time::Instant;
 
+use crate::checkpoint::Checkpoint;
+#[cfg(feature = "object")]
+use crate::checkpoint::{Shard, ShardSource};
 use crate::engine;
 use crate::error::Result;
 use crate::options::Location;
@@ -14,7 +18,7 @@ use crate::storage::{FileSource, ReadFile};
 pub use crate::memory::cgroup::{CgroupMemory, cgroup_memory};
 pub use crate::memory::prefault;
 pub use crate::storage::residency;
-pub use crate::storage::{DirectIo, FileSystem, Residency, evict};
+pub use crate::storage::{ConnectionRate, DirectIo, FileSystem, Residency, StoreProbe, evict};
 
 /// Result of setting up a ring.
 #[derive(Clone, Debug)]
@@ -75,4 +79,26 @@ pub fn direct_io(path: &Path) -> Result<DirectIo> {
 /// It cannot be opened or queried.
 pub fn file_system(path: &Path) -> Result<FileSystem> {
     crate::storage::file_system(path)
+}
+
+/// Measures the network to the object store of a checkpoint, until `deadline`: round trips, and the
+/// throughput of one connection and of sixteen. Takes at most a few seconds and 256 MiB. Returns
+/// `None` if no shard is in an object store. Of shards in several stores, the first counts.
+///
+/// # Errors
+///
+/// The store's error; [`crate::ErrorKind::TimedOut`] if it does not answer in time.
+pub fn store(checkpoint: &Checkpoint, deadline: Instant) -> Result<Option<StoreProbe>> {
+    #[cfg(feature = "object")]
+    {
+        let sources = checkpoint.shards().iter().map(Shard::source);
+        let objects: Vec<_> = sources.filter_map(ShardSource::object).cloned().collect();
+        let first = objects.first();
+        first.map(|it| it.measure(&objects, deadline)).transpose()
+    }
+    #[cfg(not(feature = "object"))]
+    {
+        let _ = (checkpoint, deadline);
+        Ok(None)
+    }
 }

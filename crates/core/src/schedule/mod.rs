@@ -11,8 +11,10 @@ mod depth_report;
 mod groups;
 mod lanes;
 mod least_loaded;
+mod limits;
 mod meter;
 mod queues;
+mod read_hints;
 
 #[cfg(test)]
 mod tests;
@@ -24,7 +26,9 @@ pub use depth::{Depth, InFlight};
 pub use depth_report::{DepthReport, LimitReason};
 pub use groups::{Groups, Member};
 pub use lanes::{LaneCount, WINDOW};
+pub(crate) use limits::Limits;
 use queues::{Candidate, Queues};
+pub use read_hints::ReadHints;
 
 use crate::options::Order;
 use crate::plan::{Extent, Plan};

@@ -9,6 +9,7 @@ pub(crate) mod file;
 mod memory;
 #[cfg(feature = "object")]
 pub(crate) mod object;
+mod store_probe;
 
 pub(crate) use crate::storage::file::confined_dir::ConfinedDir;
 pub(crate) use crate::storage::file::file_system::is_network;
@@ -34,31 +35,11 @@ pub use memory::MemorySource;
 pub(crate) use object::{Hedging, Receive, unversioned_note, with_retries};
 #[cfg(feature = "object")]
 pub use object::{ObjectIdentity, ObjectSource};
+pub use store_probe::{ConnectionRate, StoreProbe};
 
 use crate::error::Result;
 use crate::options::Location;
-
-/// Hints on how a source is best read. Planning and scheduling start from these and never ask what
-/// kind of source it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadHints {
-    /// Largest useful read, bytes; a multiple of `alignment`.
-    pub extent_bytes: u64,
-    /// Longest request, bytes, where one request may cover several adjacent extents; else
-    /// `extent_bytes`.
-    pub request_bytes: u64,
-    /// Reads begin and end on multiples of this, bytes.
-    pub alignment: u64,
-    /// Largest gap between two wanted ranges that costs less to read than to skip, bytes.
-    pub gap_bytes: u64,
-    /// Initial number of reads in flight.
-    pub depth: usize,
-    /// Initial number of bytes in flight.
-    pub in_flight_bytes: u64,
-    /// Upper bound on bytes in flight that may be worth their memory; equals `in_flight_bytes`
-    /// where more cannot increase throughput.
-    pub in_flight_bytes_max: u64,
-}
+pub use crate::schedule::ReadHints;
 
 /// Fetches small ranges, for headers: the common interface of every kind of source.
 pub trait Source: std::fmt::Debug + Send + Sync {

@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(decided(&all, &expected(true, &[])), ("whole", None));
         // A digest that does not combine covers the header only as part of the whole.
         let mut other = expected(true, &["a", "b"]);
-        other.whole = Some(Digest::of(Algorithm::Sha256, b"x"));
+        other.whole = Some(Digest::compute(Algorithm::Sha256, b"x"));
         assert_eq!(decided(&all, &other), ("whole", None));
         other.header = other.whole;
         assert_eq!(decided(&all, &other), ("tensors", None));
@@ -222,7 +222,7 @@ mod tests {
             )
         );
         let mut other = expected(true, &["a", "b"]);
-        other.whole = Some(Digest::of(Algorithm::Sha256, b"x"));
+        other.whole = Some(Digest::compute(Algorithm::Sha256, b"x"));
         assert_eq!(
             why(&all[1..], &other),
             (
@@ -283,7 +283,7 @@ mod tests {
         let (first, second) = (&[1, 2, 3, 4][..], &[5; 8][..]);
         for algorithm in [Algorithm::Crc32c, Algorithm::Crc64Nvme] {
             let polynomial = algorithm.polynomial().expect("a CRC");
-            let of = |all: &[&[u8]]| Digest::from_crc(algorithm, polynomial.of(all));
+            let of = |all: &[&[u8]]| Digest::from_crc(algorithm, polynomial.checksum(all));
             let mut expected = expected(false, &[]);
             expected.whole = Some(of(&[HEADER, first, second]));
             expected.tensors = [("a", first), ("b", second)]

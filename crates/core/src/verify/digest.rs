@@ -125,9 +125,9 @@ impl Digest {
     }
 
     /// Computes the digest of `bytes`.
-    pub fn of(algorithm: Algorithm, bytes: &[u8]) -> Self {
+    pub fn compute(algorithm: Algorithm, bytes: &[u8]) -> Self {
         match algorithm.polynomial() {
-            Some(polynomial) => Self::from_crc(algorithm, polynomial.of(&[bytes])),
+            Some(polynomial) => Self::from_crc(algorithm, polynomial.checksum(&[bytes])),
             None => Self::from_hasher(Sha256::new_with_prefix(bytes)),
         }
     }
@@ -207,7 +207,7 @@ mod tests {
         ] {
             let digest: Digest = text.parse().expect("a digest");
             assert_eq!(digest.to_string(), text);
-            assert_eq!(Digest::of(digest.algorithm(), b"123456789"), digest);
+            assert_eq!(Digest::compute(digest.algorithm(), b"123456789"), digest);
             assert_eq!(digest.crc(), crc);
             assert_eq!(digest.bytes().len(), digest.algorithm().len());
             if let Some(crc) = crc {

@@ -86,14 +86,14 @@ pub(super) fn implied_header(
     let mut behind: Option<(u64, Range<u64>)> = None;
     for (range, digest) in tensors.filter(|(range, _)| !range.is_empty()) {
         let own = digest.filter(|digest| digest.algorithm() == algorithm)?;
-        let (crc, before) = behind.unwrap_or((polynomial.of(&[]), range.start..range.start));
+        let (crc, before) = behind.unwrap_or((polynomial.checksum(&[]), range.start..range.start));
         if before.end != range.start {
             return None;
         }
         let crc = polynomial.combine(crc, own.crc()?, range.end - range.start);
         behind = Some((crc, before.start..range.end));
     }
-    let (crc, range) = behind.unwrap_or((polynomial.of(&[]), len..len));
+    let (crc, range) = behind.unwrap_or((polynomial.checksum(&[]), len..len));
     let header = polynomial.without(whole.crc()?, crc, range.end - range.start);
     (range.end == len).then(|| (range.start, Digest::from_crc(algorithm, header)))
 }
@@ -106,7 +106,7 @@ mod tests {
     /// expected result.
     fn implied(algorithm: Algorithm, pieces: &[&[u8]]) -> (Option<(u64, Digest)>, (u64, Digest)) {
         let polynomial = algorithm.polynomial().expect("a CRC");
-        let of = |all: &[&[u8]]| Digest::from_crc(algorithm, polynomial.of(all));
+        let of = |all: &[&[u8]]| Digest::from_crc(algorithm, polynomial.checksum(all));
         let mut at = pieces[0].len() as u64;
         let tensors: Vec<_> = pieces[1..]
             .iter()
@@ -140,9 +140,9 @@ mod tests {
 
     #[test]
     fn header_digest_is_none_if_parts_are_unknown() {
-        let crc = Digest::of(Algorithm::Crc64Nvme, b"x");
-        let other = Digest::of(Algorithm::Crc32c, b"x");
-        let sha = Digest::of(Algorithm::Sha256, b"x");
+        let crc = Digest::compute(Algorithm::Crc64Nvme, b"x");
+        let other = Digest::compute(Algorithm::Crc32c, b"x");
+        let sha = Digest::compute(Algorithm::Sha256, b"x");
         let good = [(6..10, Some(crc)), (10..18, Some(crc))];
         assert!(implied_header(crc, 18, good.iter().cloned()).is_some());
         for (whole, len, tensors) in [
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn sha256_choice_drops_other_digests() {
         let (crc, sha) = [Algorithm::Crc64Nvme, Algorithm::Sha256]
-            .map(|algorithm| Digest::of(algorithm, b"x"))
+            .map(|algorithm| Digest::compute(algorithm, b"x"))
             .into();
         let expected = Expected {
             by: "M".to_owned(),

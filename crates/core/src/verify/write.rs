@@ -74,7 +74,7 @@ impl Begun {
     }
 
     fn failed(&self, error: io::Error) -> Error {
-        Error::from_io("cannot write", error).with_location(self.path.display())
+        Error::from_write("cannot write", error).with_location(self.path.display())
     }
 }
 
@@ -97,11 +97,11 @@ pub(super) fn write(begun: &Begun, text: &[u8], replace: bool) -> Result<()> {
 pub(super) fn is_there(path: &Path) -> Error {
     Error::new(ErrorKind::InvalidRequest, "already exists")
         .with_location(path.display())
-        .with_hint("use --force (force=True) to replace it, or write to another path")
+        .with_hint("use ‹force› to replace it, or write to another path")
 }
 
 fn give_name(partial: &Path, path: &Path, replace: bool) -> Result<()> {
-    let failed = |error| Error::from_io("cannot write", error).with_location(path.display());
+    let failed = |error| Error::from_write("cannot write", error).with_location(path.display());
     if replace {
         return std::fs::rename(partial, path).map_err(failed);
     }

@@ -39,11 +39,12 @@ fn wrong(algorithm: Algorithm) -> Wrong {
     std::fs::write(&path, &file).expect("the temporary folder is writable");
     let checkpoint = Checkpoint::open(&Location::from(path.as_path())).expect("opens");
     let header = usize::try_from(checkpoint.shards()[0].header_bytes()).expect("small");
-    let digests = tensors.map(|(index, bytes)| (format!("t{index}"), Digest::of(algorithm, bytes)));
+    let digests =
+        tensors.map(|(index, bytes)| (format!("t{index}"), Digest::compute(algorithm, bytes)));
     let expectation = Expectation::Of(Expected {
         by: "the test".to_owned(),
         len: Some(file.len() as u64),
-        header: Some(Digest::of(algorithm, &file[..header])),
+        header: Some(Digest::compute(algorithm, &file[..header])),
         whole: None,
         tensors: digests.collect(),
     });

@@ -266,6 +266,72 @@ fn standard_index_name_wins_among_several() {
 }
 
 #[test]
+fn model_wins_over_other_models_of_folder() {
+    let folder = folder();
+    let put = |name: &str, prefix: &str| {
+        write(&folder.path().join(name), &even(prefix, 1, 1, 100));
+    };
+    put("adapter_model.safetensors", "adapter");
+    let alone = open(folder.path()).expect("opens");
+    assert_eq!((names(&alone), alone.notes().len()), (vec!["adapter0"], 0));
+    put("consolidated.00.safetensors", "consolidated");
+    put("model-00001-of-00002.safetensors", "a");
+    put("model-00002-of-00002.safetensors", "b");
+    let sharded = open(folder.path()).expect("opens");
+    assert_eq!(names(&sharded), ["a0", "b0"]);
+    put("model.safetensors", "model");
+    let single = open(folder.path()).expect("opens");
+    assert_eq!(names(&single), ["model0"]);
+    let [note] = single.notes() else {
+        panic!("one note: {:?}", single.notes());
+    };
+    for name in ["adapter_model", "consolidated.00", "model-00002-of-00002"] {
+        assert!(note.contains(&format!("{name}.safetensors")), "{note}");
+    }
+    let mut stream = Loader::new(single.clone()).stream().expect("starts");
+    assert_eq!(stream.by_ref().count(), 1);
+    assert_eq!(stream.report().notes, [note.as_str()]);
+
+    // An index decides, and a list is what the caller chose.
+    let consolidated = folder.path().join("consolidated.00.safetensors");
+    let list = [
+        location(&consolidated),
+        location(&folder.path().join("model.safetensors")),
+    ];
+    let list = Checkpoint::open_all(&list).expect("opens");
+    assert_eq!(
+        (names(&list), list.notes().len()),
+        (vec!["consolidated0", "model0"], 0)
+    );
+    index(
+        folder.path(),
+        "model.safetensors.index.json",
+        &[("adapter0", "adapter_model.safetensors")],
+    );
+    let indexed = open(folder.path()).expect("opens");
+    assert_eq!(
+        (names(&indexed), indexed.notes().len()),
+        (vec!["adapter0"], 0)
+    );
+}
+
+#[test]
+fn unrelated_files_are_read_with_note() {
+    let folder = folder();
+    for (seed, name) in ["vae", "llama"].into_iter().enumerate() {
+        let file = even(name, seed as u64, 1, 100);
+        write(&folder.path().join(format!("{name}.safetensors")), &file);
+    }
+    let checkpoint = open(folder.path()).expect("opens");
+    assert_eq!(names(&checkpoint), ["llama0", "vae0"]);
+    let note = checkpoint.notes().concat();
+    assert!(
+        note.contains("llama.safetensors, vae.safetensors"),
+        "{note}"
+    );
+}
+
+#[test]
 fn incomplete_numbered_set_is_error() {
     let folder = folder();
     let name = |number| format!("model-0000{number}-of-00003.safetensors");

@@ -122,11 +122,11 @@ fn uncomparable_header_is_reported_or_rejected() {
         let range = checkpoint.get(name).expect("there").file_range();
         let at = |offset| usize::try_from(offset).expect("small");
         let bytes = &file[at(range.start)..at(range.end)];
-        (name.to_owned(), Digest::of(Algorithm::Sha256, bytes))
+        (name.to_owned(), Digest::compute(Algorithm::Sha256, bytes))
     };
     let mut expected = Expected {
         by: "the test".to_owned(),
-        whole: Some(Digest::of(Algorithm::Sha256, &file)),
+        whole: Some(Digest::compute(Algorithm::Sha256, &file)),
         tensors: ["a", "b", "c"].map(of_tensor).into(),
         ..Expected::default()
     };
@@ -147,13 +147,13 @@ fn uncomparable_header_is_reported_or_rejected() {
     assert_eq!(verification.bytes, 16);
     assert!(verification.unverified[0].why.contains(why));
     // An authority with a digest of the header itself is used.
-    expected.header = Some(Digest::of(Algorithm::Sha256, &file[..header]));
+    expected.header = Some(Digest::compute(Algorithm::Sha256, &file[..header]));
     for choice in [Verify::Require, Verify::Sha256(None)] {
         let (_, report) = load(&loader(&choice, &expected, &["a"])).expect("is known");
         let verification = report.verification.expect("was asked for");
         assert_eq!(verification.by[0].algorithm, "sha256");
     }
-    expected.header = Some(Digest::of(Algorithm::Sha256, b"another"));
+    expected.header = Some(Digest::compute(Algorithm::Sha256, b"another"));
     let error = load(&loader(&Verify::Require, &expected, &["a"])).expect_err("is another");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     assert_eq!(error.range(), Some(0..header as u64));
@@ -225,7 +225,7 @@ fn sha256_choice_fails_without_sha256() {
     assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
     let expected = Expected {
         by: "the store".to_owned(),
-        whole: Some(Digest::of(Algorithm::Crc64Nvme, &read(&path))),
+        whole: Some(Digest::compute(Algorithm::Crc64Nvme, &read(&path))),
         ..Expected::default()
     };
     let by_crc = loader(&path, &choice).expectations([Expectation::Of(expected)]);

@@ -43,7 +43,7 @@ const RANKS: [&[&str]; 15] = [
         "load::load_target",
     ],
     &["load::groups", "sink"],
-    &["load::limits", "verify"],
+    &["verify"],
     &["load::pipeline"],
     &["load::device_alloc", "load::lane", "load::orphaned"],
     &["load::prepare", "load::stream"],

@@ -300,6 +300,26 @@ fn shard_missing_from_manifest_is_extra() {
 }
 
 #[test]
+fn left_out_files_are_named_and_no_part_of_manifest() {
+    let folder = Model(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+    for name in ["adapter_model", "model"] {
+        let file = FileBuilder::new().tensor(name, Dtype::U8, &[1], &[1]);
+        folder.put(&format!("{name}.safetensors"), &file.build());
+    }
+    let report = folder
+        .run(|it| it.write = Some(ManifestTarget::Beside))
+        .unwrap();
+    let file = report.files.iter().map(|file| file.name.as_str());
+    assert!(file.eq(["model.safetensors"]));
+    let note = report.notes.concat();
+    assert!(
+        note.contains("left out: adapter_model.safetensors"),
+        "{note}"
+    );
+    assert!(folder.run(nothing).unwrap().ok());
+}
+
+#[test]
 fn unknown_files_fail_until_manifest_is_written() {
     let model = Model::new();
     let report = model.run(nothing).unwrap();

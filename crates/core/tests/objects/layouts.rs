@@ -209,6 +209,13 @@ fn without_index(both: &Both) {
     assert_eq!(both.compare("plain"), names);
     assert_eq!(both.compare("plain/"), names);
 
+    both.put("two/model.safetensors", &even("m", 5, 2, 70));
+    both.put("two/adapter_model.safetensors", &even("a", 6, 2, 70));
+    assert_eq!(both.compare("two"), ["m0", "m1"]);
+    let two = both.site.checkpoint("two").expect("opens");
+    let note = two.notes().concat();
+    assert!(note.contains("adapter_model.safetensors"), "{note}");
+
     both.put("set/m-00001-of-00002.safetensors", &even("a", 8, 1, 10));
     let error = both.site.checkpoint("set").expect_err("half a set");
     assert_eq!(error.kind(), ErrorKind::NotFound);

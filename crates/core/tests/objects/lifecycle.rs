@@ -395,7 +395,7 @@ fn open_timeout_does_not_limit_loads() {
     // With a SHA-256 of the whole file, the header is read again.
     let expected = Expectation::Of(Expected {
         by: "the test".to_owned(),
-        whole: Some(Digest::of(Algorithm::Sha256, &file)),
+        whole: Some(Digest::compute(Algorithm::Sha256, &file)),
         ..Expected::default()
     });
     for expectations in [None, Some(expected)] {

@@ -93,7 +93,7 @@ impl Site {
     pub(crate) fn object(&self, key: &str) -> ObjectSource {
         match &self.door {
             Door::Url(_) => ObjectSource::at(&self.location(key), &self.options),
-            Door::Custom(store) => ObjectSource::of(Arc::clone(store), key, &self.options),
+            Door::Custom(store) => ObjectSource::from_store(Arc::clone(store), key, &self.options),
         }
         .expect("the object exists")
     }

@@ -19,7 +19,7 @@ fn corrupt_byte_from_server_is_detected() {
     let file = even("t", 1, 4, 1 << 20);
     site.put(KEY, &file);
     let checkpoint = site.checkpoint(KEY).expect("opens");
-    let crc = Digest::of(Algorithm::Crc64Nvme, &file);
+    let crc = Digest::compute(Algorithm::Crc64Nvme, &file);
     let expected = Expectation::Of(Expected {
         by: "the object's own CRC-64/NVME".to_owned(),
         len: Some(file.len() as u64),

@@ -106,11 +106,12 @@ class ObjectStorageModel:
     A context manager: its end marks the copy as complete and releases the other processes. An error
     in the block leaves it unmarked, so that the next process starts over.
 
-        >>> with ObjectStorageModel("s3://bucket/model", "/cache/model") as model:  # doctest: +SKIP
-        ...     model.pull_files(ignore_pattern=["*.safetensors"])
-
     Processes on one machine wait for a lock on the file `<dst>.lock` (`flock`); it need not work
     between machines that share a network file system. The mark is the file `.runai_complete`.
+
+    Examples:
+        >>> with ObjectStorageModel("s3://bucket/model", "/cache/model") as model:  # doctest: +SKIP
+        ...     model.pull_files(ignore_pattern=["*.safetensors"])
     runai_model_streamer uses the same lock and mark, so both packages may share a directory.
 
     Attributes:

@@ -128,7 +128,7 @@ fn swept(results: &Results) -> Option<Setting> {
 fn values(results: &Results, setting: Setting) -> Vec<u64> {
     let cells = results.cells.iter();
     let mut values: Vec<u64> = cells
-        .filter_map(|cell| setting.of(&cell.cell.configuration))
+        .filter_map(|cell| setting.value(&cell.cell.configuration))
         .collect();
     values.sort_unstable();
     values.dedup();
@@ -136,7 +136,7 @@ fn values(results: &Results, setting: Setting) -> Vec<u64> {
 }
 
 impl Setting {
-    fn of(self, configuration: &Configuration) -> Option<u64> {
+    fn value(self, configuration: &Configuration) -> Option<u64> {
         let count = |count: usize| count as u64;
         match self {
             Self::Depth => configuration.options.depth.map(count),
@@ -147,7 +147,7 @@ impl Setting {
 
     /// Returns the value that the core chose.
     fn effective(self, cell: &CellResults) -> Option<u64> {
-        let sample = cell.of(Contender::Tload).next_back()?;
+        let sample = cell.samples(Contender::Tload).next_back()?;
         let report = sample.measurement.report.as_ref()?;
         let (extent_bytes, depth) = table::effective_reads(report);
         Some(match self {
@@ -216,7 +216,7 @@ impl Names {
         names.extend(self.with_engine.then(|| engine(cell)));
         let shown = self.settings.iter().filter(|it| Some(**it) != swept);
         names.extend(shown.filter_map(|setting| {
-            let value = setting.of(&cell.cell.configuration)?;
+            let value = setting.value(&cell.cell.configuration)?;
             Some(setting.names(value).1)
         }));
         names
@@ -309,7 +309,7 @@ fn level(cells: &[&CellResults], contender: Contender) -> Option<Level> {
 
 fn start(cell: &CellResults, setting: Setting, names: &Names) -> Series {
     let mut labels = names.of_configuration(cell, Some(setting));
-    let is_default = setting.of(&cell.cell.configuration).is_none();
+    let is_default = setting.value(&cell.cell.configuration).is_none();
     if is_default {
         labels.insert(0, "default".to_owned());
     } else if labels.is_empty() {
@@ -332,12 +332,12 @@ fn is_one_series(one: &CellResults, other: &CellResults, swept: Setting) -> bool
     let (a, b) = (&one.cell.configuration, &other.cell.configuration);
     let mut others = SETTINGS.iter().filter(|setting| **setting != swept);
     a.options.engine == b.options.engine
-        && swept.of(a).is_none() == swept.of(b).is_none()
-        && others.all(|setting| setting.of(a) == setting.of(b))
+        && swept.value(a).is_none() == swept.value(b).is_none()
+        && others.all(|setting| setting.value(a) == setting.value(b))
 }
 
 fn point(cell: &CellResults, summary: &Summary, setting: Setting) -> Point {
-    let asked = setting.of(&cell.cell.configuration);
+    let asked = setting.value(&cell.cell.configuration);
     let value = asked.or_else(|| setting.effective(cell));
     let name = match (asked, value) {
         (Some(value), _) => setting.names(value).1,

@@ -49,26 +49,6 @@ fn header_len_needs_only_the_first_eight_bytes() {
 }
 
 #[test]
-fn magic_of_other_formats_is_never_a_valid_length() {
-    for (magic, format, _) in OTHER_FORMATS {
-        // A magic shorter than eight bytes only counts when the other bytes make the length
-        // impossible.
-        let mut bytes = [0; 8];
-        bytes[..magic.len()].copy_from_slice(magic);
-        let length = u64::from_le_bytes(bytes);
-        if length <= HEADER_BYTES_MAX {
-            assert_eq!(header_len(&bytes, u64::MAX), Ok(length), "{format}");
-        }
-        bytes[magic.len()..].fill(b' ');
-        let error = header_len(&bytes, u64::MAX).unwrap_err();
-        assert!(
-            matches!(error, HeaderError::OtherFormat { .. }),
-            "{format}: {error}"
-        );
-    }
-}
-
-#[test]
 fn check_layout_worked_example() {
     let layout = |begin: u64, file_bytes: u64| {
         let entry = |name: &str, dtype, shape, range| Entry {

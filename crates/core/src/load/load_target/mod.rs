@@ -5,7 +5,7 @@ mod footprint;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, nearest_name, shortened};
 use crate::format::Dtype;
 use crate::memory::Target;
 use crate::options::Device;
@@ -195,6 +195,13 @@ impl Faults {
         }
     }
 
+    /// Returns the first missing name, and the one in the checkpoint that it may stand for.
+    fn nearest_pair(&self) -> Option<(&str, &str)> {
+        let missing = self.missing.first()?;
+        let near = nearest_name(missing, self.unexpected.iter().map(String::as_str))?;
+        Some((missing, near))
+    }
+
     fn check(self) -> Result<()> {
         let list = |what: &str, names: &[String]| {
             let names: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
@@ -212,11 +219,19 @@ impl Faults {
             return Ok(());
         }
         let hint = if !self.shared.is_empty() {
-            "omit one of the tensors that share memory, or give each its own memory"
-        } else if self.differing.is_empty() {
-            "turn strict off to load only the names that are in both"
-        } else {
+            "omit one of the tensors that share memory, or give each its own memory".to_owned()
+        } else if !self.differing.is_empty() {
             "load into memory of the same shapes and dtypes, or turn cast on to convert dtypes"
+                .to_owned()
+        } else {
+            let strict_off = "turn strict off to load only the names that are in both";
+            match self.nearest_pair() {
+                Some((missing, near)) => {
+                    let (missing, near) = (shortened(missing), shortened(near));
+                    format!("did you mean {near:?} instead of {missing:?}? or {strict_off}")
+                }
+                None => strict_off.to_owned(),
+            }
         };
         let message = format!("targets and checkpoint do not match: {}", all.join("; "));
         Err(Error::invalid_request(message).with_hint(hint))

@@ -6,6 +6,7 @@
 pub(crate) mod confined_dir;
 pub(crate) mod file_system;
 pub(crate) mod identity;
+mod missing;
 pub(crate) mod page_cache;
 pub(crate) mod read_file;
 pub(crate) mod residency;
@@ -367,17 +368,6 @@ pub(super) fn open_direct(_file: &File, _path: &Path) -> io::Result<File> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 
-/// Returns the hint for a path that does not exist.
-fn missing_hint(location: &Location) -> &'static str {
-    let path = location.as_path();
-    let is_id = path.is_some_and(|path| path.is_relative() && path.components().count() == 2);
-    if is_id {
-        "check the path; a model of the Hugging Face Hub is hf://org/name"
-    } else {
-        "check the path; is the volume mounted?"
-    }
-}
-
 /// Descriptors that a load needs besides those of its files: rings, sockets, files that the program
 /// has open. (An estimate of 2026-11.)
 const OTHER_DESCRIPTORS: u64 = 64;
@@ -429,13 +419,13 @@ pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
         }
     }
     let hint = match error.raw_os_error() {
-        Some(libc::ENOENT) => Some(missing_hint(location)),
+        Some(libc::ENOENT) => Some(missing::missing_hint(location)),
         Some(libc::EACCES | libc::EPERM) => {
-            Some("let this user read the file and enter its directories")
+            Some("let this user read the file and enter its directories".to_owned())
         }
-        Some(libc::EMFILE) => Some("raise the limit of open files (ulimit -n)"),
+        Some(libc::EMFILE) => Some("raise the limit of open files (ulimit -n)".to_owned()),
         Some(libc::ENFILE) => {
-            Some("the whole system has too many files open: raise sysctl fs.file-max")
+            Some("the whole system has too many files open: raise sysctl fs.file-max".to_owned())
         }
         _ => None,
     };

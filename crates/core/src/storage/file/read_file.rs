@@ -77,7 +77,7 @@ pub struct DirectIo {
 pub struct RefusedDirect(Mutex<HashMap<u64, Arc<AtomicBool>>>);
 
 impl RefusedDirect {
-    fn of(&self, source: &FileSource) -> Arc<AtomicBool> {
+    fn for_source(&self, source: &FileSource) -> Arc<AtomicBool> {
         let mut known = self.0.lock();
         Arc::clone(known.entry(source.identity().device).or_default())
     }
@@ -147,7 +147,7 @@ impl ReadFile {
         retries: Retries,
         wanted: &[Range<u64>],
     ) -> Result<Self> {
-        let refused = refused.of(&source);
+        let refused = refused.for_source(&source);
         let mut opened = Self {
             punted: source.file_system().name == "fuse",
             retries,

@@ -6,6 +6,7 @@
 
 pub(crate) mod folder;
 pub(crate) mod hints;
+mod measure;
 pub(crate) mod remote;
 pub(crate) mod store;
 
@@ -104,7 +105,11 @@ impl ObjectSource {
     /// # Errors
     ///
     /// Those of [`Self::at`].
-    pub fn of(objects: Arc<dyn ObjectStore>, path: &str, store: &StoreOptions) -> Result<Self> {
+    pub fn from_store(
+        objects: Arc<dyn ObjectStore>,
+        path: &str,
+        store: &StoreOptions,
+    ) -> Result<Self> {
         let location = Location::custom(&objects.to_string(), path);
         let url = location.remote().expect("a custom URL");
         let remote = Remote::with_store(store, objects, url)?;

@@ -112,6 +112,7 @@ pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) 
     };
     let files = shards.iter().map(|shard| shard.source().location());
     let files = files.chain(checkpoint.index().map(IndexFile::location));
+    let files = files.chain(checkpoint.left_out());
     let there: HashSet<String> = files
         .filter_map(|file: &Location| file.below(&folder))
         .collect();

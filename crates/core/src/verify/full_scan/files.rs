@@ -92,7 +92,8 @@ impl Found {
         if let Some(error) = failed.filter(|_| named.is_empty()) {
             return Err(error);
         }
-        let (mut unsigned, mut notes) = (Vec::new(), Vec::new());
+        let mut unsigned = Vec::new();
+        let mut notes: Vec<_> = file_set.note.iter().cloned().collect();
         if let Some(signed) = &options.signed {
             signed.check()?;
             let (others, note) = signed.others(&file_set)?;

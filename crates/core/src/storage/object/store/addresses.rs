@@ -6,11 +6,13 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
+use http::Uri;
 use hyper_util::client::legacy::connect::HttpInfo;
 use object_store::client::HttpResponse;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use url::{Host, Url};
 
+use super::response_capture::Connection;
 use crate::sync::lock::Mutex;
 
 /// Networks that an address can be reached from, widest first.
@@ -143,6 +145,27 @@ impl Resolver {
         addresses
             .get(name)
             .is_some_and(|known| known.contains(&address))
+    }
+
+    /// Returns the connection that a response to a request for `uri` came over.
+    pub(in crate::storage) fn connection(
+        &self,
+        response: &HttpResponse,
+        uri: &Uri,
+    ) -> Option<Connection> {
+        let peer = response.extensions().get::<HttpInfo>()?.remote_addr();
+        let host = uri.host()?.trim_matches(['[', ']']);
+        let addresses = match host.parse::<IpAddr>() {
+            Ok(address) => Some(vec![address]),
+            Err(_) => self.addresses.lock().get(host).cloned(),
+        };
+        Some(Connection {
+            peer,
+            is_direct: addresses
+                .as_ref()
+                .is_some_and(|addresses| addresses.contains(&peer.ip())),
+            addresses: addresses.map(|addresses| addresses.len()),
+        })
     }
 
     fn limit_of(&self, name: &str) -> Option<Reach> {

@@ -40,13 +40,13 @@ use std::sync::Arc;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
-pub(crate) use self::client::READ_TIMEOUT;
+pub(crate) use self::client::{READ_TIMEOUT, proxy_name};
 #[cfg(feature = "testing")]
 pub(crate) use self::hub::assert_levels_are_whole;
 pub(crate) use self::hub::{cached, commit_in_cache, is_offline, snapshot};
 pub(crate) use self::path::object_path;
 pub(crate) use request_error::Fault;
-pub(crate) use response_capture::ResponseCapture;
+pub(crate) use response_capture::{Connection, ResponseCapture};
 
 use self::checksums::Asks;
 use self::classification::{Hints, RequestContext};
@@ -394,6 +394,11 @@ impl Store {
             captured,
             &self.asked(captured, operation, &self.credentials()),
         )
+    }
+
+    /// Returns the region that requests are signed for.
+    pub(crate) fn region(&self) -> Option<&str> {
+        self.region.as_deref()
     }
 
     /// Returns the origin of the credentials, for display.

@@ -24,7 +24,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use url::Url;
 
 use super::addresses::{Reach, Resolver};
-use super::response_capture::asks_host;
+use super::response_capture::{asks_host, came_over};
 
 /// Maximum number of redirects of one request: as many as browsers and `reqwest` follow, or fewer.
 const REDIRECTS_MAX: usize = 10;
@@ -88,6 +88,10 @@ impl Following {
         let mut redirects = 0;
         loop {
             let response = HttpService::call(&self.client, request).await?;
+            if redirects == 0 {
+                let connection = self.resolver.connection(&response, &at);
+                connection.into_iter().for_each(came_over);
+            }
             // Only GET and HEAD are redirected. Other requests have a body, which may be a secret.
             let is_question = method == Method::GET || method == Method::HEAD;
             let Some((from, to)) = hop(&at, &response).filter(|_| is_question) else {

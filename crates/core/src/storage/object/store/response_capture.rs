@@ -6,6 +6,7 @@
 //! which are short texts, are read here up to a limit and handed on.
 
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
@@ -33,14 +34,18 @@ pub(crate) struct ResponseCapture {
     pub(crate) status: Option<u16>,
     /// The store's id of the request.
     pub(crate) request_id: Option<String>,
-    /// The store's clock minus the local clock, seconds. Measured for failures only.
+    /// The store's clock minus the local clock, seconds.
     pub(crate) skew_seconds: Option<i64>,
     /// Delay that the store asks for before the next request.
     pub(crate) retry_after: Option<Duration>,
     /// Region of the bucket, as the store states it.
     pub(crate) region: Option<String>,
+    /// Scheme, host and port that the request went to first.
+    pub(crate) endpoint: Option<String>,
     /// Host and port that the request went to.
     pub(crate) host: Option<String>,
+    /// Connection that the first response came over.
+    pub(crate) connection: Option<Connection>,
     /// The store's code for the failure.
     pub(crate) code: Option<String>,
     /// The store's text for the failure, verbatim.
@@ -54,6 +59,17 @@ pub(crate) struct ResponseCapture {
     /// Number of the builder's HTTP client that sent it. The last one is the store's own; those
     /// before fetch credentials.
     pub(in crate::storage) client: usize,
+}
+
+/// Connection that a response came over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Connection {
+    /// Address at its other end.
+    pub(crate) peer: SocketAddr,
+    /// Number of addresses of the requested host, if they were looked up here.
+    pub(crate) addresses: Option<usize>,
+    /// True if the other end is the requested host, false if it is a proxy.
+    pub(crate) is_direct: bool,
 }
 
 tokio::task_local! {
@@ -92,6 +108,11 @@ pub(in crate::storage) fn asks_host(uri: &Uri) {
     });
 }
 
+/// Records the connection that the first response came over.
+pub(in crate::storage) fn came_over(connection: Connection) {
+    update(|captured| captured.connection = Some(connection));
+}
+
 /// Returns host and port without a user.
 fn host_of(uri: &Uri) -> Option<String> {
     let authority = uri.authority()?.as_str();
@@ -110,8 +131,12 @@ impl HttpService for Capturing {
         }
         record(|mut sent| {
             sent.add(&request);
+            let (scheme, host) = (request.uri().scheme_str(), host_of(request.uri()));
             ResponseCapture {
-                host: host_of(request.uri()),
+                endpoint: scheme
+                    .zip(host.as_ref())
+                    .map(|(scheme, host)| format!("{scheme}://{host}")),
+                host,
                 sent,
                 began: Some(Instant::now()),
                 client: self.number,
@@ -125,6 +150,7 @@ impl HttpService for Capturing {
         if status.is_success() {
             update(|captured| {
                 captured.take_headers(status.as_u16(), response.headers());
+                captured.skew_seconds = clocks(response.headers(), SystemTime::now()).2;
                 if asks.is_some() {
                     captured.stated = stated(response.headers());
                 }
@@ -213,12 +239,8 @@ impl ResponseCapture {
 
     /// Records the facts that only matter for a failure.
     fn take_failure(&mut self, headers: &HeaderMap, body: &[u8], now: SystemTime) {
-        let date = text(headers, "date").and_then(seconds_of);
-        let ours = now
-            .duration_since(UNIX_EPOCH)
-            .ok()
-            .and_then(|since| i64::try_from(since.as_secs()).ok());
-        self.skew_seconds = date.zip(ours).map(|(theirs, ours)| theirs - ours);
+        let (date, ours, skew) = clocks(headers, now);
+        self.skew_seconds = skew;
         self.retry_after = text(headers, "retry-after")
             .and_then(|asked| retry_after(asked, date.or(ours)))
             .or_else(|| text(headers, "ratelimit").and_then(until_reset));
@@ -236,6 +258,17 @@ impl ResponseCapture {
             .map(str::to_owned)
             .or(reply.message);
     }
+}
+
+/// Returns the server's clock, the local one, and the difference; seconds.
+fn clocks(headers: &HeaderMap, now: SystemTime) -> (Option<i64>, Option<i64>, Option<i64>) {
+    let theirs = text(headers, "date").and_then(seconds_of);
+    let ours = now
+        .duration_since(UNIX_EPOCH)
+        .ok()
+        .and_then(|since| i64::try_from(since.as_secs()).ok());
+    let skew = theirs.zip(ours).map(|(theirs, ours)| theirs - ours);
+    (theirs, ours, skew)
 }
 
 /// Returns whether a text is a name like the codes of stores, and so may be shown.

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::listing::is_commit;
 use super::settings;
 use crate::error::{Error, ErrorKind, Result, printable};
-use crate::format::{INDEX_BYTES_MAX, parse_index};
+use crate::format::{INDEX_BYTES_MAX, ModelFiles, parse_index};
 use crate::options::Location;
 use crate::options::hub_id::HubId;
 use crate::options::location::RemoteUrl;
@@ -46,9 +46,7 @@ pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<P
     };
     match found {
         Ok(path) => Ok(Some(path)),
-        Err(missing) if settings::is_offline(&environment) => {
-            Err(offline(&missing).with_location(url.shown()))
-        }
+        Err(missing) if settings::is_offline(&environment) => Err(offline(&missing, url)),
         Err(missing) => {
             tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from the hub");
             Ok(None)
@@ -78,16 +76,23 @@ pub(crate) fn is_offline(options: &StoreOptions) -> bool {
     settings::is_offline(&Environment::unless_forbidden(options))
 }
 
-pub(in crate::storage) fn offline(missing: &str) -> Error {
+pub(in crate::storage) fn offline(missing: &str, url: &RemoteUrl) -> Error {
+    let id = HubId::from_authority(&url.authority);
+    let revision = match &*id.revision {
+        "main" => String::new(),
+        revision => format!(" --revision {revision}"),
+    };
     Error::new(
         ErrorKind::NotFound,
         format!(
             "is not complete in the hub's cache ({missing}), and HF_HUB_OFFLINE forbids requests to the hub"
         ),
     )
-    .with_hint(
-        "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or download it first: hf download org/name",
-    )
+    .with_hint(format!(
+        "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or download it first: hf download {}{revision}",
+        id.repository
+    ))
+    .with_location(url.shown())
 }
 
 /// Returns the directory of a repository.
@@ -123,8 +128,8 @@ fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
     Ok(place)
 }
 
-/// Requires all weights of a directory: those that its index names, else those that the repository
-/// lists in it, else the single file of a small model.
+/// Requires all weights of a directory: those that its index names, else those that would be chosen
+/// among the files that the repository lists in it, else the single file of a small model.
 fn whole(folder: &Path, path: &str, tree: &Path) -> Result<(), String> {
     if let Some(index) = index_in(folder) {
         return shards(&index);
@@ -135,7 +140,11 @@ fn whole(folder: &Path, path: &str, tree: &Path) -> Result<(), String> {
     if listed.is_empty() {
         return Err(format!("{} has no weights", folder.display()));
     }
-    require(folder, listed.iter().map(String::as_str))
+    let names = || listed.iter().map(String::as_str);
+    if names().any(|name| name.ends_with(INDEX_SUFFIX)) {
+        return require(folder, names());
+    }
+    require(folder, ModelFiles::choose(names()).chosen)
 }
 
 fn require<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>) -> Result<(), String> {
@@ -336,6 +345,18 @@ mod tests {
         );
         cache.find("").expect("all of the root");
         cache.find("/unet").expect("all of the directory");
+        cache.put(
+            &tree,
+            &list(&[
+                "a-1.safetensors",
+                "a-2.safetensors",
+                "consolidated.safetensors",
+            ]),
+        );
+        cache.file("a-1.safetensors", "");
+        cache.find("").expect_err("half of the model");
+        cache.file("a-2.safetensors", "");
+        cache.find("").expect("all of the model that is read");
         cache.file("vae/x", "");
         cache.find("/vae").expect_err("no weights");
         cache.file("model.safetensors", "");

@@ -46,9 +46,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
 
 fn open(opening: &Opening) -> Result<OpenStore> {
     if is_offline(opening.options) {
-        return Err(
-            cache::offline("it would be read from the hub").with_location(opening.url.shown())
-        );
+        return Err(cache::offline("it would be read from the hub", opening.url));
     }
     let id = HubId::from_authority(&opening.url.authority);
     let endpoint = endpoint(opening)?;

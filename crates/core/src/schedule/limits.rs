@@ -1,10 +1,7 @@
-//! In-flight limits of each group of sources, from the options of a load and the sources' hints.
+//! In-flight limits of a group of sources, from the options of a load and the sources' hints.
 
-use super::groups::{Group, Sources};
+use super::{Depth, InFlight, ReadHints};
 use crate::options::Options;
-use crate::plan::Plan;
-use crate::schedule::{Depth, InFlight};
-use crate::storage::ReadHints;
 
 /// Maximum number of jobs that an object engine takes at a time. Neighbours share a request, so
 /// there are more jobs than requests.
@@ -30,27 +27,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Uses the caller's options, or else the hints of the sources.
-    pub(crate) fn new(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Self {
-        let members = sources.members();
-        let hints = (0..members.len())
-            .filter(|source| members[*source].group == group)
-            .map(|source| sources.hints(source))
-            .fold(NO_HINTS, greatest);
-        let windows = plan
-            .extents
-            .iter()
-            .filter(|extent| members[extent.source].group == group);
-        // Length of the longest read, in bytes.
-        let window = windows.map(|extent| extent.window).max().unwrap_or(0);
-        match &sources.groups()[group] {
-            Group::Files(_) => Self::files(options, &hints, window),
-            #[cfg(feature = "object")]
-            Group::Objects(_) => Self::objects(options, &hints, window),
-        }
-    }
-
-    fn files(options: &Options, hints: &ReadHints, window: usize) -> Self {
+    /// Returns the limits of a group of files. `window` is the length of its longest read, in bytes.
+    pub(crate) fn for_files(options: &Options, hints: &ReadHints, window: usize) -> Self {
         // Windows are slightly longer than extents: alignment at both edges must not cost a whole
         // read in flight.
         let with_edges = |bytes: u64, reads: usize| bytes + 2 * hints.alignment * reads as u64;
@@ -81,8 +59,10 @@ impl Limits {
         }
     }
 
+    /// Returns the limits of a group of objects. `window` is the length of its longest extent, in
+    /// bytes.
     #[cfg(feature = "object")]
-    fn objects(options: &Options, hints: &ReadHints, window: usize) -> Self {
+    pub(crate) fn for_objects(options: &Options, hints: &ReadHints, window: usize) -> Self {
         let reads = options.depth.unwrap_or(hints.depth);
         let request_bytes = options.extent_bytes.unwrap_or(hints.request_bytes);
         // The hints' bytes per request, scaled to the requested size; at least one extent for each
@@ -115,24 +95,69 @@ impl Limits {
     }
 }
 
-const NO_HINTS: ReadHints = ReadHints {
-    extent_bytes: 1,
-    request_bytes: 1,
-    alignment: 1,
-    gap_bytes: 0,
-    depth: 1,
-    in_flight_bytes: 1,
-    in_flight_bytes_max: 1,
-};
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn greatest(a: ReadHints, b: ReadHints) -> ReadHints {
-    ReadHints {
-        extent_bytes: a.extent_bytes.max(b.extent_bytes),
-        request_bytes: a.request_bytes.max(b.request_bytes),
-        alignment: a.alignment.max(b.alignment),
-        gap_bytes: a.gap_bytes.max(b.gap_bytes),
-        depth: a.depth.max(b.depth),
-        in_flight_bytes: a.in_flight_bytes.max(b.in_flight_bytes),
-        in_flight_bytes_max: a.in_flight_bytes_max.max(b.in_flight_bytes_max),
+    const HINTS: ReadHints = ReadHints {
+        extent_bytes: 4 << 20,
+        request_bytes: 4 << 20,
+        alignment: 4096,
+        gap_bytes: 0,
+        depth: 8,
+        in_flight_bytes: 32 << 20,
+        in_flight_bytes_max: 128 << 20,
+    };
+
+    const WINDOW: usize = 4 << 20;
+
+    #[test]
+    fn depth_of_files_adapts_unless_set() {
+        let limits = |options: &Options| Limits::for_files(options, &HINTS, WINDOW);
+        let free = limits(&Options::default());
+        assert!(!free.depth.is_fixed());
+        assert_eq!(free.reads, 8);
+        assert_eq!(free.depth.start().bytes, (32 << 20) + 8 * 2 * 4096);
+        let set = limits(&Options {
+            depth: Some(3),
+            ..Options::default()
+        });
+        assert!(set.depth.is_fixed());
+        assert_eq!((set.reads, set.depth.bytes()), (3, 3 * WINDOW as u64));
+        let bounded = limits(&Options {
+            in_flight_bytes: Some(8 << 20),
+            ..Options::default()
+        });
+        assert!(bounded.depth.is_fixed());
+        assert_eq!((bounded.reads, bounded.depth.bytes()), (2, 8 << 20));
+    }
+
+    #[test]
+    fn depth_of_files_is_fixed_if_more_cannot_help() {
+        let hints = ReadHints {
+            in_flight_bytes_max: HINTS.in_flight_bytes,
+            ..HINTS
+        };
+        assert!(
+            Limits::for_files(&Options::default(), &hints, WINDOW)
+                .depth
+                .is_fixed()
+        );
+    }
+
+    #[test]
+    #[cfg(feature = "object")]
+    fn bytes_of_objects_scale_with_request_size() {
+        let limits = |extent_bytes| {
+            let options = Options {
+                extent_bytes,
+                ..Options::default()
+            };
+            Limits::for_objects(&options, &HINTS, 1 << 20)
+        };
+        let (default, half) = (limits(None), limits(Some(2 << 20)));
+        assert_eq!(default.depth.start().bytes, 32 << 20);
+        assert_eq!(half.depth.start().bytes, 16 << 20);
+        assert_eq!((half.reads, half.request_bytes), (8, 2 << 20));
     }
 }

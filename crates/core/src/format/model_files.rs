@@ -1,0 +1,225 @@
+//! Chooses the files of one model among the `*.safetensors` of a directory that has no index.
+//!
+//! A directory may hold a model twice, or an adapter beside it. Only the names tell: they are those
+//! that `transformers`, `diffusers`, PEFT and Mistral give their files.
+
+use std::fmt::Write;
+
+use super::shards::{SUFFIX, natural_cmp, numbered};
+use crate::error::shortened;
+
+/// Most names in a note.
+const NAMES_SHOWN: usize = 4;
+
+/// Kinds of files, the one to load first. Of several kinds in a directory, only the first is
+/// loaded: `transformers` prefers `model.safetensors` to shards too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// `model.safetensors`.
+    Model,
+    /// `model-00001-of-00002.safetensors`.
+    ModelShard,
+    /// `diffusion_pytorch_model.safetensors`.
+    Diffusers,
+    /// `diffusion_pytorch_model-00001-of-00002.safetensors`.
+    DiffusersShard,
+    /// Any other name.
+    Other,
+    /// `consolidated*.safetensors`: a model of Mistral or Meta under their own tensor names, often
+    /// beside one for `transformers`.
+    Consolidated,
+    /// `adapter_model*.safetensors`: an adapter, which changes a model and is none itself.
+    Adapter,
+}
+
+impl Kind {
+    fn new(name: &str) -> Self {
+        let stem = name.strip_suffix(SUFFIX).unwrap_or(name);
+        let (base, is_shard) = match numbered(name) {
+            Some((prefix, ..)) => (prefix.trim_end_matches('-'), true),
+            None => (stem, false),
+        };
+        match (base, is_shard) {
+            ("model", false) => Self::Model,
+            ("model", true) => Self::ModelShard,
+            ("diffusion_pytorch_model", false) => Self::Diffusers,
+            ("diffusion_pytorch_model", true) => Self::DiffusersShard,
+            _ if stem.starts_with("consolidated") => Self::Consolidated,
+            _ if stem.starts_with("adapter_model") => Self::Adapter,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Files of one model, and those beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ModelFiles<'a> {
+    /// Files to load, in natural order.
+    pub(crate) chosen: Vec<&'a str>,
+    /// Files of other models, in natural order.
+    pub(crate) left_out: Vec<&'a str>,
+}
+
+impl<'a> ModelFiles<'a> {
+    /// Chooses among the names of a directory's `*.safetensors`.
+    pub(crate) fn choose(names: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut names: Vec<_> = names.into_iter().collect();
+        names.sort_by(|a, b| natural_cmp(a, b));
+        let first = names.iter().map(|name| Kind::new(name)).min();
+        let (chosen, left_out) = names
+            .into_iter()
+            .partition(|name| Some(Kind::new(name)) == first);
+        Self { chosen, left_out }
+    }
+
+    /// Returns a note for the report if files were left out, or if the chosen ones may not belong
+    /// together.
+    pub(crate) fn note(&self) -> Option<String> {
+        if !self.left_out.is_empty() {
+            return Some(format!(
+                "the directory has no index but several models; read: {}; left out: {}; to read other files, pass them \
+                 as a list",
+                listed(&self.chosen),
+                listed(&self.left_out)
+            ));
+        }
+        let mut patterns = self.chosen.iter().map(|name| pattern(name));
+        let first = patterns.next()?;
+        patterns.any(|pattern| pattern != first).then(|| {
+            format!(
+                "the directory has no index, and its files are not numbered alike; read as one model: {}",
+                listed(&self.chosen)
+            )
+        })
+    }
+}
+
+/// Returns a name with every number replaced: the shards of one set differ in numbers only.
+fn pattern(name: &str) -> String {
+    let mut pattern = String::with_capacity(name.len());
+    for character in name.chars() {
+        if !character.is_ascii_digit() {
+            pattern.push(character);
+        } else if !pattern.ends_with('#') {
+            pattern.push('#');
+        }
+    }
+    pattern
+}
+
+fn listed(names: &[&str]) -> String {
+    let shown: Vec<_> = names
+        .iter()
+        .take(NAMES_SHOWN)
+        .map(|it| shortened(it))
+        .collect();
+    let mut text = shown.join(", ");
+    if let more @ 1.. = names.len().saturating_sub(NAMES_SHOWN) {
+        // Writing to a string cannot fail.
+        let _ = write!(text, " and {more} more");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the chosen names and those left out, without their suffix.
+    fn choose(names: &[&str]) -> (Vec<String>, Vec<String>) {
+        let names: Vec<_> = names.iter().map(|name| format!("{name}{SUFFIX}")).collect();
+        let files = ModelFiles::choose(names.iter().map(String::as_str));
+        let bare = |names: Vec<&str>| {
+            let bare = names.iter().map(|name| name.trim_end_matches(SUFFIX));
+            bare.map(str::to_owned).collect()
+        };
+        (bare(files.chosen), bare(files.left_out))
+    }
+
+    fn note(names: &[&str]) -> Option<String> {
+        ModelFiles::choose(names.iter().copied()).note()
+    }
+
+    #[test]
+    fn model_wins_over_adapter_consolidated_and_others() {
+        for (names, chosen) in [
+            (&["adapter_model", "model"][..], &["model"][..]),
+            (&["consolidated", "model", "x"], &["model"]),
+            (&["model", "model-1-of-2", "model-2-of-2"], &["model"]),
+            (&["model", "model.fp16"], &["model"]),
+            (
+                &["model-2-of-2", "adapter_model", "model-1-of-2", "a"],
+                &["model-1-of-2", "model-2-of-2"],
+            ),
+            // The missing shard is an error of the set, no reason to load something else.
+            (&["model-1-of-2", "consolidated"], &["model-1-of-2"]),
+            (
+                &["diffusion_pytorch_model", "diffusion_pytorch_model.fp16"],
+                &["diffusion_pytorch_model"],
+            ),
+            (&["a", "b", "consolidated"], &["a", "b"]),
+            (&["consolidated.00", "adapter_model"], &["consolidated.00"]),
+        ] {
+            let (found, left_out) = choose(names);
+            assert_eq!(found, chosen, "{names:?}");
+            assert_eq!(found.len() + left_out.len(), names.len(), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn files_of_one_kind_are_all_chosen() {
+        for names in [
+            &["adapter_model"][..],
+            &["consolidated.00", "consolidated.01"],
+            &["model.fp16"],
+            &["a", "b", "model2"],
+            &["9", "10"],
+            &[
+                "diffusion_pytorch_model-1-of-2",
+                "diffusion_pytorch_model-2-of-2",
+            ],
+            &[],
+        ] {
+            let all: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+            assert_eq!(choose(names), (all, Vec::new()), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn note_names_files_that_were_left_out() {
+        assert_eq!(
+            note(&["model.safetensors", "adapter_model.safetensors"]).as_deref(),
+            Some(
+                "the directory has no index but several models; read: model.safetensors; left out: \
+                 adapter_model.safetensors; to read other files, pass them as a list"
+            )
+        );
+        let names: Vec<_> = (0..9)
+            .map(|n| format!("consolidated.{n}.safetensors"))
+            .collect();
+        let mut names: Vec<_> = names.iter().map(String::as_str).collect();
+        names.push("x.safetensors");
+        let text = note(&names).expect("some are left out");
+        assert!(text.contains("left out: consolidated.0.safetensors, consolidated.1.safetensors, consolidated.2.safetensors, consolidated.3.safetensors and 5 more;"), "{text}");
+    }
+
+    #[test]
+    fn note_names_files_that_look_unrelated() {
+        let text = note(&["llama.safetensors", "vae.safetensors"]).expect("they do");
+        assert!(
+            text.ends_with(": llama.safetensors, vae.safetensors"),
+            "{text}"
+        );
+        for related in [
+            &["x-1.safetensors", "x-22.safetensors"][..],
+            &[
+                "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors",
+            ],
+            &["only.safetensors"],
+            &[],
+        ] {
+            assert_eq!(note(related), None, "{related:?}");
+        }
+    }
+}

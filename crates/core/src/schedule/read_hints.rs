@@ -1,0 +1,53 @@
+//! Hints on how a source is best read, and those of several sources together.
+
+/// Hints on how a source is best read. Planning and scheduling start from these and never ask what
+/// kind of source it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadHints {
+    /// Largest useful read, bytes; a multiple of `alignment`.
+    pub extent_bytes: u64,
+    /// Longest request, bytes, where one request may cover several adjacent extents; else
+    /// `extent_bytes`.
+    pub request_bytes: u64,
+    /// Reads begin and end on multiples of this, bytes.
+    pub alignment: u64,
+    /// Largest gap between two wanted ranges that costs less to read than to skip, bytes.
+    pub gap_bytes: u64,
+    /// Initial number of reads in flight.
+    pub depth: usize,
+    /// Initial number of bytes in flight.
+    pub in_flight_bytes: u64,
+    /// Upper bound on bytes in flight that may be worth their memory; equals `in_flight_bytes`
+    /// where more cannot increase throughput.
+    pub in_flight_bytes_max: u64,
+}
+
+impl ReadHints {
+    /// Hints that [`Self::max`] never prefers.
+    const MIN: Self = Self {
+        extent_bytes: 1,
+        request_bytes: 1,
+        alignment: 1,
+        gap_bytes: 0,
+        depth: 1,
+        in_flight_bytes: 1,
+        in_flight_bytes_max: 1,
+    };
+
+    /// Returns the greatest value of each hint: those of a group of sources.
+    pub(crate) fn greatest(hints: impl IntoIterator<Item = Self>) -> Self {
+        hints.into_iter().fold(Self::MIN, Self::max)
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self {
+            extent_bytes: self.extent_bytes.max(other.extent_bytes),
+            request_bytes: self.request_bytes.max(other.request_bytes),
+            alignment: self.alignment.max(other.alignment),
+            gap_bytes: self.gap_bytes.max(other.gap_bytes),
+            depth: self.depth.max(other.depth),
+            in_flight_bytes: self.in_flight_bytes.max(other.in_flight_bytes),
+            in_flight_bytes_max: self.in_flight_bytes_max.max(other.in_flight_bytes_max),
+        }
+    }
+}

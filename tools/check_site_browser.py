@@ -1,0 +1,184 @@
+"""Opens every page of the docs site in headless Chromium, as `make docs-browser` does.
+
+Fails if a page scrolls sideways at the width of a phone or a desktop, logs an error, or asks for
+something that does not exist or is not part of the site; if search from a folder finds nothing; or
+if a copy button does not copy the code beside it. Needs selenium, Chromium and its driver.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+WIDTHS = (1280, 390)
+MOUNT = "/tload/"
+"""Path below which the site is served: that of `site_url`."""
+
+SEARCHES = {
+    "cuda out of memory": "troubleshooting.html",
+    "io_uring docker": "troubleshooting.html",
+    "resume copy": "sources.html",
+    "numpy bfloat16": "troubleshooting.html",
+    "hang timeout": "troubleshooting.html",
+    "403 permission denied": "troubleshooting.html",
+    "device_map": "pytorch.html",
+    "memory_limit": "options.html",
+    "quickstart numpy": "quickstart.html",
+}
+"""Queries, and the page that must be among the first three results."""
+
+PROMPT = re.compile(r"^(\$|>>>|\.\.\.) ", re.MULTILINE)
+READ_CLIPBOARD = "navigator.clipboard.readText().then(arguments[0])"
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves the site below `MOUNT`, and its 404.html for everything else."""
+
+    def translate_path(self, path: str) -> str:
+        return super().translate_path("/" + path.removeprefix(MOUNT))
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        body = (Path(self.directory) / "404.html").read_bytes()
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+def main() -> int:
+    site = Path(sys.argv[1]).resolve()
+    shots = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    root = f"http://127.0.0.1:{server.server_port}{MOUNT}"
+    driver = start()
+    try:
+        wrong = []
+        for width in WIDTHS:
+            for page in sorted(site.rglob("*.html")):
+                name = str(page.relative_to(site))
+                wrong += [f"{name}, {width} px: {text}" for text in check_page(driver, root, name, width, shots)]
+        wrong += check_missing(driver, root)
+        wrong += check_copy(driver, root, "quickstart.html")
+        wrong += check_copy(driver, root, "api/load.html")
+        wrong += check_search(driver, site)
+    finally:
+        driver.quit()
+        server.shutdown()
+    print(*wrong, sep="\n")
+    return bool(wrong)
+
+
+def start() -> webdriver.Chrome:
+    options = webdriver.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    # Without paths, selenium would search for both on the internet.
+    options.binary_location = find("chromium", "google-chrome")
+    return webdriver.Chrome(options, webdriver.ChromeService(find("chromedriver")))
+
+
+def find(*programs: str) -> str:
+    """Return the path of the first program that is installed."""
+    for program in programs:
+        if path := shutil.which(program):
+            return path
+    sys.exit(f"{sys.argv[0]}: needs {programs[0]} (Debian: apt install chromium chromium-driver)")
+
+
+def check_page(driver: webdriver.Chrome, root: str, name: str, width: int, shots: Path | None) -> list[str]:
+    """Return all that is wrong with a page at a width."""
+    resize(driver, width, 900)
+    driver.get(root + name)
+    wrong = problems(driver, root)
+    if (scrolled := driver.execute_script("return document.documentElement.scrollWidth")) > width:
+        wrong.append(f"scrolls sideways, {scrolled} px wide")
+    if shots:
+        height = min(driver.execute_script("return document.documentElement.scrollHeight"), 6000)
+        resize(driver, width, height)
+        driver.save_screenshot(str(shots / f"{name.replace('/', '-').removesuffix('.html')}-{width}.png"))
+    return wrong
+
+
+def resize(driver: webdriver.Chrome, width: int, height: int) -> None:
+    """Set the size of the page. The window cannot be as narrow as a phone."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def problems(driver: webdriver.Chrome, root: str) -> list[str]:
+    """Return the errors that the current page logged, and requests that failed or left the site."""
+    wrong = [entry["message"] for entry in driver.get_log("browser") if entry["level"] in {"WARNING", "SEVERE"}]
+    for entry in driver.get_log("performance"):
+        event = json.loads(entry["message"])["message"]
+        if event["method"] == "Network.requestWillBeSent":
+            url = event["params"]["request"]["url"]
+            if not url.startswith((root, "data:", "blob:", "file:")):
+                wrong.append(f"asks for {url}")
+    return wrong
+
+
+def check_missing(driver: webdriver.Chrome, root: str) -> list[str]:
+    """Return links of the page for a missing address, two levels deep, that lead nowhere."""
+    driver.get(root + "no/such/page.html")
+    driver.get_log("browser")  # has the 404 itself
+    links = [link.get_attribute("href") for link in driver.find_elements(By.CSS_SELECTOR, "a.md-nav__link[href]")]
+    wrong = [f"404.html links to {link}" for link in links if MOUNT not in link]
+    return wrong or ([] if links else ["404.html has no links"])
+
+
+def check_copy(driver: webdriver.Chrome, root: str, name: str) -> list[str]:
+    """Return the blocks whose copy button does not copy their text."""
+    resize(driver, 1280, 900)
+    driver.get(root + name)
+    permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+    driver.execute_cdp_cmd("Browser.grantPermissions", {"permissions": permissions, "origin": root.removesuffix(MOUNT)})
+    driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
+    wrong = []
+    blocks = driver.find_elements(By.CSS_SELECTOR, "div.highlight")
+    for block in blocks:
+        button = block.find_element(By.CSS_SELECTOR, "button[data-md-type=copy], button.md-clipboard")
+        driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", block)
+        ActionChains(driver).move_to_element(block).move_to_element(button).click().perform()
+        copied = driver.execute_async_script(READ_CLIPBOARD)
+        shown = block.find_element(By.CSS_SELECTOR, "code").text
+        # No block of these pages has output.
+        if copied.strip() != PROMPT.sub("", shown).strip():
+            wrong.append(f"{name}: the copy button copies {copied!r} of {shown!r}")
+    return wrong or ([] if blocks else [f"{name} has no blocks"])
+
+
+def check_search(driver: webdriver.Chrome, site: Path) -> list[str]:
+    """Return the queries that do not find their page, in a site that is opened from a folder."""
+    wrong = []
+    find = "return [...document.querySelectorAll('.md-search-result__item > a')].map(a => a.href)"
+    for query, wanted in SEARCHES.items():
+        driver.get((site / "index.html").as_uri())
+        driver.execute_script("document.querySelector('#__search').click()")
+        driver.find_element(By.CSS_SELECTOR, "input.md-search__input").send_keys(query)
+        try:
+            found = WebDriverWait(driver, 20).until(lambda page: page.execute_script(find))
+        except TimeoutException:
+            found = []
+        pages = [url.partition("?")[0].partition("#")[0].rpartition("/")[2] for url in found[:3]]
+        if wanted not in pages:
+            wrong.append(f"search from a folder: {query!r} finds {pages}, not {wanted}")
+    return wrong
+
+
+sys.exit(main())
