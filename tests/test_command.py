@@ -43,6 +43,14 @@ def test_script_and_module_run_same_command(command: list[str], floats: Floats) 
     assert "Usage: tload" in done.stdout
 
 
+def test_second_name_runs_same_command() -> None:
+    alias = [str(Path(sysconfig.get_path("scripts")) / "tensorload")]
+    assert run(alias, "--version").stdout == f"tload {tload.__version__}\n"
+    done = run(alias, "ls", "--bogus")
+    assert done.returncode == 2
+    assert "Usage: tensorload ls" in done.stderr
+
+
 def test_ls_agrees_with_open(floats: Floats) -> None:
     listing = json.loads(run(SCRIPT, "ls", str(floats[0]), "--json").stdout)
     assert {tensor["name"] for tensor in listing["tensors"]} == set(tload.open(floats[0]))

@@ -218,6 +218,28 @@ def test_unknown_framework_raises_value_error(floats: Every) -> None:
         tload.load(floats[0], framework="jax")  # type: ignore[call-overload]
 
 
+SLOW = ("asyncio", "concurrent.futures", "ctypes", "html", "pathlib", "tempfile", "urllib.parse")
+"""Modules of the standard library that a load of a file does not need."""
+
+
+def test_import_and_load_import_no_slow_modules(floats: Every) -> None:
+    script = (
+        f"import sys; before = {{*sys.modules}}; import tload; tload.load({str(floats[0])!r}, framework='dlpack'); "
+    )
+    script += f"print(*sorted({set(SLOW)!r} & (sys.modules.keys() - before)))"
+    # Without `site`, whose imports depend on what is installed.
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {script}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_public_names_are_all_that_dir_shows() -> None:
+    script = "import tload; print(*(name for name in dir(tload) if not name.startswith('_')))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {name for name in tload.__all__ if not name.startswith("_")}
+    assert "doctest" not in (tload.__doc__ or "")
+
+
 @pytest.mark.parametrize(
     ("code", "absent"),
     [

@@ -219,13 +219,24 @@ def test_unknown_keyword_names_called_function(floats: Floats) -> None:
 def test_help_of_load_names_every_keyword() -> None:
     text = inspect.getdoc(tload.load) or ""
     parameters = dict(inspect.signature(tload.stream).parameters)
-    for name in ("source", "framework", "keywords"):
+    for name in ("source", "framework"):
         del parameters[name]
     options = {field.name for field in dataclasses.fields(tload.Options)}
-    assert set(parameters) | options == _stream.LoadKeywords.__optional_keys__
+    assert set(parameters) == _stream.LoadKeywords.__optional_keys__
     for name, parameter in parameters.items():
+        if name in options:
+            continue
         default = "None" if parameter.default is None else f'"{parameter.default}"'
         assert f"`{name}={default}`" in text
+
+
+def test_signatures_list_every_keyword() -> None:
+    signatures = [inspect.signature(function) for function in (tload.stream, tload.load, tload.load_into)]
+    for signature in signatures:
+        assert all(each.kind is not each.VAR_KEYWORD for each in signature.parameters.values())
+        fields = {field.name for field in dataclasses.fields(tload.Options)}
+        assert {name for name in fields if signature.parameters[name].default is None} == fields
+    assert list(signatures[0].parameters) == list(signatures[1].parameters)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -144,16 +145,15 @@ def test_no_bar_is_drawn_in_shells_without_a_terminal(megabytes: Path) -> None:
     assert done.stdout == done.stderr == b""
 
 
-@pytest.mark.parametrize("with_tqdm", [True, False])
-def test_a_bar_is_drawn_on_terminals(with_tqdm: bool, megabytes: Path) -> None:  # noqa: FBT001
-    if with_tqdm:
-        require("tqdm")
-    without = "" if with_tqdm else "sys.modules['tqdm'] = sys.modules['tqdm.auto'] = None;"
-    script = f"import sys; {without} import tload; tload.load({str(megabytes)!r}, framework='dlpack', progress=True)"
+def drawn_by(arguments: list[str], columns: int) -> bytes:
+    """Return all that a program writes to a terminal with 24 lines."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
     try:
-        process = subprocess.Popen([sys.executable, "-c", script], stdout=theirs, stderr=theirs)
+        process = subprocess.Popen(
+            [sys.executable, *arguments], stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"}
+        )
         os.close(theirs)
         drawn = b""
         while True:
@@ -167,6 +167,50 @@ def test_a_bar_is_drawn_on_terminals(with_tqdm: bool, megabytes: Path) -> None: 
         assert process.wait() == 0
     finally:
         os.close(ours)
+    return drawn
+
+
+def ticks(drawn: bytes) -> list[str]:
+    """Return the lines drawn, one above the other, without codes of the terminal."""
+    assert not re.search(rb"\x1b\[\d*A", drawn), "the bar takes more than one line"
+    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", drawn.decode())]
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("with_tqdm", [True, False])
+def test_a_bar_is_drawn_on_terminals(with_tqdm: bool, columns: int, megabytes: Path) -> None:  # noqa: FBT001
+    if with_tqdm:
+        require("tqdm")
+    without = "" if with_tqdm else "sys.modules['tqdm'] = sys.modules['tqdm.auto'] = None;"
+    script = f"import sys; {without} import tload; tload.load({str(megabytes)!r}, framework='dlpack', progress=True)"
+    drawn = drawn_by(["-c", script], columns)
     assert b"tload" in drawn
     assert b"100%" in drawn
+    assert b"GB/s" not in drawn
     assert drawn.endswith(b"\n")
+    assert max(map(len, ticks(drawn))) <= columns
+
+
+@pytest.mark.parametrize("columns", [80, 40, 15])
+@pytest.mark.parametrize("command", ["load", "cp", "verify"])
+def test_the_command_draws_a_bar_of_one_line(command: str, columns: int, megabytes: Path, tmp_path: Path) -> None:
+    if command == "verify":
+        tload.verify(megabytes, write=True)
+    arguments = [str(tmp_path / "copy")] if command == "cp" else []
+    drawn = drawn_by(["-m", "tload", command, str(megabytes), *arguments], columns)
+    message = {"load": "loading ", "cp": "copying ", "verify": "verifying "}[command]
+    bars = [line for line in ticks(drawn) if line.startswith(message)]
+    assert bars, drawn
+    # indicatif clears the rest of the line with spaces.
+    assert max(len(line.rstrip()) for line in bars) < columns
+    assert max(map(len, bars)) <= columns
+    first = bars[0]
+    assert "eta" not in first
+    assert "/s" not in first
+
+
+@pytest.mark.parametrize("flag", ["--quiet", "--no-progress", "--verbose"])
+def test_flags_leave_out_the_bar(flag: str, megabytes: Path) -> None:
+    drawn = drawn_by(["-m", "tload", "load", str(megabytes), flag], 80)
+    assert b"loading" not in drawn
+    assert b"16 tensors, 16.0 MiB in " in drawn

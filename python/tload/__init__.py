@@ -4,18 +4,15 @@ Tensors of safetensors checkpoints are read in place, and are yielded while late
 being read:
 
 >>> import tload
->>> for name, tensor in tload.stream("model_dir"):  # doctest: +SKIP
+>>> for name, tensor in tload.stream("model_dir"):
 ...     module.get_parameter(name).data.copy_(tensor)
->>> state = tload.load("model_dir")  # doctest: +SKIP
->>> state = tload.load("s3://bucket/model_dir", store={"region": "eu-west-1"})  # doctest: +SKIP
->>> state = tload.load("model_dir", device="cuda")  # doctest: +SKIP
->>> tload.load_into(module, "model_dir")  # doctest: +SKIP
->>> with tload.open("model_dir") as checkpoint:  # headers only  # doctest: +SKIP
+>>> state = tload.load("model_dir")
+>>> state = tload.load("s3://bucket/model_dir", store={"region": "eu-west-1"})
+>>> state = tload.load("model_dir", device="cuda")
+>>> tload.load_into(module, "model_dir")
+>>> with tload.open("model_dir") as checkpoint:  # headers only
 ...     print(checkpoint["lm_head.weight"].shape)
 """
-
-import atexit
-import os
 
 from tload import _logging
 from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
@@ -106,8 +103,4 @@ __all__ = [
     "verify",
 ]
 
-_logging.configure(os.environ.get(_logging.VARIABLE))
-
-# Run while the driver is still loaded: at its own exit it would find pinned memory that can no
-# longer be unpinned.
-atexit.register(release_staging)
+_logging.configure_from_environment()

@@ -1,9 +1,10 @@
-"""Entry point of the command `tload`, for `python -m tload` and the console script."""
+"""Entry point of the command `tload`, for `python -m tload` and the console scripts."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 
 from tload import _tload
 
@@ -13,7 +14,8 @@ def main() -> int:
     # The command handles signals itself, but not those that already have a handler. Python's own
     # handler for Ctrl-C would only set a flag for an interpreter that is busy running the command.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _tload.cli_main(["tload", *sys.argv[1:]])
+    name = "tensorload" if Path(sys.argv[0]).stem == "tensorload" else "tload"
+    return _tload.cli_main([name, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from tload._errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from tload import _tload
+    from tload._imports import BackgroundImport
 
 GIVES_UP = (asyncio.CancelledError, GeneratorExit)
 """Exceptions with which a task gives up waiting; the load goes on."""
@@ -43,6 +45,25 @@ class Waiter:
                 await self._readable()
                 self._turn = time.monotonic()
             return tensor
+        finally:
+            self._waiting = False
+
+    async def ready(self, importing: BackgroundImport) -> None:
+        """Wait until the result of an import is there. Raise `LoadTimeoutError` if it is late."""
+        self._waiting = True
+        try:
+            loop = asyncio.get_running_loop()
+            ended = asyncio.Event()
+
+            def end() -> None:
+                # The loop may be closed when the import ends.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(ended.set)
+
+            importing.on_end(end)
+            while not importing.wait(0.0):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), importing.seconds_left())
         finally:
             self._waiting = False
 

@@ -6,9 +6,11 @@ memory that it could provide.
 
 from __future__ import annotations
 
+import atexit
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tload import _tload
 from tload._errors import UnsupportedError, advise
 
 if TYPE_CHECKING:
@@ -119,3 +121,8 @@ def imported(module: str) -> Any:
     If it is not, no object of it can have been passed in.
     """
     return sys.modules.get(module)
+
+
+# Run while the driver is still loaded: at its own exit it would find pinned memory that can no
+# longer be unpinned.
+atexit.register(_tload.release_staging)

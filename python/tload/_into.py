@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tload import _cuda, _load_targets, _tload
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import UnsupportedError, advise
-from tload._options import OptionKeywords, Options, refuse_unknown, resolve
+from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve
 from tload._progress import watcher_for
 from tload._selection import rules
 from tload._stream import TensorStream, slices_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tload._store import Store
 
 
+@lists(FIELDS)
 def load_into(
     target: torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, npt.NDArray[Any]],
     source: Source,
@@ -103,10 +104,10 @@ def load_into(
         TypeError: `target` is neither a module nor a mapping of names.
 
     Examples:
-        >>> with torch.device("meta"):  # doctest: +SKIP
+        >>> with torch.device("meta"):
         ...     model = Model(config)
-        >>> model.to_empty(device="cuda")  # doctest: +SKIP
-        >>> report = tload.load_into(model, "model_dir")  # doctest: +SKIP
+        >>> model.to_empty(device="cuda")
+        >>> report = tload.load_into(model, "model_dir")
     """
     refuse_unknown("load_into", keywords, OptionKeywords.__optional_keys__)
     resolved = resolve(options, keywords)

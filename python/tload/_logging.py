@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,11 @@ def configure(text: str | None) -> None:
         _logger.warning("%s=%r is ignored; it can be %s", VARIABLE, text, ", ".join(LEVELS))
     else:
         _logger.setLevel(level)
+
+
+def configure_from_environment() -> None:
+    """Configure the logger from the variable `TLOAD_LOG`."""
+    configure(os.environ.get(VARIABLE))
 
 
 def log_end(report: Report) -> None:

@@ -47,6 +47,22 @@ ML_DTYPES = {
 }
 
 
+def modules(names: Iterable[str]) -> list[str]:
+    """Return the modules that are needed for tensors with these dtypes."""
+    return ["numpy", *(["ml_dtypes"] if ML_DTYPES.keys() & set(names) else [])]
+
+
+def check(names: Iterable[str], infos: Infos) -> None:
+    """Raise `UnsupportedError` for dtypes that no version of numpy has, without importing it.
+
+    `infos` supplies the tensors that the error names.
+    """
+    for name in sorted(set(names) - DTYPES.keys() - ML_DTYPES.keys()):
+        reason = "numpy has no packed floats of less than 8 bits"
+        hint = 'pass framework="dlpack", or leave these tensors out'
+        raise unsupported(infos(), name, reason, hint)
+
+
 def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], npt.NDArray[Any]]:
     """Return a function that makes numpy arrays of tensors with these dtypes.
 
@@ -60,6 +76,8 @@ def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], n
         hint = """pip install 'tload[numpy]', or pass framework="torch" or framework="dlpack" instead"""
         raise advise(UnsupportedError, message, hint) from error
 
+    names = list(names)
+    check(names, infos)
     dtypes = {name: _dtype(np, infos, name) for name in names}
 
     def convert(tensor: _tload.Tensor) -> npt.NDArray[Any]:
@@ -72,10 +90,6 @@ def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], n
 def _dtype(np: Any, infos: Infos, name: str) -> np.dtype[Any]:
     if name in DTYPES:
         return np.dtype(DTYPES[name])  # type: ignore[no-any-return]
-    if name not in ML_DTYPES:
-        reason = "numpy has no packed floats of less than 8 bits"
-        hint = 'pass framework="dlpack", or leave these tensors out'
-        raise unsupported(infos(), name, reason, hint)
     try:
         import ml_dtypes
     except ImportError:

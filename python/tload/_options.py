@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from tload import _tload
 from tload._errors import InvalidRequestError, advise
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from datetime import timedelta
+
+F = TypeVar("F", bound="Callable[..., object]")
 
 Engine: TypeAlias = Literal["auto", "uring", "pread", "tokio-uring"]
 """Values of `Options.engine`."""
@@ -184,6 +187,29 @@ class OptionKeywords(TypedDict, total=False):
 
 VARIABLES = dict(_tload.OPTION_VARIABLES)
 """Environment variables of the fields that have one. The command reads them too."""
+
+
+def lists(keywords: Iterable[inspect.Parameter]) -> Callable[[F], F]:
+    """Return a decorator that replaces `**keywords` in a function's signature by these keywords.
+
+    `help` and notebooks show the signature.
+    """
+
+    def replace(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        others = [each for each in keywords if each.name not in signature.parameters]
+        function.__signature__ = signature.replace(parameters=[*own, *others])  # type: ignore[attr-defined]
+        return function
+
+    return replace
+
+
+FIELDS = tuple(
+    inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=field.type)
+    for field in dataclasses.fields(Options)
+)
+"""The fields of `Options` as keywords."""
 
 
 def refuse_unknown(function: str, keywords: Mapping[str, object], known: frozenset[str]) -> None:

@@ -60,7 +60,7 @@ def patch() -> Iterator[tuple[str, ...]]:
             libraries is installed.
 
     Examples:
-        >>> with tload.patch():  # doctest: +SKIP
+        >>> with tload.patch():
         ...     model = AutoModelForCausalLM.from_pretrained("model_dir")
     """
     global _active  # noqa: PLW0603  # the state of the process: its modules

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -75,7 +76,7 @@ class BarWatcher:
 
     def __init__(self, tqdm: Any, bytes_total: int) -> None:
         """Draw an empty bar."""
-        self._bar = tqdm(total=bytes_total, desc="tload", unit="B", unit_scale=True, unit_divisor=1024, leave=True)
+        self._bar = tqdm(total=bytes_total, desc="tload", unit="iB", unit_scale=True, unit_divisor=1024, leave=True)
 
     def update(self, progress: Progress) -> None:
         self._bar.set_postfix_str(f"{progress.tensors_received}/{progress.tensors_total} tensors", refresh=False)
@@ -94,7 +95,8 @@ class LineWatcher:
         self._width = 0
 
     def update(self, progress: Progress) -> None:
-        line = f"tload: {progress}, {_speed(progress, self._started)}"
+        # A line that reached the last column would wrap.
+        line = f"tload: {progress}, {_speed(progress, self._started)}"[: _columns() - 1]
         print("\r" + line.ljust(self._width), end="", file=sys.stderr, flush=True)
         self._width = len(line)
 
@@ -143,7 +145,15 @@ class _Bar:
 
 def _speed(progress: Progress, started: float) -> str:
     seconds = time.monotonic() - started
-    return f"{progress.bytes_received / seconds / 1e9 if seconds > 0 else 0.0:.2f} GB/s"
+    return f"{_tload.format_bytes(int(progress.bytes_received / seconds) if seconds > 0 else 0)}/s"
+
+
+def _columns() -> int:
+    """Return the columns of the terminal that shows the line."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
 def watcher_for(progress: bool | Callback | None, bytes_total: int) -> Watcher | None:  # noqa: FBT001

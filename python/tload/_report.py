@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import html
 import json
 from dataclasses import dataclass, field
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+if TYPE_CHECKING:
+    from tload._imports import BackgroundImport
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,10 @@ class Report:
     """Result of verification, or `None` with `verify="off"`."""
     notes: tuple[str, ...]
     """Notes for the user, for example why a slower engine was used."""
+    import_seconds: float = 0.0
+    """Seconds that importing the framework took (torch, numpy), or has taken so far; 0 if it was
+    imported before. The load reads meanwhile, unless it is to a GPU, so this overlaps `seconds`,
+    and may exceed it."""
     text: str = field(default="", repr=False, compare=False)
 
     @property
@@ -258,14 +264,24 @@ class Report:
         return f"<tload.Report of {self.summary}>"
 
     def _repr_html_(self) -> str:
+        # `import tload` does without it.
+        import html
+
         # Shown by notebooks. Locations and notes may contain markup.
         return f"<pre>{html.escape(self.text)}</pre>"
 
 
-def read_report(document: str, text: str) -> Report:
-    """Make a report from the core's JSON, whose fields are those of the classes here."""
+def read_report(document: str, text: str, importing: BackgroundImport | None = None) -> Report:
+    """Make a report from the core's JSON, whose fields are those of the classes here.
+
+    The core knows nothing of imports.
+    """
     report: Report = _decode(Report, json.loads(document))
-    return dataclasses.replace(report, text=text)
+    if importing is None:
+        return dataclasses.replace(report, text=text)
+    seconds = importing.seconds
+    text += f"\nimport   {importing.framework} in {seconds:.3f} s"
+    return dataclasses.replace(report, text=text, import_seconds=seconds)
 
 
 _annotations = functools.cache(get_type_hints)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
-from tload import _cuda, _logging, _numpy, _tload, _torch
+from tload import _cuda, _imports, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import InvalidRequestError, advise
-from tload._options import OptionKeywords, Options, refuse_unknown, resolve, suggestion
+from tload._imports import BackgroundImport
+from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve, suggestion
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
 from tload._selection import Names, Patterns, rules, texts
@@ -57,13 +60,18 @@ class TensorStream(Generic[T]):
     def __init__(
         self,
         raw: _tload.Stream,
-        convert: Callable[[_tload.Tensor], T],
+        convert: Callable[[_tload.Tensor], T] | None,
         watcher: Watcher | None,
+        importing: BackgroundImport | None = None,
     ) -> None:
-        """Wrap the stream that `tload.stream` started."""
+        """Wrap the stream that `tload.stream` started.
+
+        `convert` makes the framework's tensors; if it is `None`, it is the result of `importing`.
+        """
         self._raw = raw
         self._convert = convert
         self._watcher = watcher
+        self._importing = importing
         self._watched = time.monotonic()
         self._ended = False
         self._waiter: Waiter | None = None
@@ -85,7 +93,7 @@ class TensorStream(Generic[T]):
     @property
     def report(self) -> Report:
         """Report of the load so far; final once the stream has ended."""
-        return read_report(*self._raw.report())
+        return read_report(*self._raw.report(), self._importing)
 
     def cancel(self) -> None:
         """Stop reading. May be called from any thread.
@@ -93,6 +101,8 @@ class TensorStream(Generic[T]):
         A thread or task that waits for the next tensor promptly gets a `CancelledError`.
         """
         self._raw.cancel()
+        if self._importing is not None:
+            self._importing.cancel()
 
     def close(self) -> None:
         """Stop reading and free tensors that were not yielded.
@@ -100,6 +110,8 @@ class TensorStream(Generic[T]):
         `report` and `progress` remain available.
         """
         self._raw.close()
+        if self._importing is not None:
+            self._importing.cancel()
         if self._closed:
             return
         self._closed = True
@@ -127,8 +139,9 @@ class TensorStream(Generic[T]):
         if self._ended:
             raise StopIteration
         try:
+            convert = self._convert or self._await_converter()
             tensor = self._raw.receive(None) if self._watcher is None else self._receive(self._watcher)
-            converted = self._convert(tensor)
+            converted = convert(tensor)
         except StopIteration:
             self._end()
             raise
@@ -155,6 +168,9 @@ class TensorStream(Generic[T]):
             self._waiter = _async.Waiter(self._raw)
         self._waiter.refuse_a_second()
         try:
+            if self._convert is None and self._importing is not None:
+                await self._waiter.ready(self._importing)
+                self._convert = self._importing.result()
             tensor = await self._waiter.receive()
         except StopAsyncIteration:
             self._end()
@@ -167,7 +183,8 @@ class TensorStream(Generic[T]):
         try:
             if self._watcher is not None:
                 self._look(self._watcher)
-            return tensor.name, self._convert(tensor)
+            convert = self._convert or self._await_converter()
+            return tensor.name, convert(tensor)
         except BaseException:
             self._fail()
             raise
@@ -203,6 +220,31 @@ class TensorStream(Generic[T]):
             self._look(watcher)
             if tensor is not None:
                 return tensor
+
+    def _await_converter(self) -> Callable[[_tload.Tensor], T]:
+        if self._closed:
+            self._raw.receive(0.0)  # raises
+        # Without an import, the converter is there from the start.
+        importing = cast("BackgroundImport", self._importing)
+        while self._watcher is not None and not importing.wait(INTERVAL):
+            self._look(self._watcher)
+        convert: Callable[[_tload.Tensor], T] = importing.result()
+        self._convert = convert
+        return convert
+
+    def _collect(self) -> dict[str, T]:
+        """Receive all tensors; those that arrive before the framework is imported, as they are."""
+        received: list[_tload.Tensor] = []
+        if self._convert is None and self._importing is not None:
+            with contextlib.suppress(StopIteration):
+                while not self._importing.is_done:
+                    received += self._raw.receive_several()
+                    if self._watcher is not None:
+                        self._look(self._watcher)
+        convert = self._convert or self._await_converter()
+        converted = {tensor.name: convert(tensor) for tensor in received}
+        converted.update(self)
+        return converted
 
     def _look(self, watcher: Watcher) -> None:
         if time.monotonic() - self._watched >= INTERVAL:
@@ -258,6 +300,7 @@ def stream(
 def stream(
     source: Source, *, framework: Literal["dlpack"], **keywords: Unpack[LoadKeywords]
 ) -> TensorStream[_tload.Tensor]: ...
+@lists(FIELDS)
 def stream(
     source: Source,
     *,
@@ -278,6 +321,10 @@ def stream(
 
     Reading starts at once and runs ahead of the caller by at most `memory_limit`. While a caller
     waits for a tensor, other Python threads run, and Ctrl-C interrupts the wait.
+
+    If torch (or numpy) is not imported yet, a thread imports it while the load is reading, and the
+    first tensor waits for it. Only loads to GPUs, whose memory torch allocates, import it before
+    they read, and before this function returns.
 
     Args:
         source: A safetensors file, a directory, an index file, or a list of files, as paths or
@@ -326,7 +373,8 @@ def stream(
 
     Raises:
         Error: Any failure. Most errors are raised by this function, before a tensor is read; errors
-            of reading are raised by the iterator.
+            of reading are raised by the iterator, and so are those of a framework that is imported
+            meanwhile: if its import fails, or its version lacks a dtype.
         NotFoundError, PermissionDeniedError, FormatError, TypeError: As for `tload.open`.
         NoSuchTensorError: A name or pattern selects no tensor, or a glob of `device_map` matches no
             tensor of the checkpoint.
@@ -345,16 +393,22 @@ def stream(
 
     Examples:
         >>> store = {"endpoint": "http://127.0.0.1:9000", "connect_timeout": 2}
-        >>> for name, tensor in tload.stream("s3://bucket/model", store=store):  # doctest: +SKIP
+        >>> for name, tensor in tload.stream("s3://bucket/model", store=store):
         ...     print(name, tensor.shape)
     """
     refuse_unknown("stream", keywords, OptionKeywords.__optional_keys__)
     framework = named(framework)
-    make_converter = _converters(framework)
     resolved = resolve(options, keywords)
     if framework == "torch":
         resolved = _torch.with_writable(resolved)
+    make_converter = _converters(framework, resolved)
+    importing = None
+    if framework == "torch" and _uses_gpu(device, device_map) and _imports.are_missing(["torch"]):
+        # Beside the opening, which may wait for a store.
+        importing = BackgroundImport("torch", lambda: make_converter((), tuple), resolved.timeout)
     checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
+    if importing is not None:
+        importing.result()
     loader = _tload.Loader(
         checkpoint,
         **rules(checkpoint, names, glob, regex),
@@ -363,12 +417,28 @@ def stream(
         slices=slices_of(slices),
         options=resolved,
     )
-    # Everything that can fail is done before the first read. The converter gets the tensors'
-    # descriptions from the loader, not from each tensor: a load may be over by then.
-    convert = make_converter(loader.dtypes(), lambda: map(TensorInfo._make, loader.selected()))
+    dtypes = loader.dtypes()
+
+    def convert_with() -> Callable[[_tload.Tensor], Any]:
+        # The converter gets the tensors' descriptions from the loader, not from each tensor: a load
+        # may be over by then.
+        return make_converter(dtypes, lambda: map(TensorInfo._make, loader.selected()))
+
+    is_missing = _is_missing(framework, dtypes)
+    # Everything that can fail is done before the first read, except what needs the import.
+    convert = None if is_missing else convert_with()
+    if is_missing:
+        _check(framework, dtypes, loader)
     allocator = _allocator(framework, loader.devices())
     raw = loader.stream(allocator)
-    return TensorStream(raw, convert, watcher_for(progress, Progress(*raw.progress()).bytes_total))
+    try:
+        if is_missing:
+            importing = BackgroundImport(framework, convert_with, resolved.timeout)
+        watcher = watcher_for(progress, Progress(*raw.progress()).bytes_total)
+    except BaseException:
+        raw.close()
+        raise
+    return TensorStream(raw, convert, watcher, importing)
 
 
 @overload
@@ -383,6 +453,7 @@ def load(
 def load(
     source: Source, *, framework: Literal["dlpack"], **keywords: Unpack[LoadKeywords]
 ) -> dict[str, _tload.Tensor]: ...
+@lists(inspect.signature(stream).parameters.values())
 def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKeywords]) -> dict[str, Any]:
     """Load tensors into a dict by name, in the order of the files.
 
@@ -420,7 +491,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
     # `stream` would name itself in the message.
     refuse_unknown("load", keywords, LoadKeywords.__optional_keys__)
     with stream(source, framework=framework, **keywords) as tensors:
-        arrived = dict(tensors)
+        arrived = tensors._collect()  # noqa: SLF001
         return {name: arrived[name] for name in tensors._raw.names()}  # noqa: SLF001
 
 
@@ -429,21 +500,26 @@ def read(
     name: str,
     index: Index,
     framework: Framework,
-    device: object,
+    device: Any,
     *,
     options: Options | None = None,
 ) -> Any:
     """Read one tensor, as `Checkpoint.read` does; `options` override the environment."""
     framework = named(framework)
-    make_converter = _converters(framework)
-    wanted = _cuda.device_name(device, framework)
-    if wanted != "cpu":
+    if _uses_gpu(device, None):
         slices = {name: index}
-        return load(checkpoint, framework=framework, names=name, slices=slices, device=wanted, options=options)[name]
+        loaded = load(checkpoint, framework=framework, names=name, slices=slices, device=device, options=options)
+        return loaded[name]
     resolved = resolve(options, OptionKeywords())
     if framework == "torch":
         resolved = _torch.with_writable(resolved)
+    make_converter = _converters(framework, resolved)
+    importing = None
+    if _is_missing(framework, ()):
+        importing = BackgroundImport(framework, lambda: make_converter((), tuple), resolved.timeout)
     tensor = open_raw(checkpoint, None).read(name, index, resolved)
+    if importing is not None:
+        importing.result()
     return make_converter([tensor.dtype], lambda: [checkpoint[name]])(tensor)
 
 
@@ -464,9 +540,13 @@ def named(framework: Framework) -> Framework:
     return ALIASES.get(framework, framework) if isinstance(framework, str) else framework
 
 
-def _converters(framework: object) -> Callable[[Iterable[str], _torch.Infos], Callable[[_tload.Tensor], Any]]:
+Converter: TypeAlias = "Callable[[_tload.Tensor], Any]"
+
+
+def _converters(framework: object, options: Options) -> Callable[[Iterable[str], _torch.Infos], Converter]:
     if framework == "torch":
-        return _torch.converter
+        is_read_only = options.cache == "map" and not options.writable
+        return functools.partial(_torch.converter, is_read_only=is_read_only)
     if framework == "numpy":
         return _numpy.converter
     if framework == "dlpack":
@@ -474,6 +554,24 @@ def _converters(framework: object) -> Callable[[Iterable[str], _torch.Infos], Ca
     near = suggestion(str(framework), ("torch", "numpy", "dlpack"))
     message = f"framework {framework!r} is unknown; it can be torch, numpy, dlpack{near}"
     raise InvalidRequestError(message)
+
+
+def _is_missing(framework: Framework, dtypes: Iterable[str]) -> bool:
+    """Return whether a module that makes the framework's tensors has yet to be imported."""
+    if framework == "dlpack":
+        return False
+    return _imports.are_missing(["torch"] if framework == "torch" else _numpy.modules(dtypes))
+
+
+def _check(framework: Framework, dtypes: Iterable[str], loader: _tload.Loader) -> None:
+    """Raise `UnsupportedError` for dtypes that no version of the framework has."""
+    check = _torch.check if framework == "torch" else _numpy.check
+    check(dtypes, lambda: map(TensorInfo._make, loader.selected()))
+
+
+def _uses_gpu(device: object, device_map: Mapping[str, object] | None) -> bool:
+    others = device_map.values() if isinstance(device_map, Mapping) else ()
+    return any(str(each) != "cpu" for each in (device, *others))
 
 
 def _device_map(device_map: Mapping[str, object] | None, framework: Framework) -> list[tuple[str, str]]:

@@ -6,7 +6,10 @@ On a GPU a tensor is a view of memory from torch's own allocator: see `_cuda.py`
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
+import os
+import sys
 from typing import TYPE_CHECKING, TypeAlias
 
 from tload import _cuda
@@ -56,13 +59,31 @@ NAMES_SHOWN = 3
 """Maximum number of tensors that an error names: enough to show the kind, and fits a line."""
 
 
-def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], torch.Tensor]:
+def check(names: Iterable[str], infos: Infos) -> None:
+    """Raise `UnsupportedError` for tensors that no version of torch has, without importing it.
+
+    `infos` is called only if there may be some: to describe thousands of tensors takes as long as
+    to load some of them.
+    """
+    names = set(names)
+    for name in sorted(names - DTYPES.keys()):
+        raise _unsupported(infos(), name, "torch has no such dtype")
+    odd = [info for info in infos() if info.dtype == "F4" and info.shape[-1] % 2] if "F4" in names else []
+    if odd:
+        reason = f"torch packs two of them into one element, and {odd[0].name!r} has the shape {odd[0].shape}"
+        raise _unsupported(odd[:1], "F4", reason)
+
+
+def converter(
+    names: Iterable[str], infos: Infos, *, is_read_only: bool = False
+) -> Callable[[_tload.Tensor], torch.Tensor]:
     """Return a function that makes torch tensors of tensors with these dtypes.
 
-    Raises `UnsupportedError` for a dtype that torch lacks, naming the tensors of it. `infos` is
-    called only then: to describe thousands of tensors takes as long as to load some of them.
+    Raises `UnsupportedError` for a dtype that torch lacks, naming the tensors of it, or if torch
+    cannot import memory that is read-only.
     """
     try:
+        _link_libraries()
         import torch
         from torch.utils.dlpack import from_dlpack
     except ImportError as error:
@@ -70,16 +91,18 @@ def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], t
         hint = 'install torch, or pass framework="numpy" or framework="dlpack"'
         raise advise(UnsupportedError, message, hint) from error
 
+    # DLPack before version 1 cannot mark memory as read-only; torch imports version 1 since 2.9.
+    if is_read_only and "max_version" not in inspect.signature(torch.Tensor.__dlpack__).parameters:
+        message = f"writable=False: torch {torch.__version__} cannot import memory that is read-only"
+        raise advise(UnsupportedError, message, "leave writable= out, or upgrade torch")
+    names = list(names)
+    check(names, infos)
     dtypes: dict[str, torch.dtype] = {}
     for name in names:
-        dtype = getattr(torch, DTYPES.get(name, ""), None)
+        dtype = getattr(torch, DTYPES[name], None)
         if dtype is None:
             raise _unsupported(infos(), name, f"torch {torch.__version__} has no such dtype")
         dtypes[name] = dtype
-    odd = [info for info in infos() if info.dtype == "F4" and info.shape[-1] % 2] if "F4" in dtypes else []
-    if odd:
-        reason = f"torch packs two of them into one element, and {odd[0].name!r} has the shape {odd[0].shape}"
-        raise _unsupported(odd[:1], "F4", reason)
     direct = IMPORTED & dtypes.keys()
 
     def convert(tensor: _tload.Tensor) -> torch.Tensor:
@@ -110,23 +133,30 @@ def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], t
 
 
 def with_writable(options: Options) -> Options:
-    """Return the options with `writable` set to torch's default, if the caller did not set it.
+    """Return the options with `writable` set to torch's default, if the caller did not set it."""
+    return dataclasses.replace(options, writable=True) if options.writable is None else options
 
-    Raises `UnsupportedError` if torch cannot import read-only memory that the caller requested.
+
+def _link_libraries() -> None:
+    """Link torch's libraries, as `import torch` would, without the lock of the interpreter.
+
+    The system links them for 0.5 to 0.9 s (torch 2.15, two busy cores, 2026-11). `import torch`
+    would hold the lock meanwhile, so that no other thread could run: no event loop, and none that
+    receives tensors. If this fails, so will the import, with torch's own error.
     """
-    if options.writable is None:
-        return dataclasses.replace(options, writable=True)
-    if options.writable or options.cache != "map":
-        return options
-    try:
-        import torch
-    except ImportError:
-        return options  # `converter` raises the error.
-    # DLPack before version 1 cannot mark memory as read-only; torch imports version 1 since 2.9.
-    if "max_version" not in inspect.signature(torch.Tensor.__dlpack__).parameters:
-        message = f"writable=False: torch {torch.__version__} cannot import memory that is read-only"
-        raise advise(UnsupportedError, message, "leave writable= out, or upgrade torch")
-    return options
+    spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
+    folders = (spec and spec.submodule_search_locations) or ()
+    if not folders:
+        return
+    import ctypes
+
+    # `ctypes.CDLL` keeps the lock; functions that it calls run without.
+    link = ctypes.CDLL(None).dlopen
+    link.restype = ctypes.c_void_p
+    libraries = {"libtorch_global_deps.so": os.RTLD_NOW | os.RTLD_GLOBAL, "libtorch.so": os.RTLD_NOW}
+    for name, mode in libraries.items():
+        if not link(os.fsencode(f"{folders[0]}/lib/{name}"), mode):
+            return
 
 
 def _unsupported(infos: Iterable[TensorInfo], dtype: str, reason: str) -> UnsupportedError:

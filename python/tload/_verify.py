@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tload import _store, _tload
@@ -225,6 +223,10 @@ class _Ours:
 
 def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
     """Check a signature. Return its names with SHA-256, and paths that may be unsigned."""
+    # Both import a dozen modules, which `import tload` does without.
+    import tempfile
+    from pathlib import Path
+
     ignored = [*_UNSIGNED, *_ignored_paths(options)]
     config = _verifier({name: value for name, value in options.items() if name != "ignore_paths"})
     ours = _Ours()
@@ -257,7 +259,7 @@ def _ignored_paths(options: Mapping[str, Any]) -> list[str]:
     if isinstance(paths, (str, os.PathLike)):
         raise InvalidRequestError("signature=: ignore_paths: wanted a list of paths, found a single path")
     found = [os.fspath(path) for path in paths]
-    if any(Path(path).is_absolute() or not path for path in found):
+    if any(path.startswith(os.sep) or not path for path in found):
         raise InvalidRequestError("signature=: ignore_paths: wanted paths below the directory of the model")
     return found
 

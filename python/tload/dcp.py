@@ -2,7 +2,7 @@
 
 >>> import torch.distributed.checkpoint as dcp
 >>> import tload.dcp
->>> dcp.load(model.state_dict(), storage_reader=tload.dcp.StorageReader("s3://bucket/model"))  # doctest: +SKIP
+>>> dcp.load(model.state_dict(), storage_reader=tload.dcp.StorageReader("s3://bucket/model"))
 
 This reader reads everything that `HuggingFaceStorageReader` reads, also from object stores. Each
 rank reads only its own parts of tensors, directly into their memory if dtype and layout are the

@@ -24,14 +24,17 @@ mod output;
 mod redact;
 mod synth;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, BufWriter, Write};
+
+use anstream::AutoStream;
 
 use crate::args::{Args, Command, Refusal};
 use crate::host::System;
 use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
 use crate::output::answer::Answer;
+use crate::output::verbosity;
 
 /// Runs the command with `arguments`, of which the first is the program's name, and returns the
 /// exit status.
@@ -67,6 +70,12 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
 
+    args.display.color.apply();
+    let log = std::env::var_os("TLOAD_LOG");
+    verbosity::set(
+        &args.display,
+        log.as_deref().map(OsStr::to_string_lossy).as_deref(),
+    );
     // The doctor reports them as findings.
     if !matches!(args.command, Command::Doctor(_)) {
         let variables = options::variables();
@@ -84,7 +93,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 /// Runs the command and returns the exit status, on a thread that does not take signals.
 fn attended(args: Args, arguments: &[OsString], interrupt: &Interrupt, limits: &Limits) -> u8 {
-    let mut out = BufWriter::new(io::stdout().lock());
+    let mut out = BufWriter::new(AutoStream::auto(io::stdout().lock()));
     let outcome = command::run(args, arguments, interrupt, limits, &mut out)
         .and_then(|()| out.flush().map_err(output::error::standard_output));
     match outcome {

@@ -12,10 +12,11 @@ use tload::{
 };
 
 use crate::args::{
-    BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, StoreArgs,
-    VerifyArgs,
+    BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, SortArg,
+    StoreArgs, VerifyArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
+use crate::command::Order;
 use crate::synth::Preset;
 
 /// Depths of `--sweep`, from one read at a time to more than makes a difference on disks.
@@ -244,6 +245,15 @@ fn unique<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
         }
     }
     unique
+}
+
+pub(crate) fn order(arg: SortArg) -> Order {
+    match arg {
+        SortArg::Offset => Order::Offset,
+        SortArg::Name => Order::Name,
+        SortArg::Size => Order::Size,
+        SortArg::Dtype => Order::Dtype,
+    }
 }
 
 pub(crate) fn preset(arg: PresetArg) -> Preset {

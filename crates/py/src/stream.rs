@@ -98,6 +98,39 @@ impl Stream {
         }
     }
 
+    /// Returns the tensors that arrive within a [`SIGNAL_STEP`], perhaps none. Raises
+    /// `StopIteration` at the end.
+    ///
+    /// Another thread that imports a module keeps the interpreter's lock for milliseconds at a
+    /// time: waiting for it once per tensor would delay a load of small tensors.
+    fn receive_several(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
+        self.check_process(py)?;
+        self.check_receiving(py)?;
+        let deadline = Instant::now() + SIGNAL_STEP;
+        let mut received = Vec::new();
+        let polled = self.receive_with(py, |stream| {
+            loop {
+                match stream.wait(deadline.saturating_duration_since(Instant::now())) {
+                    Poll::Ready(Some(Ok(tensor))) => received.push(tensor),
+                    polled => return polled,
+                }
+                if Instant::now() >= deadline {
+                    return Poll::Pending;
+                }
+            }
+        });
+        self.raised.check(py)?;
+        match polled {
+            Poll::Ready(Some(Err(error))) => return Err(self.raised.exception(py, &error)),
+            Poll::Ready(None) if received.is_empty() => return Err(PyStopIteration::new_err(())),
+            Poll::Ready(Some(Ok(_)) | None) | Poll::Pending => py.check_signals()?,
+        }
+        let tensors = received.into_iter();
+        Ok(tensors
+            .map(|tensor| Tensor::new(tensor, &self.empties))
+            .collect())
+    }
+
     /// Returns the next tensor if it is ready. If it is not, returns `None`, and the descriptor of
     /// `fileno` becomes readable when the next poll may succeed.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {

@@ -1,10 +1,10 @@
 """Drop-in replacement of the safetensors package: the same functions and results, read by tload.
 
->>> from tload.safetensors import safe_open  # doctest: +SKIP
->>> with safe_open("s3://bucket/model.safetensors", framework="pt") as f:  # doctest: +SKIP
+>>> from tload.safetensors import safe_open
+>>> with safe_open("s3://bucket/model.safetensors", framework="pt") as f:
 ...     rows = f.get_slice("lm_head.weight")[:1024]
->>> from tload.safetensors.torch import load_file  # doctest: +SKIP
->>> state = load_file("model.safetensors")  # doctest: +SKIP
+>>> from tload.safetensors.torch import load_file
+>>> state = load_file("model.safetensors")
 
 `safe_open`, and `load_file`, `load` and `load_model` of `tload.safetensors.torch`, `.numpy` and
 `.flax`, are implemented by tload, whether or not the package is installed. The docs of `safe_open`

@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tload import _cuda
+from tload import _cuda, _imports
 from tload._numpy import DTYPES as NUMPY_DTYPES
 from tload._numpy import ML_DTYPES
 from tload._torch import DTYPES as TORCH_DTYPES
@@ -57,8 +57,10 @@ class Framework:
         return self.name == "pytorch"
 
 
-def framework_of(name: object) -> Framework:
+def framework_of(name: object, device: object) -> Framework:
     """Return the framework of a name, and import it.
+
+    Torch, which takes seconds, is imported later if the device is the CPU: while tensors are read.
 
     Raises:
         SafetensorError: The name is unknown, or tload does not support the framework.
@@ -73,7 +75,10 @@ def framework_of(name: object) -> Framework:
     if known in UNSUPPORTED:
         hint = 'pass framework="np" and convert the arrays, or use the safetensors package itself'
         raise SafetensorError(f"framework {name} is not supported by tload.safetensors\n  hint: {hint}")
-    importlib.import_module("torch" if known == "pytorch" else "numpy")
+    if known != "pytorch":
+        importlib.import_module("numpy")
+    elif device not in (None, "cpu") or not _imports.are_missing(["torch"]):
+        importlib.import_module("torch")
     return Framework(known, importlib.import_module("jax.numpy").array if known == "flax" else None)
 
 
@@ -126,6 +131,15 @@ def _of_torch(device: torch.device) -> str | None:
         return device.type
     # In torch, a device without an index is the current one.
     return _named(_cuda.device_name(device, "torch"))
+
+
+def check_torch_dtype(name: str) -> None:
+    """Raise `SafetensorError` if torch lacks a dtype.
+
+    If torch is not imported yet, only dtypes that all its versions lack are an error.
+    """
+    if name not in TORCH_DTYPES or not _imports.are_missing(["torch"]):
+        torch_dtype(name)
 
 
 def torch_dtype(name: str) -> torch.dtype:

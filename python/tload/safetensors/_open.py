@@ -80,7 +80,7 @@ class safe_open:  # noqa: N801  # the package's name
         tload.Error: The file, store or GPU failed: see `tload.open` and `tload.stream`.
 
     Examples:
-        >>> with safe_open("model.safetensors", framework="pt") as f:  # doctest: +SKIP
+        >>> with safe_open("model.safetensors", framework="pt") as f:
         ...     rows = f.get_slice("lm_head.weight")[:1024]
     """
 

@@ -14,11 +14,11 @@ from tload._errors import NotFoundError
 from tload._options import verifies
 from tload.safetensors._errors import SafetensorError, as_safetensors, no_such_tensor
 from tload.safetensors._frameworks import (
+    check_torch_dtype,
     device_of,
     framework_of,
     numpy_dtype,
     numpy_view,
-    torch_dtype,
     torch_shape,
     torch_view,
 )
@@ -63,7 +63,7 @@ class Opened:
 
         It is mapped if `backend` is "mmap" and it is one local file.
         """
-        self.framework = framework_of(framework)
+        self.framework = framework_of(framework, device)
         self.device = device_of(device, self.framework)
         if not isinstance(backend, str):
             raise TypeError(f"backend: wanted a str, found {type(backend).__qualname__}")
@@ -155,7 +155,7 @@ class Opened:
         """Raise `SafetensorError` for the first tensor whose dtype the framework lacks."""
         for info in infos:
             if self.framework.is_torch:
-                torch_dtype(info.dtype)
+                check_torch_dtype(info.dtype)
                 torch_shape(info)
             else:
                 numpy_dtype(info.dtype)

@@ -2,7 +2,7 @@
 
 >>> import tload.transformers
 >>> from transformers import AutoModelForCausalLM
->>> model = tload.transformers.from_pretrained(AutoModelForCausalLM, "model_dir")  # doctest: +SKIP
+>>> model = tload.transformers.from_pretrained(AutoModelForCausalLM, "model_dir")
 
 transformers processes the weights as always: it converts keys, merges experts, casts dtypes, ties
 weights. Only the source differs: tload reads the requested tensors ahead and hands them over

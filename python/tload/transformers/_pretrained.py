@@ -106,8 +106,8 @@ def from_pretrained(
         Exception: Any exception of transformers, for example for shapes that do not fit.
 
     Examples:
-        >>> from transformers import AutoModelForCausalLM  # doctest: +SKIP
-        >>> model = from_pretrained(AutoModelForCausalLM, "s3://bucket/model", config="model_dir")  # doctest: +SKIP
+        >>> from transformers import AutoModelForCausalLM
+        >>> model = from_pretrained(AutoModelForCausalLM, "s3://bucket/model", config="model_dir")
     """
     _check_transformers()
     _check_integrations(source)

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 
 use super::device::DeviceArg;
 use super::links::LinkArgs;
+use super::location;
 use super::store::StoreArgs;
 use super::synth::ModelArgs;
 use super::tuning::{SWEEP_HEADING, SweepArgs};
@@ -24,6 +25,8 @@ use super::tuning::{SWEEP_HEADING, SweepArgs};
 GB/s are 10^9 bytes of tensors per second, from the start of the stream (after the headers have been
 read) to the last tensor. CPU is the user and system time of the whole process per GiB, including
 the opening of the checkpoint. First tensor is the time from before the opening to the first tensor.
+tload ratio is the speed of the load divided by that of its row. Reads are shown as number in flight
+× size, with the lanes (threads that read) if there are several.
 For every contender, the memory that a run may need is faulted in and freed before the clock starts.
 Export files are created before the first run and rewritten after each run. JSON and CSV hold every
 sample, and no export holds secrets of --store or of a URL. In an object store, runs are neither
@@ -42,10 +45,9 @@ JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, roun
       cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds, engine, report}]}]}.
 `schema` increases when a key changes its meaning; null marks an unavailable value.")]
 pub(crate) struct BenchArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a checkpoint [default: a synthetic
-    /// one]
     #[arg(
         value_name = "LOCATION",
+        help = location::help("of a checkpoint [default: a synthetic one]"),
         conflicts_with_all = ["size", "preset", "shards", "seed", "dir"]
     )]
     pub(crate) location: Option<OsString>,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use tload::Options;
 
+use super::location;
 use super::store::StoreArgs;
 use super::time::TimeArgs;
 use super::tuning;
@@ -26,8 +27,7 @@ and the usual configuration and tokenizer files are copied.
 JSON: {location, target, copied_files, copied_bytes, resumed_bytes, skipped_files, skipped_bytes,
   requests, retries, unversioned_files, seconds}; `copied_bytes` were read by this copy, `resumed_bytes` by earlier ones.")]
 pub(crate) struct CopyArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a directory or file
-    #[arg(value_name = "SRC")]
+    #[arg(value_name = "SRC", help = location::help("of a directory or file"))]
     pub(crate) source: OsString,
     /// Directory to copy into, created if it does not exist
     #[arg(value_name = "DST")]

@@ -4,7 +4,11 @@
 mod bench;
 mod copy;
 mod device;
+mod display;
+mod generate;
 mod links;
+mod location;
+mod ls;
 mod parse;
 mod store;
 mod synth;
@@ -20,24 +24,30 @@ use clap::{Parser, Subcommand};
 pub(crate) use bench::{BenchArgs, CacheArg, ModeArg};
 pub(crate) use copy::CopyArgs;
 pub(crate) use device::DeviceArg;
+pub(crate) use display::DisplayArgs;
+pub(crate) use generate::{CompletionsArgs, ManArgs, completions, manual, program};
 pub(crate) use links::LinkArgs;
+pub(crate) use ls::{LsArgs, SortArg};
 pub(crate) use parse::{Refusal, parse};
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
-pub(crate) use time::TimeArgs;
 pub(crate) use tuning::{SelectArgs, TuningArgs};
 pub(crate) use verify::VerifyArgs;
 
 use crate::exit;
 
 /// Loads LLM weights as fast as the hardware allows.
-///
-/// Reads safetensors checkpoints in place: one file, a directory, or an index. LOCATION is a path
-/// or URL (file, s3, gs, az, abfss, http, https, hf) of any of the three.
 #[derive(Debug, Parser)]
 #[command(name = "tload", version, after_help = exit::HELP, max_term_width = 100)]
+#[command(long_about = format!("\
+Loads LLM weights as fast as the hardware allows.
+
+Reads safetensors checkpoints in place: one file, a directory, or an index. LOCATION is a path or \
+URL ({}) of any of the three.", location::schemes()))]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) display: DisplayArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -51,6 +61,8 @@ pub(crate) enum Command {
     Cp(CopyArgs),
     Verify(VerifyArgs),
     Doctor(DoctorArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
 }
 
 impl Command {
@@ -63,36 +75,17 @@ impl Command {
             Self::Verify(args) => args.json,
             Self::Doctor(args) => args.json,
             // A benchmark writes JSON to a file, which `command::bench` does itself.
-            Self::Synth(_) | Self::Bench(_) => false,
+            Self::Synth(_) | Self::Bench(_) | Self::Completions(_) | Self::Man(_) => false,
         }
     }
 }
 
-/// List a checkpoint's tensors, dtypes, shapes, sizes and shards.
-///
-/// Reads headers only.
-#[derive(Debug, clap::Args)]
-#[command(after_long_help = "\
-JSON: {location, total: {tensors, bytes, shards}, dtypes: [{dtype, tensors, bytes}], metadata,
-  shards: [{location, file_bytes, header_bytes, tensors}],
-  tensors: [{name, dtype, shape, bytes, shard, offset}]}.
-`shard` is an index into `shards`; `offset` is in bytes from the start of its file.")]
-pub(crate) struct LsArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a file, directory or index
-    #[arg(value_name = "LOCATION")]
-    pub(crate) location: OsString,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) time: TimeArgs,
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    #[command(flatten)]
-    pub(crate) links: LinkArgs,
-    #[command(flatten)]
-    pub(crate) select: SelectArgs,
-}
+const WORDS_HELP: &str = "\
+Words of the report: an extent is a contiguous range that one read fills; the depth is the number of
+reads in flight; a lane is a thread that reads, with an engine of its own; a ring is the queue of
+the engine uring; staging is memory between storage and GPU; a stalled request is much slower than
+the others, a hedged one was sent again because it stalled; orphaned memory belongs to reads that
+cannot be cancelled, and is freed when the storage responds.";
 
 const DIGEST_HELP: &str = r#"Digest: SHA-256 over one line per tensor, sorted by name (as UTF-8 bytes):
     name NUL dtype NUL shape NUL sha256 LF
@@ -113,10 +106,9 @@ its report (on standard error without --json), beside `error`: `outcome` names t
 /// Each tensor is dropped on arrival, so memory stays within the limit regardless of the
 /// checkpoint's size.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = format!("{}\n\n{DIGEST_HELP}", store::keys()))]
+#[command(after_long_help = format!("{}\n\n{WORDS_HELP}\n\n{DIGEST_HELP}", store::keys()))]
 pub(crate) struct LoadArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a file, directory or index
-    #[arg(value_name = "LOCATION")]
+    #[arg(value_name = "LOCATION", help = location::help("of a file, directory or index"))]
     pub(crate) location: OsString,
     /// Keep every tensor until the end, as a model would
     #[arg(long)]
@@ -156,9 +148,7 @@ JSON: {worst, change_first: {id, urgency, command},
   findings: [{id, level, title, value, advice, change: {urgency, command}}]}; `change_first`,
 `advice` and `change` may be null; `urgency` is failure, hang, speed or little.")]
 pub(crate) struct DoctorArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a checkpoint, to check its storage
-    /// as well
-    #[arg(value_name = "LOCATION")]
+    #[arg(value_name = "LOCATION", help = location::help("of a checkpoint, to check its storage as well"))]
     pub(crate) location: Option<OsString>,
     /// Time limit for checking LOCATION: 10 (seconds), 500ms, 30s, 2m
     #[arg(

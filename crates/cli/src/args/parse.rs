@@ -9,6 +9,7 @@ use clap::{Arg, CommandFactory, FromArgMatches};
 use tload::{Error, ErrorKind};
 
 use super::Args;
+use super::display::ColorArg;
 
 /// Reason why parsing returned no [`Args`].
 #[derive(Debug)]
@@ -22,6 +23,7 @@ pub(crate) enum Refusal {
 /// Reads the command line twice: first without the variables, so that an error then is an error on
 /// the command line, and then with them.
 pub(crate) fn parse(arguments: &[OsString]) -> Result<Args, Refusal> {
+    ColorArg::of_arguments(arguments).apply();
     let bare = every_arg(Args::command(), |arg| arg.env(Resettable::Reset));
     let answers_in_json = match bare.try_get_matches_from(arguments) {
         Err(error) if error.use_stderr() => return Err(Refusal::Usage(with_tip(error, arguments))),

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::links::LinkArgs;
+use super::location;
 use super::store::StoreArgs;
 use super::time::TimeArgs;
 
@@ -28,8 +29,7 @@ JSON: {location, files: [{name, bytes, outcome, verified_by, silent, mismatches:
   not_written: {kind, message}, notes}; `outcome` is
 matches, differs, missing, extra, unverified or failed; `silent` says why authorities state no digest.")]
 pub(crate) struct VerifyArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a file, directory or index
-    #[arg(value_name = "LOCATION")]
+    #[arg(value_name = "LOCATION", help = location::help("of a file, directory or index"))]
     pub(crate) location: OsString,
     /// Compare with the manifest at this path or URL
     #[arg(long, value_name = "MANIFEST")]

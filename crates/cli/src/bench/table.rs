@@ -84,8 +84,8 @@ fn tuned_or_set(cell: &CellResults) -> String {
     }
 }
 
-/// Describes the reads: `8 × 1.0 MiB`, the lanes if there are several, the requests to object
-/// stores, and the copies to GPUs.
+/// Describes the reads: `8 × 1.0 MiB`, the requested size if it was not reached, the lanes if there
+/// are several, the requests to object stores, and the copies to GPUs.
 pub(crate) fn reads(cell: &CellResults) -> String {
     let last = cell.samples(Contender::Tload).next_back();
     let Some(report) = last.and_then(|sample| sample.measurement.report.as_ref()) else {
@@ -93,6 +93,9 @@ pub(crate) fn reads(cell: &CellResults) -> String {
     };
     let (extent_bytes, depth) = effective_reads(report);
     let mut reads = format!("{depth} × {}", format_bytes(extent_bytes));
+    if let Some((asked, _)) = unreached_extent(cell) {
+        let _ = write!(reads, " (asked: {})", short_bytes(asked));
+    }
     if report.lanes > 1 {
         let _ = write!(reads, ", {} lanes", report.lanes);
     }
@@ -120,6 +123,22 @@ pub(crate) fn reads(cell: &CellResults) -> String {
 /// Formats a requested size: `4 MiB` instead of `4.0 MiB`, because most requested sizes are round.
 pub(crate) fn short_bytes(bytes: u64) -> String {
     format_bytes(bytes).replace(".0 ", " ")
+}
+
+/// Returns the requested size of reads and the largest read, if that was much smaller. A tensor, or
+/// a run of small ones, is read in equal parts, none of which may need the requested size.
+pub(crate) fn unreached_extent(cell: &CellResults) -> Option<(u64, u64)> {
+    let asked = cell.cell.configuration.options.extent_bytes?;
+    let report = cell
+        .samples(Contender::Tload)
+        .next_back()?
+        .measurement
+        .report
+        .as_ref()?;
+    // The option sets the length of requests, not that of extents.
+    let is_remote = report.requests > 0;
+    let used = report.extent_bytes;
+    (!is_remote && 0 < used && used <= asked / 4 * 3).then_some((asked, effective_reads(report).0))
 }
 
 /// Returns the size and number of the reads or requests that were in flight.

@@ -6,6 +6,7 @@ use tload::{CacheMode, format_bytes};
 
 use super::results::{CellResults, Results, Sample};
 use super::stats::Spread;
+use super::table::{short_bytes, unreached_extent};
 use super::{CacheState, Contender};
 use crate::output::quantity::{float, format_seconds, format_share};
 
@@ -55,6 +56,10 @@ pub(crate) enum Warning {
         refused_bytes: u64,
         reason: String,
     },
+    ExtentUnreached {
+        asked: u64,
+        used: u64,
+    },
     FirstRunSlow {
         times: f64,
     },
@@ -97,8 +102,7 @@ impl fmt::Display for Warning {
             ),
             Self::FioFailed { reason } => write!(f, "{reason}. The benchmark continued without it"),
             Self::WrongCacheState { wanted, resident_bytes, total_bytes, all } => {
-                let share = float(*resident_bytes) / float((*total_bytes).max(1));
-                wrong_cache_state(f, *wanted, share, *all)
+                wrong_cache_state(f, *wanted, (*resident_bytes, *total_bytes), *all)
             }
             Self::Unverified { wanted } => write!(
                 f,
@@ -116,6 +120,7 @@ impl fmt::Display for Warning {
                  shows the cause",
                 format_bytes(*refused_bytes),
             ),
+            Self::ExtentUnreached { asked, used } => extent_unreached(f, *asked, *used),
             Self::FirstRunSlow { times } => write!(
                 f,
                 "the first run took {times:.1} times as long as the others: a cache outside the operating system, or a disk \
@@ -145,12 +150,23 @@ impl fmt::Display for Warning {
     }
 }
 
+fn extent_unreached(f: &mut fmt::Formatter<'_>, asked: u64, used: u64) -> fmt::Result {
+    write!(
+        f,
+        "no read was as long as --extent {}; the longest were {}: each tensor, or run of small \
+         ones, is read in equal parts. Use a checkpoint with larger tensors",
+        short_bytes(asked),
+        format_bytes(used),
+    )
+}
+
 fn wrong_cache_state(
     f: &mut fmt::Formatter<'_>,
     wanted: CacheState,
-    share: f64,
+    (resident_bytes, total_bytes): (u64, u64),
     all: bool,
 ) -> fmt::Result {
+    let share = float(resident_bytes) / float(total_bytes.max(1));
     let (wanted, share) = (name(wanted), format_share(share));
     write!(
         f,
@@ -189,6 +205,9 @@ pub(crate) fn find(results: &Results) -> Vec<Warning> {
         warnings.extend(page_cache(cell));
         warnings.extend(fallback(cell));
         warnings.extend(not_pinned(cell));
+        warnings.extend(
+            unreached_extent(cell).map(|(asked, used)| Warning::ExtentUnreached { asked, used }),
+        );
         warnings.extend(slow_start(cell));
         warnings.extend(noise(cell));
         warnings.extend(too_small(cell));
@@ -303,6 +322,33 @@ mod tests {
             results.add(0, sample(round, Contender::Tload, 1e9 + f64::from(round)));
         }
         assert_eq!(find(&results), []);
+    }
+
+    #[test]
+    fn extent_that_no_read_reached_warns() {
+        let mut results = results(&plan(1, 1));
+        results.cells[0].cell.configuration.options.extent_bytes = Some(4 << 20);
+        let mut sample = sample(1, Contender::Tload, 1e9);
+        let mut report = tload::Report::default();
+        report.extent_bytes = 2 << 20;
+        report.in_flight_bytes = 16 << 20;
+        report.depth = 8;
+        sample.measurement.report = Some(report.clone());
+        results.add(0, sample.clone());
+        let texts: Vec<String> = of(&results).iter().map(ToString::to_string).collect();
+        let wanted = "no read was as long as --extent 4 MiB; the longest were 2.0 MiB";
+        assert!(
+            texts.len() == 1 && texts[0].starts_with(wanted),
+            "{texts:#?}"
+        );
+        let shown = crate::bench::table::reads(&results.cells[0]);
+        assert_eq!(shown, "8 × 2.0 MiB (asked: 4 MiB)");
+
+        // Windows may exceed the requested bytes by their alignment.
+        report.extent_bytes = (4 << 20) + 4096;
+        sample.measurement.report = Some(report);
+        results.add(0, sample);
+        assert_eq!(of(&results), []);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::options;
 use crate::output::error::{is_closed_pipe, standard_output, warn};
 use crate::output::progress::Progress;
 use crate::output::quantity::format_count;
+use crate::output::style;
 use crate::output::table::render;
 use crate::redact;
 
@@ -207,7 +208,8 @@ fn show_head(out: &mut dyn Write, results: &Results) -> io::Result<()> {
 }
 
 fn show_table(out: &mut dyn Write, results: &Results) -> io::Result<()> {
-    write!(out, "{}", render(&table::HEADER, table::rows(results)))?;
+    let text = render(&table::HEADER, table::rows(results));
+    write!(out, "{}", style::header(&text))?;
     for verdict in sweep::verdicts(results) {
         writeln!(out, "{verdict}")?;
     }

@@ -10,9 +10,10 @@ use crate::args::CopyArgs;
 use crate::deadline::Watch;
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::output::error::{standard_output, warn};
+use crate::output::error::{note, standard_output};
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
+use crate::output::verbosity;
 
 pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let source = options::location(&args.source)?;
@@ -23,8 +24,8 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     let outcome = watch(copy, &source, &control, (args.time.timeout, interrupt));
     let kept = control.progress().bytes_kept;
     if outcome.is_err() && kept > 0 {
-        warn(&format!(
-            "note: {} are kept in {}: run the same command again to resume",
+        note(&format!(
+            "{} are kept in {}: run the same command again to resume",
             format_bytes(kept),
             args.target.display()
         ));
@@ -33,7 +34,10 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     if args.json {
         return interrupt.answer().give(out, &report);
     }
-    write_text(out, &report).map_err(standard_output)
+    if verbosity::shows_notes() {
+        write_text(out, &report).map_err(standard_output)?;
+    }
+    Ok(())
 }
 
 /// Runs the copy until it ends, a signal arrives or the timeout expires, even if the storage does

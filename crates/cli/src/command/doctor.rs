@@ -22,6 +22,7 @@ use crate::options;
 use crate::output::error::standard_output;
 use crate::output::failure::Outcome;
 use crate::output::quantity::format_count;
+use crate::output::style;
 
 /// Runs the subcommand. `limits` are those that the command was started with.
 pub(crate) fn run(
@@ -171,8 +172,8 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     for finding in findings {
         writeln!(
             out,
-            "{:<4}  {:<width$}  {}",
-            finding.level,
+            "{}  {:<width$}  {}",
+            style::level(finding.level),
             finding.title,
             printable(&finding.value)
         )?;

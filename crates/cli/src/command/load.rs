@@ -12,7 +12,7 @@ use crate::args::LoadArgs;
 use crate::digest::Digest;
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::output::error::{standard_output, warn};
+use crate::output::error::{note as print_note, standard_output, warn};
 use crate::output::failure::Outcome;
 use crate::output::progress::Progress;
 
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     let digest = digest.map(Digest::finish);
     if args.json {
         for note in &report.notes {
-            warn(&format!("note: {note}"));
+            print_note(note);
         }
         let result = Loaded::new(&report, digest.as_deref());
         return interrupt.answer().give(out, &result);

@@ -1,10 +1,12 @@
 //! Subcommands, one per file; dispatch to them.
 
 mod bench;
+mod completions;
 mod cp;
 mod doctor;
 mod load;
 mod ls;
+mod man;
 mod open;
 mod synth;
 mod verify;
@@ -14,7 +16,9 @@ use std::io::Write;
 
 use tload::Result;
 
-use crate::args::{Args, Command};
+pub(crate) use self::ls::Order;
+
+use crate::args::{Args, Command, program};
 use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
 
@@ -35,5 +39,7 @@ pub(crate) fn run(
         Command::Cp(args) => cp::run(&args, interrupt, out),
         Command::Verify(args) => verify::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, interrupt, limits, out),
+        Command::Completions(args) => completions::run(&args, program(arguments), out),
+        Command::Man(args) => man::run(&args),
     }
 }

@@ -1,7 +1,7 @@
 //! Opening a checkpoint for a command, with a timeout and until a signal.
 
 use std::ffi::OsStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tload::{Checkpoint, Error, ErrorKind, Result};
 
@@ -9,6 +9,7 @@ use crate::args::{LinkArgs, StoreArgs};
 use crate::deadline::{ERROR_GRACE, Watch};
 use crate::interrupt::Interrupt;
 use crate::options;
+use crate::output::quantity::{format_count, format_duration};
 
 pub(super) fn open(
     location: &OsStr,
@@ -33,5 +34,13 @@ pub(super) fn open(
         },
     };
     let from = location.clone();
-    watch.run(move || Checkpoint::open_with(&from, opening))
+    let started = Instant::now();
+    let checkpoint = watch.run(move || Checkpoint::open_with(&from, opening))?;
+    tracing::info!(
+        "opened {location} in {}: {}, {}",
+        format_duration(started.elapsed()),
+        format_count(checkpoint.tensors().len() as u64, "tensor"),
+        format_count(checkpoint.shards().len() as u64, "shard"),
+    );
+    Ok(checkpoint)
 }

@@ -11,6 +11,7 @@ use crate::options;
 use crate::output::error::standard_output;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_duration, format_rate, rate};
+use crate::output::verbosity;
 use crate::synth::{Model, Synth, check_room};
 
 pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
@@ -25,6 +26,9 @@ pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) 
     synth.write(&args.directory, args.force, interrupt, &progress)?;
     drop(progress);
     let elapsed = started.elapsed();
+    if !verbosity::shows_notes() {
+        return Ok(());
+    }
     writeln!(
         out,
         "{}: {}, {} ({} bytes), {} in {} ({})",

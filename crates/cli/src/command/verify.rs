@@ -11,10 +11,11 @@ use crate::args::VerifyArgs;
 use crate::deadline::Watch;
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::output::error::{chain, standard_output, warn};
+use crate::output::error::{chain, note as print_note, standard_output};
 use crate::output::failure::Outcome;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
+use crate::output::style;
 use crate::output::table::{Align, render};
 
 pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
@@ -85,7 +86,7 @@ fn write_text(out: &mut dyn Write, report: &VerifyReport) -> io::Result<()> {
         ("result", Align::Left),
     ];
     let rows = report.files.iter().map(row);
-    write!(out, "{}", render(&header, rows))?;
+    write!(out, "{}", style::outcomes(&render(&header, rows)))?;
     for file in &report.files {
         let name = printable(&file.name);
         for mismatch in &file.mismatches {
@@ -95,11 +96,11 @@ fn write_text(out: &mut dyn Write, report: &VerifyReport) -> io::Result<()> {
             writeln!(out, "{name}: {}", chain(&error.error()))?;
         }
         if file.verified_by.is_empty() && file.bytes.is_some() {
-            warn(&format!("note: {name}: {}", file.silent.join("; ")));
+            print_note(&format!("{name}: {}", file.silent.join("; ")));
         }
     }
     for note in &report.notes {
-        warn(&format!("note: {note}"));
+        print_note(note);
     }
     let done = if report.bytes == 0 && report.files.iter().all(|file| file.verified_by.is_empty()) {
         "nothing compared".to_owned()

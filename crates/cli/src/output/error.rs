@@ -6,6 +6,7 @@ use std::path::Path;
 use tload::{Error, printable};
 
 use super::flags::flag;
+use super::{style, verbosity};
 
 /// `EPIPE`: the reader of standard output is gone.
 const BROKEN_PIPE: i32 = 32;
@@ -22,9 +23,18 @@ pub(crate) fn chain(error: &Error) -> String {
 
 /// Prints a warning or a report on standard error.
 pub(crate) fn warn(text: &str) {
+    let mut stderr = anstream::stderr();
     for line in text.lines() {
+        let line = style::label(&printable(line)) + "\n";
         // If standard error is closed, the failure cannot be reported anywhere.
-        drop(writeln!(io::stderr(), "{}", printable(line)));
+        drop(stderr.write_all(line.as_bytes()));
+    }
+}
+
+/// Prints a note on standard error, unless the user wants none.
+pub(crate) fn note(text: &str) {
+    if verbosity::shows_notes() {
+        warn(&format!("note: {text}"));
     }
 }
 

@@ -1,5 +1,5 @@
-//! Output for the terminal and for programs: quantities with units, tables, progress, errors and
-//! JSON.
+//! Output for the terminal and for programs: quantities with units, tables, colours, progress,
+//! errors and JSON.
 
 pub(crate) mod answer;
 pub(crate) mod error;
@@ -8,4 +8,6 @@ pub(crate) mod flags;
 pub(crate) mod json;
 pub(crate) mod progress;
 pub(crate) mod quantity;
+pub(crate) mod style;
 pub(crate) mod table;
+pub(crate) mod verbosity;

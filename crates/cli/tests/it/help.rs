@@ -8,7 +8,16 @@ use crate::command;
 #[test]
 fn help_is_as_recorded() {
     for name in [
-        "tload", "ls", "load", "synth", "bench", "cp", "verify", "doctor",
+        "tload",
+        "ls",
+        "load",
+        "synth",
+        "bench",
+        "cp",
+        "verify",
+        "doctor",
+        "completions",
+        "man",
     ] {
         let mut arguments = vec!["--help"];
         if name != "tload" {

@@ -7,6 +7,7 @@ mod checkpoints;
 mod cp;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod display;
 mod doctor;
 mod errors;
 mod help;
@@ -16,6 +17,7 @@ mod interrupt;
 mod json;
 #[cfg(target_os = "linux")]
 mod limits;
+mod ls;
 #[cfg(feature = "object")]
 mod remote;
 mod requirement;

@@ -2,12 +2,12 @@
 
 Opt-in, in one of two ways. In a program of your own:
 
->>> import tload.compat.runai as runai_model_streamer  # doctest: +SKIP
+>>> import tload.compat.runai as runai_model_streamer
 
 In each process of other programs, before they are imported:
 
->>> tload.compat.runai.install()  # doctest: +SKIP
->>> from runai_model_streamer import SafetensorsStreamer  # this package's  # doctest: +SKIP
+>>> tload.compat.runai.install()
+>>> from runai_model_streamer import SafetensorsStreamer  # this package's
 
 `uninstall` reverts it. Neither needs `runai_model_streamer`, nor its packages for S3, GCS and
 Azure, to be installed.

@@ -108,14 +108,14 @@ class ObjectStorageModel:
 
     Processes on one machine wait for a lock on the file `<dst>.lock` (`flock`); it need not work
     between machines that share a network file system. The mark is the file `.runai_complete`.
-
-    Examples:
-        >>> with ObjectStorageModel("s3://bucket/model", "/cache/model") as model:  # doctest: +SKIP
-        ...     model.pull_files(ignore_pattern=["*.safetensors"])
     runai_model_streamer uses the same lock and mark, so both packages may share a directory.
 
     Attributes:
         dir: The directory.
+
+    Examples:
+        >>> with ObjectStorageModel("s3://bucket/model", "/cache/model") as model:
+        ...     model.pull_files(ignore_pattern=["*.safetensors"])
     """
 
     SENTINEL_NAME: ClassVar[str] = ".runai_complete"

@@ -217,7 +217,12 @@ impl Names {
         let shown = self.settings.iter().filter(|it| Some(**it) != swept);
         names.extend(shown.filter_map(|setting| {
             let value = setting.value(&cell.cell.configuration)?;
-            Some(setting.names(value).1)
+            let name = setting.names(value).1;
+            let used = table::unreached_extent(cell).filter(|_| *setting == Setting::Extent);
+            Some(match used {
+                Some((_, used)) => format!("{name} (reads of {})", short_bytes(used)),
+                None => name,
+            })
         }));
         names
     }

@@ -43,7 +43,8 @@ fn measured(plan: &Plan, ceiling: impl Fn(f64) -> f64) -> Results {
         for round in 1..=plan.rounds {
             let rate = |base: f64| base + 1e7 * f64::from(round);
             let mut load = sample(round, Contender::Tload, rate(1.5e9 + 5e7 * index));
-            load.measurement.report = Some(chosen());
+            let asked = plan.cells[cell].configuration.options.extent_bytes;
+            load.measurement.report = Some(chosen(asked.unwrap_or(1 << 20)));
             results.add(cell, load);
             let others = [
                 (Contender::Ceiling, ceiling(index)),
@@ -58,12 +59,12 @@ fn measured(plan: &Plan, ceiling: impl Fn(f64) -> f64) -> Results {
     results
 }
 
-/// Sets the choice of the core: eight reads of 1 MiB.
-fn chosen() -> Report {
+/// Returns the report of a load with eight reads of `extent_bytes`.
+fn chosen(extent_bytes: u64) -> Report {
     let mut report = Report::default();
     report.depth = 8;
-    report.extent_bytes = 1 << 20;
-    report.in_flight_bytes = 8 << 20;
+    report.extent_bytes = extent_bytes;
+    report.in_flight_bytes = 8 * extent_bytes;
     report
 }
 
@@ -115,6 +116,18 @@ fn points(svg: &str) -> Vec<(f64, f64, String)> {
 fn near(one: f64, other: f64) -> bool {
     // Coordinates have one decimal.
     (one - other).abs() < 0.3
+}
+
+#[test]
+fn legend_names_reads_that_stayed_below_requested_extent() {
+    let mut results = measured(&swept(), |_| 2e9);
+    let samples = results.cells.iter_mut().flat_map(|cell| &mut cell.samples);
+    for report in samples.filter_map(|sample| sample.measurement.report.as_mut()) {
+        *report = chosen(1 << 20);
+    }
+    let svg = Plot.render(&results);
+    assert!(svg.contains(">4 MiB (reads of 1 MiB)<"), "{svg}");
+    assert!(svg.contains(">1 MiB<"), "{svg}");
 }
 
 #[test]

@@ -1,0 +1,15 @@
+//! `tload man`: writes the manual pages.
+
+use std::fs;
+
+use tload::Result;
+
+use crate::args::{ManArgs, manual};
+use crate::output::error::file;
+
+pub(crate) fn run(args: &ManArgs) -> Result<()> {
+    let directory = &args.directory;
+    fs::create_dir_all(directory)
+        .and_then(|()| manual(directory))
+        .map_err(|error| file("cannot write the manual pages", directory, error))
+}

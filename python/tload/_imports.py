@@ -1,0 +1,153 @@
+"""Imports of frameworks on threads of their own, while loads read: importing torch takes seconds.
+
+A process that forks or exits first waits for these threads, because a module that is half imported
+would hang a child, and may crash the exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from tload import _tload
+from tload._errors import CancelledError, LoadTimeoutError, advise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import timedelta
+
+EXIT_SECONDS = 5.0
+"""Seconds that the exit of the interpreter waits for an import to end: one that runs ends within
+one, one that hangs must not hang the exit too."""
+
+_threads: set[threading.Thread] = set()
+
+
+def are_missing(modules: Iterable[str]) -> bool:
+    """Return whether some of the modules are installed and not imported yet."""
+    if threading.current_thread() in _threads:
+        # The framework itself calls tload while it is imported, and must not wait for itself.
+        return False
+    # While a thread imports them, they may be in `sys.modules`, and unusable.
+    return bool(_threads) or any(name not in sys.modules and importlib.util.find_spec(name) for name in modules)
+
+
+class BackgroundImport:
+    """Call that imports a framework, on a thread of its own.
+
+    Neither Ctrl-C nor a deadline can end an import: they end the wait for it.
+    """
+
+    def __init__(self, framework: str, call: Callable[[], object], timeout: float | str | timedelta | None) -> None:
+        """Start `call`, which imports `framework`. It may take `timeout`."""
+        # It takes milliseconds to import, and most loads do not need it.
+        from concurrent.futures import Future
+
+        self.framework = framework
+        self._timeout = None if timeout is None else _tload.seconds("timeout", timeout)
+        self._began = time.monotonic()
+        self._ended: float | None = None
+        self._future: Future[object] = Future()
+        thread = threading.Thread(target=self._run, args=(call,), name="tload-import", daemon=True)
+        _threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:
+            # The interpreter is exiting, or the system allows no more threads.
+            _threads.discard(thread)
+            self._run(call)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the import took, or has taken so far."""
+        return (time.monotonic() if self._ended is None else self._ended) - self._began
+
+    @property
+    def is_done(self) -> bool:
+        """`True` once `result` does not wait."""
+        return self._future.done()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the import ends, for `seconds` at most. Return whether it has ended.
+
+        Raises `LoadTimeoutError` if the timeout has passed.
+        """
+        left = self.seconds_left()
+        waits = [each for each in (seconds, left) if each is not None]
+        with contextlib.suppress(TimeoutError):
+            self._future.exception(min(waits, default=None))
+        if not self.is_done and left is not None and self.seconds_left() == 0.0:
+            message = (
+                f"the load took longer than its timeout of {self._timeout:g} s; "
+                f"importing {self.framework} has taken {self.seconds:.1f} s and has not ended"
+            )
+            raise advise(LoadTimeoutError, message, f"import {self.framework} before the load, or raise timeout")
+        return self.is_done
+
+    def result(self) -> Any:
+        """Wait until the import ends, and return what the call returned, or raise its exception.
+
+        Raises `LoadTimeoutError` if the timeout passes, and `CancelledError` after `cancel`.
+        """
+        while not self.wait():
+            pass
+        return self._future.result()
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the timeout passes, or `None` without one."""
+        return None if self._timeout is None else max(self._began + self._timeout - time.monotonic(), 0.0)
+
+    def cancel(self) -> None:
+        """End the wait for the import with a `CancelledError`. The import goes on."""
+        self._settle(self._future.set_exception, CancelledError("the load was cancelled"))
+
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the wait for the import ends, on the thread that ends it."""
+        self._future.add_done_callback(lambda _: callback())
+
+    def _run(self, call: Callable[[], object]) -> None:
+        settle: Callable[[Any], None] = self._future.set_result
+        value: object
+        try:
+            value = call()
+        except BaseException as error:  # noqa: BLE001  # raised by `result`
+            settle, value = self._future.set_exception, error
+        self._ended = time.monotonic()
+        _threads.discard(threading.current_thread())
+        self._settle(settle, value)
+
+    def _settle(self, settle: Callable[[Any], None], value: object) -> None:
+        from concurrent.futures import InvalidStateError
+
+        # Whichever comes first, the end of the import or `cancel`, determines the result.
+        with contextlib.suppress(InvalidStateError):
+            settle(value)
+
+
+def _wait_for_imports() -> None:
+    for thread in _threads - {threading.current_thread()}:
+        # One that has not started yet imports nothing.
+        with contextlib.suppress(RuntimeError):
+            thread.join()
+
+
+def _end_imports() -> None:
+    """End imports that are still running, as Ctrl-C ends those of the main thread."""
+    for thread in list(_threads):
+        import ctypes
+
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        with contextlib.suppress(RuntimeError):
+            thread.join(EXIT_SECONDS)
+
+
+# In a forked process, the thread that imports a module does not exist, so that every import of the
+# module would wait for it forever.
+os.register_at_fork(before=_wait_for_imports, after_in_child=_threads.clear)
+atexit.register(_end_imports)
