@@ -14,13 +14,13 @@ from tload import _store, _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
 
 if TYPE_CHECKING:
-    from datetime import timedelta
     from types import EllipsisType
     from typing import Any, Literal, Self
 
     import numpy.typing as npt
     import torch
 
+    from tload._options import Duration
     from tload._store import Store
 
 Location: TypeAlias = str | os.PathLike[str]
@@ -92,7 +92,7 @@ class Origin:
     """Options that the caller passed; those of the environment are read at each opening."""
     follow_symlinks: bool
 
-    def open(self, timeout: float | str | timedelta | None = None) -> _tload.Checkpoint:
+    def open(self, timeout: Duration | None = None) -> _tload.Checkpoint:
         """Open the checkpoint within `timeout`."""
         pairs = _store.merge(self.store, os.environ, timeout)
         if isinstance(self.source, list):
@@ -404,7 +404,7 @@ def open(
 def open_raw(
     source: Source,
     store: Store | None,
-    timeout: float | str | timedelta | None = None,
+    timeout: Duration | None = None,
     *,
     follow_symlinks: bool | None = None,
 ) -> _tload.Checkpoint:

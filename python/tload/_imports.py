@@ -20,7 +20,8 @@ from tload._errors import CancelledError, LoadTimeoutError, advise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from datetime import timedelta
+
+    from tload._options import Duration
 
 EXIT_SECONDS = 5.0
 """Seconds that the exit of the interpreter waits for an import to end: one that runs ends within
@@ -44,7 +45,7 @@ class BackgroundImport:
     Neither Ctrl-C nor a deadline can end an import: they end the wait for it.
     """
 
-    def __init__(self, framework: str, call: Callable[[], object], timeout: float | str | timedelta | None) -> None:
+    def __init__(self, framework: str, call: Callable[[], object], timeout: Duration | None) -> None:
         """Start `call`, which imports `framework`. It may take `timeout`."""
         # It takes milliseconds to import, and most loads do not need it.
         from concurrent.futures import Future

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from tload import _tload
@@ -13,7 +14,6 @@ from tload._errors import InvalidRequestError, advise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
-    from datetime import timedelta
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -25,6 +25,12 @@ Cache: TypeAlias = Literal["auto", "direct", "buffered", "drop", "map"]
 
 Order: TypeAlias = Literal["ready", "file"]
 """Values of `Options.order`."""
+
+Size: TypeAlias = float | str
+"""Bytes as a whole number (`4096`, `1e9`), or text with a unit: `"4 MiB"`, `"4 MB"`."""
+
+Duration: TypeAlias = float | str | timedelta
+"""Seconds, text with units (`"500ms"`, `"10m"`, `"1h30m"`), or a `datetime.timedelta`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +83,22 @@ class Options:
     depth: int | None = None
     """Maximum reads in flight for each file system, over all lanes, and maximum requests in flight
     for each object store. Default: `TLOAD_DEPTH`, else tuned during the load."""
-    in_flight_bytes: float | str | None = None
+    in_flight_bytes: Size | None = None
     """Maximum bytes in flight for each file system and each object store, over all lanes. Default:
     `TLOAD_IN_FLIGHT`, else tuned during the load, or as many as `depth` reads need."""
-    extent_bytes: float | str | None = None
+    extent_bytes: Size | None = None
     """Maximum bytes of one read. Default: `TLOAD_EXTENT`, else a size that suits the storage."""
     lanes: int | None = None
     """Threads that read the files of each file system, each with its own engine. Default:
     `TLOAD_LANES`, else one per core if the load is CPU-bound, as with files that are already in
     memory; else 1, growing while it is saturated."""
-    memory_limit: float | str | None = None
+    memory_limit: Size | None = None
     """Bytes of host memory that the load may hold before the caller receives them. Received tensors
     do not count; staging memory for GPUs or for the caller's memory does. Default:
     `TLOAD_MEMORY_LIMIT`, else the larger of 512 MiB and the largest tensor plus the larger of a
     quarter of it and the bytes in flight. In a cgroup (a container) with little memory it is
     less: half of what the group leaves, or the minimum that the load needs."""
-    device_memory_limit: float | str | None = None
+    device_memory_limit: Size | None = None
     """Bytes of each GPU's memory that the load may hold before the caller receives them. Received
     tensors do not count, nor does the caller's memory that `load_into` fills. Default:
     `TLOAD_DEVICE_MEMORY_LIMIT`, else as for `memory_limit`, but no more than is free."""
@@ -129,7 +135,7 @@ class Options:
     """Hedging: a request to an object store that takes much longer than others is sent a second
     time, for its missing bytes; the first response wins. At most one request in 20 is hedged.
     Default: `TLOAD_HEDGE` (`true` or `false`), else `True`."""
-    timeout: float | str | timedelta | None = None
+    timeout: Duration | None = None
     """Time that opening may take, and again the whole load after it: seconds, text with units
     (`"500ms"`, `"10m"`, `"1h30m"`), or a `datetime.timedelta`. Storage that does not respond delays
     the error by at most half a second. Default: `TLOAD_TIMEOUT` (the same text, or seconds), else
@@ -174,15 +180,15 @@ class OptionKeywords(TypedDict, total=False):
     writable: bool | None
     order: Order | None
     depth: int | None
-    in_flight_bytes: float | str | None
-    extent_bytes: float | str | None
+    in_flight_bytes: Size | None
+    extent_bytes: Size | None
     lanes: int | None
-    memory_limit: float | str | None
-    device_memory_limit: float | str | None
+    memory_limit: Size | None
+    device_memory_limit: Size | None
     verify: bool | str | os.PathLike[str] | None
     retries: int | None
     hedge: bool | None
-    timeout: float | str | timedelta | None
+    timeout: Duration | None
 
 
 VARIABLES = dict(_tload.OPTION_VARIABLES)

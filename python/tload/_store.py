@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tload import _tload, _variables
 from tload._errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from tload._options import Duration
 
 Value: TypeAlias = str | int | float | bool | timedelta | os.PathLike[str]
 """The value of one option of a store."""
@@ -26,7 +29,7 @@ def resolve(store: Store | None, environment: Mapping[str, str]) -> list[tuple[s
 
 
 def merge(
-    given: list[tuple[str, str]], environment: Mapping[str, str], timeout: float | str | timedelta | None = None
+    given: list[tuple[str, str]], environment: Mapping[str, str], timeout: Duration | None = None
 ) -> list[tuple[str, str]]:
     """Merge options that `read` returned with the environment.
 
