@@ -49,7 +49,7 @@ fn list(
 ) -> Result<Listing> {
     let checkpoint = open(location, (&args.store, &args.links), timeout, interrupt)?;
     for text in checkpoint.notes() {
-        note(&text);
+        note(text);
     }
     let mut listing = Listing::new(&checkpoint, &selected(&checkpoint, args)?);
     if args.summary {

@@ -323,9 +323,9 @@ fn names_in(location: &Location, folder: &std::path::Path) -> Result<(Vec<String
         // A name that is not UTF-8 has neither suffix that counts here, or cannot be decoded
         // without guessing.
         if let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) {
-            // A directory with the name of a shard is an error of its own.
+            // A directory with the name of a shard or an index is an error of its own.
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let is_below = is_folder && !name.ends_with(SUFFIX) && !name.ends_with(".json");
+            let is_below = is_folder && ![SUFFIX, ".json"].iter().any(|end| name.ends_with(end));
             let list = if is_below { &mut below } else { &mut names };
             list.push(name.to_owned());
         }

@@ -318,9 +318,10 @@ impl OptionKey {
             };
             let message = format!("‹{}› is {found}; it {}", self.name, self.valid_values());
             let error = Error::new(ErrorKind::InvalidRequest, message);
-            match self.kind {
-                OptionKind::Choice(names) => error.suggesting(text, names.iter().copied()),
-                _ => error,
+            if let OptionKind::Choice(names) = self.kind {
+                error.suggesting(text, names.iter().copied())
+            } else {
+                error
             }
         })
     }
