@@ -85,7 +85,8 @@ def test_url_target_is_rejected(folder: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_files_are_listed(folder: Path) -> None:
     assert tload.list_files(folder) == [(name, len(content)) for name, content in sorted(FILES.items())]
-    assert tload.list_files(folder / "config.json") == [("config.json", 2)]
+    (row,) = tload.list_files(folder / "config.json")
+    assert row == (row.path, row.nbytes) == ("config.json", 2)
     with pytest.raises(FileNotFoundError):
         tload.list_files(folder / "none")
 

@@ -281,3 +281,23 @@ def test_options_with_a_token_show_none() -> None:
     shown = repr(caught.value) + str(caught.value) + str(caught.value.hint) + repr(pickle.dumps(str(caught.value)))
     assert "hunter2" not in shown
     assert "option token" in shown
+
+
+@pytest.mark.parametrize("place", ["hub", "cache"])
+def test_pickled_checkpoint_is_of_the_commit_that_was_open(
+    place: str, served: hub.Hub, home: Path, files: dict[str, bytes]
+) -> None:
+    commit = served.commit(MODEL, files)
+    if place == "cache":
+        download(served, home / "hub")
+    locations: list[Any] = [URL, [f"{URL}/model-00002-of-00002.safetensors", f"{URL}@main/sub/adapter.safetensors"]]
+    for source in locations[: 1 if place == "cache" else 2]:
+        served.revisions[MODEL, "main"] = commit
+        checkpoint = tload.open(source)
+        pickled = pickle.dumps(checkpoint)
+        # The header stays the same, as with fine-tuned weights.
+        changed = {name: content[:-1] + b"!" for name, content in files.items() if name.endswith(".safetensors")}
+        served.commit(MODEL, files | changed)
+        opened = pickle.loads(pickled)
+        assert load(opened) == load(checkpoint)
+        assert commit in opened.location

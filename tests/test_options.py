@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import subprocess
+import sys
+from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -111,7 +115,7 @@ def test_environment_timeout_accepts_units(text: str, seconds: float, monkeypatc
             for text in ("0", "4 XB")
         ),
         *(
-            ("TLOAD_TIMEOUT", text, "it must be a positive duration such as 500ms, 30s, 2m or 1h")
+            ("TLOAD_TIMEOUT", text, "it must be a positive duration such as 500ms, 30s, 2m or 1h30m")
             for text in ("2 days", "soon", "m", "0", "-1", "nan", "inf", "1e400", "1.2.3")
         ),
     ],
@@ -143,11 +147,18 @@ def test_invalid_variable_named_in_error(
         ({"extent_bytes": "4 XB"}, 'extent_bytes is "4 XB"; it must lie between 4096 and'),
         ({"retries": -1}, "retries is -1; it must lie between 0 and 4294967295"),
         ({"retries": 10**5000}, 'retries is "a number of thousands of digits"; it must lie between'),
-        ({"cache": " map"}, 'cache is " map"; it can be'),
+        ({"cache": "m ap"}, 'cache is "m ap"; it can be'),
         ({"retries": 1 << 32}, "retries is 4294967296; it must lie between 0 and 4294967295"),
         ({"timeout": -1}, "timeout is -1; it must be a positive duration"),
         ({"timeout": 0.0}, "timeout is 0; it must be a positive duration"),
         ({"timeout": float("nan")}, "timeout is NaN; it must be a positive duration"),
+        ({"timeout": "soon"}, 'timeout is "soon"; it must be a positive duration such as 500ms, 30s, 2m or 1h30m'),
+        ({"timeout": 10**400}, "it must be a positive duration"),
+        ({"timeout": 10**5000}, 'timeout is "a number of thousands of digits"; it must be a positive duration'),
+        ({"timeout": timedelta(0)}, "timeout is 0; it must be a positive duration"),
+        ({"timeout": timedelta(seconds=-1.5)}, "timeout is -1.5; it must be a positive duration"),
+        ({"memory_limit": 1e300}, "it must lie between 1 and"),
+        ({"memory_limit": -1.0}, "memory_limit is -1; it must lie between 1 and"),
         ({"verify": ""}, 'verify is ""; it can be off, auto, require, sha256, sha256:MANIFEST'),
     ],
 )
@@ -167,14 +178,14 @@ def test_invalid_values_are_rejected_by_options_and_calls(
         ({"depth": "3"}, "depth: wanted a positive int, found str"),
         ({"engine": 3}, "engine: wanted a str, found int"),
         ({"memory_limit": 1.5}, "memory_limit: wanted a number of bytes"),
-        ({"timeout": "3"}, r"timeout: wanted seconds \(float\), found str"),
+        ({"timeout": [3]}, r"timeout: wanted seconds \(float\), a text such as .* or a timedelta, found list"),
         ({"retries": 1.0}, "retries: wanted an int, 0 or more, found float"),
         ({"retries": False}, "retries: wanted an int, 0 or more, found bool"),
         ({"depth": True}, "depth: wanted a positive int, found bool"),
         ({"lanes": False}, "lanes: wanted a positive int, found bool"),
         ({"memory_limit": True}, "memory_limit: wanted a number of bytes .* found bool"),
         ({"hedge": 1}, "hedge: wanted a bool, found int"),
-        ({"timeout": True}, r"timeout: wanted seconds \(float\), found bool"),
+        ({"timeout": True}, r"timeout: wanted seconds \(float\), .* found bool"),
         ({"cache": True}, "cache: wanted a str, found bool"),
         ({"writable": "no"}, "writable: wanted a bool, found str"),
         ({"writable": 1}, "writable: wanted a bool, found int"),
@@ -229,9 +240,64 @@ def test_signatures_list_every_keyword() -> None:
     assert list(signatures[0].parameters) == list(signatures[1].parameters)
 
 
-@pytest.mark.parametrize("timeout", [5, 5.0, Fraction(5, 1), np.float32(5), np.int64(5)])
+@pytest.mark.parametrize(
+    "timeout",
+    [5, 5.0, Fraction(5, 1), np.float32(5), np.int64(5), "5", " 5s ", "1m30s", "5000 ms", timedelta(seconds=5)],
+)
 def test_numbers_of_any_type_are_timeouts(timeout: Any, floats: Floats) -> None:
     assert report(floats[0], timeout=timeout).outcome == "complete"
+
+
+@pytest.mark.parametrize(
+    "size", [67108864, 67108864.0, np.int64(67108864), np.float32(67108864), "64 MiB", "67.108864e6"]
+)
+def test_numbers_of_any_type_and_text_are_sizes(size: Any, floats: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert report(floats[0], memory_limit=size).memory_limit == 64 << 20
+    if isinstance(size, str):
+        monkeypatch.setenv("TLOAD_MEMORY_LIMIT", size)
+        assert report(floats[0]).memory_limit == 64 << 20
+
+
+def test_truth_values_of_verify_are_modes(floats: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
+    for off in (False, "false", "0", "off", " off"):
+        assert report(floats[0], verify=off).verification is None
+        monkeypatch.setenv("TLOAD_VERIFY", str(off))
+        assert report(floats[0]).verification is None
+    for auto in (True, "true", "1", "auto", "auto "):
+        for each in (report(floats[0], verify=auto), report(floats[0], options=tload.Options(verify=auto))):
+            assert each.verification is not None
+            assert each.verification.unverified, "nothing is known of the file, which is no error"
+        monkeypatch.setenv("TLOAD_VERIFY", str(auto))
+        assert report(floats[0]).verification is not None
+        assert report(floats[0], verify=False).verification is None
+
+
+def test_blanks_around_values_do_not_count(floats: Floats) -> None:
+    assert report(floats[0], engine=" pread ", cache="buffered\n").engine.name == "pread"
+
+
+UNKNOWN = """
+import sys, tload
+tload.list_files(sys.argv[1])
+for _ in range(2):
+    tload.load(sys.argv[1], framework="dlpack")
+"""
+
+
+def test_misspelt_variables_are_reported_once(floats: Floats) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TLOAD_")}
+    environment |= {"TLOAD_DEPTHH": "3", "TLOAD_CACHE": "auto", "TLOAD_REQUIRE": "", "TLOAD_\udcff": "x"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", UNKNOWN, str(floats[0])],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
+    assert done.stderr.splitlines() == [
+        "environment variable TLOAD_DEPTHH is unknown and has no effect; did you mean TLOAD_DEPTH?"
+    ]
 
 
 def test_options_are_those_of_the_core() -> None:

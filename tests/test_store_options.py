@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 import traceback
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def test_values_become_texts() -> None:
         "tls_verify": False,
         "retries": 3,
         "read_timeout": 2.5,
+        "connect_timeout": timedelta(milliseconds=1500),
+        "open_timeout": "1m30s",
         "ca_file": Path("/etc/ca.pem"),
         "headers": {"X-A": "b", "X-C": "d"},
         "header.X-E": "f",
@@ -38,6 +41,8 @@ def test_values_become_texts() -> None:
         ("tls_verify", "false"),
         ("retries", "3"),
         ("read_timeout", "2.5"),
+        ("connect_timeout", "1.5"),
+        ("open_timeout", "1m30s"),
         ("ca_file", "/etc/ca.pem"),
         ("header.X-A", "b"),
         ("header.X-C", "d"),
@@ -105,9 +110,15 @@ def test_invalid_variable_named_in_error(
         (f"secret_access_key={SECRET}", "store: wanted a mapping, found str"),
         ([("region", "eu-west-1")], "store: wanted a mapping, found list"),
         ({3: SECRET}, "store: wanted keys of type str, found int"),
-        ({"region": None}, "store['region']: wanted a str, int, float, bool or os.PathLike of str, found NoneType"),
+        (
+            {"region": None},
+            "store['region']: wanted a str, int, float, bool, timedelta or os.PathLike of str, found NoneType",
+        ),
         ({"secret_access_key": SECRET.encode()}, "store['secret_access_key']: wanted a str, int, float, bool"),
-        ({"token": [SECRET]}, "store['token']: wanted a str, int, float, bool or os.PathLike of str, found list"),
+        (
+            {"token": [SECRET]},
+            "store['token']: wanted a str, int, float, bool, timedelta or os.PathLike of str, found list",
+        ),
         ({"region": {"a": SECRET}}, "store['region']: wanted a str, int, float, bool"),
         ({"headers": SECRET}, "store['headers']: wanted a mapping of str to str, found str"),
         (
@@ -144,7 +155,7 @@ def test_wrong_types_are_type_errors_that_name_the_key(store: Any, message: str,
         ({"headers": {"X-A": f"{SECRET}\n"}}, "x-a contains a control character", None),
         ({"headers": {"a b": SECRET}}, "store option header.a b does not name a request header", None),
         ({"retries": 1.0}, 'store option retries is "1.0"; it must be a whole number', None),
-        ({"read_timeout": float("nan")}, 'store option read_timeout is "nan"; it must be a number of seconds', None),
+        ({"read_timeout": float("nan")}, 'store option read_timeout is "nan"; it must be a positive duration', None),
         ({"anonymous": 2}, 'store option anonymous is "2"; it must be true or false', None),
     ],
 )

@@ -91,7 +91,7 @@ def folder(tmp_path: Path) -> Path:
         ({"cache": "warm"}, r'cache is "warm"; it can be auto, direct'),
         ({"memory_limit": "4 XB"}, r'memory_limit is "4 XB"; it must lie between'),
         ({"memory_limit": -1}, r"memory_limit is -1"),
-        ({"timeout": "soon"}, r"timeout: wanted seconds"),
+        ({"timeout": "soon"}, r'timeout is "soon"; it must be a positive duration'),
         ("source", r"wanted a mapping \(a JSON object\), found str"),
     ],
 )

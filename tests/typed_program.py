@@ -1,9 +1,11 @@
 """A program that uses the package and states the types that it expects, for mypy. It is never
 run."""
 
+import re
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,13 @@ with tload.open("model") as checkpoint:
     assert_type(checkpoint.metadata, dict[str, str])
 
 assert_type(tload.load("model", framework="dlpack"), dict[str, tload.Tensor])
+assert_type(tload.load("model", framework="pt"), dict[str, torch.Tensor])
+assert_type(tload.stream("model", framework="np"), tload.TensorStream[npt.NDArray[Any]])
+assert_type(checkpoint.read("a", framework="pt"), torch.Tensor)
+tload.load("model", regex=re.compile("norm"), timeout="1h30m", memory_limit=1e9, verify=True)
+tload.load("model", regex=["norm", re.compile("bias")], timeout=timedelta(minutes=1), verify=False)
+tload.load("model", names=re.compile("norm"))  # type: ignore[call-overload]
+assert_type(tload.list_files("model")[0].nbytes, int | None)
 stream = tload.stream([Path("a"), "b"], framework="dlpack", names=["a"], memory_limit="1 GiB", engine="pread")
 assert_type(stream, tload.TensorStream[tload.Tensor])
 for name, tensor in stream:

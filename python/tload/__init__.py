@@ -16,7 +16,7 @@ being read:
 
 from tload import _logging
 from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
-from tload._copy import CopyReport, copy, list_files
+from tload._copy import CopyReport, ListedFile, copy, list_files
 from tload._errors import (
     CancelledError,
     ChangedError,
@@ -68,6 +68,7 @@ __all__ = [
     "FormatError",
     "InvalidRequestError",
     "IoError",
+    "ListedFile",
     "LoadTimeoutError",
     "Mismatch",
     "NoSuchTensorError",

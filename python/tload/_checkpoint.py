@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, Union, overload
 
 from tload import _store, _tload
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from tload._options import Duration
     from tload._store import Store
 
 Location: TypeAlias = str | os.PathLike[str]
@@ -42,6 +46,10 @@ WORDS = {
     **dict.fromkeys(("", "0", "n", "no", "f", "false", "off"), False),
 }
 """Truth values of environment variables, as the command reads them."""
+
+
+ROWS_MAX = 100
+"""Most tensors that the table of a checkpoint in a notebook shows."""
 
 
 class TensorInfo(NamedTuple):
@@ -77,6 +85,34 @@ class Shard:
     """The file's `__metadata__`."""
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Origin:
+    """Arguments of `tload.open`, to open the same checkpoint again."""
+
+    source: Location | list[Location]
+    store: list[tuple[str, str]]
+    """Options that the caller passed; those of the environment are read at each opening."""
+    follow_symlinks: bool
+
+    def open(self, timeout: Duration | None = None) -> _tload.Checkpoint:
+        """Open the checkpoint within `timeout`."""
+        pairs = _store.merge(self.store, os.environ, timeout)
+        if isinstance(self.source, list):
+            return _tload.Checkpoint.open_all(self.source, store=pairs)
+        return _tload.Checkpoint.open(self.source, store=pairs, follow_symlinks=self.follow_symlinks)
+
+    def elsewhere(self, raw: _tload.Checkpoint) -> tuple[Origin, bool]:
+        """Return the arguments by which another process opens `raw`, and whether a URL has a secret.
+
+        Paths are absolute, and models of a Hub are of the commit that is open.
+        """
+        given = self.source if isinstance(self.source, list) else [self.source]
+        found = raw.locations_elsewhere(given)
+        locations = [own if other is None else other for own, other in zip(given, found, strict=True)]
+        source = locations if isinstance(self.source, list) else locations[0]
+        return dataclasses.replace(self, source=source), None in found
+
+
 class Checkpoint(Mapping[str, TensorInfo]):
     """The tensors of an open checkpoint by name, in file order. Made by `tload.open`.
 
@@ -85,9 +121,16 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     A checkpoint is equal only to itself, and is hashable: two with equal headers may hold different
     values. To compare headers, compare `dict(checkpoint)`.
+
+    It may be used by forked processes and can be pickled, for example by a `DataLoader` with
+    workers. Pickled are its location and the options that were passed to `tload.open`, not the
+    contents of files: the process that unpickles it opens the files again, and raises
+    `ChangedError` if they are not as they were. Secrets are not pickled: with a secret in `store`
+    or in a URL, pickling raises `InvalidRequestError`. `copy.copy` and `copy.deepcopy` return a
+    checkpoint that shares the open files, and is closed on its own.
     """
 
-    __slots__ = ("_infos", "_raw", "location", "metadata", "shards", "total_bytes")
+    __slots__ = ("_infos", "_origin", "_raw", "location", "metadata", "shards", "total_bytes")
 
     location: str
     """Location that was opened, as the caller wrote it."""
@@ -98,9 +141,10 @@ class Checkpoint(Mapping[str, TensorInfo]):
     total_bytes: int
     """Total size of all tensors, bytes."""
 
-    def __init__(self, raw: _tload.Checkpoint) -> None:
+    def __init__(self, raw: _tload.Checkpoint, origin: Origin) -> None:
         """Wrap the checkpoint that `tload.open` opened."""
         self._raw: _tload.Checkpoint | None = raw
+        self._origin = origin
         self._infos = {info[0]: TensorInfo._make(info) for info in raw.tensors()}
         self.location = raw.location
         self.metadata = raw.metadata()
@@ -145,7 +189,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         name: str,
         index: Index = ...,
         *,
-        framework: Literal["torch"] = "torch",
+        framework: Literal["torch", "pt"] = "torch",
         device: str | int | torch.device = "cpu",
     ) -> torch.Tensor: ...
     @overload
@@ -154,7 +198,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         name: str,
         index: Index = ...,
         *,
-        framework: Literal["numpy"],
+        framework: Literal["numpy", "np"],
         device: str | int | torch.device = "cpu",
     ) -> npt.NDArray[Any]: ...
     @overload
@@ -171,7 +215,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         name: str,
         index: Index = ...,
         *,
-        framework: Literal["torch", "numpy", "dlpack"] = "torch",
+        framework: Literal["torch", "pt", "numpy", "np", "dlpack"] = "torch",
         device: str | int | torch.device = "cpu",
     ) -> Any:
         """Read one tensor, or a slice of it, synchronously.
@@ -215,6 +259,42 @@ class Checkpoint(Mapping[str, TensorInfo]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __copy__(self) -> Self:
+        copied = object.__new__(type(self))
+        for name in Checkpoint.__slots__:
+            setattr(copied, name, getattr(self, name))
+        copied.metadata = dict(self.metadata)
+        return copied
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raw = usable(self)
+        origin, has_secret_url = self._origin.elsewhere(raw)
+        secrets = _tload.store_secrets(origin.store)
+        if has_secret_url or secrets:
+            found = f"store= has {', '.join(secrets)}" if secrets else "a URL has a user, a password or a query"
+            message = f"{self.location}: cannot pickle a checkpoint that was opened with secrets: {found}"
+            hint = (
+                f"set them in the environment, where the other process finds them ({_store.VARIABLE}, or the store's "
+                "own variables or profile), or pass the location and open it there"
+            )
+            raise advise(InvalidRequestError, message, hint)
+        return _reopen, (origin, raw.state())
+
+    def _repr_html_(self) -> str:
+        # Shown by notebooks. Names come from files, and may contain markup.
+        rows = [
+            f"<tr><td>{html.escape(info.name)}</td><td>{html.escape(info.dtype)}</td>"
+            f"<td>{list(info.shape)}</td><td>{_tload.format_bytes(info.nbytes)}</td></tr>"
+            for info in islice(self._infos.values(), ROWS_MAX)
+        ]
+        if len(self) > ROWS_MAX:
+            rows.append(f'<tr><td colspan="4">… and {len(self) - ROWS_MAX} more</td></tr>')
+        head = "<tr><th>name</th><th>dtype</th><th>shape</th><th>size</th></tr>"
+        return f"<p>{html.escape(repr(self))}</p><table>{head}{''.join(rows)}</table>"
+
     def __repr__(self) -> str:
         shards = len(self.shards)
         files = "1 file" if shards == 1 else f"{shards} files"
@@ -246,7 +326,8 @@ def open(
             the variable `TLOAD_STORE` (`KEY=VALUE` pairs, one per line), which overrides the
             stores' own variables (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`,
             `AZURE_STORAGE_ACCOUNT_NAME`, …). One mapping may serve several stores: each ignores the
-            keys of the others. Values are text, numbers, `True`, `False`, or paths.
+            keys of the others. Values are text, numbers, `True`, `False`, or paths; durations are
+            seconds, text such as `"500ms"` or `"2m"`, or a `datetime.timedelta`.
 
             - `endpoint`: URL of the server, for example http://127.0.0.1:9000. Default: the cloud's
               own, or from the environment.
@@ -281,9 +362,9 @@ def open(
             - `tls_verify`: Verify the server's certificate; if false, anyone can impersonate the
               server. Default: true.
             - `proxy`: URL of a proxy. Default: from HTTPS_PROXY and HTTP_PROXY.
-            - `connect_timeout`: Seconds that connecting may take. Default: 5.
-            - `read_timeout`: Seconds that may pass without a byte arriving. Default: 30.
-            - `open_timeout`: Seconds that opening may take, with lists, headers and retries.
+            - `connect_timeout`: Time that connecting may take. Default: 5.
+            - `read_timeout`: Time that may pass without a byte arriving. Default: 30.
+            - `open_timeout`: Time that opening may take, with lists, headers and retries.
               Default: none.
             - `retries`: Maximum number of retries of a failed request. Default: 8.
             - `allow_unversioned`: Read objects that have neither ETag nor Last-Modified; a replaced
@@ -325,34 +406,71 @@ def open(
         >>> with tload.open("s3://bucket/model", store=store) as checkpoint:
         ...     print(checkpoint.total_bytes)
     """
-    return Checkpoint(open_raw(source, store, follow_symlinks=follow_symlinks))
+    if isinstance(source, Checkpoint):
+        return Checkpoint(open_raw(source, store, follow_symlinks=follow_symlinks), source._origin)  # noqa: SLF001
+    origin = _origin(source, store, follow_symlinks=follow_symlinks)
+    return Checkpoint(origin.open(), origin)
 
 
 def open_raw(
-    source: Source, store: Store | None, timeout: float | None = None, *, follow_symlinks: bool | None = None
+    source: Source,
+    store: Store | None,
+    timeout: Duration | None = None,
+    *,
+    follow_symlinks: bool | None = None,
 ) -> _tload.Checkpoint:
-    """Open a source within `timeout` seconds. An open `Checkpoint` is used as it is."""
-    follows_links = follows(follow_symlinks, os.environ)
+    """Open a source within `timeout`. An open `Checkpoint` is used as it is."""
     if isinstance(source, Checkpoint):
+        follows(follow_symlinks, os.environ)
         _store.check(store)
         if store:
             hint = "pass store= to tload.open, or pass the location instead of the checkpoint"
             raise advise(InvalidRequestError, f"{source.location}: store= has no effect on an open checkpoint", hint)
-        if source._raw is None:  # noqa: SLF001
-            hint = "stream inside the with block, or pass the location instead"
-            raise advise(InvalidRequestError, f"{source.location}: the checkpoint is closed", hint)
-        return source._raw  # noqa: SLF001
+        return usable(source)
+    return _origin(source, store, follow_symlinks=follow_symlinks).open(timeout)
+
+
+def usable(checkpoint: Checkpoint) -> _tload.Checkpoint:
+    """Return the checkpoint to load from.
+
+    A fork has none of the threads that send requests to object stores, so there it is opened again.
+
+    Raises:
+        InvalidRequestError: It is closed.
+        ChangedError: It has to be opened again, and its files have changed.
+    """
+    raw = checkpoint._raw  # noqa: SLF001
+    if raw is None:
+        hint = "stream inside the with block, or pass the location instead"
+        raise advise(InvalidRequestError, f"{checkpoint.location}: the checkpoint is closed", hint)
+    if raw.is_cut_off():
+        origin, _ = checkpoint._origin.elsewhere(raw)  # noqa: SLF001
+        opened = origin.open()
+        opened.require_state(raw.state())
+        checkpoint._raw = raw = opened  # noqa: SLF001
+    return raw
+
+
+def _reopen(origin: Origin, state: list[str]) -> Checkpoint:
+    """Open a checkpoint that was pickled."""
+    raw = origin.open()
+    raw.require_state(state)
+    return Checkpoint(raw, origin)
+
+
+def _origin(source: Location | Sequence[Location], store: Store | None, *, follow_symlinks: bool | None) -> Origin:
+    """Check the arguments of `tload.open`."""
+    follows_links = follows(follow_symlinks, os.environ)
     if isinstance(source, (str, os.PathLike)):
         _check_location("source", source)
-        pairs = _store.resolve(store, os.environ, timeout)
-        return _tload.Checkpoint.open(source, store=pairs, follow_symlinks=follows_links)
+        return Origin(source, _store.read(store), follows_links)
     if isinstance(source, (bytes, Mapping)) or not isinstance(source, Sequence):
         message = f"source: wanted a str, an os.PathLike, or a list of them, found {type(source).__qualname__}"
         raise TypeError(message)
     locations = list(source)
     for index, location in enumerate(locations):
         _check_location(f"source[{index}]", location)
-    return _tload.Checkpoint.open_all(locations, store=_store.resolve(store, os.environ, timeout))
+    return Origin(locations, _store.read(store), follows_links)
 
 
 def follows(follow_symlinks: object, environment: Mapping[str, str]) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tload import _store, _tload
-from tload._stream import texts
+from tload._selection import texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tload._checkpoint import Location
+    from tload._selection import Names
     from tload._store import Store
-    from tload._stream import Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,15 @@ class CopyReport:
     `allow_unversioned`)."""
     seconds: float
     """Seconds from the call to the last byte on disk."""
+
+
+class ListedFile(NamedTuple):
+    """A file that `tload.list_files` found."""
+
+    path: str
+    """Path below the source; for a file, its name."""
+    nbytes: int | None
+    """Length in bytes, or `None` where only opening the file would tell."""
 
 
 def copy(
@@ -104,7 +113,7 @@ def copy(
     return CopyReport(**json.loads(report))
 
 
-def list_files(source: Location, *, store: Store | None = None) -> list[tuple[str, int | None]]:
+def list_files(source: Location, *, store: Store | None = None) -> list[ListedFile]:
     """List all files below a location, hidden ones too, by name.
 
     Args:
@@ -113,12 +122,11 @@ def list_files(source: Location, *, store: Store | None = None) -> list[tuple[st
         store: Options of the object store: see `tload.open`.
 
     Returns:
-        Paths below the source (for a file: its name) and lengths in bytes, which are `None` where
-        only opening the file would tell. Nothing for a prefix of a store that no object begins
-        with.
+        Paths and lengths: tuples `(path, nbytes)`. Nothing for a prefix of a store that no object
+        begins with.
 
     Raises:
         NotFoundError: A path is not there.
         PermissionDeniedError, RemoteError, LoadTimeoutError, IoError: It cannot be listed.
     """
-    return _tload.list_files(source, store=_store.resolve(store, os.environ))
+    return [ListedFile._make(row) for row in _tload.list_files(source, store=_store.resolve(store, os.environ))]

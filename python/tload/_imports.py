@@ -15,10 +15,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from tload import _tload
 from tload._errors import CancelledError, LoadTimeoutError, advise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from tload._options import Duration
 
 EXIT_SECONDS = 5.0
 """Seconds that the exit of the interpreter waits for an import to end: one that runs ends within
@@ -42,13 +45,13 @@ class BackgroundImport:
     Neither Ctrl-C nor a deadline can end an import: they end the wait for it.
     """
 
-    def __init__(self, framework: str, call: Callable[[], object], timeout: float | None) -> None:
-        """Start `call`, which imports `framework`. It may take `timeout` seconds."""
+    def __init__(self, framework: str, call: Callable[[], object], timeout: Duration | None) -> None:
+        """Start `call`, which imports `framework`. It may take `timeout`."""
         # It takes milliseconds to import, and most loads do not need it.
         from concurrent.futures import Future
 
         self.framework = framework
-        self._timeout = timeout
+        self._timeout = None if timeout is None else _tload.seconds("timeout", timeout)
         self._began = time.monotonic()
         self._ended: float | None = None
         self._future: Future[object] = Future()

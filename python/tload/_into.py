@@ -9,7 +9,8 @@ from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import UnsupportedError, advise
 from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve
 from tload._progress import watcher_for
-from tload._stream import TensorStream, slices_of, texts
+from tload._selection import rules
+from tload._stream import TensorStream, slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from tload._checkpoint import Index, Source
     from tload._progress import Callback
     from tload._report import Report
+    from tload._selection import Names, Patterns
     from tload._store import Store
-    from tload._stream import Names
 
 
 @lists(FIELDS)
@@ -34,7 +35,7 @@ def load_into(
     cast: bool = False,
     names: Names | None = None,
     glob: Names | None = None,
-    regex: Names | None = None,
+    regex: Patterns | None = None,
     slices: Mapping[str, Index] | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
@@ -74,7 +75,7 @@ def load_into(
         glob: Load the tensors whose whole name matches a pattern (or one of several). Default:
             `None`.
         regex: Load the tensors whose name contains a match of a regular expression (or of one of
-            several). Default: `None`.
+            several), as text or compiled. Default: `None`.
         slices: Load only a slice of some tensors, by name: see `tload.stream`. Their targets have
             the shape of the slice. Default: whole tensors.
         store: Options of the object stores that the source is in: see `tload.open`.
@@ -119,17 +120,13 @@ def load_into(
     if strict:
         _load_targets.reject(faults)
     checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
-    selected_names, globs, regexes = texts("names", names), texts("glob", glob), texts("regex", regex)
+    selected = rules(checkpoint, names, glob, regex)
     if faults:
-        wanted = _tload.Loader(
-            checkpoint, names=selected_names, globs=globs, regexes=regexes, device="cpu", options=resolved
-        ).selected()
+        wanted = _tload.Loader(checkpoint, **selected, device="cpu", options=resolved).selected()
         _load_targets.reject({info[0]: faults[info[0]] for info in wanted if info[0] in faults})
     loader = _tload.Loader(
         checkpoint,
-        names=selected_names,
-        globs=globs,
-        regexes=regexes,
+        **selected,
         device="cpu",
         slices=slices_of(slices),
         options=resolved,

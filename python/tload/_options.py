@@ -6,9 +6,11 @@ import dataclasses
 import inspect
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from tload import _tload
+from tload._errors import InvalidRequestError, advise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,6 +26,12 @@ Cache: TypeAlias = Literal["auto", "direct", "buffered", "drop", "map"]
 Order: TypeAlias = Literal["ready", "file"]
 """Values of `Options.order`."""
 
+Size: TypeAlias = float | str
+"""Bytes as a whole number (`4096`, `1e9`), or text with a unit: `"4 MiB"`, `"4 MB"`."""
+
+Duration: TypeAlias = float | str | timedelta
+"""Seconds, text with units (`"500ms"`, `"10m"`, `"1h30m"`), or a `datetime.timedelta`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -31,9 +39,11 @@ class Options:
 
     Every field is also a keyword of `stream`, `load` and `load_into`, which overrides `options=`.
 
-    Sizes are bytes as `int`, or text with a unit: `"4 MiB"` (powers of 1024), `"4 MB"` (powers of
-    1000). `None` means the value of the environment variable, or else a value that suits the
-    storage.
+    Sizes are bytes as a whole number (`4096`, `1e9`), or text with a unit: `"4 MiB"` (powers of
+    1024), `"4 MB"` (powers of 1000). Variables take the same text. `None` means the value of the
+    environment variable, or else a value that suits the storage.
+
+    Options can be pickled, unless `verify` is a URL that contains a secret.
 
     Raises:
         InvalidRequestError: A value is invalid for every load.
@@ -73,33 +83,33 @@ class Options:
     depth: int | None = None
     """Maximum reads in flight for each file system, over all lanes, and maximum requests in flight
     for each object store. Default: `TLOAD_DEPTH`, else tuned during the load."""
-    in_flight_bytes: int | str | None = None
+    in_flight_bytes: Size | None = None
     """Maximum bytes in flight for each file system and each object store, over all lanes. Default:
     `TLOAD_IN_FLIGHT`, else tuned during the load, or as many as `depth` reads need."""
-    extent_bytes: int | str | None = None
+    extent_bytes: Size | None = None
     """Maximum bytes of one read. Default: `TLOAD_EXTENT`, else a size that suits the storage."""
     lanes: int | None = None
     """Threads that read the files of each file system, each with its own engine. Default:
     `TLOAD_LANES`, else one per core if the load is CPU-bound, as with files that are already in
     memory; else 1, growing while it is saturated."""
-    memory_limit: int | str | None = None
+    memory_limit: Size | None = None
     """Bytes of host memory that the load may hold before the caller receives them. Received tensors
     do not count; staging memory for GPUs or for the caller's memory does. Default:
     `TLOAD_MEMORY_LIMIT`, else the larger of 512 MiB and the largest tensor plus the larger of a
     quarter of it and the bytes in flight. In a cgroup (a container) with little memory it is
     less: half of what the group leaves, or the minimum that the load needs."""
-    device_memory_limit: int | str | None = None
+    device_memory_limit: Size | None = None
     """Bytes of each GPU's memory that the load may hold before the caller receives them. Received
     tensors do not count, nor does the caller's memory that `load_into` fills. Default:
     `TLOAD_DEVICE_MEMORY_LIMIT`, else as for `memory_limit`, but no more than is free."""
-    verify: str | os.PathLike[str] | None = None
+    verify: bool | str | os.PathLike[str] | None = None
     """Comparison of the bytes with existing digests of them, while they are read. A mismatch raises
     a `CorruptError` that names the file, the tensor and the bytes: before the tensor is yielded if
     it has a digest of its own, before the load ends if only the whole file has one. Default:
     `TLOAD_VERIFY`, else `"off"`.
 
-    - `"off"`: Compare nothing.
-    - `"auto"`: Compare with the digests that exist: a tload manifest beside the checkpoint, the
+    - `"off"`, `False`: Compare nothing.
+    - `"auto"`, `True`: Compare with the digests that exist: a tload manifest beside the checkpoint, the
       store's own checksum of the whole object, a Hub's digest of the file, or a signed manifest.
       `report.verification` lists what was not compared.
     - `"require"`: As `"auto"`, but raise `InvalidRequestError` before the first read if something
@@ -125,18 +135,37 @@ class Options:
     """Hedging: a request to an object store that takes much longer than others is sent a second
     time, for its missing bytes; the first response wins. At most one request in 20 is hedged.
     Default: `TLOAD_HEDGE` (`true` or `false`), else `True`."""
-    timeout: float | None = None
-    """Seconds that opening may take, and again the whole load after it. The import of torch or numpy
-    counts if the load needs it: for a GPU towards the opening, else towards the load. Storage that
-    does not respond delays the error by at most half a second. Default: `TLOAD_TIMEOUT` (seconds, or with a
-    unit: `500ms`, `30s`, `2m`), else no limit."""
+    timeout: Duration | None = None
+    """Time that opening may take, and again the whole load after it: seconds, text with units
+    (`"500ms"`, `"10m"`, `"1h30m"`), or a `datetime.timedelta`. The import of torch or numpy counts
+    if the load needs it: for a GPU towards the opening, else towards the load. Storage that does not
+    respond delays the error by at most half a second. Default: `TLOAD_TIMEOUT` (the same text, or
+    seconds), else no limit."""
 
     def __post_init__(self) -> None:
         _tload.check_options(self)
 
+    def __copy__(self) -> Options:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Options:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        manifest = str(self.verify).removeprefix("sha256:")
+        if _tload.has_secret(manifest):
+            message = "cannot pickle options whose verify= is a URL with a user, a password or a query"
+            raise advise(InvalidRequestError, message, "pass verify= in the process that loads")
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return _restore, ({name: value for name, value in fields.items() if value is not None},)
+
     def __repr__(self) -> str:
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return f"tload.Options({', '.join(f'{name}={_shown(value)}' for name, value in fields if value is not None)})"
+
+
+def _restore(fields: dict[str, Any]) -> Options:
+    return Options(**fields)
 
 
 def _shown(value: object) -> str:
@@ -152,15 +181,15 @@ class OptionKeywords(TypedDict, total=False):
     writable: bool | None
     order: Order | None
     depth: int | None
-    in_flight_bytes: int | str | None
-    extent_bytes: int | str | None
+    in_flight_bytes: Size | None
+    extent_bytes: Size | None
     lanes: int | None
-    memory_limit: int | str | None
-    device_memory_limit: int | str | None
-    verify: str | os.PathLike[str] | None
+    memory_limit: Size | None
+    device_memory_limit: Size | None
+    verify: bool | str | os.PathLike[str] | None
     retries: int | None
     hedge: bool | None
-    timeout: float | None
+    timeout: Duration | None
 
 
 VARIABLES = dict(_tload.OPTION_VARIABLES)
@@ -218,12 +247,13 @@ def resolve(options: Options | None, keywords: OptionKeywords) -> Options:
 
 def verifies() -> bool:
     """Return whether `TLOAD_VERIFY` turns on verification for loads without an option."""
-    return os.environ.get(VARIABLES["verify"], "").strip() not in {"", "off"}
+    text = os.environ.get(VARIABLES["verify"], "").strip()
+    return bool(text) and _tload.verify_mode(Options(verify=_tload.option_from_variable("verify", text))) != "off"
 
 
 def is_strict(options: Options) -> bool:
     """Return whether bytes that cannot be verified are an error, by the core's rule."""
-    return options.verify not in {None, "off", "auto"}
+    return _tload.verify_mode(options) not in {"off", "auto"}
 
 
 def _with_environment(options: Options, environment: Mapping[str, str]) -> Options:

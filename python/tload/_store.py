@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TypeAlias
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeAlias
 
-from tload import _tload
+from tload import _tload, _variables
 from tload._errors import InvalidRequestError
 
-Value: TypeAlias = str | int | float | bool | os.PathLike[str]
+if TYPE_CHECKING:
+    from tload._options import Duration
+
+Value: TypeAlias = str | int | float | bool | timedelta | os.PathLike[str]
 """The value of one option of a store."""
 
 Store: TypeAlias = Mapping[str, Value | Mapping[str, str]]
@@ -19,24 +23,31 @@ VARIABLE = "TLOAD_STORE"
 """Environment variable that the command reads too: `KEY=VALUE` pairs, one per line."""
 
 
-def resolve(store: Store | None, environment: Mapping[str, str], timeout: float | None = None) -> list[tuple[str, str]]:
-    """Merge the options of a call with the environment; the call wins, key by key.
+def resolve(store: Store | None, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Merge the options of a call with the environment; the call wins, key by key."""
+    return merge(read(store), environment)
 
-    The `timeout` of a load, in seconds, bounds opening too.
+
+def merge(
+    given: list[tuple[str, str]], environment: Mapping[str, str], timeout: Duration | None = None
+) -> list[tuple[str, str]]:
+    """Merge options that `read` returned with the environment.
+
+    The `timeout` of a load bounds opening too.
     """
-    given = _read(store)
+    _variables.warn_of_unknown(environment)
     known = {_normal(key) for key, _ in given}
-    # The load's own options reject invalid values.
-    bounds = [("open_timeout", str(timeout))] if timeout and 0 < timeout < float("inf") else []
+    bounds = [] if timeout is None else [("open_timeout", str(_tload.seconds("timeout", timeout)))]
     return [*bounds, *_read_variable(environment, known), *given]
 
 
 def check(store: Store | None) -> None:
     """Raise the `TypeError` or `InvalidRequestError` that opening with these options raises."""
-    _tload.check_store(_read(store))
+    _tload.check_store(read(store))
 
 
-def _read(store: object) -> list[tuple[str, str]]:
+def read(store: object) -> list[tuple[str, str]]:
+    """Return the options of a call as text, with their types checked."""
     if store is None:
         return []
     if not isinstance(store, Mapping):
@@ -80,10 +91,13 @@ def _value(key: str, value: object) -> str:
         return value
     if isinstance(value, (int, float)):
         return str(value)
+    if isinstance(value, timedelta):
+        return str(value.total_seconds())
     path = os.fspath(value) if isinstance(value, os.PathLike) else None
     if isinstance(path, str):
         return path
-    message = f"store[{key!r}]: wanted a str, int, float, bool or os.PathLike of str, found {type(value).__qualname__}"
+    wanted = "a str, int, float, bool, timedelta or os.PathLike of str"
+    message = f"store[{key!r}]: wanted {wanted}, found {type(value).__qualname__}"
     raise TypeError(message)
 
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
 from tload import _cuda, _imports, _logging, _numpy, _tload, _torch
@@ -17,9 +17,10 @@ from tload._imports import BackgroundImport
 from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve, suggestion
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
+from tload._selection import Names, Patterns, rules, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Self, Unpack
 
     import numpy.typing as npt
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Names: TypeAlias = str | Iterable[str]
-"""One name or pattern, or several."""
-
-Framework: TypeAlias = Literal["torch", "numpy", "dlpack"]
+Framework: TypeAlias = Literal["torch", "pt", "numpy", "np", "dlpack"]
 """The type of the tensors that a load returns."""
+
+ALIASES: dict[object, Framework] = {"pt": "torch", "np": "numpy"}
+"""Names of frameworks as in the package safetensors."""
 
 _logger = logging.getLogger("tload")
 _noted: set[str] = set()
@@ -188,9 +189,16 @@ class TensorStream(Generic[T]):
             self._fail()
             raise
 
-    def __length_hint__(self) -> int:
-        progress = self.progress
-        return 0 if self._ended else progress.tensors_total - progress.tensors_received
+    def __len__(self) -> int:
+        """Return the number of tensors of the load, however many have been received."""
+        return self.progress.tensors_total
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        message = (
+            "cannot pickle or copy a tload.TensorStream, which belongs to its process: pass the location or an open "
+            "Checkpoint, and call tload.stream in the other process"
+        )
+        raise TypeError(message)
 
     def __repr__(self) -> str:
         try:
@@ -278,7 +286,7 @@ class LoadKeywords(OptionKeywords, total=False):
     device_map: Mapping[str, str | int | torch.device] | None
     names: Names | None
     glob: Names | None
-    regex: Names | None
+    regex: Patterns | None
     slices: Mapping[str, Index] | None
     store: Store | None
     follow_symlinks: bool | None
@@ -288,11 +296,11 @@ class LoadKeywords(OptionKeywords, total=False):
 
 @overload
 def stream(
-    source: Source, *, framework: Literal["torch"] = "torch", **keywords: Unpack[LoadKeywords]
+    source: Source, *, framework: Literal["torch", "pt"] = "torch", **keywords: Unpack[LoadKeywords]
 ) -> TensorStream[torch.Tensor]: ...
 @overload
 def stream(
-    source: Source, *, framework: Literal["numpy"], **keywords: Unpack[LoadKeywords]
+    source: Source, *, framework: Literal["numpy", "np"], **keywords: Unpack[LoadKeywords]
 ) -> TensorStream[npt.NDArray[Any]]: ...
 @overload
 def stream(
@@ -307,7 +315,7 @@ def stream(
     device_map: Mapping[str, str | int | torch.device] | None = None,
     names: Names | None = None,
     glob: Names | None = None,
-    regex: Names | None = None,
+    regex: Patterns | None = None,
     slices: Mapping[str, Index] | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
@@ -327,11 +335,11 @@ def stream(
     Args:
         source: A safetensors file, a directory, an index file, or a list of files, as paths or
             URLs; or an open `Checkpoint`.
-        framework: The type of the tensors: `"torch"` (`torch.Tensor`), `"numpy"` (`numpy.ndarray`;
-            bfloat16 and 8-bit floats need `pip install 'tload[numpy]'`), or `"dlpack"` (`tload.Tensor`,
-            which any library with `from_dlpack` can import). Default: `"torch"`. Tensors share the
-            memory of the load without a copy, and are writable, except with `cache="map"`: see
-            `Options.writable`.
+        framework: The type of the tensors: `"torch"` or `"pt"` (`torch.Tensor`), `"numpy"` or
+            `"np"` (`numpy.ndarray`; bfloat16 and 8-bit floats need `pip install 'tload[numpy]'`),
+            or `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack` can import). Default:
+            `"torch"`. Tensors share the memory of the load without a copy, and are writable, except
+            with `cache="map"`: see `Options.writable`.
         device: The device of the tensors: `"cpu"`; `"cuda:N"`, an NVIDIA GPU; or `"cuda"`, torch's
             current device with `framework="torch"`, else `"cuda:0"`. With `framework="torch"`, GPU
             memory comes from torch's caching allocator, on the current stream of the thread that
@@ -346,7 +354,8 @@ def stream(
         glob: Load the tensors whose whole name matches a pattern (or one of several) such as
             `"model.layers.1?.*"`. Default: `None`.
         regex: Load the tensors whose name contains a match of a regular expression (or of one of
-            several). Default: `None`.
+            several): text in the syntax of Rust's crate regex, or a compiled pattern (`re.compile`)
+            with all that Python's syntax has. Default: `None`.
         slices: Load only a slice of some tensors: a mapping of names to indices, as in brackets
             behind a numpy array: an int, a slice with a positive step, `...`, or a tuple of them.
             Only the bytes of the slice are read, and gaps that are cheaper to read than to skip. It
@@ -394,6 +403,7 @@ def stream(
         ...     print(name, tensor.shape)
     """
     refuse_unknown("stream", keywords, OptionKeywords.__optional_keys__)
+    framework = named(framework)
     resolved = resolve(options, keywords)
     if framework == "torch":
         resolved = _torch.with_writable(resolved)
@@ -407,9 +417,7 @@ def stream(
         importing.result()
     loader = _tload.Loader(
         checkpoint,
-        names=texts("names", names),
-        globs=texts("glob", glob),
-        regexes=texts("regex", regex),
+        **rules(checkpoint, names, glob, regex),
         device=_cuda.device_name(device, framework),
         device_map=_device_map(device_map, framework),
         slices=slices_of(slices),
@@ -441,11 +449,11 @@ def stream(
 
 @overload
 def load(
-    source: Source, *, framework: Literal["torch"] = "torch", **keywords: Unpack[LoadKeywords]
+    source: Source, *, framework: Literal["torch", "pt"] = "torch", **keywords: Unpack[LoadKeywords]
 ) -> dict[str, torch.Tensor]: ...
 @overload
 def load(
-    source: Source, *, framework: Literal["numpy"], **keywords: Unpack[LoadKeywords]
+    source: Source, *, framework: Literal["numpy", "np"], **keywords: Unpack[LoadKeywords]
 ) -> dict[str, npt.NDArray[Any]]: ...
 @overload
 def load(
@@ -461,7 +469,8 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
     Args:
         source: A safetensors file, a directory, an index file, or a list of files, as paths or
             URLs; or an open `Checkpoint`.
-        framework: The type of the tensors: `"torch"` (the default), `"numpy"` or `"dlpack"`.
+        framework: The type of the tensors: `"torch"` or `"pt"` (the default), `"numpy"` or `"np"`,
+            or `"dlpack"`.
         **keywords: As in `tload.stream`, which describes each in detail:
 
             - `device="cpu"`: Device of the tensors.
@@ -502,6 +511,7 @@ def read(
     options: Options | None = None,
 ) -> Any:
     """Read one tensor, as `Checkpoint.read` does; `options` override the environment."""
+    framework = named(framework)
     if _uses_gpu(device, None):
         slices = {name: index}
         loaded = load(checkpoint, framework=framework, names=name, slices=slices, device=device, options=options)
@@ -531,9 +541,15 @@ def require_files(checkpoint: Checkpoint, options: Options | None) -> None:
     open_raw(checkpoint, None).require_files(resolve(options, OptionKeywords()))
 
 
-def _converters(
-    framework: object, options: Options
-) -> Callable[[Iterable[str], _torch.Infos], Callable[[_tload.Tensor], Any]]:
+def named(framework: Framework) -> Framework:
+    """Return the name of a framework that other names stand for."""
+    return ALIASES.get(framework, framework) if isinstance(framework, str) else framework
+
+
+Converter: TypeAlias = "Callable[[_tload.Tensor], Any]"
+
+
+def _converters(framework: object, options: Options) -> Callable[[Iterable[str], _torch.Infos], Converter]:
     if framework == "torch":
         is_read_only = options.cache == "map" and not options.writable
         return functools.partial(_torch.converter, is_read_only=is_read_only)
@@ -599,18 +615,3 @@ def _allocator(framework: Framework, devices: Iterable[str]) -> _cuda.Allocator 
         raise advise(InvalidRequestError, message, hint)
     _cuda.check()
     return _cuda.Allocator()
-
-
-def texts(name: str, value: Names | None) -> list[str]:
-    if value is None:
-        return []
-    texts = [value] if isinstance(value, str) else list(value)
-    for text in texts:
-        if not isinstance(text, str):
-            message = f"{name}: wanted a str or several, found {type(text).__qualname__}"
-            raise TypeError(message)
-    if not texts:
-        # An empty list must not select everything, as passing no rule does.
-        message = f"{name} is empty, so nothing is selected"
-        raise InvalidRequestError(message)
-    return texts

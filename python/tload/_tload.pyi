@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, Protocol, TypeAlias, final, overload
+from typing import Any, NoReturn, Protocol, TypeAlias, final, overload
 
 from typing_extensions import CapsuleType
 
@@ -26,6 +26,7 @@ __all__ = [
     "cli_main",
     "copy",
     "format_bytes",
+    "has_secret",
     "list_files",
     "nearest_name",
     "option_from_variable",
@@ -33,8 +34,12 @@ __all__ = [
     "parse_store_option",
     "read_signature",
     "release_staging",
+    "seconds",
     "show_location",
+    "store_secrets",
+    "unknown_variables",
     "verify",
+    "verify_mode",
 ]
 
 __version__: str
@@ -73,6 +78,16 @@ def check_options(options: Options) -> None:
 def option_from_variable(name: str, text: str) -> Any:
     """Return the value of an option that the text of its environment variable stands for."""
 
+def seconds(name: str, value: object) -> float:
+    """Return the seconds of a duration of any type that an option takes."""
+
+def verify_mode(options: Options) -> str:
+    """Return the mode of verification as text, without secrets: `off`, `auto`, …"""
+
+def unknown_variables(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the unknown ones of those `names` of environment variables that begin with `TLOAD_`,
+    each with a warning."""
+
 def copy(
     source: str | PathLike[str],
     target: str | PathLike[str],
@@ -87,6 +102,9 @@ def copy(
 ) -> str: ...
 def list_files(source: str | PathLike[str], *, store: Sequence[tuple[str, str]]) -> list[tuple[str, int | None]]: ...
 def show_location(location: str | PathLike[str]) -> str: ...
+def has_secret(location: str | PathLike[str]) -> bool:
+    """Return whether a location has parts that are not shown."""
+
 def verify(
     location: str | PathLike[str],
     *,
@@ -104,6 +122,9 @@ def read_signature(
 
 def check_store(store: Sequence[tuple[str, str]]) -> None:
     """Fail if a key is unknown or its value malformed."""
+
+def store_secrets(store: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the keys whose values are secrets or may be."""
 
 def parse_store_option(text: str) -> tuple[str, str]:
     """Split `key=value` into key and value."""
@@ -150,6 +171,19 @@ class Checkpoint:
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]: ...
     def shards(self) -> list[tuple[str, int, int, int, dict[str, str]]]: ...
     def metadata(self) -> dict[str, str]: ...
+    def is_cut_off(self) -> bool:
+        """Return whether this process is a fork that cannot send its requests."""
+
+    def state(self) -> list[str]:
+        """Return the state of the index and of each shard."""
+
+    def require_state(self, expected: Sequence[str]) -> None:
+        """Fail if the files are in another state."""
+
+    def locations_elsewhere(self, locations: Sequence[str | PathLike[str]]) -> list[str | None]:
+        """Return the locations that it was opened from, as another process can open them; `None` for
+        a URL that contains a secret."""
+
     def read(self, name: str, index: Any, options: Options) -> Tensor: ...
     def require_files(self, options: Options) -> None: ...
 
@@ -285,6 +319,9 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return `(1, 0)` for the CPU, `(2, N)` for `"cuda:N"`."""
+
+    def __reduce__(self) -> NoReturn:
+        """Raise `TypeError`: a tensor cannot be pickled, nor copied with `copy`."""
 
 @final
 class FlatBytes:

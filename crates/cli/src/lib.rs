@@ -29,7 +29,7 @@ use std::io::{self, BufWriter, Write};
 
 use anstream::AutoStream;
 
-use crate::args::{Args, Refusal};
+use crate::args::{Args, Command, Refusal};
 use crate::host::System;
 use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
@@ -76,6 +76,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         &args.display,
         log.as_deref().map(OsStr::to_string_lossy).as_deref(),
     );
+    // The doctor reports them as findings.
+    if !matches!(args.command, Command::Doctor(_)) {
+        let variables = options::variables();
+        for (_, warning) in tload::unknown_variables(variables.iter().map(String::as_str)) {
+            output::error::warn(&format!("warning: {warning}"));
+        }
+    }
+
     let limits = Limits::current();
     limits.raise_files();
     let answer = Answer::new(args.command.answers_in_json());

@@ -28,6 +28,14 @@ const SWEEP_EXTENTS: [u64; 3] = [1 << 20, 4 << 20, 16 << 20];
 /// Options whose defaults a load tunes by itself.
 const TUNED: [&str; 3] = ["depth", "extent_bytes", "lanes"];
 
+/// Returns the names of the variables in the environment.
+pub(crate) fn variables() -> Vec<String> {
+    let names = std::env::vars_os().map(|(name, _)| name);
+    names
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect()
+}
+
 /// Parses a path or URL as the user wrote it. A path may be any bytes; a URL is text.
 pub(crate) fn location(text: &OsStr) -> Result<Location> {
     match text.to_str() {

@@ -69,7 +69,7 @@ pub use load::stream::{Canceller, Progress, TensorStream};
 pub use memory::{KeepAlive, Target, release_staging};
 pub use options::{
     CacheMode, Device, EngineChoice, Location, OptionKey, OptionKind, OptionValue, Options, Order,
-    Protocol, StoreKey, StoreOptions, format_bytes, parse_bytes, parse_duration,
+    Protocol, StoreKey, StoreOptions, format_bytes, parse_bytes, parse_duration, unknown_variables,
 };
 pub use plan::{Selection, Slice, Steps};
 pub use probe::ceiling::Ceiling;

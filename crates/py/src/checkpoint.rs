@@ -3,13 +3,14 @@
 //! `python/tload/_checkpoint.py` makes a mapping of them.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use tload::verify::require_files;
-use tload::{Error, ErrorKind, Location, OpenOptions, Slice, TensorInfo};
+use tload::{Location, OpenOptions, Slice, TensorInfo};
 
 use crate::error::exception;
 use crate::forked::Owned;
@@ -64,24 +65,10 @@ impl Checkpoint {
         }
     }
 
-    /// Returns the checkpoint to load from. Headers and files can be read after a fork; the threads
-    /// that send requests to object stores do not exist there.
-    pub(crate) fn share(&self, py: Python<'_>) -> PyResult<tload::Checkpoint> {
-        let process = self.inner.process();
-        let mut shards = self.inner.shards().iter();
-        if process != process::id() && shards.any(|shard| shard.location().protocol().is_some()) {
-            let message = format!(
-                "the checkpoint was opened in process {process} and is used in process {}, a fork of it",
-                process::id()
-            );
-            let error = Error::new(ErrorKind::InvalidRequest, message)
-                .with_location(self.inner.location())
-                .with_hint(
-                    "open it in the process that loads from it, or use multiprocessing's start method \"spawn\"",
-                );
-            return Err(exception(py, &error));
-        }
-        Ok(self.inner.clone())
+    /// Returns the checkpoint to load from. `_checkpoint.py` opens one that
+    /// [`Self::is_cut_off`] again first.
+    pub(crate) fn share(&self) -> tload::Checkpoint {
+        self.inner.clone()
     }
 }
 
@@ -159,6 +146,44 @@ impl Checkpoint {
         self.inner.metadata().clone()
     }
 
+    /// Returns whether this process is a fork that inherited it without the threads that send its
+    /// requests to object stores. Headers and files can be read after a fork.
+    fn is_cut_off(&self) -> bool {
+        let mut shards = self.inner.shards().iter();
+        self.inner.process() != process::id()
+            && shards.any(|shard| shard.location().protocol().is_some())
+    }
+
+    /// Returns the state of the index and of each shard, as text.
+    fn state(&self, py: Python<'_>) -> Vec<String> {
+        py.detach(|| self.inner.state())
+    }
+
+    /// Fails if the files are in another state.
+    fn require_state(&self, py: Python<'_>, expected: Vec<String>) -> PyResult<()> {
+        py.detach(|| self.inner.require_state(&expected))
+            .map_err(|error| exception(py, &error))
+    }
+
+    /// Returns the locations that it was opened from, as another process can open them; none for a
+    /// URL that contains a secret.
+    fn locations_elsewhere(
+        &self,
+        py: Python<'_>,
+        locations: Vec<LocationArgument>,
+    ) -> PyResult<Vec<Option<OsString>>> {
+        let locations = locations.into_iter().map(LocationArgument::parse);
+        let elsewhere = locations
+            .collect::<tload::Result<Vec<_>>>()
+            .and_then(|locations| self.inner.locations_elsewhere(&locations))
+            .map_err(|error| exception(py, &error))?;
+        let text = |location: &Location| match location.as_path() {
+            Some(path) => Some(path.as_os_str().to_owned()),
+            None => (!location.has_secret()).then(|| location.to_string().into()),
+        };
+        Ok(elsewhere.iter().map(text).collect())
+    }
+
     /// Reads one tensor, or the slice of it that `index` selects, into host memory, synchronously.
     fn read(
         &self,
@@ -167,7 +192,7 @@ impl Checkpoint {
         index: &Bound<'_, PyAny>,
         options: &Bound<'_, PyAny>,
     ) -> PyResult<Tensor> {
-        let checkpoint = self.share(py)?;
+        let checkpoint = self.share();
         let info = checkpoint.get(&name);
         let slice = info.map_or_else(|| Ok(Slice::default()), |info| slice(index, info.shape()))?;
         let options = options::read(options)?;
@@ -185,7 +210,7 @@ impl Checkpoint {
     /// Requires that the checkpoint has the files that a manifest lists, if the options name one to
     /// verify with.
     fn require_files(&self, py: Python<'_>, options: &Bound<'_, PyAny>) -> PyResult<()> {
-        let checkpoint = self.share(py)?;
+        let checkpoint = self.share();
         let verify = options::read(options)?.verify;
         interrupt::run(py, move || require_files(&checkpoint, &verify))
     }

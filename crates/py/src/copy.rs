@@ -54,6 +54,14 @@ pub(crate) fn show_location(location: LocationArgument) -> String {
     shown.unwrap_or_else(|_| "…".to_owned())
 }
 
+/// Returns whether a location has parts that are not shown. Invalid text may be a secret.
+#[pyfunction]
+pub(crate) fn has_secret(location: LocationArgument) -> bool {
+    location
+        .parse()
+        .map_or(true, |location| location.has_secret())
+}
+
 /// Lists the files below a location: paths and lengths.
 #[pyfunction]
 #[pyo3(signature = (source, *, store))]

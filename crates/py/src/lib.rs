@@ -36,13 +36,13 @@ mod _tload {
     #[pymodule_export]
     use crate::checkpoint::Checkpoint;
     #[pymodule_export]
-    use crate::copy::{copy, list_files, show_location};
+    use crate::copy::{copy, has_secret, list_files, show_location};
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]
-    use crate::options::{check_options, format_bytes, option_from_variable};
+    use crate::options::{check_options, format_bytes, option_from_variable, seconds, verify_mode};
     #[pymodule_export]
-    use crate::store::{check_store, parse_store_option};
+    use crate::store::{check_store, parse_store_option, store_secrets};
     #[pymodule_export]
     use crate::stream::Stream;
     #[pymodule_export]
@@ -69,6 +69,13 @@ mod _tload {
             let nearest = tload::nearest_name(wanted, names.iter().map(String::as_str));
             nearest.map(str::to_owned)
         })
+    }
+
+    /// Returns the unknown ones of those `names` of environment variables that begin with `TLOAD_`,
+    /// each with a warning.
+    #[pyfunction]
+    fn unknown_variables(names: Vec<String>) -> Vec<(String, String)> {
+        tload::unknown_variables(names.iter().map(String::as_str))
     }
 
     /// Frees the staging memory that loads have left for the next one, and returns its bytes.

@@ -60,7 +60,7 @@ impl Loader {
             Ok((Selection::glob(&glob)?, device))
         });
         let rules = rules.collect::<tload::Result<Vec<_>>>().map_err(failed)?;
-        let checkpoint = checkpoint.get().share(py)?;
+        let checkpoint = checkpoint.get().share();
         let slices = slices.into_iter().map(|(name, index)| {
             let info = checkpoint.get(&name);
             // The load reports a name that does not exist.

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyDelta};
 use tload::{Error, ErrorKind, OptionKey, OptionKind, OptionValue, Options, Selection};
 
-use crate::error::exception;
+use crate::error::{exception, invalid_request};
 
 /// Reads `tload.Options`, whose fields have the names of the core's options.
 pub(crate) fn read(fields: &Bound<'_, PyAny>) -> PyResult<Options> {
@@ -62,6 +62,22 @@ pub(crate) fn option_from_variable<'py>(
     }
 }
 
+/// Returns the seconds of a duration of any type that an option takes. `name` is for messages.
+#[pyfunction]
+pub(crate) fn seconds(name: &str, value: &Bound<'_, PyAny>) -> PyResult<f64> {
+    let text = duration(value)?.ok_or_else(|| wrong_type(name, DURATION, value))?;
+    let parsed = tload::parse_duration(&text);
+    let duration = parsed
+        .map_err(|error| invalid_request(value.py(), format!("{name}: {}", error.message())))?;
+    Ok(duration.as_secs_f64())
+}
+
+/// Returns the mode of verification as text, without secrets: `off`, `auto`, …
+#[pyfunction]
+pub(crate) fn verify_mode(options: &Bound<'_, PyAny>) -> PyResult<String> {
+    Ok(read(options)?.verify.to_string())
+}
+
 /// Formats a size with one decimal and a binary unit.
 #[pyfunction]
 pub(crate) fn format_bytes(bytes: u64) -> String {
@@ -108,17 +124,11 @@ fn text(key: &OptionKey, value: &Bound<'_, PyAny>) -> PyResult<String> {
         OptionKind::Count(0, _) => (integer(value)?, "an int, 0 or more"),
         OptionKind::Count(..) => (integer(value)?, "a positive int"),
         OptionKind::Bytes(..) => (
-            match if_of_type(value.extract())? {
-                None => integer(value)?,
-                text => text,
-            },
-            "a number of bytes (int) or a size with a unit such as \"4 MiB\" (str)",
+            size(value)?,
+            "a number of bytes (int, or a whole float) or a size with a unit such as \"4 MiB\" (str)",
         ),
-        OptionKind::Duration if is_bool => (None, SECONDS),
-        OptionKind::Duration => {
-            let seconds = if_of_type(value.extract::<f64>())?;
-            (seconds.map(|seconds| seconds.to_string()), SECONDS)
-        }
+        OptionKind::Duration => (duration(value)?, DURATION),
+        OptionKind::Verify if is_bool => (Some(value.is_truthy()?.to_string()), VERIFY),
         OptionKind::Verify => {
             let path = if_of_type(value.extract::<PathBuf>())?;
             (
@@ -131,10 +141,48 @@ fn text(key: &OptionKey, value: &Bound<'_, PyAny>) -> PyResult<String> {
     text.ok_or_else(|| wrong_type(key.name, wanted, value))
 }
 
-const SECONDS: &str = "seconds (float)";
+/// Valid types of a duration, for messages.
+const DURATION: &str = "seconds (float), a text such as \"1h30m\" (str) or a timedelta";
 
-/// Valid values of `verify`, for messages. A bool would be ambiguous.
-const VERIFY: &str = "\"off\", \"auto\", \"require\", \"sha256\" or the path or URL of a manifest";
+/// Valid values of `verify`, for messages.
+const VERIFY: &str =
+    "a bool, \"off\", \"auto\", \"require\", \"sha256\" or the path or URL of a manifest";
+
+/// Returns a size as text; none for other types. The core decides on its value.
+fn size(value: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+    if value.is_instance_of::<PyBool>() {
+        return Ok(None);
+    }
+    if let Some(text) = if_of_type(value.extract())? {
+        return Ok(Some(text));
+    }
+    if let Some(text) = integer(value)? {
+        return Ok(Some(text));
+    }
+    let number = if_of_type(value.extract::<f64>())?;
+    let whole = number.filter(|number| number.fract() == 0.0);
+    Ok(whole.map(|number| format!("{number:.0}")))
+}
+
+/// Returns a duration as text; none for other types. The core decides on its value.
+fn duration(value: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+    if value.is_instance_of::<PyBool>() {
+        return Ok(None);
+    }
+    if let Some(text) = if_of_type(value.extract())? {
+        return Ok(Some(text));
+    }
+    // Not as a float: it may be too large for one.
+    if let Some(text) = integer(value)? {
+        return Ok(Some(text));
+    }
+    let seconds = if value.is_instance_of::<PyDelta>() {
+        Some(value.call_method0("total_seconds")?.extract::<f64>()?)
+    } else {
+        if_of_type(value.extract::<f64>())?
+    };
+    Ok(seconds.map(|seconds| seconds.to_string()))
+}
 
 /// Returns an integer as text, of any size, so that the core can name it.
 fn integer(value: &Bound<'_, PyAny>) -> PyResult<Option<String>> {

@@ -28,6 +28,13 @@ pub(crate) fn check_store(py: Python<'_>, store: StoreArgument) -> PyResult<()> 
         .map_err(|error| exception(py, &error))
 }
 
+/// Returns the keys whose values are secrets or may be.
+#[pyfunction]
+pub(crate) fn store_secrets(py: Python<'_>, store: StoreArgument) -> PyResult<Vec<String>> {
+    let store = store.read().map_err(|error| exception(py, &error))?;
+    Ok(store.secrets().map(str::to_owned).collect())
+}
+
 /// Splits `key=value` into key and value.
 #[pyfunction]
 pub(crate) fn parse_store_option(py: Python<'_>, text: &str) -> PyResult<(String, String)> {

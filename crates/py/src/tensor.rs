@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 use tload::Device;
@@ -145,6 +145,15 @@ impl Tensor {
 
     fn __dlpack_device__(&self) -> (i32, i32) {
         dlpack::device(self.device)
+    }
+
+    /// Fails: memory of a load is not copied in silence.
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err(format!(
+            "cannot pickle or copy the tload.Tensor {:?}: import it with a library's from_dlpack, and pickle or copy \
+             that tensor; or pass the location, and load it in the other process",
+            self.name()
+        )))
     }
 
     fn __repr__(&self) -> String {

@@ -12,7 +12,8 @@ use tload::{Checkpoint, Error, ErrorKind, Result, StoreOptions, printable};
 use crate::args::DoctorArgs;
 use crate::deadline::{ERROR_GRACE, Watch};
 use crate::doctor::{
-    Finding, Level, Settings, Urgency, examine, examine_storage, first, no_answer,
+    Finding, Level, Settings, Urgency, examine, examine_storage, examine_variables, first,
+    no_answer,
 };
 use crate::host::System;
 use crate::host::limits::Limits;
@@ -43,6 +44,8 @@ pub(crate) fn run(
         .as_ref()
         .and_then(|examined| examined.checkpoint.get());
     let mut findings = examine(&System::real(), limits, &settings, checkpoint);
+    let variables = options::variables();
+    findings.extend(examine_variables(variables.iter().map(String::as_str)));
     let mut outcome = Ok(());
     if let Some(examined) = examined {
         findings.extend(examined.findings);

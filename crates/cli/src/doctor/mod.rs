@@ -13,6 +13,7 @@ mod ring;
 mod settings;
 mod threads;
 mod top_fix;
+mod variables;
 mod verify;
 
 use std::fmt;
@@ -23,6 +24,7 @@ use tload::Checkpoint;
 pub(crate) use mount::{findings as examine_storage, no_answer};
 pub(crate) use settings::Settings;
 pub(crate) use top_fix::{Change, Urgency, first};
+pub(crate) use variables::findings as examine_variables;
 
 use crate::host::limits::Limits;
 use crate::host::{System, Unreadable};

@@ -176,6 +176,63 @@ fn blank_variable_is_unset_and_seconds_need_no_unit() {
     }
 }
 
+#[test]
+fn values_have_the_forms_that_python_takes() {
+    for (variables, flags) in [
+        (
+            [("TLOAD_VERIFY", "auto "), ("TLOAD_CACHE", " auto")],
+            &[][..],
+        ),
+        ([("TLOAD_VERIFY", "1"), ("TLOAD_HEDGE", "0")], &[]),
+        (
+            [("TLOAD_TIMEOUT", "1h30m"), ("TLOAD_MEMORY_LIMIT", "1e9")],
+            &["--verify"],
+        ),
+        (
+            [("TLOAD_VERIFY", "off"), ("TLOAD_EXTENT", "1 MiB ")],
+            &["--verify=true", "--timeout", "2 min"],
+        ),
+    ] {
+        let output = with_variables(&variables, &[flags, &["--json"]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        let loaded: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(
+            loaded["report"]["verification"].is_object(),
+            "{variables:?}"
+        );
+    }
+    for off in ["--verify=false", "--verify=off"] {
+        let output = with_variables(&[("TLOAD_VERIFY", "auto")], &[off, "--json"]);
+        let loaded: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(loaded["report"]["verification"].is_null(), "{off}");
+    }
+}
+
+#[test]
+fn unknown_variables_get_a_warning_or_a_finding() {
+    let misspelt = [("TLOAD_DEPTHH", "3"), ("TLOAD_ORDER", "file")];
+    let output = with_variables(&misspelt, &[]);
+    let text = stderr(&output);
+    assert!(output.status.success(), "{text}");
+    let warning =
+        "environment variable TLOAD_DEPTHH is unknown and has no effect; did you mean TLOAD_DEPTH?";
+    assert_eq!(
+        text.matches(&format!("warning: {warning}\n")).count(),
+        1,
+        "{text}"
+    );
+    assert!(!text.contains("TLOAD_ORDER"), "{text}");
+
+    let output = command(["doctor"]).envs(misspelt).output().unwrap();
+    let shown = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(shown.contains(&format!("→ {warning}")), "{shown}");
+    assert!(
+        !stderr(&output).contains("TLOAD_DEPTHH"),
+        "{}",
+        stderr(&output)
+    );
+}
+
 /// The load fails once it has all bytes of a tensor, which is after its start.
 #[test]
 fn failed_load_shows_partial_report() {

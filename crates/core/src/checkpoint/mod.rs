@@ -27,6 +27,7 @@ mod file_set;
 mod no_weights;
 mod open_options;
 mod shards;
+mod state;
 
 use backend::Backend;
 pub(crate) use backend::ShardSource;

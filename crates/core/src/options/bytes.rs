@@ -21,7 +21,7 @@ const UNITS: [(&str, u64); 15] = [
     ("", 1),
 ];
 
-/// Parses a size: `"4096"`, `"4 MiB"`, `"1.5GiB"`, `"2GB"` (10⁹), `"512k"` (1024).
+/// Parses a size: `"4096"`, `"1e9"`, `"4 MiB"`, `"1.5GiB"`, `"2GB"` (10⁹), `"512k"` (1024).
 pub fn parse_bytes(text: &str) -> Result<u64> {
     let invalid = || {
         Error::invalid_request(format!(
@@ -29,6 +29,11 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         ))
     };
     let trimmed = text.trim().to_ascii_lowercase();
+    if let Some((number, exponent)) = trimmed.split_once('e')
+        && let Ok(exponent) = exponent.parse()
+    {
+        return shifted(number, exponent).ok_or_else(invalid);
+    }
     let digits = trimmed
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(trimmed.len());
@@ -50,6 +55,18 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         bytes += u128::from(digits) * u128::from(*scale) / u128::from(10u64.pow(places));
     }
     u64::try_from(bytes).map_err(|_| invalid())
+}
+
+/// Returns `number` · 10^`exponent` if it is a whole number.
+fn shifted(number: &str, exponent: u32) -> Option<u64> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let fraction = fraction.trim_end_matches('0');
+    let zeros = exponent.checked_sub(u32::try_from(fraction.len()).ok()?)?;
+    let digits = format!("{whole}{fraction}");
+    // A sign is no digit.
+    let is_number = !whole.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let digits: u64 = digits.parse().ok().filter(|_| is_number)?;
+    digits.checked_mul(10u64.checked_pow(zeros)?)
 }
 
 /// Formats a size with one decimal and a binary unit: `"4.0 GiB"`; below 1 KiB in bytes: `"512 B"`.
@@ -84,6 +101,9 @@ mod tests {
             ("2GB", 2_000_000_000),
             ("512k", 512 << 10),
             (" 7 b ", 7),
+            ("1e9", 1_000_000_000),
+            ("1.50E3", 1500),
+            ("0e0", 0),
             ("18446744073709551615", u64::MAX),
         ] {
             assert_eq!(parse_bytes(text).expect(text), bytes, "{text}");
@@ -96,7 +116,11 @@ mod tests {
             "",
             "MiB",
             "-1",
-            "1e9",
+            "1e-1",
+            "1.5e0",
+            "1e20",
+            "+1e3",
+            "e3",
             "4 XiB",
             "1.",
             ".5",

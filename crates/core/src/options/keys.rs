@@ -10,6 +10,7 @@ use serde::{Serialize, Serializer};
 
 use super::bytes::parse_bytes;
 use super::duration::parse_duration;
+use super::flag::parse_flag;
 use super::{Options, Verify};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -335,7 +336,7 @@ impl OptionKey {
                 "must lie between {min} and {max} bytes, written as a number or with a unit such as \"4 MiB\""
             ),
             OptionKind::Duration => {
-                "must be a positive duration such as 500ms, 30s, 2m or 1h".to_owned()
+                "must be a positive duration such as 500ms, 30s, 2m or 1h30m".to_owned()
             }
             OptionKind::Verify => {
                 "can be off, auto, require, sha256, sha256:MANIFEST, or the path or URL of a manifest"
@@ -347,9 +348,9 @@ impl OptionKey {
     fn parsed(&self, text: &str) -> Option<OptionValue> {
         Some(match self.kind {
             OptionKind::Choice(names) => names
-                .contains(&text)
-                .then(|| OptionValue::Text(text.to_owned()))?,
-            OptionKind::Flag => OptionValue::Flag(text.trim().to_ascii_lowercase().parse().ok()?),
+                .contains(&text.trim())
+                .then(|| OptionValue::Text(text.trim().to_owned()))?,
+            OptionKind::Flag => OptionValue::Flag(parse_flag(text)?),
             OptionKind::Count(min, max) => OptionValue::Count(
                 text.trim()
                     .parse()
@@ -363,8 +364,14 @@ impl OptionKey {
             ),
             OptionKind::Duration => OptionValue::Duration(parse_duration(text).ok()?),
             OptionKind::Verify => {
-                text.parse::<Verify>().ok()?;
-                OptionValue::Text(text.to_owned())
+                let verify = text.parse::<Verify>().ok()?;
+                let is_mode = !matches!(verify, Verify::Manifest(_) | Verify::Sha256(Some(_)));
+                // The text of a manifest is its location, with the secrets that the mode leaves out.
+                OptionValue::Text(if is_mode {
+                    verify.to_string()
+                } else {
+                    text.to_owned()
+                })
             }
         })
     }
@@ -450,8 +457,8 @@ mod tests {
             ("depth", "0", "depth is 0; it must lie between 1 and 4096"),
             (
                 "cache",
-                " map",
-                "cache is \" map\"; it can be auto, direct, buffered, drop, map",
+                "mmap",
+                "cache is \"mmap\"; it can be auto, direct, buffered, drop, map",
             ),
             (
                 "depth",
@@ -481,7 +488,7 @@ mod tests {
             (
                 "timeout",
                 "0",
-                "timeout is 0; it must be a positive duration such as 500ms, 30s, 2m or 1h",
+                "timeout is 0; it must be a positive duration such as 500ms, 30s, 2m or 1h30m",
             ),
         ] {
             let mut options = Options::default();
@@ -491,6 +498,19 @@ mod tests {
         }
         let error = Options::default().set("deepth", "3").expect_err("unknown");
         assert!(error.message().starts_with("option \"deepth\" is unknown"));
+    }
+
+    #[test]
+    fn blanks_around_values_do_not_count() {
+        for key in Options::KEYS {
+            for text in examples(key.kind) {
+                let value = key.parse(&format!(" {text} ")).expect(key.name);
+                // They may be part of a path.
+                if !text.contains("m.json") {
+                    assert_eq!(value.to_string(), text, "{}", key.name);
+                }
+            }
+        }
     }
 
     #[test]

@@ -231,6 +231,26 @@ impl Location {
         }
     }
 
+    /// Returns whether it holds more than is displayed: a user, a password, or a query.
+    pub fn has_secret(&self) -> bool {
+        self.remote()
+            .is_some_and(|url| url.host() != url.authority || url.shown().ends_with("?…"))
+    }
+
+    /// Returns the same file or directory of a hub at a commit.
+    pub(crate) fn at_commit(&self, commit: &str) -> Self {
+        match &self.place {
+            Place::Remote(url) if url.protocol == Protocol::Hub => {
+                let repository = url.authority.split('@').next().unwrap_or_default();
+                Self::from_remote(RemoteUrl {
+                    authority: format!("{repository}@{commit}"),
+                    ..url.clone()
+                })
+            }
+            Place::Path(_) | Place::Remote(_) => self.clone(),
+        }
+    }
+
     /// Creates a location that is only displayed, as `text`: for something that no single path or
     /// URL denotes.
     pub(crate) fn shown_as(text: impl Into<String>) -> Self {
@@ -478,6 +498,36 @@ impl From<PathBuf> for Location {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+
+    #[test]
+    fn locations_with_hidden_parts_have_secrets() {
+        for (text, has_secret) in [
+            ("model?a=b@c", false),
+            ("s3://bucket/key", false),
+            ("s3://bucket/key?X-Amz-Signature=hunter2", true),
+            ("https://host/a.safetensors", false),
+            ("https://host/a.safetensors?sig=hunter2", true),
+            ("https://user:hunter2@host/a.safetensors", true),
+            ("hf://org/name@main/a", false),
+            ("abfss://container@account.dfs.core.windows.net/a", false),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.has_secret(), has_secret, "{text}");
+        }
+    }
+
+    #[test]
+    fn commits_replace_revisions() {
+        for (text, wanted) in [
+            ("hf://org/name", "hf://org/name@c0ffee"),
+            ("hf://org/name@refs/pr/1/a/b", "hf://org/name@c0ffee/a/b"),
+            ("s3://bucket/key", "s3://bucket/key"),
+            ("a/b", "a/b"),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.at_commit("c0ffee").to_string(), wanted, "{text}");
+        }
+    }
 
     #[test]
     fn location_parses_paths_and_file_urls() {

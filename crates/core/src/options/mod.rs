@@ -10,8 +10,10 @@ pub(crate) mod store_options;
 
 mod bytes;
 mod duration;
+mod flag;
 mod keys;
 mod load_options;
+mod variables;
 mod verify;
 
 pub use bytes::{format_bytes, parse_bytes};
@@ -23,4 +25,5 @@ pub use keys::{OptionKey, OptionKind, OptionValue};
 pub use load_options::{Device, EngineChoice, Options, Order};
 pub use location::{Location, Protocol};
 pub use store_options::{StoreKey, StoreOptions};
+pub use variables::unknown_variables;
 pub use verify::Verify;

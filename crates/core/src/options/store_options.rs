@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use super::duration::parse_duration;
+use super::flag::parse_flag;
 use super::location::Protocol;
 use crate::error::{Error, ErrorKind, Result, printable};
 #[cfg(feature = "object")]
@@ -56,7 +58,7 @@ pub struct StoreKey {
 enum Form {
     Text,
     Flag,
-    Seconds,
+    Duration,
     Count,
     Url,
     Addressing,
@@ -222,24 +224,24 @@ impl StoreOptions {
         ),
         key(
             "connect_timeout",
-            Form::Seconds,
+            Form::Duration,
             ALL,
             "5",
-            "seconds that connecting may take",
+            "time that connecting may take, in seconds or with a unit: 500ms, 30s, 2m",
         ),
         key(
             "read_timeout",
-            Form::Seconds,
+            Form::Duration,
             ALL,
             "30",
-            "seconds that may pass without a byte arriving",
+            "time that may pass without a byte arriving",
         ),
         key(
             "open_timeout",
-            Form::Seconds,
+            Form::Duration,
             ALL,
             "none",
-            "seconds that opening a checkpoint may take, with lists, headers and retries",
+            "time that opening a checkpoint may take, with lists, headers and retries",
         ),
         key(
             "retries",
@@ -331,6 +333,14 @@ impl StoreOptions {
         }
     }
 
+    /// Returns the keys whose values are secrets or may be: those of which `Debug` does not show the
+    /// whole value.
+    pub fn secrets(&self) -> impl Iterator<Item = &str> {
+        let values = self.values.iter();
+        let secrets = values.filter(|(key, value)| shown(key, value) != **value);
+        secrets.map(|(key, _)| key.as_str())
+    }
+
     /// Returns whether no key is set.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
@@ -349,7 +359,7 @@ impl StoreOptions {
     }
 
     pub(crate) fn seconds(&self, key: &str) -> Option<Duration> {
-        self.get(key).and_then(parse_seconds)
+        self.get(key).and_then(|text| parse_duration(text).ok())
     }
 }
 
@@ -432,12 +442,14 @@ fn check(key: &StoreKey, value: &str) -> Result<()> {
     let wanted = match key.form {
         Form::Text if value.is_empty() => "a non-empty text",
         Form::Flag if parse_flag(value).is_none() => "true or false",
-        Form::Seconds if parse_seconds(value).is_none() => "a number of seconds above 0",
+        Form::Duration if parse_duration(value).is_err() => {
+            "a positive duration such as 500ms, 30s, 2m or 1h30m"
+        }
         Form::Count if value.parse::<u32>().is_err() => "a whole number",
         Form::Addressing if value != "path" && value != "virtual" => "path or virtual",
         Form::Url if !is_url(value) => "a URL that begins with http:// or https://",
         Form::Text | Form::Url => return no_control(key.name, value),
-        Form::Flag | Form::Seconds | Form::Count | Form::Addressing => return Ok(()),
+        Form::Flag | Form::Duration | Form::Count | Form::Addressing => return Ok(()),
     };
     let found = if value.is_empty() {
         "empty".to_owned()
@@ -475,19 +487,6 @@ fn check_header(name: &str, value: &str) -> Result<()> {
     no_control(name, value)
 }
 
-fn parse_flag(text: &str) -> Option<bool> {
-    match text.to_ascii_lowercase().as_str() {
-        "true" | "1" | "yes" => Some(true),
-        "false" | "0" | "no" => Some(false),
-        _ => None,
-    }
-}
-
-fn parse_seconds(text: &str) -> Option<Duration> {
-    let seconds = Duration::try_from_secs_f64(text.parse().ok()?).ok()?;
-    (!seconds.is_zero()).then_some(seconds)
-}
-
 fn is_url(text: &str) -> bool {
     let rest = ["http://", "https://", "socks5://", "socks5h://"]
         .iter()
@@ -518,6 +517,7 @@ mod tests {
         for (key, good, bad) in [
             ("anonymous", "Yes", "maybe"),
             ("connect_timeout", "2.5", "0"),
+            ("open_timeout", "1m30s", "soon"),
             ("read_timeout", "30", "-1"),
             ("retries", "0", "many"),
             ("addressing", "virtual", "dns"),
@@ -565,6 +565,17 @@ mod tests {
         .expect("options");
         let text = format!("{options:?}");
         assert!(!text.contains("hunter2"), "{text}");
+        let secrets: Vec<_> = options.secrets().collect();
+        assert_eq!(
+            secrets,
+            [
+                "aws_secret_access_key",
+                "endpoint",
+                "header.authorization",
+                "proxy",
+                "secret_access_key"
+            ]
+        );
         for shown in ["http://proxy:3128", "https://host/a", "eu-west-1", "***"] {
             assert!(text.contains(shown), "{text}");
         }

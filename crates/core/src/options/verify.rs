@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Location;
+use super::flag::parse_flag;
 use crate::error::{Error, Result};
 
 /// Verification mode: whether the bytes of a load are compared with known digests during the load.
@@ -71,8 +72,9 @@ impl fmt::Debug for Verify {
     }
 }
 
-/// Parses the output of [`fmt::Display`]; any other text is the location of a manifest. A manifest
-/// that is named like a mode is `./auto`, one whose name begins with `sha256:` is `./sha256:…`.
+/// Parses the output of [`fmt::Display`], and truth values: true is `auto`, false is `off`. Any other
+/// text is the location of a manifest. A manifest that is named like a mode is `./auto`, one whose
+/// name begins with `sha256:` is `./sha256:…`.
 impl FromStr for Verify {
     type Err = Error;
 
@@ -86,13 +88,16 @@ impl FromStr for Verify {
             let named = Some(manifest).filter(|manifest| !manifest.is_empty());
             return Ok(Self::Sha256(Some(named.ok_or_else(empty)?.to_owned())));
         }
-        Ok(match text {
+        if let Some(is_on) = parse_flag(text) {
+            return Ok(if is_on { Self::Auto } else { Self::Off });
+        }
+        Ok(match text.trim() {
             SHA256 => Self::Sha256(None),
-            "off" => Self::Off,
             "auto" => Self::Auto,
             "require" => Self::Require,
             "" => return Err(empty()),
-            manifest => Self::Manifest(manifest.to_owned()),
+            // A name may begin or end with blanks.
+            _ => Self::Manifest(text.to_owned()),
         })
     }
 }
@@ -127,6 +132,23 @@ mod tests {
         }
         assert!("".parse::<Verify>().is_err() && "sha256:".parse::<Verify>().is_err());
         assert_eq!(Verify::default(), Verify::Off);
+    }
+
+    #[test]
+    fn truth_values_are_modes_and_blanks_around_modes_do_not_count() {
+        for (text, wanted) in [
+            ("True", Verify::Auto),
+            ("1", Verify::Auto),
+            ("false", Verify::Off),
+            ("0", Verify::Off),
+            ("auto ", Verify::Auto),
+            (" sha256", Verify::Sha256(None)),
+            ("./true", Verify::Manifest("./true".to_owned())),
+            ("a b ", Verify::Manifest("a b ".to_owned())),
+        ] {
+            assert_eq!(text.parse::<Verify>().expect(text), wanted);
+        }
+        assert!(" ".parse::<Verify>().is_err());
     }
 
     #[test]

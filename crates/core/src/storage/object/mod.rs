@@ -255,7 +255,7 @@ impl ObjectSource {
     ///
     /// [`ErrorKind::Changed`], and any other error of the store, translated.
     pub(crate) fn verify_in_place(&self) -> Result<()> {
-        if self.0.sample.is_some() || self.is_empty() || self.0.store.commit_name().is_some() {
+        if self.0.sample.is_some() || self.is_empty() || self.commit_name().is_some() {
             return self.verify_unchanged();
         }
         let source = self.clone();
@@ -298,6 +298,11 @@ impl ObjectSource {
     /// for small ones.
     pub(crate) fn contents_name(&self) -> Option<&str> {
         self.0.store.contents_name(&self.0.path)
+    }
+
+    /// Returns the commit that the object is of, if the store is a hub.
+    pub(crate) fn commit_name(&self) -> Option<&str> {
+        self.0.store.commit_name()
     }
 
     /// Returns whether both objects are in the same store.

@@ -62,6 +62,15 @@ pub(crate) fn snapshot(url: &RemoteUrl, commit: &str, options: &StoreOptions) ->
     Some(storage.join("snapshots").join(commit).join(path.as_ref()))
 }
 
+/// Returns the commit of a file by its path in the cache of a hub.
+pub(crate) fn commit_in_cache(path: &Path) -> Option<&str> {
+    let mut names = path.iter().map(|name| name.to_str());
+    let is_model = |name: Option<&str>| name.is_some_and(|name| name.starts_with("models--"));
+    names.find(|name| is_model(*name))?;
+    (names.next()?? == "snapshots").then_some(())?;
+    names.next()?.filter(|name| is_commit(name))
+}
+
 /// Returns whether requests to the hub are forbidden.
 pub(crate) fn is_offline(options: &StoreOptions) -> bool {
     settings::is_offline(&Environment::unless_forbidden(options))
@@ -292,6 +301,22 @@ mod tests {
         cache.find("/sub").expect("any index that is alone");
         cache.file("model.safetensors.index.json", "not JSON");
         cache.find("").expect_err("an index that is none");
+    }
+
+    #[test]
+    fn files_in_a_cache_are_of_the_commit_in_their_path() {
+        let commit = "a".repeat(40);
+        for (path, found) in [
+            (format!("/c/models--o--n/snapshots/{commit}/sub/a"), true),
+            (format!("models--o--n/snapshots/{commit}"), true),
+            (format!("/c/datasets--o--n/snapshots/{commit}/a"), false),
+            (format!("/c/models--o--n/blobs/{commit}"), false),
+            ("/c/models--o--n/snapshots/main/a".to_owned(), false),
+            ("/c/models--o--n".to_owned(), false),
+        ] {
+            let wanted = found.then_some(commit.as_str());
+            assert_eq!(commit_in_cache(Path::new(&path)), wanted, "{path}");
+        }
     }
 
     #[test]

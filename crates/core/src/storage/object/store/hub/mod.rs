@@ -18,7 +18,7 @@ use object_store::http::HttpBuilder;
 use percent_encoding::utf8_percent_encode;
 use tokio::sync::OnceCell;
 
-pub(crate) use self::cache::{cached, is_offline, snapshot};
+pub(crate) use self::cache::{cached, commit_in_cache, is_offline, snapshot};
 pub(in crate::storage) use self::listing::Commit;
 #[cfg(feature = "testing")]
 pub(crate) use self::listing::assert_levels_are_whole;
