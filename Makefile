@@ -193,7 +193,7 @@ bench-micro: ## measure single steps of the core
 ##@ Docs and dependencies
 
 ruff: ## lint the Python code
-	$(call if_installed,ruff,ruff --version,ruff check python tests && ruff format --check python tests)
+	$(call if_installed,ruff,ruff --version,ruff check python tests tools && ruff format --check python tests tools)
 
 # Builds target/site in an environment of its own, without the compiled module and PyTorch. Needs no
 # network once that environment exists.

@@ -180,6 +180,20 @@ def test_docs_run_only_allowed_commands() -> None:
             assert block.reason or words[0] in {"tload", "python"}, f"{where(block)}: would run {command}"
 
 
+def test_pages_outside_the_site_have_no_prompts() -> None:
+    """GitHub's copy buttons would copy them; the site's leave them out (`docs/assets/site.css`)."""
+    for name in ("README.md", "CONTRIBUTING.md"):
+        assert "```console" not in (ROOT / name).read_text(), f"{name}: a block with prompts"
+
+
+def test_pages_that_show_numpy_name_its_extra() -> None:
+    """Most models are bfloat16, which numpy lacks without ml_dtypes."""
+    pages = [page for page in PAGES if re.search(r"framework=\"(numpy|np)\"", page.read_text())]
+    assert pages
+    for page in pages:
+        assert "[numpy]'" in page.read_text(), f"{page}: names no way to load bfloat16"
+
+
 def test_skipped_blocks_are_counted() -> None:
     counts = {}
     for page, name in zip(PAGES, NAMES, strict=True):

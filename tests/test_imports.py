@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from conftest import require, skip_loudly
 from files import Content, tile, write_file
+
+if TYPE_CHECKING:
+    import servers
 
 MIB = 1 << 20
 TENSORS = 12
@@ -120,8 +124,8 @@ def assert_late(call, module="torch"):
     try:
         call()
     except tload.LoadTimeoutError as error:
-        assert f"; importing {module} has taken " in str(error), error
-        assert error.hint == f"import {module} before the load, or raise timeout"
+        # Reads may be late too, on a busy machine.
+        assert f"importing {module} has taken " in "".join([str(error), *getattr(error, "__notes__", ())]), error
     else:
         raise AssertionError("no error")
     assert not gate.released.is_set()
@@ -131,11 +135,11 @@ def assert_late(call, module="torch"):
 @pytest.mark.parametrize(
     "call",
     [
-        "tload.load(path, timeout=0.2)",
-        "next(tload.stream(path, timeout=0.2))",
-        "next(tload.stream(path, timeout=0.2, progress=lambda progress: None))",
-        "tload.stream(path, timeout=0.2, device='cuda:0')",
-        "tload.stream(path, timeout=0.2, device_map={'*': 'cuda:0'})",
+        "tload.load(path, timeout=1)",
+        "next(tload.stream(path, timeout=1))",
+        "next(tload.stream(path, timeout=1, progress=lambda progress: None))",
+        "tload.stream(path, timeout=1, device='cuda:0')",
+        "tload.stream(path, timeout=1, device_map={'*': 'cuda:0'})",
         "tload.open(path).read('t03')",
         "asyncio.run(first())",
     ],
@@ -143,20 +147,42 @@ def assert_late(call, module="torch"):
 def test_timeouts_count_the_import(call: str, path: Path) -> None:
     script = f"""{TIMED_OUT}
 async def first():
-    async for _ in tload.stream(path, timeout=0.2):
+    async for _ in tload.stream(path, timeout=1):
         pass
 assert_late(lambda: {call})
 gate.released.set()
 """
-    run(script, path, TLOAD_TIMEOUT="0.2")
+    run(script, path, TLOAD_TIMEOUT="1")
 
 
 def test_timeout_counts_the_import_of_numpy(path: Path) -> None:
     script = f"""{TIMED_OUT}
-assert_late(lambda: tload.load(path, framework="numpy", timeout=0.2), "numpy")
+assert_late(lambda: next(tload.stream(path, framework="numpy", timeout=1)), "numpy")
+try:
+    next(tload.stream(path, framework="numpy", timeout=1))
+except tload.LoadTimeoutError as error:
+    assert str(error).startswith("the load took longer than its timeout of 1 s; importing numpy has taken "), error
+    assert error.hint == "import numpy before the load, or raise timeout"
 gate.released.set()
 """
     run(script, path)
+
+
+def test_late_reads_are_reported_with_the_late_import(path: Path, web: servers.Web) -> None:
+    web.files["a.safetensors"] = path.read_bytes()
+    web.stall_from = 8 * MIB
+    script = """
+try:
+    tload.load(os.environ["URL"], timeout=1)
+except tload.LoadTimeoutError as error:
+    assert "importing" not in str(error), error
+    (note,) = error.__notes__
+    assert note.startswith("importing torch has taken ")
+else:
+    raise AssertionError("no error")
+gate.released.set()
+"""
+    run(script, path, URL=f"{web.url}/a.safetensors")
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])

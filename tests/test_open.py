@@ -118,7 +118,7 @@ def test_unknown_tensor_raises_readable_key_error(floats: Floats) -> None:
     with pytest.raises(KeyError) as caught:
         tload.open(path)["layer.99.weight"]
     assert isinstance(caught.value, tload.NoSuchTensorError)
-    assert str(caught.value) == f"{path}: no tensor is named 'layer.99.weight'"
+    assert str(caught.value).startswith(f"{path}: no tensor is named 'layer.99.weight'\n  hint: did you mean 'layer.")
     assert caught.value.tensor == "layer.99.weight"
 
 

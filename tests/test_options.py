@@ -213,7 +213,8 @@ def test_unknown_keyword_names_called_function(floats: Floats) -> None:
     for function, name in ((tload.load, "load"), (tload.stream, "stream")):
         with pytest.raises(TypeError) as caught:
             function(floats[0], framework="dlpack", deepth=3)  # type: ignore[call-overload]
-        assert str(caught.value) == f"{name}() got an unexpected keyword argument 'deepth'"
+        message = f"{name}() got an unexpected keyword argument 'deepth'; did you mean 'depth'?"
+        assert str(caught.value) == message
 
 
 def test_help_of_load_names_every_keyword() -> None:

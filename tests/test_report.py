@@ -43,7 +43,8 @@ def test_the_numbers_add_up(loaded: tuple[tload.Report, Path]) -> None:
     assert report.engine.name in {"uring", "pread"}
     assert report.engine.requested == "auto"
     assert report.engine.reason
-    assert 0 < report.memory_peak <= report.memory_limit
+    assert report.tensor_bytes <= report.memory_peak <= report.memory_limit
+    assert report.memory_peak < 20 * MIB, "no more is mapped than the load needs"
     assert 0 < report.seconds < 60
     assert report.first_tensor_seconds is not None
     assert 0 < report.first_tensor_seconds <= report.seconds

@@ -348,6 +348,8 @@ def test_other_weights_are_rejected(name: str, dense: Path) -> None:
 def test_unsuitable_classes_are_rejected(dense: Path) -> None:
     with pytest.raises(TypeError, match="wanted a model class of transformers, found str"):
         from_pretrained("Llama", dense)
+    with pytest.raises(TypeError, match=r"found str; write from_pretrained\(AutoModelForCausalLM, 'llama_dir'\)"):
+        from_pretrained("llama_dir", auto())
     with pytest.raises(tload.InvalidRequestError, match="has no model for a LlamaConfig"):
         from_pretrained(require("transformers").AutoModelForSpeechSeq2Seq, dense)
     config = require("transformers").AutoConfig.from_pretrained(dense)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, Union, overload
 
 from tload import _store, _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
@@ -28,6 +28,8 @@ Location: TypeAlias = str | os.PathLike[str]
 
 Source: TypeAlias = Union[Location, Sequence[Location], "Checkpoint"]
 """A file, a directory or an index, as a path or URL; a list of files; or an open checkpoint."""
+
+Default = TypeVar("Default")
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
 """Index of an array, as in the brackets after its name; steps must be positive."""
@@ -162,6 +164,15 @@ class Checkpoint(Mapping[str, TensorInfo]):
             hint = "list the names with list(checkpoint)" if near is None else f"did you mean {near!r}?"
             message = f"{self.location}: no tensor is named {name!r}\n  hint: {hint}"
             raise NoSuchTensorError(message, location=self.location, tensor=name, hint=hint) from None
+
+    @overload
+    def get(self, name: str, /) -> TensorInfo | None: ...
+    @overload
+    def get(self, name: str, /, default: TensorInfo | Default) -> TensorInfo | Default: ...
+    def get(self, name: str, /, default: Any = None) -> Any:
+        """Return the entry of the tensor `name`, or `default` if there is none."""
+        # The one of `Mapping` would make the error, and search for the nearest name.
+        return self._infos.get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)

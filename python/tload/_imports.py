@@ -84,12 +84,13 @@ class BackgroundImport:
         with contextlib.suppress(TimeoutError):
             self._future.exception(min(waits, default=None))
         if not self.is_done and left is not None and self.seconds_left() == 0.0:
-            message = (
-                f"the load took longer than its timeout of {self._timeout:g} s; "
-                f"importing {self.framework} has taken {self.seconds:.1f} s and has not ended"
-            )
+            message = f"the load took longer than its timeout of {self._timeout:g} s; {self.state()}"
             raise advise(LoadTimeoutError, message, f"import {self.framework} before the load, or raise timeout")
         return self.is_done
+
+    def state(self) -> str:
+        """Return the state of an import that has not ended, in words."""
+        return f"importing {self.framework} has taken {self.seconds:.1f} s and has not ended"
 
     def result(self) -> Any:
         """Wait until the import ends, and return what the call returned, or raise its exception.

@@ -137,9 +137,10 @@ class Options:
     Default: `TLOAD_HEDGE` (`true` or `false`), else `True`."""
     timeout: Duration | None = None
     """Time that opening may take, and again the whole load after it: seconds, text with units
-    (`"500ms"`, `"10m"`, `"1h30m"`), or a `datetime.timedelta`. Storage that does not respond delays
-    the error by at most half a second. Default: `TLOAD_TIMEOUT` (the same text, or seconds), else
-    no limit."""
+    (`"500ms"`, `"10m"`, `"1h30m"`), or a `datetime.timedelta`. The import of torch or numpy counts
+    if the load needs it: for a GPU towards the opening, else towards the load. Storage that does not
+    respond delays the error by at most half a second. Default: `TLOAD_TIMEOUT` (the same text, or
+    seconds), else no limit."""
 
     def __post_init__(self) -> None:
         _tload.check_options(self)

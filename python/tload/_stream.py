@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cas
 
 from tload import _cuda, _imports, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
-from tload._errors import InvalidRequestError, advise
+from tload._errors import InvalidRequestError, LoadTimeoutError, advise
 from tload._imports import BackgroundImport
 from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve, suggestion
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
@@ -236,11 +236,17 @@ class TensorStream(Generic[T]):
         """Receive all tensors; those that arrive before the framework is imported, as they are."""
         received: list[_tload.Tensor] = []
         if self._convert is None and self._importing is not None:
-            with contextlib.suppress(StopIteration):
+            try:
                 while not self._importing.is_done:
                     received += self._raw.receive_several()
                     if self._watcher is not None:
                         self._look(self._watcher)
+            except StopIteration:
+                pass
+            except LoadTimeoutError as error:
+                # Reads are late too.
+                error.add_note(self._importing.state())
+                raise
         convert = self._convert or self._await_converter()
         converted = {tensor.name: convert(tensor) for tensor in received}
         converted.update(self)

@@ -43,7 +43,9 @@ fn keyword(option: &str, value: Option<&str>) -> String {
         // Rust escapes a superset of what Python does, and the text is for people.
         ("list_names", Some(location)) => format!("list(tload.open({location:?}))"),
         ("list_names", None) => "list(tload.open(…))".to_owned(),
-        ("follow_symlinks" | "force", None) => format!("{option}=True"),
+        // Integrations such as `tload.patch` have no keyword for it.
+        ("follow_symlinks", None) => "follow_symlinks=True, or TLOAD_FOLLOW_SYMLINKS=1".to_owned(),
+        ("force", None) => "force=True".to_owned(),
         (_, Some(value)) => format!("{option}={value}"),
         (_, None) => option.to_owned(),
     }

@@ -103,12 +103,14 @@ def from_pretrained(
         UnsupportedError: transformers is missing or older than version 5; the model's code is not
             part of it; the model has an adapter (with peft installed); DeepSpeed's ZeRO-3 is on; or
             weights were left without memory.
+        TypeError: `cls` is not a class, such as a source that is passed first.
         Exception: Any exception of transformers, for example for shapes that do not fit.
 
     Examples:
         >>> from transformers import AutoModelForCausalLM
         >>> model = from_pretrained(AutoModelForCausalLM, "s3://bucket/model", config="model_dir")
     """
+    _check_order(cls, source)
     _check_transformers()
     _check_integrations(source)
     for name, hint in OTHER_WEIGHTS.items():
@@ -183,6 +185,16 @@ def _lazy(checkpoint: Checkpoint, take: Any, read: Any) -> dict[str, LazyTensor]
     # floating-point tensor for the model if no other dtype is given.
     names = sorted(checkpoint, key=lambda name: (checkpoint[name].shard, name))
     return {name: LazyTensor(checkpoint[name], take, read) for name in names}
+
+
+def _check_order(cls: object, source: object) -> None:
+    """Raise `TypeError` if the first argument is not a class, but perhaps the second one is."""
+    if isinstance(cls, type):
+        return
+    message = f"cls: wanted a model class of transformers, found {type(cls).__qualname__}"
+    if isinstance(source, type):
+        message += f"; write from_pretrained({source.__qualname__}, {cls!r})"
+    raise TypeError(message)
 
 
 def _check_transformers() -> None:

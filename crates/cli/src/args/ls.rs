@@ -17,7 +17,7 @@ use super::tuning::SelectArgs;
 #[command(after_long_help = "\
 JSON: {location, total: {tensors, bytes, shards}, dtypes: [{dtype, tensors, bytes}], metadata,
   shards: [{location, file_bytes, header_bytes, tensors}],
-  tensors: [{name, dtype, shape, bytes, shard, offset}]}; an array of these for several LOCATIONs.
+  tensors: [{name, dtype, shape, bytes, shard, offset}]}; an array of these for several locations.
 `shard` is an index into `shards`; `offset` is in bytes from the start of its file. With --summary,
 `largest` replaces `tensors`.")]
 pub(crate) struct LsArgs {

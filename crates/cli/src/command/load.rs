@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use serde::Serialize;
-use tload::{Device, Error, ErrorKind, Loader, Report, Result, TensorStream};
+use tload::{Device, Error, ErrorKind, Loader, Report, Result, TensorStream, format_bytes};
 
 use super::open::open;
 use crate::args::LoadArgs;
@@ -40,8 +40,12 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
             let outcome = Outcome::new(&result, Some(interrupt.failure(&error)));
             // If the report cannot be written, the error of the load is still the one to return.
             drop(interrupt.answer().give(out, &outcome));
-        } else {
+        } else if interrupt.check().is_ok() {
             warn(report.to_string().trim_end());
+        } else {
+            // Memory that is still held, and where the time went, do not matter to the user.
+            let (received, seconds) = (format_bytes(report.tensor_bytes), report.seconds);
+            warn(&format!("received {received} in {seconds:.1} s"));
         }
         return Err(error);
     }

@@ -298,6 +298,11 @@ mod moments {
                 errors.contains("interrupted") || errors.contains("cancelled"),
                 "{errors}"
             );
+            let useless = ["still held", "storage wait"];
+            assert!(
+                !useless.iter().any(|text| errors.contains(text)),
+                "{errors}"
+            );
             lab.server.clear_faults();
             assert!(lab.server.wait_for_idle(PATIENCE));
         }

@@ -64,7 +64,10 @@ impl fmt::Debug for OpenedEngine {
 /// Picks the engine for `files` and returns it with the reason.
 pub fn choose(choice: EngineChoice, files: &[ReadFile]) -> (EngineKind, String) {
     if files.iter().any(|file| file.view().is_some()) {
-        return (EngineKind::Map, "nothing is copied: cache=map".to_owned());
+        return (
+            EngineKind::Map,
+            "nothing is copied: files are mapped".to_owned(),
+        );
     }
     match choice {
         EngineChoice::Uring => (EngineKind::Uring, "requested".to_owned()),

@@ -118,7 +118,7 @@ impl EditDistance {
             if let Some(outside) = band.start().checked_sub(1) {
                 current[outside] = far;
             }
-            let mut minimum = far;
+            let mut row_minimum = far;
             for column in band {
                 let deleted = last[column] + 1;
                 current[column] = match column.checked_sub(1) {
@@ -140,9 +140,9 @@ impl EditDistance {
                         edits.min(deleted).min(swapped)
                     }
                 };
-                minimum = minimum.min(current[column]);
+                row_minimum = row_minimum.min(current[column]);
             }
-            if minimum > edits_max {
+            if row_minimum > edits_max {
                 return None;
             }
             std::mem::swap(before_last, last);

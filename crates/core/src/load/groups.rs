@@ -26,7 +26,7 @@ const OPENED_AT_A_TIME: usize = 16;
 
 /// Error message and hint for files that do not open in time.
 const TOO_LONG: (&str, &str) = (
-    "opening it for the load took longer than the load's timeout",
+    "opening the file took longer than the load's timeout",
     "check its file system, or raise ‹timeout›",
 );
 

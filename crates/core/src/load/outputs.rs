@@ -13,7 +13,7 @@ use crate::cuda::Context;
 use crate::error::Result;
 use crate::memory::cgroup::cgroup_memory;
 use crate::memory::{
-    DeviceBudget, Pool, RegionCache, Slab, Staging, StagingNeed, WriteGate, kept_staging,
+    DeviceBudget, Mapping, Pool, RegionCache, Slab, Staging, StagingNeed, WriteGate, kept_staging,
 };
 use crate::options::Options;
 use crate::plan::Plan;
@@ -88,7 +88,12 @@ impl Outputs {
         };
         let budget = demand.host(host_index(prepared), destinations.staged(), options)?;
         let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
-        let pool = region_cache.pool(budget.pool);
+        let host_regions =
+            (host_index(prepared).into_iter()).flat_map(|host| prepared.plan.regions_of(host));
+        let host_bytes = host_regions
+            .map(|region| Mapping::charge(region.bytes))
+            .sum();
+        let pool = region_cache.pool(budget.pool, host_bytes);
         let events = Arc::clone(pool.events());
         let staged = destinations.staged() && !prepared.plan.extents.is_empty();
         let slab = staged.then(|| staging(budget, destinations.gpu(), &events));

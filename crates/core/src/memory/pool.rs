@@ -15,10 +15,10 @@ use crate::error::Result;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
 
-/// Minimum size of a mapping if the budget allows it. Small regions then share huge pages: with a
-/// mapping of 4 KiB pages for each region, 6,000 small tensors were read at 0.6 of the raw speed,
-/// at 65 ms of CPU per GiB (2026-11, `benches/results/`). A process is also limited to 65,530
-/// mappings (`vm.max_map_count`), fewer than the tensors of some models.
+/// Minimum size of a mapping if the load has as many bytes and the budget allows it. Small regions
+/// then share huge pages: with a mapping of 4 KiB pages for each region, 6,000 small tensors were
+/// read at 0.6 of the raw speed, at 65 ms of CPU per GiB (2026-11, `benches/results/`). A process
+/// is also limited to 65,530 mappings (`vm.max_map_count`), fewer than the tensors of some models.
 const STRIDE_BYTES: usize = 32 * HUGE_PAGE_BYTES;
 
 /// Allocates regions within a budget of bytes.
@@ -66,8 +66,14 @@ impl Drop for CachedRegions {
 
 impl RegionCache {
     /// Returns the pool of the last load if it had the same limit and the caller has received or
-    /// dropped everything from it, else a new pool.
-    pub fn pool(&self, limit: u64) -> Pool {
+    /// dropped everything from it, else a new pool. `bytes`: the sum of all regions of the load.
+    pub fn pool(&self, limit: u64, bytes: usize) -> Pool {
+        let pool = self.with_limit(limit);
+        pool.link.0.state.lock().stride_bytes = bytes.min(STRIDE_BYTES);
+        pool
+    }
+
+    fn with_limit(&self, limit: u64) -> Pool {
         if self.process != process::id() {
             return Pool::new(limit, Arc::default());
         }
@@ -112,9 +118,11 @@ struct Shared {
     process: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     charged: u64,
+    /// Minimum size of a mapping, if the budget allows it.
+    stride_bytes: usize,
     /// Free mappings by address; no two are adjacent.
     free: BTreeMap<usize, Mapping>,
     closed: bool,
@@ -274,6 +282,20 @@ impl Shared {
     }
 }
 
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            charged: 0,
+            stride_bytes: STRIDE_BYTES,
+            free: BTreeMap::new(),
+            closed: false,
+            peak: 0,
+            fresh: 0,
+            recycled: 0,
+        }
+    }
+}
+
 impl State {
     fn free_bytes(&self) -> u64 {
         self.free.values().map(|mapping| mapping.len() as u64).sum()
@@ -282,9 +304,9 @@ impl State {
     /// Returns the number of bytes to map for `wanted` bytes: small regions are cut from a stride
     /// if the budget has room for one.
     fn stride(&self, wanted: usize, limit: u64) -> usize {
-        let fits = self.charged + STRIDE_BYTES as u64 <= limit;
+        let fits = self.charged + self.stride_bytes as u64 <= limit;
         if wanted <= STRIDE_BYTES / 2 && fits {
-            STRIDE_BYTES
+            self.stride_bytes.max(wanted)
         } else {
             wanted
         }
@@ -426,12 +448,27 @@ mod tests {
     }
 
     #[test]
+    fn mappings_are_no_larger_than_the_load() {
+        let region_cache = RegionCache::default();
+        let pool = region_cache.pool(1 << 30, 3 * 4096);
+        let regions: Vec<_> = (0..3)
+            .map(|_| pool.try_region(512, 1).expect("maps").expect("fits"))
+            .collect();
+        let usage = pool.usage();
+        assert_eq!((usage.peak, usage.fresh, usage.recycled), (3 * 4096, 1, 2));
+        drop(regions);
+        let large = RegionCache::default().pool(1 << 30, 1 << 30);
+        drop(large.try_region(512, 1).expect("maps").expect("fits"));
+        assert_eq!(large.usage().peak, STRIDE_BYTES as u64);
+    }
+
+    #[test]
     fn region_cache_same_limit_reuses_memory() {
         let region_cache = RegionCache::default();
-        let first = region_cache.pool(8192);
+        let first = region_cache.pool(8192, 8192);
         drop(first.try_region(8192, 1).expect("maps").expect("fits"));
         first.close();
-        let second = region_cache.pool(8192);
+        let second = region_cache.pool(8192, 8192);
         drop(second.try_region(8192, 1).expect("maps").expect("fits"));
         assert_eq!((second.usage().fresh, second.usage().recycled), (0, 1));
         assert_eq!(
@@ -441,7 +478,7 @@ mod tests {
         );
         second.close();
         assert_eq!(second.usage().charged, 8192);
-        let other = region_cache.pool(4096);
+        let other = region_cache.pool(4096, 8192);
         assert_eq!(
             (second.usage().charged, other.usage().charged),
             (0, 0),
@@ -452,10 +489,10 @@ mod tests {
     #[test]
     fn region_cache_frees_on_drop_and_skips_pool_with_unreceived_regions() {
         let region_cache = RegionCache::default();
-        let owing = region_cache.pool(8192);
+        let owing = region_cache.pool(8192, 8192);
         let unreceived = owing.try_region(4096, 1).expect("maps").expect("fits");
         owing.close();
-        let pool = region_cache.pool(8192);
+        let pool = region_cache.pool(8192, 8192);
         assert_eq!(pool.usage().charged, 0, "a new one");
         drop(unreceived);
         assert_eq!(owing.usage().charged, 0);

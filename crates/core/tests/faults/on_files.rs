@@ -354,7 +354,7 @@ fn slow() -> Vec<FileFault> {
     );
     let not_opened = fails(
         TimedOut,
-        &["opening it for the load", "the load's timeout"],
+        &["opening the file", "the load's timeout"],
         Names::Location,
         Retried::No,
     );

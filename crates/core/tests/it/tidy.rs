@@ -305,6 +305,55 @@ fn impurities(source: &Source) -> Vec<String> {
         .collect()
 }
 
+/// Options whose names are no words of English, so that a text with one means the option.
+const OPTIONS: [&str; 10] = [
+    "memory_limit",
+    "extent_bytes",
+    "in_flight_bytes",
+    "follow_symlinks",
+    "range_bytes",
+    "cache=",
+    "device=",
+    "engine=",
+    "order=",
+    "verify=",
+];
+
+/// Complains about texts of the core that name an option without a mark, which the command would
+/// show by its name in Rust, and about marks that [`tload::Error`] does not know.
+fn unmarked_options(source: &Source) -> Vec<String> {
+    if !source.path.starts_with("crates/core/src/") || source.path.contains("/testing/") {
+        return Vec::new();
+    }
+    // Log messages are for developers.
+    let lines = source
+        .statements()
+        .filter(|line| !line.contains("tracing::"));
+    let texts = lines.flat_map(|line| line.split('"').skip(1).step_by(2));
+    let mut complaints = Vec::new();
+    for text in texts.filter(|text| text.contains(' ')) {
+        for name in OPTIONS {
+            let mut found = text.match_indices(name);
+            if found.any(|(at, _)| is_unmarked(&text[..at])) {
+                complaints.push(format!("{text:?} names `{name}` without ‹›"));
+            }
+        }
+        for mark in text.split('‹').skip(1) {
+            let name = mark.split(['›', '=']).next().unwrap_or_default();
+            let shown = tload::Error::new(tload::ErrorKind::Io, format!("‹{name}›"));
+            if !name.contains('{') && shown.message().starts_with('‹') {
+                complaints.push(format!("‹{name}› in {text:?} is not in option_names.rs"));
+            }
+        }
+    }
+    complaints
+}
+
+/// Returns whether a name behind `before` is neither marked nor the end of a longer name.
+fn is_unmarked(before: &str) -> bool {
+    !before.ends_with(|c: char| c == '‹' || c == '_' || c.is_alphanumeric())
+}
+
 /// Returns the ranks as ARCHITECTURE.md lists them.
 fn listed_ranks(architecture: &str) -> Vec<Vec<&str>> {
     let section = architecture
@@ -394,6 +443,11 @@ fn modules_depend_downwards() {
 #[test]
 fn planning_is_pure() {
     assert_none(&complaints(impurities));
+}
+
+#[test]
+fn options_in_texts_are_marked() {
+    assert_none(&complaints(unmarked_options));
 }
 
 #[test]
@@ -500,6 +554,25 @@ mod rules {
             "crates/cli/src/a.rs",
             "use crate::anything;",
         )));
+    }
+
+    #[test]
+    fn unmarked_and_unknown_options_are_found() {
+        let found = |line: &str| {
+            let text = format!("//! A\n{line}\n");
+            let path = "crates/core/src/a.rs".to_owned();
+            unmarked_options(&Source { path, text }).len()
+        };
+        assert_eq!(found("f(\"raise memory_limit\")"), 1);
+        assert_eq!(found("f(\"use cache=auto\")"), 1);
+        assert_eq!(found("f(\"use ‹cach=auto›\")"), 1);
+        for good in [
+            "f(\"raise ‹memory_limit›, or use ‹cache=auto›\")",
+            "f(\"memory_limit\", \"‹{name}› is 0\")",
+            "f(\"a\") // memory_limit of b",
+        ] {
+            assert_eq!(found(good), 0, "{good}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import tload
+from tload._errors import advise
 from tload._torch import DTYPES
 from tload.compat.runai import environment
 from tload.compat.runai.errors import value_errors
@@ -124,11 +125,19 @@ def open_files(paths: Sequence[str | os.PathLike[str]], credentials: S3Credentia
         except (tload.FormatError, tload.InvalidRequestError):
             # A name, or even a file, may be repeated here, which is not a valid checkpoint. Any
             # other error is raised again.
+            _refuse_directories(locations)
             checkpoints = [tload.open([path], store=store) for path in locations]
     opened = OpenFiles(checkpoints, [], [])
     for checkpoint in checkpoints:
         _add(checkpoint, opened)
     return opened
+
+
+def _refuse_directories(paths: Sequence[str]) -> None:
+    for path in paths:
+        if os.path.isdir(path):
+            message = f"{path}: is a directory, and files are streamed"
+            raise advise(tload.InvalidRequestError, message, f"stream_files(list_safetensors({path!r}))")
 
 
 def _add(checkpoint: tload.Checkpoint, opened: OpenFiles) -> None:

@@ -25,6 +25,9 @@ pub(super) fn missing_hint(location: &Location) -> String {
                 glob.glob only: pass the directory"
             .to_owned();
     }
+    if path.is_symlink() {
+        return "this is a symbolic link to something that does not exist".to_owned();
+    }
     if let Some(near) = nearest_path(path) {
         let near = near.to_string_lossy();
         return format!("did you mean {:?}?", printable(&shortened(&near)));
@@ -76,6 +79,7 @@ mod tests {
         let model = folder.path().join("llama");
         std::fs::create_dir(&model).expect("made");
         std::fs::write(model.join("model.safetensors"), b"").expect("written");
+        std::os::unix::fs::symlink("gone", model.join("link")).expect("linked");
         let root = folder.path().to_str().expect("UTF-8");
         let file = format!("did you mean \"{root}/llama/model.safetensors\"?");
         let hint = |path: String| missing_hint(&Location::from_path(path));
@@ -91,6 +95,7 @@ mod tests {
                 "wildcards are expanded by",
             ),
             ("~/llama".to_owned(), "~ is expanded by a shell"),
+            (format!("{root}/llama/link"), "this is a symbolic link to"),
             (format!("{root}/other"), CHECK),
             ("no-such/model".to_owned(), "it is hf://no-such/model"),
         ] {

@@ -1,0 +1,87 @@
+"""Time from the start of a process to all tensors, beside `import torch` alone and reading alone.
+
+    python benches/compare/startup.py model_dir --rounds 7 --out startup.json
+
+The checkpoint is cold at each start, which the kernel confirms; Python and torch are warm. Rounds run all ways one
+after another, in rotating order. The goal is a ratio of at most 1.1 to the longer of the two alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import processes
+from processes import LOADERS, SHARED, Tools, say
+
+sys.path.append(str(SHARED))
+import page_cache
+
+WAYS = {
+    "tload": "tload.load, which imports torch while it reads",
+    "torch": "import torch, alone",
+    "read": "reading alone, without torch",
+    "in turn": "import torch, then tload.load",
+}
+GOAL = 1.1
+
+
+def start(way: str, location: Path, tools: Tools) -> dict[str, Any]:
+    files = [location] if location.is_file() else sorted(location.glob("*.safetensors"))
+    state = page_cache.prepare(files, "cold")
+    command = [tools.python, str(LOADERS / "startup.py"), way, str(location)]
+    began = time.monotonic()
+    found = processes.run(command, processes.environment(tools, {}), tools.seconds_max)
+    if "error" in found:
+        raise SystemExit(f"{way}: {found['error']}")
+    return found | {"way": way, "seconds": found["done"] - began, "residency": state}
+
+
+def measure(location: Path, rounds: int, tools: Tools) -> list[dict[str, Any]]:
+    """Return the rounds in which every start was cold. The first one, which reads torch's own files, is left out."""
+    counted = []
+    ways = list(WAYS)
+    for number in range(rounds + 1):
+        turn = number % len(ways)
+        starts = {way: start(way, location, tools) for way in ways[turn:] + ways[:turn]}
+        seconds = {way: starts[way]["seconds"] for way in WAYS}
+        ratio = seconds["tload"] / max(seconds["torch"], seconds["read"])
+        is_cold = all(one["residency"]["found"] == "cold" for one in starts.values())
+        shown = ", ".join(f"{way} {seconds[way]:.2f} s" for way in WAYS)
+        note = "not counted: the first" if number == 0 else "" if is_cold else "not counted: not cold"
+        say(f"round {number}: {shown}; ratio {ratio:.3f} {note}")
+        if not note:
+            counted.append({"starts": starts, "ratio": ratio})
+    if not counted:
+        raise SystemExit("no round was cold")
+    return counted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("location", type=Path, help="a checkpoint on a disk, as `tload synth` makes it")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for each start")
+    parser.add_argument("--out", type=Path, help="file for all samples, JSON")
+    args = parser.parse_args()
+    counted = measure(args.location, args.rounds, Tools(sys.executable, [], args.timeout))
+    medians = {way: statistics.median(one["starts"][way]["seconds"] for one in counted) for way in WAYS}
+    ratio = statistics.median(one["ratio"] for one in counted)
+    size = counted[0]["starts"]["tload"]["tensor_bytes"]
+    for way, text in WAYS.items():
+        print(f"{medians[way]:8.2f} s  {text}")
+    print(f"{ratio:8.3f}    tload / max(import torch, reading); goal: at most {GOAL}")
+    print(f"{size / 1e9:8.2f} GB, {len(counted)} of {args.rounds} rounds counted")
+    if args.out:
+        args.out.write_text(
+            json.dumps({"medians": medians, "ratio": ratio, "bytes": size, "rounds": counted}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
