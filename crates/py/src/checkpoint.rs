@@ -161,7 +161,7 @@ impl Checkpoint {
 
     /// Fails if the files are in another state.
     fn require_state(&self, py: Python<'_>, expected: Vec<String>) -> PyResult<()> {
-        py.detach(|| self.inner.require_state(&expected))
+        py.detach(move || self.inner.require_state(&expected))
             .map_err(|error| exception(py, &error))
     }
 

@@ -74,8 +74,8 @@ mod _tload {
     /// Returns the unknown ones of those `names` of environment variables that begin with `TLOAD_`,
     /// each with a warning.
     #[pyfunction]
-    fn unknown_variables(names: Vec<String>) -> Vec<(String, String)> {
-        tload::unknown_variables(names.iter().map(String::as_str))
+    fn unknown_variables(py: Python<'_>, names: Vec<String>) -> Vec<(String, String)> {
+        py.detach(move || tload::unknown_variables(names.iter().map(String::as_str)))
     }
 
     /// Frees the staging memory that loads have left for the next one, and returns its bytes.

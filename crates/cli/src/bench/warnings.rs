@@ -335,7 +335,7 @@ mod tests {
         report.depth = 8;
         sample.measurement.report = Some(report.clone());
         results.add(0, sample.clone());
-        let texts: Vec<String> = of(&results).iter().map(ToString::to_string).collect();
+        let texts: Vec<String> = find(&results).iter().map(ToString::to_string).collect();
         let wanted = "no read was as long as --extent 4 MiB; the longest were 2.0 MiB";
         assert!(
             texts.len() == 1 && texts[0].starts_with(wanted),
@@ -348,7 +348,7 @@ mod tests {
         report.extent_bytes = (4 << 20) + 4096;
         sample.measurement.report = Some(report);
         results.add(0, sample);
-        assert_eq!(of(&results), []);
+        assert_eq!(find(&results), []);
     }
 
     #[test]
