@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tload._checkpoint import SCHEMES, Checkpoint, open_raw
 from tload._checkpoint import open as open_checkpoint
-from tload._errors import NotFoundError
+from tload._errors import NoSuchTensorError, NotFoundError
 from tload._options import verifies
 from tload.safetensors._errors import SafetensorError, as_safetensors, no_such_tensor
 from tload.safetensors._frameworks import (
