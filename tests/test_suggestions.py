@@ -98,10 +98,12 @@ def test_variables_suggest_values(model: Path, monkeypatch: pytest.MonkeyPatch) 
     assert caught.value.hint == 'did you mean "uring"?'
 
 
-def test_paths_are_suggested(model: Path) -> None:
+def test_paths_are_suggested(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model.parent)
     for path, hint in [
         (model / "model.safetensor", f'did you mean "{model / "model.safetensors"}"?'),
         (model.parent / "randommodel", f'did you mean "{model}"?'),
+        ("randommodel", 'did you mean "random model"?'),
         (model / "*.safetensors", "wildcards are expanded by a shell"),
         ("~/model", "~ is expanded by a shell"),
     ]:
