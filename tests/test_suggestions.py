@@ -85,7 +85,7 @@ def test_keywords_are_suggested(model: Path) -> None:
         lambda **keywords: tload.load_into({}, model, **keywords),
     ]
     for call in calls:
-        with pytest.raises(TypeError, match="'memroy_limit'; did you mean 'memory_limit'\\?$"):
+        with pytest.raises(TypeError, match=r"'memroy_limit'; did you mean 'memory_limit'\?$"):
             call(memroy_limit=1 << 30)
     with pytest.raises(tload.InvalidRequestError, match="did you mean 'numpy'"):
         tload.load(model, framework="nunpy")  # type: ignore[call-overload]
@@ -98,10 +98,12 @@ def test_variables_suggest_values(model: Path, monkeypatch: pytest.MonkeyPatch) 
     assert caught.value.hint == 'did you mean "uring"?'
 
 
-def test_paths_are_suggested(model: Path) -> None:
+def test_paths_are_suggested(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model.parent)
     for path, hint in [
         (model / "model.safetensor", f'did you mean "{model / "model.safetensors"}"?'),
         (model.parent / "randommodel", f'did you mean "{model}"?'),
+        ("randommodel", 'did you mean "random model"?'),
         (model / "*.safetensors", "wildcards are expanded by a shell"),
         ("~/model", "~ is expanded by a shell"),
     ]:
@@ -124,7 +126,7 @@ def test_directory_without_weights_says_what_it_is(model: Path) -> None:
     pickles = model.parent / "pickles"
     pickles.mkdir()
     (pickles / "pytorch_model.bin").touch()
-    with pytest.raises(tload.NotFoundError, match='"pytorch_model.bin" is of PyTorch: convert it'):
+    with pytest.raises(tload.NotFoundError, match=r'"pytorch_model\.bin" is of PyTorch: convert it'):
         tload.open(pickles)
 
 
@@ -147,10 +149,11 @@ def test_other_formats_are_named(tmp_path: Path) -> None:
 
 
 def test_marks_of_options_in_foreign_names_are_text(tmp_path: Path) -> None:
-    path = tmp_path / "‹model›" / "a.safetensors"
+    folder = "\u2039model\u203a"
+    path = tmp_path / folder / "a.safetensors"
     with pytest.raises(tload.NotFoundError) as caught:
         tload.open(path)
-    assert "‹model›" in str(caught.value)
+    assert folder in str(caught.value)
 
 
 def test_search_among_half_a_million_names_finds_the_last() -> None:

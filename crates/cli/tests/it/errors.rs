@@ -309,6 +309,37 @@ fn unknown_tensor_is_status_3_and_small_limit_is_status_6() {
 }
 
 #[test]
+fn wrong_names_are_answered_with_near_ones_or_the_command_that_lists_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("my model");
+    let location = model.to_str().unwrap();
+    succeed(["synth", location, "--size", "4MiB"]);
+    let list = format!("hint: list the names with tload ls '{location}'");
+    let near = r#"hint: did you mean "model.layers.*"?"#;
+    for (filter, name, hint) in [
+        ("--name", "vision", &*list),
+        ("--glob", "vision.*", &list),
+        ("--regex", "^vision", &list),
+        ("--glob", "model.layer.*", near),
+    ] {
+        fails(&["load", location, filter, name], 3, &[hint]);
+    }
+    for (flag, value, near) in [
+        ("--engine", "io_uring", r#"did you mean "uring"?"#),
+        ("--cache", "mmap", r#"did you mean "map"?"#),
+        ("--verify=requre", "--json", r#"did you mean "require"?"#),
+    ] {
+        fails(&["load", location, flag, value], 2, &[near]);
+    }
+    let model = folder.path().join("mymodel");
+    fails(
+        &["ls", model.to_str().unwrap()],
+        3,
+        &[&format!("did you mean {location:?}?")],
+    );
+}
+
+#[test]
 fn hints_name_flags() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");

@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tload
@@ -135,7 +136,7 @@ def open_files(paths: Sequence[str | os.PathLike[str]], credentials: S3Credentia
 
 def _refuse_directories(paths: Sequence[str]) -> None:
     for path in paths:
-        if os.path.isdir(path):
+        if Path(path).is_dir():
             message = f"{path}: is a directory, and files are streamed"
             raise advise(tload.InvalidRequestError, message, f"stream_files(list_safetensors({path!r}))")
 

@@ -127,6 +127,26 @@ fn unreadable_file_does_not_stop_verification() {
     assert!(!stderr(&output).contains("\\n"), "{}", shown(&output));
 }
 
+#[test]
+fn denied_writes_get_hints_about_writing() {
+    let model = Model::with_shards(1);
+    let Some(user) = Under::new().user() else {
+        return;
+    };
+    let folder = model.folder.path();
+    let [copy, made] = ["copy", "made"].map(|name| folder.join(name).display().to_string());
+    let model = model.text();
+    for arguments in [
+        &["verify", &*model, "--write"][..],
+        &["cp", &model, &copy],
+        &["synth", &made, "--size", "1MiB"],
+    ] {
+        let output = user.command(arguments).output().unwrap();
+        let wanted = ["Permission denied", "hint: give this user write permission"];
+        assert_refused(arguments[0], &output, 5, &wanted);
+    }
+}
+
 /// The record of a copied file is then a hidden file beside it, which only `cp` reads.
 #[test]
 fn copy_without_xattrs_is_recognised_by_record_file() {

@@ -45,7 +45,8 @@ const CHECK: &str = "check the path; is the volume mounted?";
 
 /// Returns an existing path that differs from `path` in its first component that does not exist.
 fn nearest_path(path: &Path) -> Option<PathBuf> {
-    let missing = path.ancestors().take_while(|at| !at.exists()).last()?;
+    let is_missing = |at: &&Path| !at.as_os_str().is_empty() && !at.exists();
+    let missing = path.ancestors().take_while(is_missing).last()?;
     let wanted = missing.file_name()?.to_str()?;
     let parent = missing.parent()?;
     let listed = if parent.as_os_str().is_empty() {
@@ -97,6 +98,9 @@ mod tests {
             ("~/llama".to_owned(), "~ is expanded by a shell"),
             (format!("{root}/llama/link"), "this is a symbolic link to"),
             (format!("{root}/other"), CHECK),
+            // Tests run in the directory of their package.
+            ("Cargo.tom".to_owned(), "did you mean \"Cargo.toml\"?"),
+            ("scr/lib.rs".to_owned(), "did you mean \"src/lib.rs\"?"),
             ("no-such/model".to_owned(), "it is hf://no-such/model"),
         ] {
             let hint = hint(path.clone());
