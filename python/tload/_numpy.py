@@ -47,6 +47,11 @@ ML_DTYPES = {
 }
 
 
+def dtype_names() -> dict[str, str]:
+    """Return numpy's names of dtypes with those in safetensors files, for the extension module."""
+    return {its: ours for ours, its in {**DTYPES, **ML_DTYPES}.items()}
+
+
 def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], npt.NDArray[Any]]:
     """Return a function that makes numpy arrays of tensors with these dtypes.
 

@@ -2,7 +2,7 @@
 
 /// Returns the number of letters to insert, delete or substitute to turn one word into the other
 /// (Levenshtein).
-pub(super) fn distance(from: &str, to: &str) -> usize {
+pub(crate) fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (left_out, letter) in from.chars().enumerate() {
