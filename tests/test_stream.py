@@ -82,8 +82,16 @@ def test_names_globs_and_expressions_add_up(rules: dict[str, Any], wanted: set[i
         ({"device_map": {"layer.1.*": "tpu"}}, tload.InvalidRequestError, "tpu"),
         ({"device_map": {"nothing*": "cpu"}}, tload.NoSuchTensorError, r"nothing\*"),
         ({"device_map": {"[z-": "cpu"}}, tload.InvalidRequestError, "malformed"),
-        ({"device_map": [("*", "cpu")]}, TypeError, "device_map: wanted a mapping of globs to devices, found list"),
-        ({"device_map": {3: "cpu"}}, TypeError, r"device_map: wanted globs \(str\) as keys, found int"),
+        (
+            {"device_map": [("*", "cpu")]},
+            TypeError,
+            "device_map: wanted a mapping of modules or globs to devices, found list",
+        ),
+        ({"device_map": "auto"}, TypeError, "found 'auto'; pass one device for all tensors as device="),
+        ({"device_map": {"layer": "disk"}}, tload.UnsupportedError, 'device "disk" is not supported'),
+        ({"device": "auto"}, tload.UnsupportedError, "does not plan which device"),
+        ({"device_map": {"layers.1": "cpu"}}, tload.NoSuchTensorError, 'device_map: "layers.1" matches none of'),
+        ({"device_map": {3: "cpu"}}, TypeError, r"device_map: wanted modules or globs \(str\) as keys, found int"),
         ({"names": [3]}, TypeError, "names: wanted a str or several, found int"),
         ({"device": -1}, tload.InvalidRequestError, 'device "cuda:-1" is unknown'),
     ],
@@ -99,6 +107,7 @@ def test_torch_device_is_accepted(floats: Floats) -> None:
     torch = require("torch")
     assert len(tload.load(floats[0], device=torch.device("cpu"))) == 12
     assert len(tload.load(floats[0], device_map={"*": torch.device("cpu")})) == 12
+    assert len(tload.load(floats[0], device_map={"": "cpu", "layer.1": "cpu"})) == 12
     with pytest.raises(tload.UnsupportedError, match="meta"):
         tload.load(floats[0], device=torch.device("meta"))
 

@@ -228,7 +228,7 @@ def test_placement_maps_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     device_map = {"model": 0, "model.layers.1": "cuda:1", "model.norm": "cpu", "lm_head": "disk", "no_such": 0, "": 2}
     assert _placement.placement(device_map, names) == (
         "cuda:2",
-        {"model.layers.1.*": "cuda:1", "model.norm": "cpu", "lm_head.*": "cpu", "model.*": "cuda:0"},
+        {"model": "cuda:0", "model.layers.1": "cuda:1", "model.norm": "cpu", "lm_head": "cpu"},
     )
     # A GPU of another vendor, and an unknown device.
     monkeypatch.setattr(torch.version, "cuda", None)

@@ -8,7 +8,7 @@ from tload import _cuda, _load_targets, _tload
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import UnsupportedError, advise
 from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve
-from tload._progress import watcher_for
+from tload._progress import Progress, watcher_for
 from tload._selection import rules
 from tload._stream import TensorStream, slices_of
 
@@ -55,10 +55,10 @@ def load_into(
     such as a matrix and its transpose, or views of one memory in two dtypes, are refused if both
     would be filled.
 
-    All targets that do not fit are found, and listed in one error, before a byte is written. If the
-    load fails later, the contents of the targets are undefined. Until this function returns, no
-    other code may use their memory, except work that was submitted earlier to torch's current
-    stream of the GPU.
+    All targets that do not fit are found before a byte is written; the error counts them and names
+    the first few of each kind. If the load fails later, the contents of the targets are undefined.
+    Until this function returns, no other code may use their memory, except work that was submitted
+    earlier to torch's current stream of the GPU.
 
     Args:
         target: A `torch.nn.Module` (the tensors of its `state_dict`), or a mapping of names to
@@ -96,9 +96,9 @@ def load_into(
 
     Raises:
         Error: Any failure: see `tload.stream`.
-        InvalidRequestError: Names, shapes or dtypes do not fit (the message lists all that do not);
-            a target has no writable memory (it is on the meta device, sparse, quantized, or a
-            read-only array); targets share part of their memory.
+        InvalidRequestError: Names, shapes or dtypes do not fit; a target has no writable memory (it
+            is on the meta device, sparse, quantized, or a read-only array); targets share part of
+            their memory.
         UnsupportedError: torch or numpy lacks the dtype of a tensor that has to be converted or
             copied; or `cache="map"` is set.
         TypeError: `target` is neither a module nor a mapping of names.
@@ -116,44 +116,30 @@ def load_into(
         # temporary tensors.
         message = "cache=map maps files into host memory, and load_into copies them into the caller's memory"
         raise advise(UnsupportedError, message, "use cache=auto")
-    targets, faults = _load_targets.targets_of(target)
-    if strict:
-        _load_targets.reject(faults)
+    targets = _load_targets.by_name(target)
     checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
-    selected = rules(checkpoint, names, glob, regex)
-    if faults:
-        wanted = _tload.Loader(checkpoint, **selected, device="cpu", options=resolved).selected()
-        _load_targets.reject({info[0]: faults[info[0]] for info in wanted if info[0] in faults})
     loader = _tload.Loader(
         checkpoint,
-        **selected,
+        **rules(checkpoint, names, glob, regex),
         device="cpu",
         slices=slices_of(slices),
         options=resolved,
-        targets=[load_target.described for load_target in targets.values()],
+        targets=targets,
         strict=strict,
         cast=cast,
     )
-    infos = tuple(map(TensorInfo._make, loader.selected()))
-    dtypes = {info.name: info.dtype for info in infos}
     # Everything that can fail is done before the first byte is written.
-    converters = _load_targets.converters(targets, infos)
-
-    def receive(tensor: _tload.Tensor) -> None:
-        load_target = targets[tensor.name]
-        if not load_target.is_filled_by_the_core(dtypes[tensor.name]):
-            load_target.fill(tensor, converters)
-
+    copy = _load_targets.copier(targets, tuple(map(TensorInfo._make, loader.copied())))
     on_gpu = any(_cuda.ordinal_of(device) is not None for device in loader.devices())
     if on_gpu:
         _cuda.check()
-    watcher = watcher_for(progress, sum(info.nbytes for info in infos))
+    written = loader.written()
     raw = loader.stream(_cuda.Allocator() if on_gpu else None)
-    filled = [targets[info.name] for info in infos if targets[info.name].is_filled_by_the_core(info.dtype)]
+    watcher = watcher_for(progress, Progress(*raw.progress()).bytes_total)
     try:
-        with TensorStream(raw, receive, watcher) as stream:
+        with TensorStream(raw, copy, watcher) as stream:
             for _ in stream:
                 pass
             return stream.report
     finally:
-        _load_targets.mark_changed(filled)
+        _load_targets.mark_changed(written)

@@ -346,8 +346,12 @@ def stream(
             calls this function and iterates, as with `torch.empty`; with `"dlpack"`, tload
             allocates it. When a tensor is yielded, all its bytes have arrived: no stream has to
             wait for them. Default: `"cpu"`.
-        device_map: Devices by name: a mapping of globs of whole names to devices. The first glob
-            that matches a name determines its device; other tensors go to `device`. Default: none.
+        device_map: Devices by name, as in accelerate: `{"": 0, "model.layers.1": "cpu"}`. A key is
+            the name of a module or tensor, which stands for all tensors below it, or a glob of
+            whole names (with `*`, `?`, `[…]` or `{…}`). The first key that matches a tensor
+            determines its device; of several names that match, the longest one does. `""` stands
+            for all tensors that no other key matches; without it, these go to `device`. Default:
+            none.
         names: Load the tensors with these names. Without `names`, `glob` and `regex`, all tensors
             are loaded; with several of them, a tensor is loaded if any of them matches. Default:
             `None`.
@@ -382,7 +386,7 @@ def stream(
             of reading are raised by the iterator, and so are those of a framework that is imported
             meanwhile: if its import fails, or its version lacks a dtype.
         NotFoundError, PermissionDeniedError, FormatError, TypeError: As for `tload.open`.
-        NoSuchTensorError: A name or pattern selects no tensor, or a glob of `device_map` matches no
+        NoSuchTensorError: A name or pattern selects no tensor, or a key of `device_map` matches no
             tensor of the checkpoint.
         IndexError: A slice is out of range, or has a step that is not positive.
         InvalidRequestError: An argument is invalid; there is no GPU of that number; or
@@ -474,7 +478,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
         **keywords: As in `tload.stream`, which describes each in detail:
 
             - `device="cpu"`: Device of the tensors.
-            - `device_map=None`: Devices by glob of names.
+            - `device_map=None`: Devices by module or glob of names.
             - `names=None`: Load only the tensors with these names.
             - `glob=None`: Load only tensors whose whole name matches one of these globs.
             - `regex=None`: Load only tensors whose name contains a match of one of these regular
@@ -584,13 +588,16 @@ def _device_map(device_map: Mapping[str, object] | None, framework: Framework) -
     if device_map is None:
         return []
     if not isinstance(device_map, Mapping):
-        message = f"device_map: wanted a mapping of globs to devices, found {type(device_map).__qualname__}"
+        found = repr(device_map) if isinstance(device_map, str) else type(device_map).__qualname__
+        message = f"device_map: wanted a mapping of modules or globs to devices, found {found}"
+        if isinstance(device_map, str):
+            message += "; pass one device for all tensors as device="
         raise TypeError(message)
-    for glob in device_map:
-        if not isinstance(glob, str):
-            message = f"device_map: wanted globs (str) as keys, found {type(glob).__qualname__}"
+    for key in device_map:
+        if not isinstance(key, str):
+            message = f"device_map: wanted modules or globs (str) as keys, found {type(key).__qualname__}"
             raise TypeError(message)
-    return [(glob, _cuda.device_name(device, framework)) for glob, device in device_map.items()]
+    return [(key, _cuda.device_name(device, framework)) for key, device in device_map.items()]
 
 
 def slices_of(slices: Mapping[str, Index] | None) -> list[tuple[str, Index]]:

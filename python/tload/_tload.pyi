@@ -1,6 +1,6 @@
 """Extension module of the package `tload`. Private: import `tload` instead."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, NoReturn, Protocol, TypeAlias, final, overload
 
@@ -59,18 +59,6 @@ class _Allocator(Protocol):
         """Return the memory's owner, its address, and the stream to order writes to it after."""
 
     def free_bytes(self, ordinal: int) -> int: ...
-
-_Memory: TypeAlias = tuple[int, int, int, object]
-"""Address, bytes, the stream that it is ordered with (0 on the CPU), and the object that keeps it
-alive."""
-
-_Layout: TypeAlias = tuple[int, int, Sequence[tuple[int, int]], str]
-"""Address, bytes per element, length and stride in bytes of each dimension, and the element type in
-words."""
-
-_LoadTarget: TypeAlias = tuple[str, str | None, tuple[int, ...], str, _Memory | None, _Layout | None]
-"""Name, dtype as safetensors files write it, shape, device, memory if it is contiguous, and
-layout."""
 
 def check_options(options: Options) -> None:
     """Fail if a load with these options would fail for every checkpoint."""
@@ -202,11 +190,20 @@ class Loader:
         options: Options,
         device_map: Sequence[tuple[str, str]] = ...,
         slices: Sequence[tuple[str, Any]] = ...,
-        targets: Sequence[_LoadTarget] | None = None,
+        targets: Mapping[str, object] | None = None,
         strict: bool = True,
         cast: bool = False,
     ) -> Loader: ...
     def selected(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]: ...
+    def copied(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]:
+        """Return the tensors of `selected()` that the caller has to copy to their targets.
+
+        These are all that have bytes and that the load does not write to a target itself.
+        """
+
+    def written(self) -> list[Any]:
+        """Return the caller's tensors and arrays that the load writes to itself."""
+
     def dtypes(self) -> list[str]:
         """Return the dtypes of `selected()`, sorted by name."""
 

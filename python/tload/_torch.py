@@ -51,6 +51,14 @@ DTYPES = {
     "U64": "uint64",
 }
 
+
+def dtype_names() -> dict[torch.dtype, str]:
+    """Return torch's dtypes with their names in safetensors files, for the extension module."""
+    import torch
+
+    return {getattr(torch, its): ours for ours, its in DTYPES.items() if hasattr(torch, its)}
+
+
 IMPORTED = frozenset({"U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "C64"})
 """Dtypes that every version of torch imports by DLPack. Others are imported as bytes, in three
 times the time."""

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tload::copy::CopyOptions;
 use tload::verify::{ManifestTarget, VerifyOptions};
 use tload::{
-    Device, Error, ErrorKind, Location, OpenOptions, Options, Result, Selection, StoreOptions,
+    Device, DeviceMap, Error, ErrorKind, Location, OpenOptions, Options, Result, Selection,
+    StoreOptions,
 };
 
 use crate::args::{
@@ -152,19 +153,20 @@ pub(crate) fn device(args: &DeviceArg) -> Result<Device> {
     args.device.parse()
 }
 
-/// Parses rules for devices by tensor name, in order.
-pub(crate) fn device_map(rules: &[String]) -> Result<Vec<(Selection, Device)>> {
-    let rule = |text: &String| {
+/// Parses devices by name and glob, in order.
+pub(crate) fn device_map(rules: &[String]) -> Result<DeviceMap> {
+    fn rule(text: &str) -> Result<(&str, Device)> {
         // From the end: a name may contain `=`, a device does not.
-        let (glob, device) = text.rsplit_once('=').ok_or_else(|| {
+        let (key, device) = text.rsplit_once('=').ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidRequest,
-                format!("--device-map {text:?} is not GLOB=DEVICE"),
+                format!("--device-map {text:?} is not NAME=DEVICE or GLOB=DEVICE"),
             )
         })?;
-        Ok((Selection::glob(glob)?, device.trim().parse()?))
-    };
-    rules.iter().map(rule).collect()
+        Ok((key, device.trim().parse()?))
+    }
+    let rules = rules.iter().map(|text| rule(text));
+    DeviceMap::new(rules.collect::<Result<Vec<_>>>()?)
 }
 
 /// Returns every combination of a benchmark's lists, the last list varying fastest. With `--sweep`,
@@ -348,10 +350,10 @@ mod tests {
     #[test]
     fn rules_for_devices_end_in_a_device() {
         let rules = ["a=b.*=cuda:1", "*= cpu"].map(str::to_owned);
-        let devices: Vec<_> = device_map(&rules).expect("rules").into_iter().collect();
-        assert_eq!(devices.len(), 2);
-        assert_eq!(devices[0].1, Device::Cuda(1));
-        assert_eq!(devices[1].1, Device::Cpu);
+        let devices = format!("{:?}", device_map(&rules).expect("rules"));
+        let (first, second) = (devices.find("Cuda(1)"), devices.find("Cpu"));
+        assert!(devices.contains("\"a=b.*\""), "{devices}");
+        assert!(first.is_some() && first < second, "{devices}");
         for (rule, kind) in [
             ("*", ErrorKind::InvalidRequest),
             ("*=tpu", ErrorKind::InvalidRequest),

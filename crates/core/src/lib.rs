@@ -62,6 +62,7 @@ pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, nearest_nam
 pub use format::{Dtype, HeaderError};
 pub use load::Loader;
 pub use load::device_alloc::DeviceAllocator;
+pub use load::device_map::DeviceMap;
 pub use load::load_target::{LoadTarget, LoadTargetLayout, LoadTargetRules};
 pub use load::orphaned::parked_bytes;
 pub use load::pipeline;

@@ -1,9 +1,10 @@
 //! Loads for Python that have not started: selection, destinations, and the start.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tload::{Device, LoadTargetRules, Selection};
+use tload::{Device, DeviceMap, LoadTargetRules};
 
 use crate::allocator::{PythonAllocator, Raised};
 use crate::checkpoint::{Checkpoint, Described, describe};
@@ -11,7 +12,7 @@ use crate::error::exception;
 use crate::forked::Owned;
 use crate::index::slice;
 use crate::interrupt;
-use crate::load_targets::LoadTargetArgument;
+use crate::load_targets::LoadTargets;
 use crate::options::{self, selection};
 use crate::stream::Stream;
 use crate::tensor::Empties;
@@ -28,9 +29,9 @@ impl Loader {
     /// Loads the tensors that any name, glob or regular expression selects; without any, all
     /// tensors.
     ///
-    /// `slices` maps names to indices: only these elements are loaded. In `device_map`, the first
-    /// glob that matches a name determines the device. With `targets`, tensors are loaded into
-    /// the caller's memory by name, on the devices of that memory.
+    /// `slices` maps names to indices: only these elements are loaded. `device_map` lists the keys
+    /// of a [`DeviceMap`]. With `targets`, a mapping of names to torch tensors and numpy arrays,
+    /// tensors are loaded into these, on their devices.
     #[new]
     #[pyo3(signature = (
         checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(),
@@ -50,16 +51,14 @@ impl Loader {
         options: &Bound<'_, PyAny>,
         device_map: Vec<(String, String)>,
         slices: Vec<(String, Bound<'_, PyAny>)>,
-        targets: Option<Vec<LoadTargetArgument>>,
+        targets: Option<&Bound<'_, PyAny>>,
         strict: bool,
         cast: bool,
     ) -> PyResult<Self> {
         let failed = |error| exception(py, &error);
-        let rules = device_map.into_iter().map(|(glob, device)| {
-            let device: Device = device.parse()?;
-            Ok((Selection::glob(&glob)?, device))
-        });
-        let rules = rules.collect::<tload::Result<Vec<_>>>().map_err(failed)?;
+        let keys = device_map.into_iter();
+        let keys = keys.map(|(key, device)| Ok((key, device.parse::<Device>()?)));
+        let keys = keys.collect::<tload::Result<Vec<_>>>().map_err(failed)?;
         let checkpoint = checkpoint.get().share();
         let slices = slices.into_iter().map(|(name, index)| {
             let info = checkpoint.get(&name);
@@ -72,14 +71,20 @@ impl Loader {
             .slices(slices)
             .tensors(selection(py, names, globs, regexes)?)
             .device(device.parse().map_err(failed)?)
-            .device_map(rules)
+            .device_map(DeviceMap::new(keys).map_err(failed)?)
             .options(options::read(options)?);
         if let Some(targets) = targets {
-            let targets = targets.into_iter().map(|target| target.read(py));
-            let targets = targets.collect::<PyResult<_>>()?;
-            inner = inner
-                .into_targets(targets, LoadTargetRules { strict, cast })
-                .map_err(failed)?;
+            let targets = LoadTargets::read(targets)?;
+            if strict {
+                targets.check(py, None)?;
+            } else if targets.has_invalid() {
+                let selected = inner.selected().map_err(failed)?;
+                let names: HashSet<&str> = selected.iter().map(tload::TensorInfo::name).collect();
+                targets.check(py, Some(&names))?;
+            }
+            let rules = LoadTargetRules { strict, cast };
+            let matched = py.detach(|| inner.into_targets(targets.valid, rules));
+            inner = matched.map_err(failed)?;
         }
         Ok(Self {
             inner: Owned::new(inner),
@@ -93,6 +98,29 @@ impl Loader {
             .selected()
             .map_err(|error| exception(py, &error))?;
         selected.iter().map(|info| describe(py, info)).collect()
+    }
+
+    /// Returns the selected tensors that the caller has to copy to their targets: all that have
+    /// bytes and that the load does not write to a target itself.
+    fn copied<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'py>>> {
+        let selected = self.inner.selected();
+        let selected = selected.map_err(|error| exception(py, &error))?;
+        let is_copied = |info: &&tload::TensorInfo| {
+            info.byte_len() > 0 && self.inner.target(info.name()).is_none()
+        };
+        let copied = selected.iter().filter(is_copied);
+        copied.map(|info| describe(py, info)).collect()
+    }
+
+    /// Returns the caller's tensors and arrays that the load writes to itself.
+    fn written(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        let selected = self.inner.selected();
+        let selected = selected.map_err(|error| exception(py, &error))?;
+        let targets = selected
+            .iter()
+            .filter_map(|info| self.inner.target(info.name())?.owner());
+        let owners = targets.filter_map(|owner| Arc::clone(owner).downcast::<Py<PyAny>>().ok());
+        Ok(owners.map(|owner| owner.clone_ref(py)).collect())
     }
 
     /// Returns the dtypes of the selected tensors, sorted by name.

@@ -62,7 +62,7 @@ type Polled = Poll<Option<tload::Result<tload::Tensor>>>;
 #[pymethods]
 impl Stream {
     /// Returns the next tensor, or `None` if none arrived within `timeout` seconds. Raises
-    /// `StopIteration` at the end.
+    /// `StopIteration` at the end. Skips tensors that are in the caller's memory.
     fn receive(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Tensor>> {
         self.check_process(py)?;
         self.check_receiving(py)?;
@@ -81,7 +81,7 @@ impl Stream {
                     .saturating_duration_since(Instant::now())
                     .min(SIGNAL_STEP)
             });
-            let polled = self.receive_with(py, |stream| stream.wait(step));
+            let polled = self.receive_with(py, |stream| next_of_the_load(stream, step));
             // Ctrl-C takes precedence over a tensor that is ready.
             self.raised.check(py)?;
             match polled {
@@ -132,7 +132,7 @@ impl Stream {
     }
 
     /// Returns the next tensor if it is ready. If it is not, returns `None`, and the descriptor of
-    /// `fileno` becomes readable when the next poll may succeed.
+    /// `fileno` becomes readable when the next poll may succeed. Skips none.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
         self.check_process(py)?;
         self.check_receiving(py)?;
@@ -342,6 +342,23 @@ impl Drop for Stream {
             // Dropping waits for reads in flight, and must not block other Python threads. During
             // the interpreter's shutdown no thread can attach, and the stream is dropped as it is.
             Python::try_attach(|py| py.detach(|| drop(running.take())));
+        }
+    }
+}
+
+/// Waits for a tensor in memory of the load. The caller need not learn of each of 100,000 tensors
+/// in its own memory, one by one.
+fn next_of_the_load(stream: &mut TensorStream, timeout: Duration) -> Polled {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let polled = stream.wait(deadline.saturating_duration_since(Instant::now()));
+        let is_in_target =
+            matches!(&polled, Poll::Ready(Some(Ok(tensor))) if tensor.target().is_some());
+        if !is_in_target {
+            return polled;
+        }
+        if Instant::now() >= deadline {
+            return Poll::Pending;
         }
     }
 }

@@ -61,7 +61,7 @@ class Feed:
             names: All tensors that may be requested, in the expected order.
             read: Reads one tensor that is requested a second time, or after it was dropped.
             device: Device of the tensors: see `tload.stream`.
-            device_map: Devices by glob of names.
+            device_map: Devices by module: see `tload.stream`.
             options: Limits and preferences of each stream.
         """
         self._checkpoint = checkpoint

@@ -13,7 +13,7 @@ PLANS = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
 
 
 def placement(device_map: Any, names: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Return the device, and globs for other devices, to stream weights with these names to.
+    """Return the device, and a `device_map` of `tload.stream`, for weights with these names.
 
     transformers moves misplaced weights: a tensor whose name it changes, or whose device is not a
     CUDA device, is streamed to the CPU, and still gets to its device.
@@ -29,14 +29,13 @@ def placement(device_map: Any, names: Collection[str]) -> tuple[str, dict[str, s
             # As in transformers: each process of a node has a GPU.
             device_map = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         return _device(device_map), {}
-    globs = {}
-    # The longest matching prefix decides in transformers; here, the first matching glob does.
-    for prefix in sorted(device_map, key=len, reverse=True):
-        if prefix in names:
-            globs[prefix] = _device(device_map[prefix])
-        if prefix and any(name.startswith(f"{prefix}.") for name in names):
-            globs[f"{prefix}.*"] = _device(device_map[prefix])
-    return _device(device_map.get("", "cpu")), globs
+    # Modules without weights are no error in transformers.
+    modules = {
+        module: _device(device)
+        for module, device in device_map.items()
+        if module and any(name == module or name.startswith(f"{module}.") for name in names)
+    }
+    return _device(device_map.get("", "cpu")), modules
 
 
 def _device(device: Any) -> str:

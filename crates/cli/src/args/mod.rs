@@ -129,10 +129,10 @@ pub(crate) struct LoadArgs {
     pub(crate) tuning: TuningArgs,
     #[command(flatten, next_help_heading = "Destination")]
     pub(crate) device: DeviceArg,
-    /// Device for tensors whose whole name matches the glob, for example
-    /// 'model.layers.0.*=cuda:1'; repeatable. The first matching rule applies; other tensors go to
-    /// --device
-    #[arg(long, value_name = "GLOB=DEVICE", help_heading = "Destination")]
+    /// Device for the tensor or module of this name and all tensors below it, for example
+    /// 'model.layers.0=cuda:1', or for tensors whose whole name matches a glob; repeatable. The
+    /// first match applies, and of several matching names the longest; other tensors go to --device
+    #[arg(long, value_name = "NAME|GLOB=DEVICE", help_heading = "Destination")]
     pub(crate) device_map: Vec<String>,
 }
 

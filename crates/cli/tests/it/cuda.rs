@@ -128,7 +128,7 @@ fn device_map_takes_precedence_over_device() {
     let machine = Machine::new();
     let report = machine.loaded(&[
         "--device-map",
-        "model.layers.*=cuda:1",
+        "model.layers=cuda:1",
         "--device-map",
         "model.*=cpu",
         "--device",
@@ -156,7 +156,12 @@ fn device_map_takes_precedence_over_device() {
 
     let nowhere = ["--device-map", "no.such.*=cuda:0"];
     machine.fails(&nowhere, &[], 3, &["no.such.*"]);
-    machine.fails(&["--device-map", "cuda:0"], &[], 2, &["is not GLOB=DEVICE"]);
+    machine.fails(
+        &["--device-map", "cuda:0"],
+        &[],
+        2,
+        &["is not NAME=DEVICE or GLOB=DEVICE"],
+    );
     machine.fails(&["--device-map", "*=tpu"], &[], 2, &["cpu, cuda, cuda:N"]);
 }
 

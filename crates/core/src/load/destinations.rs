@@ -6,11 +6,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::device_map::DeviceMap;
 use crate::cuda::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Target;
 use crate::options::Device;
-use crate::plan::{Arrangement, Selection};
+use crate::plan::Arrangement;
 use crate::tensor::TensorInfo;
 
 /// Kind of memory that tensors of a load go to.
@@ -43,27 +44,35 @@ struct Key {
     of_the_caller: bool,
 }
 
-/// Devices by tensor name: the first rule that selects a name applies.
+/// Device of each tensor.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeviceRules {
-    pub(crate) rules: Vec<(Selection, Device)>,
+    /// Those of single tensors.
+    pub(crate) by_name: HashMap<String, Device>,
+    pub(crate) map: DeviceMap,
     pub(crate) otherwise: Device,
 }
 
 impl DeviceRules {
+    pub(crate) fn new(otherwise: Device) -> Self {
+        Self {
+            otherwise,
+            ..Self::default()
+        }
+    }
+
     /// Returns the device of each name selected by index from `names`.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NoSuchTensor`] for a rule that selects none of `names`.
+    /// Those of [`DeviceMap::devices`].
     pub(crate) fn devices(&self, names: &[&str], selected: &[usize]) -> Result<Vec<Device>> {
-        let mut devices = vec![None; names.len()];
-        for (rule, device) in &self.rules {
-            for index in rule.resolve(names)? {
-                devices[index].get_or_insert(*device);
-            }
-        }
-        let device = |index: &usize| devices[*index].unwrap_or(self.otherwise);
+        let mapped = self.map.devices(names)?;
+        let device = |&index: &usize| {
+            let named = self.by_name.get(names[index]).copied();
+            let mapped = || mapped.get(index).copied().flatten();
+            named.or_else(mapped).unwrap_or(self.otherwise)
+        };
         Ok(selected.iter().map(device).collect())
     }
 }

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::destinations::DeviceRules;
+use super::device_map::DeviceMap;
 use crate::checkpoint::{Checkpoint, OpenOptions};
 use crate::error::Result;
 use crate::memory::{RegionCache, Target};
@@ -112,11 +113,10 @@ impl Loader {
         self
     }
 
-    /// Sets devices by name: the first rule that selects a name applies; [`Self::device`] is the
-    /// default for the others.
+    /// Sets devices by name; [`Self::device`] is the default for tensors that no key matches.
     #[must_use]
-    pub fn device_map(mut self, rules: impl IntoIterator<Item = (Selection, Device)>) -> Self {
-        self.devices.rules = rules.into_iter().collect();
+    pub fn device_map(mut self, map: DeviceMap) -> Self {
+        self.devices.map = map;
         self
     }
 

@@ -9,6 +9,7 @@
 pub(crate) mod budget;
 pub(crate) mod destinations;
 pub(crate) mod device_alloc;
+pub(crate) mod device_map;
 pub(crate) mod ending;
 pub(crate) mod groups;
 pub(crate) mod lane;

@@ -5,6 +5,7 @@ use super::destinations::Destinations;
 use super::load_target::{self, LoadTarget, LoadTargetRules};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::memory::Target;
 use crate::options::Device;
 use crate::plan::Selection;
 use crate::tensor::TensorInfo;
@@ -68,13 +69,16 @@ impl Loader {
         let by_name = self.by_name;
         let matched = load_target::matched(&selected, load_targets, rules)
             .map_err(|error| self.located(error))?;
-        let mut loader = self
-            .tensors(matched.selection)
-            .device_map(matched.devices)
-            .targets(matched.targets);
+        let mut loader = self.tensors(matched.selection).targets(matched.targets);
+        loader.devices = matched.devices;
         // The names are those of the caller's memory: usually a whole model.
         loader.by_name = by_name;
         Ok(loader)
+    }
+
+    /// Returns the caller's memory that the load writes the tensor to, if it does so directly.
+    pub fn target(&self, name: &str) -> Option<&Target> {
+        self.targets.get(name)
     }
 
     fn names(&self) -> Vec<&str> {

@@ -73,6 +73,11 @@ impl Target {
         Self { place, len, owner }
     }
 
+    /// Owner that keeps the memory alive, if the caller gave one.
+    pub fn owner(&self) -> Option<&KeepAlive> {
+        self.owner.as_ref()
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len

@@ -46,8 +46,24 @@ impl FromStr for Device {
         if let Some(ordinal) = ordinal.and_then(|number| number.parse().ok()) {
             return Ok(Self::Cuda(ordinal));
         }
+        // accelerate's names of places and plans.
+        let other = match kind {
+            "disk" | "meta" => Some((
+                "tload loads into memory of the CPU and of CUDA GPUs",
+                "leave these tensors out, or use ‹device=cpu›",
+            )),
+            "auto" | "balanced" | "balanced_low_0" | "sequential" => Some((
+                "tload does not plan which device a tensor goes to",
+                "use ‹device=cpu› or ‹device=cuda›, or ‹device_map› for several devices",
+            )),
+            _ => None,
+        };
+        if let Some((reason, hint)) = other {
+            let message = format!("device {text:?} is not supported: {reason}");
+            return Err(Error::unsupported(message).with_hint(hint));
+        }
         // PyTorch's names of other devices.
-        if ["hip", "mps", "xpu", "hpu", "npu", "mtia", "meta"].contains(&kind) {
+        if ["hip", "mps", "xpu", "hpu", "npu", "mtia"].contains(&kind) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(

@@ -1,6 +1,6 @@
 //! Tensor selection: exact names, globs, regular expressions, or all.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use globset::{GlobBuilder, GlobMatcher};
 use regex::Regex;
@@ -88,8 +88,7 @@ impl Selection {
 
     /// Returns whether all rules are exact names.
     pub(crate) fn is_by_name(&self) -> bool {
-        let is_name = |rule: &Rule| matches!(rule, Rule::Name(_));
-        (self.rules.as_ref()).is_some_and(|rules| rules.iter().all(is_name))
+        (self.rules.as_ref()).is_some_and(|rules| rules.iter().all(Rule::is_name))
     }
 
     /// Returns the indices of the selected names, ascending.
@@ -102,24 +101,28 @@ impl Selection {
         let Some(rules) = &self.rules else {
             return Ok((0..names.len()).collect());
         };
-        let by_name: HashMap<&str, usize> = names
-            .iter()
-            .enumerate()
-            .map(|(index, name)| (*name, index))
-            .collect();
-        let mut selected = BTreeSet::new();
+        // Only for names: a load of a whole model may have one rule for each of its tensors.
+        let by_name: HashMap<&str, usize> = if rules.iter().any(Rule::is_name) {
+            let indexed = names.iter().enumerate();
+            indexed.map(|(index, name)| (*name, index)).collect()
+        } else {
+            HashMap::new()
+        };
+        let mut selected = vec![false; names.len()];
         for rule in rules {
-            let matches: Vec<usize> = match rule {
-                Rule::Name(name) => by_name.get(name.as_str()).copied().into_iter().collect(),
-                Rule::Glob(glob) => matching(names, |name| glob.is_match(name)),
-                Rule::Regex(regex) => matching(names, |name| regex.is_match(name)),
+            let found = match rule {
+                Rule::Name(name) => by_name
+                    .get(name.as_str())
+                    .map(|&index| selected[index] = true)
+                    .is_some(),
+                Rule::Glob(glob) => mark(&mut selected, names, |name| glob.is_match(name)),
+                Rule::Regex(regex) => mark(&mut selected, names, |name| regex.is_match(name)),
             };
-            if matches.is_empty() {
+            if !found {
                 return Err(rule.selects_nothing(names));
             }
-            selected.extend(matches);
         }
-        Ok(selected.into_iter().collect())
+        Ok((0..names.len()).filter(|&index| selected[index]).collect())
     }
 }
 
@@ -131,13 +134,23 @@ fn last_line(error: &regex::Error) -> String {
     last.strip_prefix("error: ").unwrap_or(last).to_owned()
 }
 
-fn matching(names: &[&str], matches: impl Fn(&str) -> bool) -> Vec<usize> {
-    (0..names.len())
-        .filter(|&index| matches(names[index]))
-        .collect()
+/// Marks the names that match, and returns whether any does.
+fn mark(selected: &mut [bool], names: &[&str], matches: impl Fn(&str) -> bool) -> bool {
+    let mut found = false;
+    for (selected, name) in selected.iter_mut().zip(names) {
+        if matches(name) {
+            *selected = true;
+            found = true;
+        }
+    }
+    found
 }
 
 impl Rule {
+    fn is_name(&self) -> bool {
+        matches!(self, Self::Name(_))
+    }
+
     fn selects_nothing(&self, names: &[&str]) -> Error {
         let total = counted(names.len() as u64, "tensor");
         let error = |message: String| {

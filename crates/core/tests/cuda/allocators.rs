@@ -9,8 +9,8 @@ use std::thread::ThreadId;
 
 use tload::testing::fixtures::Rng;
 use tload::{
-    Device, DeviceAllocator, DeviceMemory, Error, ErrorKind, Loader, Options, Order, Report,
-    Result, Selection, Tensor,
+    Device, DeviceAllocator, DeviceMap, DeviceMemory, Error, ErrorKind, Loader, Options, Order,
+    Report, Result, Selection, Tensor,
 };
 
 use crate::fixtures::{Files, MIB, load, options};
@@ -234,7 +234,6 @@ fn tight_budgets_never_deadlock() {
                 let names = Selection::glob(names).expect("a pattern");
                 files.loader().tensors(names).selected().is_ok()
             })
-            .map(|(names, device)| (Selection::glob(&names).expect("a pattern"), device))
             .collect();
         let mut options = options(|it| {
             it.order = rng.pick(&[Order::Ready, Order::File]);
@@ -247,7 +246,7 @@ fn tight_budgets_never_deadlock() {
         let loader = files
             .loader()
             .device(Device::Cuda(rng.index(2)))
-            .device_map(rules);
+            .device_map(DeviceMap::new(rules).expect("globs"));
         let seen = Arc::new(Seen::default());
         settle(&loader, &mut options);
         if rng.once_in(2) {

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use tload::{Device, Dtype, ErrorKind, Order, Selection, Tensor, TensorStream};
+use tload::{Device, DeviceMap, Dtype, ErrorKind, Order, Tensor, TensorStream};
 
 use crate::fixtures::{Files, MIB, failure, hinted, load, options};
 use crate::stub::{Cuda, PATIENCE, cuda};
@@ -214,8 +214,8 @@ fn empty_tensors_need_no_host_memory() {
         let options = options(|it| {
             (it.memory_limit, it.extent_bytes) = (Some(limit), Some(65_536));
         });
-        let on_gpu = (Selection::names(["some"]), Device::Cuda(0));
-        files.loader().device_map([on_gpu]).options(options)
+        let on_gpu = DeviceMap::new([("some", Device::Cuda(0))]).expect("a name");
+        files.loader().device_map(on_gpu).options(options)
     };
     let error = failure(limited(1).stream());
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);

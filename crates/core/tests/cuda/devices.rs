@@ -1,7 +1,7 @@
 //! Several devices, and several concurrent loads.
 
 use tload::testing::fixtures::Rng;
-use tload::{Device, ErrorKind, Order, Selection};
+use tload::{Device, DeviceMap, ErrorKind, Order};
 
 use crate::fixtures::{Files, MIB, failure, load, options};
 use crate::stub::cuda;
@@ -84,11 +84,8 @@ fn one_load_fills_two_devices_and_host() {
             it.device_memory_limit = rng.pick(&[None, Some(2 * MIB as u64 + 1)]);
             it.extent_bytes = Some(400_000);
         });
-        let glob = |text: &str| Selection::glob(text).expect("a pattern");
-        let rules = [
-            (glob("*[036]"), Device::Cuda(0)),
-            (glob("*[1234]"), Device::Cuda(1)),
-        ];
+        let rules = [("*[036]", Device::Cuda(0)), ("*[1234]", Device::Cuda(1))];
+        let rules = DeviceMap::new(rules).expect("globs");
         let loader = files.loader().device_map(rules).options(options.clone());
         let devices = loader.devices().expect("all of them");
         let (tensors, report) = load(&loader).expect("loads");
@@ -126,7 +123,7 @@ fn missing_device_is_rejected_with_visible_count() {
     let error = failure(files.loader().device(Device::Cuda(1)).stream());
     assert!(error.message().contains("sees one GPU, cuda:0"), "{error}");
     // A valid device does not make up for an invalid one.
-    let rules = [(Selection::names(["t1"]), Device::Cuda(7))];
+    let rules = DeviceMap::new([("t1", Device::Cuda(7))]).expect("a name");
     let error = failure(
         files
             .loader()

@@ -43,6 +43,40 @@ impl LoadTargetLayout {
         (!empty).then_some(layout)
     }
 
+    /// Returns whether the elements follow each other without gaps, the last dimension fastest.
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = self.element_bytes as i128;
+        let empty = self.dims.iter().any(|&(len, _)| len == 0);
+        empty
+            || self.dims.iter().rev().all(|&(len, stride)| {
+                // The stride of a dimension with one element has no effect.
+                let follows = len == 1 || stride as i128 == expected;
+                expected = expected.saturating_mul(len as i128);
+                follows
+            })
+    }
+
+    /// Returns whether two elements may share a byte. Exact for dimensions that nest; `true` for
+    /// some irregular strides that would be free of overlap.
+    pub fn may_overlap_itself(&self) -> bool {
+        if self.dims.iter().any(|&(len, _)| len == 0) {
+            return false;
+        }
+        let mut steps: Vec<(i128, i128)> = self
+            .dims
+            .iter()
+            .filter(|&&(len, _)| len > 1)
+            .map(|&(len, stride)| ((stride as i128).abs(), len as i128 - 1))
+            .collect();
+        steps.sort_unstable();
+        let mut reach = self.element_bytes as i128 - 1;
+        steps.into_iter().any(|(stride, most)| {
+            let overlaps = stride <= reach;
+            reach += stride * most;
+            overlaps
+        })
+    }
+
     /// Returns whether an index means the same address in both.
     pub(in crate::load) fn agrees_with(&self, other: &Self) -> bool {
         // The stride of a dimension with one element has no effect.
@@ -223,6 +257,64 @@ mod tests {
             found[usize::from(expected)] += 1;
         }
         assert!(found.iter().all(|&times| times > 1_000), "{found:?}");
+    }
+
+    #[test]
+    fn random_layouts_contiguous_and_overlapping_agree_with_byte_lists() {
+        let mut rng = Rng::new(21);
+        let mut found = [0; 3];
+        for _ in 0..20_000 {
+            let dims: Vec<(usize, isize)> = (0..rng.index(4))
+                .map(|_| (rng.index(4), [-4, 1, 2, 4, 8, 12][rng.index(6)]))
+                .collect();
+            let layout = LoadTargetLayout {
+                address: 500,
+                element_bytes: [1, 2, 4][rng.index(3)],
+                dims,
+                elements: "F32".to_owned(),
+            };
+            let mut starts = vec![0];
+            for &(len, stride) in &layout.dims {
+                let steps = |start| (0..len).map(move |at| start + at as i128 * stride as i128);
+                starts = starts.into_iter().flat_map(steps).collect();
+            }
+            let width = layout.element_bytes as i128;
+            let follow = |pair: &[i128]| pair[1] == pair[0] + width;
+            assert_eq!(
+                layout.is_contiguous(),
+                starts.windows(2).all(follow),
+                "{layout:?}"
+            );
+            starts.sort_unstable();
+            let overlap = starts.windows(2).any(|pair| pair[1] < pair[0] + width);
+            assert!(layout.may_overlap_itself() || !overlap, "{layout:?}");
+            found[usize::from(layout.is_contiguous()) * 2] += 1;
+            found[1] += usize::from(overlap);
+        }
+        assert!(found.iter().all(|&times| times > 1_000), "{found:?}");
+    }
+
+    #[test]
+    fn strides_that_nest_do_not_overlap() {
+        for (dims, overlaps) in [
+            (vec![(3, 20), (5, 4)], false),
+            (vec![(5, 4), (3, 20)], false),
+            (vec![(3, -20), (5, 4)], false),
+            (vec![(2, 0)], true),
+            (vec![(1, 0)], false),
+            (vec![(2, 2)], true),
+            (vec![(4, 4), (4, 4)], true),
+            (vec![(4, 0), (0, 4)], false),
+            (vec![], false),
+        ] {
+            let layout = LoadTargetLayout {
+                address: 4096,
+                element_bytes: 4,
+                dims,
+                elements: "F32".to_owned(),
+            };
+            assert_eq!(layout.may_overlap_itself(), overlaps, "{layout:?}");
+        }
     }
 
     #[test]

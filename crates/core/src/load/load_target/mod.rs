@@ -3,20 +3,22 @@
 
 mod footprint;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use crate::error::{Error, Result, nearest_name, shortened};
-use crate::format::Dtype;
+use crate::format::{Dtype, natural_cmp};
 use crate::memory::Target;
 use crate::options::Device;
 use crate::plan::Selection;
 use crate::tensor::TensorInfo;
 
+use super::destinations::DeviceRules;
 use footprint::Footprint;
 pub use footprint::LoadTargetLayout;
 
-/// Maximum number of pairs of load targets sharing memory that an error names.
-const PAIRS_SHOWN: usize = 20;
+/// Maximum number of tensors that an error names for each way in which they do not fit: a whole
+/// model under other names has thousands.
+const SHOWN: usize = 5;
 
 /// An existing tensor of the caller's, to be filled with the tensor of the same name.
 #[derive(Clone, Debug)]
@@ -61,7 +63,7 @@ impl Default for LoadTargetRules {
 #[derive(Debug)]
 pub(crate) struct Matched {
     pub(crate) selection: Selection,
-    pub(crate) devices: Vec<(Selection, Device)>,
+    pub(crate) devices: DeviceRules,
     pub(crate) targets: HashMap<String, Target>,
 }
 
@@ -77,39 +79,43 @@ pub(crate) fn matched(
 ) -> Result<Matched> {
     let by_name: HashMap<&str, &TensorInfo> =
         tensors.iter().map(|info| (info.name(), info)).collect();
+    let footprints: Vec<_> = load_targets.iter().map(Footprint::new).collect();
     let mut faults = Faults::default();
     faults.doubles(&load_targets);
-    let mut written: Vec<(Footprint, &LoadTarget)> = load_targets
+    let mut written: Vec<(&Footprint, &LoadTarget)> = footprints
         .iter()
-        .filter(|load_target| by_name.contains_key(load_target.name.as_str()))
-        .filter_map(|load_target| Some((Footprint::new(load_target)?, load_target)))
+        .zip(&load_targets)
+        .filter(|(_, load_target)| by_name.contains_key(load_target.name.as_str()))
+        .filter_map(|(bytes, load_target)| Some((bytes.as_ref()?, load_target)))
         .collect();
-    let filled: HashSet<Footprint> = written.iter().map(|(bytes, _)| bytes.clone()).collect();
-    written.sort_by(|(one, _), (other, _)| one.cmp(other));
+    written.sort_by_key(|(bytes, _)| *bytes);
     faults.shared = sharing(&written);
     if rules.strict {
-        faults.names(tensors, &by_name, &load_targets, &filled);
+        faults.names(tensors, &by_name, &load_targets, &footprints);
     }
 
     let mut names = Vec::new();
-    let mut devices: BTreeMap<String, (Device, Vec<String>)> = BTreeMap::new();
+    let mut devices: Option<DeviceRules> = None;
     let mut targets = HashMap::new();
     let mut taken = HashSet::new();
-    for load_target in load_targets {
+    for (load_target, bytes) in load_targets.into_iter().zip(&footprints) {
         let Some(info) = by_name.get(load_target.name.as_str()) else {
             continue;
         };
         faults.differences(info, &load_target, rules);
-        if let Some(bytes) = Footprint::new(&load_target)
+        if let Some(bytes) = bytes
             && !taken.insert(bytes)
         {
             continue;
         }
         names.push(load_target.name.clone());
-        let on_device = devices
-            .entry(load_target.device.to_string())
-            .or_insert_with(|| (load_target.device, Vec::new()));
-        on_device.1.push(load_target.name.clone());
+        // Most models are on one device, so that no tensor needs a rule of its own.
+        let devices = devices.get_or_insert_with(|| DeviceRules::new(load_target.device));
+        if load_target.device != devices.otherwise {
+            devices
+                .by_name
+                .insert(load_target.name.clone(), load_target.device);
+        }
         if let Some(memory) = load_target.memory
             && load_target.dtype == Some(info.dtype())
         {
@@ -119,10 +125,7 @@ pub(crate) fn matched(
     faults.check()?;
     Ok(Matched {
         selection: Selection::names(names),
-        devices: devices
-            .into_values()
-            .map(|(device, names)| (Selection::names(names), device))
-            .collect(),
+        devices: devices.unwrap_or_default(),
         targets,
     })
 }
@@ -154,14 +157,21 @@ impl Faults {
         tensors: &[TensorInfo],
         by_name: &HashMap<&str, &TensorInfo>,
         load_targets: &[LoadTarget],
-        filled: &HashSet<Footprint>,
+        footprints: &[Option<Footprint>],
     ) {
         let known: HashSet<&str> = load_targets.iter().map(|r| r.name.as_str()).collect();
-        for load_target in load_targets {
-            let tied = || Footprint::new(load_target).is_some_and(|bytes| filled.contains(&bytes));
-            if !by_name.contains_key(load_target.name.as_str()) && !tied() {
-                self.missing.push(load_target.name.clone());
-            }
+        let (filled, lacking): (Vec<_>, Vec<_>) = load_targets
+            .iter()
+            .zip(footprints)
+            .partition(|(load_target, _)| by_name.contains_key(load_target.name.as_str()));
+        if !lacking.is_empty() {
+            let filled: HashSet<&Footprint> =
+                filled.iter().filter_map(|(_, b)| b.as_ref()).collect();
+            let untied = lacking
+                .iter()
+                .filter(|(_, bytes)| !bytes.as_ref().is_some_and(|bytes| filled.contains(bytes)));
+            let missing = untied.map(|(load_target, _)| load_target.name.clone());
+            self.missing.extend(missing);
         }
         let unexpected = tensors.iter().map(TensorInfo::name);
         let unexpected = unexpected.filter(|name| !known.contains(name));
@@ -202,18 +212,18 @@ impl Faults {
         Some((missing, near))
     }
 
-    fn check(self) -> Result<()> {
-        let list = |what: &str, names: &[String]| {
-            let names: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
-            (!names.is_empty()).then(|| format!("{} {what}: {}", names.len(), names.join(", ")))
-        };
+    fn check(mut self) -> Result<()> {
+        let differing = self.differing.len();
         let all: Vec<String> = [
-            list("missing in the checkpoint", &self.missing),
-            list("unexpected in the checkpoint", &self.unexpected),
+            list("missing in the checkpoint", &mut self.missing),
+            list("unexpected in the checkpoint", &mut self.unexpected),
         ]
         .into_iter()
         .flatten()
-        .chain(self.differing.iter().chain(&self.shared).cloned())
+        .chain(self.differing.iter().take(SHOWN).cloned())
+        .chain((differing > SHOWN).then(|| format!("and {} more differ", differing - SHOWN)))
+        .chain(self.shared.iter().take(SHOWN).cloned())
+        .chain((self.shared.len() > SHOWN).then(|| "and more share memory".to_owned()))
         .collect();
         if all.is_empty() {
             return Ok(());
@@ -238,9 +248,24 @@ impl Faults {
     }
 }
 
+/// Counts names and lists the first of them, in natural order; none without names.
+fn list(what: &str, names: &mut [String]) -> Option<String> {
+    names.sort_by(|one, other| natural_cmp(one, other));
+    let (count, shown) = (names.len(), names.len().min(SHOWN));
+    let shown_names: Vec<String> = names[..shown]
+        .iter()
+        .map(|name| format!("{name:?}"))
+        .collect();
+    let more = match count - shown {
+        0 => String::new(),
+        left => format!(" and {left} more"),
+    };
+    (count > 0).then(|| format!("{count} {what}: {}{more}", shown_names.join(", ")))
+}
+
 /// Describes pairs of load targets that share memory and would be filled with two different
 /// tensors. `written` is sorted by memory.
-fn sharing(written: &[(Footprint, &LoadTarget)]) -> Vec<String> {
+fn sharing(written: &[(&Footprint, &LoadTarget)]) -> Vec<String> {
     let pairs = written
         .iter()
         .enumerate()
@@ -250,7 +275,8 @@ fn sharing(written: &[(Footprint, &LoadTarget)]) -> Vec<String> {
                 .take_while(|(other, _)| bytes.bounds(other))
                 .filter_map(|(other, its)| shared(bytes, load_target, other, its))
         });
-    pairs.take(PAIRS_SHOWN).collect()
+    // One pair more than an error names: there may be millions.
+    pairs.take(SHOWN + 1).collect()
 }
 
 /// Returns how two load targets share memory; none if they share none or are the same tensor.
@@ -373,6 +399,52 @@ mod tests {
     }
 
     #[test]
+    fn long_lists_are_cut_and_sorted_naturally() {
+        let names = |prefix: &str, count: usize| -> Vec<String> {
+            let numbers = (0..count).rev();
+            numbers.map(|number| format!("{prefix}{number}")).collect()
+        };
+        let tensors: Vec<_> = names("x.", 1_200)
+            .iter()
+            .chain(&names("both.", 7))
+            .map(|name| info(name, Dtype::U8, &[1]))
+            .collect();
+        let load_targets = names("y.", 6)
+            .iter()
+            .chain(&names("both.", 7))
+            .map(|name| load_target(name, Dtype::U8, &[2], None))
+            .collect();
+        let error = matched(&tensors, load_targets, STRICT).expect_err("nothing fits");
+        let differing: String = (2..7)
+            .rev()
+            .map(|number| format!("\"both.{number}\" has shape [1] in the checkpoint, [2] here; "))
+            .collect();
+        assert_eq!(
+            error.message(),
+            format!(
+                "targets and checkpoint do not match: 6 missing in the checkpoint: \"y.0\", \"y.1\", \"y.2\", \"y.3\", \
+                 \"y.4\" and 1 more; 1200 unexpected in the checkpoint: \"x.0\", \"x.1\", \"x.2\", \"x.3\", \"x.4\" and \
+                 1195 more; {differing}and 2 more differ"
+            )
+        );
+        let both: Vec<_> = names("both.", 7);
+        let tensors: Vec<_> = both
+            .iter()
+            .map(|name| info(name, Dtype::U8, &[4]))
+            .collect();
+        let overlapping = both
+            .iter()
+            .enumerate()
+            .map(|(index, name)| {
+                load_target(name, Dtype::U8, &[4], Some(memory(0x1000 + index, 4)))
+            })
+            .collect();
+        let error = matched(&tensors, overlapping, STRICT).expect_err("overlap");
+        assert_eq!(error.message().matches("share some of").count(), SHOWN);
+        assert!(error.message().ends_with("; and more share memory"));
+    }
+
+    #[test]
     fn lenient_match_loads_common_tensors_directly_if_dtype_matches() {
         let tensors = [
             info("a", Dtype::F32, &[2]),
@@ -395,7 +467,8 @@ mod tests {
             .resolve(&["a", "b", "c"])
             .expect("selects");
         assert_eq!(selected, [0, 1]);
-        assert_eq!(matched.devices.len(), 1);
+        assert_eq!(matched.devices.otherwise, Device::Cpu);
+        assert!(matched.devices.by_name.is_empty());
     }
 
     #[test]

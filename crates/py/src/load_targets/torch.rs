@@ -1,0 +1,171 @@
+//! Torch tensors as load targets.
+//!
+//! A model may have 100,000 tensors: each attribute of one takes some 50 ns, so that only those
+//! are read that can matter.
+
+use std::collections::HashMap;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString, PyType};
+use tload::{Device, Dtype, LoadTargetLayout};
+
+use super::{Described, Read};
+use crate::error::exception;
+
+/// Reads tensors. Exists only if torch is imported: otherwise no value is a tensor.
+pub(super) struct Reader<'py> {
+    tensor: Bound<'py, PyType>,
+    parameter: Bound<'py, PyAny>,
+    strided: Bound<'py, PyAny>,
+    is_lazy: Bound<'py, PyAny>,
+    dtypes: Vec<(Bound<'py, PyAny>, Dtype)>,
+    device_of: Bound<'py, PyAny>,
+    current_stream: Bound<'py, PyAny>,
+    /// Current stream by GPU.
+    streams: HashMap<usize, u64>,
+}
+
+impl<'py> Reader<'py> {
+    pub(super) fn new(py: Python<'py>) -> PyResult<Option<Self>> {
+        let modules = py.import("sys")?.getattr("modules")?;
+        let Ok(torch) = modules.get_item("torch") else {
+            return Ok(None);
+        };
+        let names = py.import("tload._torch")?.getattr("dtype_names")?.call0()?;
+        let mut dtypes = Vec::new();
+        for (dtype, name) in names.cast::<PyDict>()?.iter() {
+            let name = name.cast::<PyString>()?;
+            if let Some(known) = Dtype::from_name(name.to_str()?) {
+                dtypes.push((dtype, known));
+            }
+        }
+        let cuda = py.import("tload._cuda")?;
+        let parameters = torch.getattr("nn")?.getattr("parameter")?;
+        Ok(Some(Self {
+            tensor: torch.getattr("Tensor")?.cast_into()?,
+            parameter: parameters.getattr("Parameter")?,
+            strided: torch.getattr("strided")?,
+            is_lazy: parameters.getattr("is_lazy")?,
+            dtypes,
+            device_of: cuda.getattr("device_of")?,
+            current_stream: cuda.getattr("current_stream")?,
+            streams: HashMap::new(),
+        }))
+    }
+
+    pub(super) fn owns(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
+        value.is_instance(&self.tensor)
+    }
+
+    pub(super) fn read(&mut self, tensor: &Bound<'py, PyAny>) -> PyResult<Read> {
+        let py = tensor.py();
+        let is = |name| tensor.getattr(name)?.is_truthy();
+        let kind = tensor.get_type();
+        let is_plain = kind.is(&self.tensor) || kind.is(&self.parameter);
+        // No other property of a lazy tensor may be read.
+        if !is_plain && self.is_lazy.call1((tensor,))?.is_truthy()? {
+            return Ok(Err("is not initialised yet, so it has no shape".to_owned()));
+        }
+        let device = self.device_of.call1((tensor,))?;
+        let device = device.cast::<PyString>()?.to_str()?;
+        if device != "cpu" && is(intern!(py, "is_meta"))? {
+            return Ok(Err("is on the meta device, which has no memory".to_owned()));
+        }
+        let dtype = tensor.getattr(intern!(py, "dtype"))?;
+        let known = self.dtypes.iter().find(|(one, _)| one.is(&dtype));
+        let known = known.map(|(_, known)| *known);
+        if known.is_none() && is(intern!(py, "is_quantized"))? {
+            return Ok(Err("is quantized".to_owned()));
+        }
+        if is(intern!(py, "is_nested"))? {
+            return Ok(Err("is nested".to_owned()));
+        }
+        let layout = tensor.getattr(intern!(py, "layout"))?;
+        if !layout.is(&self.strided) {
+            let layout = layout.str()?.to_string();
+            let layout = layout.strip_prefix("torch.").unwrap_or(&layout);
+            return Ok(Err(format!("is sparse ({layout})")));
+        }
+        let device = match device {
+            "cpu" => Device::Cpu,
+            gpu if gpu.starts_with("cuda") => gpu.parse().map_err(|error| exception(py, &error))?,
+            other => return Ok(Err(format!("is on {other}"))),
+        };
+        let own_shape: Vec<usize> = tensor.getattr(intern!(py, "shape"))?.extract()?;
+        let strides: Vec<isize> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+        let is_pairs = known == Some(Dtype::F4);
+        let element_bytes = match known {
+            Some(_) if is_pairs => 1,
+            Some(known) => known.bits() / 8,
+            None => tensor
+                .call_method0(intern!(py, "element_size"))?
+                .extract()?,
+        };
+        let width = isize::try_from(element_bytes).unwrap_or(isize::MAX);
+        let strides = strides.iter().map(|stride| stride.saturating_mul(width));
+        let mut layout = LoadTargetLayout {
+            address: 0,
+            element_bytes,
+            dims: own_shape.iter().copied().zip(strides).collect(),
+            elements: String::new(),
+        };
+        if layout.may_overlap_itself() {
+            return Ok(Err("has overlapping elements in memory".to_owned()));
+        }
+        if !own_shape.contains(&0) {
+            // Subclasses that wrap other tensors have no memory.
+            let address = tensor.call_method0(intern!(py, "data_ptr"));
+            layout.address = match address {
+                Ok(address) => address.extract()?,
+                Err(error) if error.is_instance_of::<PyRuntimeError>(py) => 0,
+                Err(error) => return Err(error),
+            };
+            if layout.address == 0 {
+                let kind = kind.name()?;
+                return Ok(Err(format!("is a {kind} without memory of its own")));
+            }
+        }
+        let call = |name| tensor.call_method0(name)?.is_truthy();
+        let is_complex = known.is_none_or(|known| known == Dtype::C64);
+        let is_conjugated = is_complex && call(intern!(py, "is_conj"))?;
+        let is_negated = call(intern!(py, "is_neg"))?;
+        layout.elements = match known {
+            Some(known) => known.name().to_owned(),
+            None => dtype.str()?.to_string(),
+        };
+        // A conjugate shares the memory of its base, but has other values.
+        for (holds, lazy) in [(is_conjugated, " conjugated"), (is_negated, " negated")] {
+            if holds {
+                layout.elements.push_str(lazy);
+            }
+        }
+        let mut shape = own_shape;
+        if let Some(last) = shape.last_mut()
+            && is_pairs
+        {
+            *last *= 2;
+        }
+        Ok(Ok(Described {
+            dtype: known,
+            shape,
+            device,
+            layout,
+            stream: self.stream(device)?,
+            is_lazy: is_conjugated || is_negated,
+        }))
+    }
+
+    fn stream(&mut self, device: Device) -> PyResult<u64> {
+        let Device::Cuda(ordinal) = device else {
+            return Ok(0);
+        };
+        if let Some(stream) = self.streams.get(&ordinal) {
+            return Ok(*stream);
+        }
+        let stream = self.current_stream.call1((ordinal,))?.extract()?;
+        self.streams.insert(ordinal, stream);
+        Ok(stream)
+    }
+}
