@@ -8,6 +8,8 @@ mod cp;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod doctor;
+#[cfg(feature = "object")]
+mod doctor_store;
 mod errors;
 mod help;
 #[cfg(target_os = "linux")]
