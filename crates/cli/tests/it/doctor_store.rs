@@ -12,7 +12,8 @@ const MODEL: &str = "s3://bucket/model";
 fn find<'a>(report: &'a Value, id: &str) -> &'a Value {
     let findings = report["findings"].as_array().unwrap();
     let found = findings.iter().find(|finding| finding["id"] == id);
-    found.unwrap_or_else(|| panic!("no finding {id}: {report}"))
+    assert!(found.is_some(), "no {id} in {report}");
+    found.unwrap()
 }
 
 #[test]
