@@ -51,6 +51,26 @@ def test_second_name_runs_same_command() -> None:
     assert "Usage: tensorload ls" in done.stderr
 
 
+def test_doctor_reports_other_program_named_tload(tmp_path: Path) -> None:
+    other, script = tmp_path / "other" / "tload", tmp_path / "venv" / "tload"
+    for program, text in ((other, "another program"), (script, "#!/x/python\nfrom tload.__main__ import main\n")):
+        program.parent.mkdir()
+        program.write_text(text)
+        program.chmod(0o755)
+
+    def look(*programs: Path) -> dict[str, str]:
+        path = os.pathsep.join(str(program.parent) for program in programs)
+        findings = json.loads(run(MODULE, "doctor", "--json", PATH=path).stdout)["findings"]
+        return next(finding for finding in findings if finding["id"] == "program")
+
+    found = look(other, script)
+    assert found["level"] == "warn"
+    assert found["value"] == f"{other} comes before {script} on PATH"
+    assert "python -m tload" in found["advice"]
+    assert look(other)["value"] == f"{other} is on PATH, and this tload is not"
+    assert look(script, other)["level"] == "ok"
+
+
 def test_ls_agrees_with_open(floats: Floats) -> None:
     listing = json.loads(run(SCRIPT, "ls", str(floats[0]), "--json").stdout)
     assert {tensor["name"] for tensor in listing["tensors"]} == set(tload.open(floats[0]))

@@ -103,7 +103,9 @@ fn attended(args: Args, arguments: &[OsString], interrupt: &Interrupt, limits: &
         Err(error) => {
             let status = interrupt.exit_status(&error);
             interrupt.answer().fail(&mut out, &error, status);
-            output::error::print(&error);
+            if !interrupt.answer().has_failure() {
+                output::error::print(&error);
+            }
             status
         }
     }

@@ -32,11 +32,14 @@ pub(crate) fn arguments(arguments: &[OsString]) -> Vec<String> {
 
 /// Redacts one value of the flag, which holds one option per line.
 fn options(text: &str) -> String {
-    text.lines().map(option).collect::<Vec<_>>().join("\n")
+    text.lines()
+        .map(store_option)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
-/// Redacts one option. The value of an unknown key may be a secret, so it is hidden.
-fn option(text: &str) -> String {
+/// Redacts one option of a store. The value of an unknown key may be a secret, so it is hidden.
+pub(crate) fn store_option(text: &str) -> String {
     let Ok((key, value)) = StoreOptions::parse(text) else {
         return HIDDEN.to_owned();
     };

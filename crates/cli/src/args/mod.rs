@@ -142,11 +142,17 @@ pub(crate) struct LoadArgs {
 Each finding is ok, note (worth knowing), warn (costs speed; the advice says what to do) or fail
 (LOCATION cannot be opened or does not answer; the findings about the machine are still printed).
 
+In an object store, LOCATION is also measured, within --timeout and a few seconds: round trips, and
+the throughput of one connection and of sixteen, which read up to 256 MiB of it.
+
 The last line names the most urgent change, if any change is advised.
 
 JSON: {worst, change_first: {id, urgency, command},
-  findings: [{id, level, title, value, advice, change: {urgency, command}}]}; `change_first`,
-`advice` and `change` may be null; `urgency` is failure, hang, speed or little.")]
+  findings: [{id, level, title, value, advice, change: {urgency, command}}],
+  store: {location, endpoint, redirected_to, region, addressing, credentials, proxy, tls,
+    is_loopback, addresses, validator, clock_skew_seconds, first_response_seconds,
+    round_trip_seconds: [], rates: [{connections, bytes, seconds}]}}; `change_first`, `advice`,
+`change`, `store` and fields of `store` may be null; `urgency` is failure, hang, speed or little.")]
 pub(crate) struct DoctorArgs {
     #[arg(value_name = "LOCATION", help = location::help("of a checkpoint, to check its storage as well"))]
     pub(crate) location: Option<OsString>,

@@ -4,15 +4,16 @@
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tload::probe::StoreProbe;
 use tload::{Checkpoint, Error, ErrorKind, Result, StoreOptions, printable};
 
 use crate::args::DoctorArgs;
 use crate::deadline::{ERROR_GRACE, Watch};
 use crate::doctor::{
-    Finding, Level, Settings, Urgency, examine, examine_storage, examine_variables, first,
+    Finding, Level, Settings, Storage, Urgency, examine, examine_storage, examine_variables, first,
     no_answer,
 };
 use crate::host::System;
@@ -24,6 +25,9 @@ use crate::output::failure::Outcome;
 use crate::output::quantity::format_count;
 use crate::output::style;
 
+/// Longest measurement of a store if the user's timeout is beyond the clock's range.
+const MEASURING_MAX: Duration = Duration::from_secs(3600);
+
 /// Runs the subcommand. `limits` are those that the command was started with.
 pub(crate) fn run(
     args: &DoctorArgs,
@@ -32,7 +36,8 @@ pub(crate) fn run(
     out: &mut dyn Write,
 ) -> Result<()> {
     let settings =
-        Settings::new(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()));
+        Settings::new(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()))
+            .with_arguments(&args.store, &args.links);
     // An error in these options is reported even without a location.
     let store = options::store_within(&args.store, Some(args.timeout))?;
     let examined = args
@@ -46,20 +51,23 @@ pub(crate) fn run(
     let mut findings = examine(&System::real(), limits, &settings, checkpoint);
     let variables = options::variables();
     findings.extend(examine_variables(variables.iter().map(String::as_str)));
-    let mut outcome = Ok(());
+    let (mut outcome, mut measured) = (Ok(()), None);
     if let Some(examined) = examined {
-        findings.extend(examined.findings);
+        findings.extend(examined.storage.findings);
+        measured = examined.storage.store;
         outcome = examined.outcome;
     }
     if args.json {
         let failure = outcome.as_ref().err().map(|error| interrupt.failure(error));
-        let diagnosis = Diagnosis::new(&findings);
+        let diagnosis = Diagnosis::new(&findings, measured.as_ref());
         let outcome = Outcome::new(&diagnosis, failure);
         interrupt.answer().give(out, &outcome)?;
     } else {
         write_text(out, &findings)
             .and_then(|()| out.flush())
             .map_err(standard_output)?;
+        // The finding has told it.
+        interrupt.answer().holds_failure();
     }
     outcome
 }
@@ -68,7 +76,7 @@ pub(crate) fn run(
 struct Examined {
     /// Set once the headers have been read.
     checkpoint: Arc<OnceLock<Checkpoint>>,
-    findings: Vec<Finding>,
+    storage: Storage,
     outcome: Result<()>,
 }
 
@@ -81,6 +89,7 @@ fn examine_location(
     interrupt: &Interrupt,
 ) -> Result<Examined> {
     let timeout = args.timeout;
+    let started = Instant::now();
     let opening = options::opening(store, &args.links);
     let checkpoint = Arc::<OnceLock<Checkpoint>>::default();
     let outcome = options::location(location).and_then(|location| {
@@ -98,23 +107,32 @@ fn examine_location(
         watch.run(move || {
             let checkpoint = Checkpoint::open_with(&from, opening)?;
             let checkpoint = opened.get_or_init(|| checkpoint);
-            Ok(examine_storage(&System::real(), &settings, checkpoint))
+            let deadline = started.checked_add(timeout);
+            let deadline = deadline.unwrap_or(started + MEASURING_MAX);
+            Ok(examine_storage(
+                &System::real(),
+                &settings,
+                checkpoint,
+                deadline,
+            ))
         })
     });
-    let (findings, outcome) = match outcome {
-        Ok(findings) => (findings, Ok(())),
+    let (storage, outcome) = match outcome {
+        Ok(storage) => (storage, Ok(())),
         // The user interrupted the command.
         Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
         Err(error) => {
             let shown = location.to_string_lossy();
             let shown =
                 options::location(location).map_or_else(|_| shown.into(), |it| it.to_string());
-            (vec![no_answer(&shown, timeout, &error)], Err(error))
+            let findings = vec![no_answer(&shown, timeout, &error)];
+            let store = None;
+            (Storage { findings, store }, Err(error))
         }
     };
     Ok(Examined {
         checkpoint,
-        findings,
+        storage,
         outcome,
     })
 }
@@ -131,6 +149,8 @@ struct Diagnosis<'a> {
     worst: Level,
     change_first: Option<First<'a>>,
     findings: &'a [Finding],
+    /// Measurements of the object store.
+    store: Option<&'a StoreProbe>,
 }
 
 /// The most urgent change.
@@ -142,7 +162,7 @@ struct First<'a> {
 }
 
 impl<'a> Diagnosis<'a> {
-    fn new(findings: &'a [Finding]) -> Self {
+    fn new(findings: &'a [Finding], store: Option<&'a StoreProbe>) -> Self {
         Self {
             worst: worst(findings),
             change_first: first(findings).map(|(finding, change)| First {
@@ -151,6 +171,7 @@ impl<'a> Diagnosis<'a> {
                 command: &change.command,
             }),
             findings,
+            store,
         }
     }
 }
@@ -200,6 +221,10 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
         count(Level::Ok)
     )?;
     match first(findings) {
+        // The advice above says what to do.
+        Some((finding, _)) if finding.level == Level::Fail => {
+            writeln!(out, "Fix first: {}", finding.title)
+        }
         Some((finding, change)) => {
             writeln!(out, "Fix first: {}: {}", finding.title, change.command)
         }

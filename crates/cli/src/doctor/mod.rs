@@ -9,8 +9,10 @@ mod kernel;
 mod memory;
 mod mount;
 mod procfs;
+mod program;
 mod ring;
 mod settings;
+mod store;
 mod threads;
 mod top_fix;
 mod variables;
@@ -21,7 +23,7 @@ use std::fmt;
 use serde::Serialize;
 use tload::Checkpoint;
 
-pub(crate) use mount::{findings as examine_storage, no_answer};
+pub(crate) use mount::{Storage, findings as examine_storage, no_answer};
 pub(crate) use settings::Settings;
 pub(crate) use top_fix::{Change, Urgency, first};
 pub(crate) use variables::findings as examine_variables;
@@ -118,6 +120,8 @@ pub(crate) fn examine(
     opened: Option<&Checkpoint>,
 ) -> Vec<Finding> {
     let mut findings = kernel::findings(system);
+    let (path, this) = (std::env::var_os("PATH"), std::env::current_exe().ok());
+    findings.push(program::finding(path.as_deref(), this.as_deref()));
     findings.extend(procfs::findings(system));
     findings.extend(ring::findings(system));
     findings.extend(memory::findings(system, limits, opened));

@@ -1,14 +1,15 @@
 //! Storage of a checkpoint: file system, mount, direct I/O, disk, and its bytes in the page cache.
 
-use std::error::Error as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tload::probe::StoreProbe;
 use tload::{Checkpoint, Error, ErrorKind, format_bytes, probe};
 
-use super::{Finding, Level, Settings, Urgency, disk, verify};
+use super::{Finding, Level, Settings, Urgency, disk, store, verify};
 use crate::host::System;
 use crate::host::mount::Mount;
+use crate::output::error::chain;
 use crate::output::flags::flag;
 use crate::output::quantity::{float, format_count, format_share};
 
@@ -18,13 +19,21 @@ const NFS_READ_BYTES: u64 = 1 << 20;
 /// three attempts), large reads, many connections.
 const NFS_OPTIONS: &str = "ro,soft,timeo=100,retrans=2,rsize=1048576,nconnect=8";
 
+/// Result of examining the storage of a checkpoint.
+pub(crate) struct Storage {
+    pub(crate) findings: Vec<Finding>,
+    /// Measurements of the object store, if shards are in one.
+    pub(crate) store: Option<StoreProbe>,
+}
+
 /// Returns the findings for the directory of the first shard: the shards of one checkpoint lie
-/// together.
+/// together. An object store is measured until `deadline`.
 pub(crate) fn findings(
     system: &System,
     settings: &Settings,
     checkpoint: &Checkpoint,
-) -> Vec<Finding> {
+    deadline: Instant,
+) -> Storage {
     let paths = || {
         checkpoint
             .shards()
@@ -37,7 +46,11 @@ pub(crate) fn findings(
         format_count(checkpoint.shards().len() as u64, "shard"),
         format_bytes(checkpoint.total_bytes()),
     );
-    let mut findings = vec![Finding::ok("checkpoint", "checkpoint", value)];
+    let mut checkpoint_finding = Finding::ok("checkpoint", "checkpoint", value);
+    if let [note, ..] = checkpoint.notes() {
+        checkpoint_finding = checkpoint_finding.advise(Level::Note, note);
+    }
+    let mut findings = vec![checkpoint_finding];
     if let Some(first) = paths().next() {
         let (is_network, of_file_system) = file_system(system, first);
         findings.extend(of_file_system);
@@ -48,26 +61,25 @@ pub(crate) fn findings(
     if paths().next().is_some() {
         findings.push(residency(paths()));
     }
-    findings.extend(object_store(checkpoint));
+    let measured = probe::store(checkpoint, deadline);
+    let store = match measured {
+        Ok(Some(probe)) => {
+            let remote = checkpoint.shards().len() - paths().count();
+            findings.extend(store::findings(&probe, remote));
+            Some(probe)
+        }
+        Ok(None) => None,
+        // A store that does not answer is not asked for checksums.
+        Err(error) => {
+            findings.push(store::unknown(&error));
+            return Storage {
+                findings,
+                store: None,
+            };
+        }
+    };
     findings.push(verify::finding(checkpoint));
-    findings
-}
-
-/// Returns the finding about the object store. Nothing is known about it except that the headers
-/// could be read.
-fn object_store(checkpoint: &Checkpoint) -> Option<Finding> {
-    let shards = checkpoint.shards().iter().map(tload::Shard::location);
-    let remote: Vec<String> = shards
-        .filter(|location| location.as_path().is_none())
-        .map(ToString::to_string)
-        .collect();
-    let (store, _) = remote.first()?.split_once("://")?;
-    let shards = format_count(remote.len() as u64, "shard");
-    Some(Finding::ok(
-        "store",
-        "object store",
-        format!("{store}: {shards} read from there"),
-    ))
+    Storage { findings, store }
 }
 
 /// Returns the finding for a location that cannot be loaded or did not answer in time.
@@ -79,25 +91,41 @@ pub(crate) fn no_answer(location: &str, timeout: Duration, error: &Error) -> Fin
 }
 
 fn hangs(location: &str, timeout: Duration, error: &Error) -> Finding {
-    let change = "check that the server of the mount or store is up, and mount it again (umount -f \
-                  releases blocked processes); if it is only slow, raise --timeout";
+    let change = if is_remote(location) {
+        "check the endpoint and the region, the proxy (option proxy, HTTPS_PROXY, NO_PROXY) and the firewall: this \
+         machine must reach the store; if it is only slow, raise --timeout"
+    } else {
+        "check that the server of the mount is up, and mount it again (umount -f releases blocked processes); if it \
+         is only slow, raise --timeout"
+    };
     Finding::ok(
         "checkpoint",
         "checkpoint",
-        format!("{location} did not answer within {timeout:?}: {error}"),
+        format!(
+            "{location} did not answer within {timeout:?}: {}",
+            told(error)
+        ),
     )
     .advise(Level::Fail, format!("a load would hang as well; {change}"))
     .change(Urgency::Hang, change)
 }
 
+/// Returns an error with its request and causes in one line, without its hint.
+pub(super) fn told(error: &Error) -> String {
+    let text = chain(error);
+    let lines = text.lines().map(str::trim);
+    let lines: Vec<_> = lines.filter(|line| !line.starts_with("hint: ")).collect();
+    lines.join("; ")
+}
+
+/// Returns whether the location is a URL of a store.
+fn is_remote(location: &str) -> bool {
+    let scheme = location.split_once("://");
+    scheme.is_some_and(|(scheme, _)| !scheme.eq_ignore_ascii_case("file"))
+}
+
 fn unreadable(error: &Error) -> Finding {
-    let mut value = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        value.push_str(": ");
-        value.push_str(&error.to_string());
-        cause = error.source();
-    }
+    let value = told(error);
     let advice = error.hint_with(flag).unwrap_or_else(|| {
         "pass the path of a readable checkpoint: see tload ls LOCATION".to_owned()
     });

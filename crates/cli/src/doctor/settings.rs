@@ -1,19 +1,29 @@
-//! `TLOAD_*` variables that set options of every load. Shown as loads interpret them, without
-//! secrets.
+//! Options that are set, by `TLOAD_*` variables for every load or by arguments of `doctor`. Shown as
+//! loads interpret them, without secrets.
 
 use tload::{OptionValue, Options, format_bytes};
 
 use super::{Finding, Level, Urgency};
+use crate::args::{LinkArgs, StoreArgs};
+use crate::redact;
 
 const ID: &str = "settings";
 const TITLE: &str = "settings";
+const STORE: &str = "TLOAD_STORE";
+const LINKS: &str = "TLOAD_FOLLOW_SYMLINKS";
+/// Level of the Python package's log.
+const LOG: &str = "TLOAD_LOG";
 
 /// Values of the variables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) options: Options,
-    /// Options that are set, in the order of the table.
-    set: Vec<&'static str>,
+    /// Options that are set, and the variables that set them, in the order of the table.
+    set: Vec<(&'static str, String)>,
+    /// Settings that are no options of a load, as they are shown.
+    others: Vec<String>,
+    /// True if a variable allows links.
+    has_links_variable: bool,
     /// Variables whose values loads reject.
     rejected: Vec<String>,
 }
@@ -27,24 +37,54 @@ impl Settings {
             let text = variable(&name).filter(|text| !text.trim().is_empty());
             match text.map(|text| settings.options.set(key.name, text.trim())) {
                 None => {}
-                Some(Ok(())) => settings.set.push(key.name),
+                Some(Ok(())) => settings.set.push((key.name, name)),
                 Some(Err(_)) => settings.rejected.push(name),
             }
         }
+        let set = |name| variable(name).filter(|text| !text.trim().is_empty());
         settings
+            .others
+            .extend(set(LOG).map(|level| format!("log {} ({LOG})", level.trim())));
+        settings.has_links_variable = set(LINKS).is_some();
+        settings
+    }
+
+    /// Adds the options of stores and links, from variables and arguments.
+    pub(crate) fn with_arguments(mut self, store: &StoreArgs, links: &LinkArgs) -> Self {
+        for (options, origin) in [(&store.environment, STORE), (&store.store, "--store")] {
+            let options = options.iter().map(|option| option.to_string_lossy());
+            let shown: Vec<_> = options
+                .filter(|option| !option.trim().is_empty())
+                .map(|option| redact::store_option(option.trim()))
+                .collect();
+            if !shown.is_empty() {
+                self.others
+                    .push(format!("store {} ({origin})", shown.join(" ")));
+            }
+        }
+        if links.follow_symlinks {
+            let origin = if self.has_links_variable {
+                LINKS
+            } else {
+                "--follow-symlinks"
+            };
+            self.others.push(format!("follow-symlinks true ({origin})"));
+        }
+        self
     }
 
     pub(super) fn finding(&self) -> Finding {
         let shown = Options::KEYS.iter().filter_map(|key| {
-            let flag = key.flag.filter(|_| self.set.contains(&key.name))?;
+            let (_, variable) = self.set.iter().find(|(name, _)| *name == key.name)?;
+            let flag = key.flag?;
             let value = key.value(&self.options)?;
             Some(if let OptionValue::Bytes(bytes) = value {
-                format!("{flag} {}", format_bytes(bytes))
+                format!("{flag} {} ({variable})", format_bytes(bytes))
             } else {
-                format!("{flag} {value}")
+                format!("{flag} {value} ({variable})")
             })
         });
-        let shown: Vec<_> = shown.collect();
+        let shown: Vec<_> = shown.chain(self.others.iter().cloned()).collect();
         let finding = match shown.as_slice() {
             [] => Finding::ok(ID, TITLE, "no TLOAD_* variable changes loads"),
             shown => Finding::ok(ID, TITLE, shown.join(", ")),
@@ -78,6 +118,27 @@ mod tests {
     }
 
     #[test]
+    fn store_and_links_are_shown_without_secrets() {
+        let store = StoreArgs {
+            store: vec!["region=eu-west-1".into(), "session_token=hunter2".into()],
+            environment: vec![
+                "endpoint=https://me:hunter2@host:9".into(),
+                " ".into(),
+                "odd hunter2".into(),
+            ],
+        };
+        let links = LinkArgs {
+            follow_symlinks: true,
+        };
+        let found = Settings::default().with_arguments(&store, &links).finding();
+        assert_eq!(
+            found.value,
+            "store endpoint=https://host:9 *** (TLOAD_STORE), store region=eu-west-1 session_token=*** (--store), \
+             follow-symlinks true (--follow-symlinks)"
+        );
+    }
+
+    #[test]
     fn settings_show_variables_that_are_set() {
         let none = finding(&[("TLOAD_TIMEOUT", " ")]);
         assert_eq!((none.level, none.change), (Level::Ok, None));
@@ -92,16 +153,28 @@ mod tests {
             ),
         ]);
         assert!(
-            all.value.starts_with("in-flight 1.0 MiB, verify https://"),
+            all.value
+                .starts_with("in-flight 1.0 MiB (TLOAD_IN_FLIGHT), verify https://"),
             "{}",
             all.value
         );
         assert!(
-            all.value.ends_with("hedge false, timeout 600s"),
+            all.value
+                .ends_with("hedge false (TLOAD_HEDGE), timeout 600s (TLOAD_TIMEOUT)"),
             "{}",
             all.value
         );
         assert!(!all.value.contains("hunter2"), "{}", all.value);
+        let others = finding(&[
+            ("TLOAD_ENGINE", "pread"),
+            ("TLOAD_CACHE", "drop"),
+            ("TLOAD_DEPTH", "4"),
+            ("TLOAD_LOG", "debug"),
+        ]);
+        assert_eq!(
+            others.value,
+            "engine pread (TLOAD_ENGINE), depth 4 (TLOAD_DEPTH), cache drop (TLOAD_CACHE), log debug (TLOAD_LOG)"
+        );
         let wrong = finding(&[("TLOAD_RETRIES", "many")]);
         assert_eq!(wrong.level, Level::Warn);
         assert_eq!(

@@ -52,7 +52,7 @@ fn unopenable_location_adds_finding() {
     findings.push(no_answer("a", Duration::from_secs(10), &error));
     let finding = find(&findings, "checkpoint");
     assert_eq!(finding.level, Level::Fail);
-    assert_eq!(finding.value, "a: cannot open: broken disk");
+    assert_eq!(finding.value, "a: cannot open; caused by: broken disk");
     assert_eq!(finding.advice.as_deref(), Some("use --cache buffered"));
     // Whatever else there is to change: this comes first.
     let (changed, change) = first(&findings).unwrap();
@@ -73,6 +73,22 @@ fn silent_location_is_reported_as_hang() {
     let change = finding.change.expect("says what to do");
     assert_eq!(change.urgency, Urgency::Hang);
     assert!(change.command.contains("--timeout"), "{}", change.command);
+    assert!(change.command.contains("umount -f"), "{}", change.command);
+}
+
+#[test]
+fn silent_store_gets_advice_on_network() {
+    let error = Error::new(ErrorKind::TimedOut, "opening took longer than its timeout");
+    let advice = |location| {
+        let finding = no_answer(location, Duration::from_secs(10), &error);
+        finding.advice.expect("says what to do")
+    };
+    for url in ["s3://bucket/model", "hf://org/name", "https://host/model"] {
+        let advice = advice(url);
+        assert!(advice.contains("firewall"), "{url}: {advice}");
+        assert!(!advice.contains("umount"), "{url}: {advice}");
+    }
+    assert!(advice("file:///mnt/model").contains("umount"));
 }
 
 #[test]

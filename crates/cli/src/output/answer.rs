@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
 use serde::Serialize;
@@ -20,6 +21,8 @@ pub(crate) struct Answer {
     is_wanted: bool,
     /// Locked while an answer is being written.
     is_given: Mutex<bool>,
+    /// True if the text on standard output tells the failure.
+    has_failure: AtomicBool,
 }
 
 impl Answer {
@@ -27,7 +30,19 @@ impl Answer {
         Self {
             is_wanted,
             is_given: Mutex::new(false),
+            has_failure: AtomicBool::new(false),
         }
+    }
+
+    /// Records that the text on standard output tells the command's failure, so that it is not
+    /// printed again.
+    pub(crate) fn holds_failure(&self) {
+        self.has_failure.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the text on standard output tells the command's failure.
+    pub(crate) fn has_failure(&self) -> bool {
+        self.has_failure.load(Ordering::Relaxed)
     }
 
     /// Writes `value` as the answer.

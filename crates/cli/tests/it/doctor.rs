@@ -1,6 +1,10 @@
 //! `doctor` on the machine that runs the tests.
 
-use crate::{json, run, stderr, succeed};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::{command, json, run, stderr, succeed};
 
 #[test]
 fn every_finding_has_an_id_a_level_and_a_value() {
@@ -145,5 +149,50 @@ fn bad_location_keeps_machine_findings() {
     assert_eq!(output.status.code(), Some(3));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("\n1 failed, "), "{text}");
-    assert!(stderr(&output).starts_with("error: /nonexistent/model"));
+    // The failure is told once.
+    assert_eq!(text.matches("/nonexistent/model").count(), 1, "{text}");
+    assert!(text.ends_with("\nFix first: checkpoint\n"), "{text}");
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn other_program_named_tload_on_path_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("tload");
+    fs::write(&other, "another program").unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
+    let own = Path::new(env!("CARGO_BIN_EXE_tload"));
+    let look = |folders: [&Path; 2]| {
+        let path = std::env::join_paths(folders).unwrap();
+        let output = command(["doctor", "--json"]).env("PATH", path).output();
+        let report: serde_json::Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();
+        let findings = report["findings"].as_array().unwrap();
+        let found = findings.iter().find(|finding| finding["id"] == "program");
+        found.unwrap().clone()
+    };
+    let found = look([folder.path(), own.parent().unwrap()]);
+    assert_eq!(found["level"], "warn");
+    let wanted = format!("{} comes before {} on PATH", other.display(), own.display());
+    assert_eq!(found["value"], wanted);
+    let advice = found["advice"].as_str().unwrap();
+    assert!(advice.contains("python -m tload"), "{advice}");
+    let found = look([own.parent().unwrap(), folder.path()]);
+    assert_eq!(found["level"], "ok", "{found}");
+}
+
+#[test]
+fn settings_name_their_variables_and_arguments() {
+    let output = command(["doctor", "--json", "--store", "session_token=hunter2"])
+        .envs([("TLOAD_CACHE", "drop"), ("TLOAD_FOLLOW_SYMLINKS", "1")])
+        .env("TLOAD_STORE", "region=eu-west-1")
+        .output()
+        .unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    let found = findings.iter().find(|finding| finding["id"] == "settings");
+    assert_eq!(
+        found.unwrap()["value"],
+        "cache drop (TLOAD_CACHE), store region=eu-west-1 (TLOAD_STORE), store session_token=*** (--store), \
+         follow-symlinks true (TLOAD_FOLLOW_SYMLINKS)"
+    );
 }

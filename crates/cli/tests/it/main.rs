@@ -9,6 +9,8 @@ mod cp;
 mod cuda;
 mod display;
 mod doctor;
+#[cfg(feature = "object")]
+mod doctor_store;
 mod errors;
 mod help;
 #[cfg(target_os = "linux")]

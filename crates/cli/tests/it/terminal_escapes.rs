@@ -119,10 +119,13 @@ fn check(arguments: &[&OsStr], succeeds: bool) -> Vec<u8> {
     let what = format!("{arguments:?}");
     assert_seen(&format!("{what}, standard output"), &output.stdout);
     assert_seen(&format!("{what}, standard error"), &output.stderr);
-    let text = String::from_utf8_lossy(&output.stderr);
+    // `doctor` tells a failure in a finding.
+    let text = [&*output.stdout, &*output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
     assert_eq!(output.status.success(), succeeds, "{what}: {text}");
+    let failures = ["error: ", "\nerror: ", "\nfail  "];
     assert!(
-        succeeds || text.starts_with("error: ") || text.contains("\nerror: "),
+        succeeds || failures.iter().any(|failure| text.contains(failure)),
         "{what}: {text}"
     );
     output.stdout

@@ -41,7 +41,7 @@ pub struct StoreProbe {
 }
 
 /// Throughput of a number of connections.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ConnectionRate {
     /// Number of connections.
