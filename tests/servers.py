@@ -176,8 +176,7 @@ class Web:
     files: dict[str, bytes] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     stall_from: int | None = None
-    """Requests for bytes from here on get only the head of a response. `None`: no request
-    stalls."""
+    """Responses send no bytes from here on: they stall. `None`: no response does."""
     stalled: set[str] = field(default_factory=set)
     """Paths with a stalled request."""
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -228,6 +227,8 @@ def web() -> Iterator[Web]:
             self.send_header("Last-Modified", "Fri, 20 Nov 2026 12:00:00 GMT")
             self.end_headers()
             if served.stall_from is not None and end > served.stall_from:
+                if body is None:
+                    self.wfile.write(content[start : max(start, served.stall_from)])
                 self.wfile.flush()
                 with served.changed:
                     served.stalled.add(self.path)

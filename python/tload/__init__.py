@@ -19,7 +19,7 @@ import os
 
 from tload import _logging
 from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
-from tload._copy import CopyReport, copy, list_files
+from tload._copy import CopyPlan, CopyReport, PlannedFile, copy, list_files
 from tload._errors import (
     CancelledError,
     ChangedError,
@@ -60,6 +60,7 @@ __all__ = [
     "CancelledError",
     "ChangedError",
     "Checkpoint",
+    "CopyPlan",
     "CopyReport",
     "CorruptError",
     "DepthReport",
@@ -78,6 +79,7 @@ __all__ = [
     "Options",
     "OutOfMemoryError",
     "PermissionDeniedError",
+    "PlannedFile",
     "Progress",
     "RemoteError",
     "Report",

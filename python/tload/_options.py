@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from tload import _tload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Engine: TypeAlias = Literal["auto", "uring", "pread", "tokio-uring"]
 Cache: TypeAlias = Literal["auto", "direct", "buffered", "drop", "map"]
@@ -166,8 +166,13 @@ def refuse_unknown(function: str, keywords: Mapping[str, object], known: frozens
             raise TypeError(message)
 
 
-def resolve(options: Options | None, keywords: OptionKeywords) -> Options:
-    """Merge the options of a call: keywords override `options`, which override the environment."""
+def resolve(
+    options: Options | None, keywords: OptionKeywords, variables: Iterable[str] = tuple(VARIABLES)
+) -> Options:
+    """Merge the options of a call: keywords override `options`, which override the environment.
+
+    Of the environment, only the variables of the fields in `variables` count.
+    """
     if options is not None and not isinstance(options, Options):
         message = f"options: wanted tload.Options, found {type(options).__qualname__}"
         raise TypeError(message)
@@ -175,7 +180,7 @@ def resolve(options: Options | None, keywords: OptionKeywords) -> Options:
     # `__post_init__` checks the types.
     given: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
     resolved = dataclasses.replace(resolved, **given)
-    return _with_environment(resolved, os.environ)
+    return _with_environment(resolved, os.environ, variables)
 
 
 def verifies() -> bool:
@@ -188,10 +193,10 @@ def is_strict(options: Options) -> bool:
     return options.verify not in {None, "off", "auto"}
 
 
-def _with_environment(options: Options, environment: Mapping[str, str]) -> Options:
+def _with_environment(options: Options, environment: Mapping[str, str], variables: Iterable[str]) -> Options:
     given: dict[str, Any] = {}
-    for name, variable in VARIABLES.items():
-        text = environment.get(variable, "").strip()
+    for name in variables:
+        text = environment.get(VARIABLES[name], "").strip()
         if text and getattr(options, name) is None:
             given[name] = _tload.option_from_variable(name, text)
     return dataclasses.replace(options, **given)

@@ -264,20 +264,20 @@ class Report:
 
 def read_report(document: str, text: str) -> Report:
     """Make a report from the core's JSON, whose fields are those of the classes here."""
-    report: Report = _decode(Report, json.loads(document))
+    report: Report = decode(Report, json.loads(document))
     return dataclasses.replace(report, text=text)
 
 
 _annotations = functools.cache(get_type_hints)
 
 
-def _decode(kind: Any, value: Any) -> Any:
+def decode(kind: Any, value: Any) -> Any:
     """Convert a JSON value to the type of an annotation: a class, `tuple[X, ...]` or `X | None`."""
     if isinstance(value, dict):
         if get_args(kind):
             kind = get_args(kind)[0]
         types = _annotations(kind)
-        return kind(**{name: _decode(types[name], each) for name, each in value.items()})
+        return kind(**{name: decode(types[name], each) for name, each in value.items()})
     if isinstance(value, list):
-        return tuple(_decode(get_args(kind)[0], each) for each in value)
+        return tuple(decode(get_args(kind)[0], each) for each in value)
     return value

@@ -474,7 +474,7 @@ impl Error {
 }
 
 /// Returns the name that an option has in Rust and Python, and the value behind it.
-fn field_name(option: &str, value: Option<&str>) -> String {
+pub(crate) fn field_name(option: &str, value: Option<&str>) -> String {
     value.map_or_else(|| option.to_owned(), |value| format!("{option}={value}"))
 }
 

@@ -23,7 +23,7 @@ pub(crate) use crate::storage::object::remote::{Remote, open_deadline};
 #[cfg(all(feature = "object", feature = "testing"))]
 pub(crate) use crate::storage::object::store::assert_levels_are_whole;
 #[cfg(feature = "object")]
-pub(crate) use crate::storage::object::store::{Listed, cached, is_offline, snapshot};
+pub(crate) use crate::storage::object::store::{Listed, cached, cached_copy, snapshot};
 pub use crate::sync::retry::Retries;
 pub use file::FileSource;
 pub(crate) use file::{cannot_open, descriptors, of_many, path_of};
