@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,6 +131,7 @@ def test_progress_ends_at_the_total(folder: Path, tmp_path: Path, call: str) -> 
 
 def test_bar_of_a_copy_is_drawn_on_terminals(folder: Path, tmp_path: Path) -> None:
     main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     script = f"import tload; tload.copy({str(folder)!r}, {str(tmp_path / 'target')!r}, progress=True)"
     done = subprocess.run([sys.executable, "-c", script], check=True, stderr=terminal, stdout=subprocess.PIPE)
     os.close(terminal)

@@ -166,9 +166,7 @@ def refuse_unknown(function: str, keywords: Mapping[str, object], known: frozens
             raise TypeError(message)
 
 
-def resolve(
-    options: Options | None, keywords: OptionKeywords, variables: Iterable[str] = tuple(VARIABLES)
-) -> Options:
+def resolve(options: Options | None, keywords: OptionKeywords, variables: Iterable[str] = tuple(VARIABLES)) -> Options:
     """Merge the options of a call: keywords override `options`, which override the environment.
 
     Of the environment, only the variables of the fields in `variables` count.

@@ -131,9 +131,7 @@ def from_pretrained(
                     _configuration.fetched(str(location), cls, kwargs, store=store, options=options)
                 )
             if config is None:
-                hint = (
-                    "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
-                )
+                hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
                 message = f"{show(source)}: is not a local file or directory, so config= is needed"
                 raise advise(InvalidRequestError, message, hint)
         place: str | os.PathLike[str] | None = folder

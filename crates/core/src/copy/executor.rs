@@ -253,9 +253,7 @@ impl Work<'_> {
     /// Records progress whenever it is due, until all workers have ended.
     fn record_until(&self, ended: &Receiver<()>) {
         while ended.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
-            let states = &self.queue.lock().states;
-            let files: Vec<_> = states.iter().map(|it| Arc::clone(&it.active)).collect();
-            for active in files {
+            for active in self.active() {
                 if self.shared.stop.is_cancelled() {
                     break;
                 }
@@ -264,6 +262,13 @@ impl Work<'_> {
                 }
             }
         }
+    }
+
+    /// Returns the files that are being copied.
+    fn active(&self) -> Vec<Arc<Active>> {
+        let queue = self.queue.lock();
+        let active = queue.states.iter().map(|state| Arc::clone(&state.active));
+        active.collect()
     }
 
     /// Records the progress of a file if that is due. What is recorded was written before the
