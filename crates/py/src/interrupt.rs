@@ -46,7 +46,7 @@ impl<T: Send + 'static> Running<T> {
         Ok(Self { answer })
     }
 
-    /// Waits for at most [`SIGNAL_STEP`] and at most `longest`, and then checks for signals. Returns
+    /// Waits for at most [`SIGNAL_STEP`] and `longest`, and then checks for signals. Returns
     /// the outcome, or itself if there is none yet.
     pub(crate) fn step(
         self,

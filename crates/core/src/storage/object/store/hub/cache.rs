@@ -56,9 +56,10 @@ pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<P
     }
 }
 
-/// Like [`cached`], for a copy, which takes all files that `is_selected` selects by their paths below
-/// the location. The cache counts as complete if its list of the repository's files is there, and
-/// all of these are too. If requests to the hub are forbidden, a complete model is enough.
+/// Like [`cached`], for a copy, which takes all files that `is_selected` selects by their paths
+/// below the location. The cache counts as complete if its list of the repository's files is
+/// there, and all of these are too. If requests to the hub are forbidden, a complete model is
+/// enough.
 pub(crate) fn cached_copy(
     url: &RemoteUrl,
     options: &StoreOptions,
