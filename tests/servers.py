@@ -176,8 +176,7 @@ class Web:
     files: dict[str, bytes] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     stall_from: int | None = None
-    """Requests for bytes from here on get only the head of a response. `None`: no request
-    stalls."""
+    """Responses send no bytes from here on: they stall. `None`: no response does."""
     stalled: set[str] = field(default_factory=set)
     """Paths with a stalled request."""
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -227,7 +226,9 @@ def web() -> Iterator[Web]:
             self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()[:16]}"')
             self.send_header("Last-Modified", "Fri, 20 Nov 2026 12:00:00 GMT")
             self.end_headers()
+            sent = content[start:end] if body is None else body
             if served.stall_from is not None and end > served.stall_from:
+                self.wfile.write(sent[: max(served.stall_from - start, 0)])
                 self.wfile.flush()
                 with served.changed:
                     served.stalled.add(self.path)
@@ -235,7 +236,7 @@ def web() -> Iterator[Web]:
                 served.ended.wait()
                 self.close_connection = True
                 return
-            self.wfile.write(content[start:end] if body is None else body)
+            self.wfile.write(sent)
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tload
+from files import tile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import servers
+
+MIB = 1 << 20
 
 FILES = {
     "config.json": b"{}",
@@ -99,3 +111,159 @@ def test_objects_are_listed_and_copied(s3: servers.S3, tmp_path: Path) -> None:
     assert tload.list_files("s3://bucket/nothing", store=s3.store) == []
     tload.copy(url, tmp_path / "target", names=["nested/a.bin"], store=s3.store)
     assert there(tmp_path / "target") == {"nested/a.bin": b"abc"}
+
+
+@pytest.mark.parametrize("call", ["copy", "verify"])
+def test_progress_ends_at_the_total(folder: Path, tmp_path: Path, call: str) -> None:
+    seen: list[tload.Progress] = []
+    if call == "copy":
+        tload.copy(folder, tmp_path / "target", hidden=True, progress=seen.append)
+        total = 16
+    else:
+        tload.verify(folder, write=tmp_path / "manifest.json", progress=seen.append)
+        total = len(FILES["model.safetensors"])
+    last = seen[-1]
+    assert (last.bytes_received, last.bytes_read, last.bytes_total) == (total, total, total)
+    assert str(last) == f"100% {total} B of {total} B"
+    assert (last.tensors_received, last.tensors_total) == (0, 0)
+    with pytest.raises(TypeError, match="progress: wanted True, False, None or a callable, found str"):
+        tload.copy(folder, tmp_path / "target", progress="yes")  # type: ignore[arg-type]
+
+
+def test_bar_of_a_copy_is_drawn_on_terminals(folder: Path, tmp_path: Path) -> None:
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    script = f"import tload; tload.copy({str(folder)!r}, {str(tmp_path / 'target')!r}, progress=True)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, stderr=terminal, stdout=subprocess.PIPE)
+    os.close(terminal)
+    shown = os.read(main, 10_000).decode()
+    os.close(main)
+    assert "tload" in shown
+    assert "100%" in shown
+    assert done.stdout == b""
+
+
+def stalled(web: servers.Web, at: int) -> bytes:
+    """Serve a file whose bytes from `at` on never arrive."""
+    content = tile(1, 4 * MIB)
+    web.files["m/model.safetensors"] = content
+    web.stall_from = at
+    return content
+
+
+def test_exception_of_progress_stops_copy(web: servers.Web, tmp_path: Path) -> None:
+    stalled(web, MIB)
+
+    class EnoughError(Exception):
+        pass
+
+    def refuse(progress: tload.Progress) -> None:
+        assert progress.bytes_total == 4 * MIB
+        raise EnoughError
+
+    with pytest.raises(EnoughError):
+        tload.copy(f"{web.url}/m/model.safetensors", tmp_path / "target", progress=refuse)
+
+
+def late(call: Callable[[float], object], wanted: str) -> tload.LoadTimeoutError:
+    """Return the error of a call that a longer timeout allows to get as far as `wanted`."""
+    for timeout in (0.5, 2.0, 8.0, 32.0):
+        with pytest.raises(tload.LoadTimeoutError, match="longer than its timeout") as caught:
+            call(timeout)
+        if wanted in str(caught.value):
+            return caught.value
+    pytest.fail(f"{wanted} is not in {caught.value}")
+
+
+def test_late_copy_says_what_is_kept_and_resumes(web: servers.Web, tmp_path: Path) -> None:
+    content = stalled(web, MIB)
+    url = f"{web.url}/m/model.safetensors"
+    error = late(lambda timeout: tload.copy(url, tmp_path, timeout=timeout), "1.0 MiB are kept in")
+    assert isinstance(error, TimeoutError)
+    assert "1.0 MiB of 4.0 MiB had been copied" in str(error)
+    web.stall_from = None
+    report = tload.copy(url, tmp_path)
+    assert (report.resumed_bytes, report.copied_bytes) == (MIB, 3 * MIB)
+    assert there(tmp_path) == {"model.safetensors": content}
+
+
+def test_timeout_of_a_verification(web: servers.Web, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalled(web, 0)
+    url = f"{web.url}/m/model.safetensors"
+    with pytest.raises(tload.LoadTimeoutError, match=r"verifying took longer than its timeout of 300ms"):
+        tload.verify(url, timeout=0.3)
+    monkeypatch.setenv("TLOAD_TIMEOUT", "300ms")
+    with pytest.raises(tload.LoadTimeoutError, match=r"verifying took longer than its timeout of 300ms"):
+        tload.verify(url)
+    with pytest.raises(TypeError, match="timeout: wanted"):
+        tload.verify(folder, timeout=object())  # type: ignore[arg-type]
+
+
+def journaled_bytes(target: Path) -> int:
+    try:
+        journal = json.loads((target / ".model.safetensors.tload-partial.json").read_text())
+    except FileNotFoundError:
+        return 0
+    return sum(done["end"] - done["start"] for done in journal["done"])
+
+
+def test_killed_copy_resumes(web: servers.Web, tmp_path: Path) -> None:
+    """Of a file that is fetched in one request, which is still running."""
+    content = stalled(web, 3 * MIB)
+    command = [sys.executable, "-m", "tload", "cp", f"{web.url}/m/model.safetensors", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+        # The bytes fetched while opening are journaled at once, the others a little later.
+        while journaled_bytes(tmp_path) < 3 * MIB:
+            try:
+                child.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+            assert child.stderr is not None
+            pytest.fail(child.stderr.read().decode())
+        child.kill()
+    web.stall_from = None
+    done = subprocess.run([*command, "--json"], check=True, capture_output=True)
+    report = json.loads(done.stdout)
+    assert (report["resumed_bytes"], report["copied_bytes"]) == (3 * MIB, MIB)
+    assert there(tmp_path) == {"model.safetensors": content}
+
+
+def test_dry_run_plans_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a" / "target"
+    report = tload.copy(folder, target, hidden=True, dry_run=True)
+    assert not (tmp_path / "a").exists()
+    assert report.plan is not None
+    assert [(file.name, file.action, file.bytes) for file in report.plan.files] == [
+        (name, "copy", len(content)) for name, content in sorted(FILES.items())
+    ]
+    assert (report.copied_files, report.copied_bytes, report.plan.needed_bytes) == (4, 16, 16)
+    assert report.plan.free_bytes
+    assert tload.copy(folder, target).plan is None
+    (folder / "config.json").write_bytes(b"[1]")
+    report = tload.copy(folder, target, hidden=True, dry_run=True)
+    assert report.plan is not None
+    assert {file.name: file.action for file in report.plan.files} == {
+        "config.json": "copy",
+        "model.safetensors": "skip",
+        "nested/.hidden": "copy",
+        "nested/a.bin": "skip",
+    }
+    assert there(target)["config.json"] == b"{}"
+    shown = subprocess.run(
+        [sys.executable, "-m", "tload", "cp", str(folder), str(target), "--dry-run"], check=True, capture_output=True
+    ).stdout.decode()
+    assert [line.split()[:2] for line in shown.splitlines()[:2]] == [["action", "size"], ["copy", "3"]]
+    assert "1 file would be copied, 3 B read, 2 files skipped; needs 3 B of disk space (" in shown
+
+
+def test_dry_run_shows_resumed_bytes(web: servers.Web, tmp_path: Path) -> None:
+    stalled(web, MIB)
+    url = f"{web.url}/m/model.safetensors"
+    late(lambda timeout: tload.copy(url, tmp_path, timeout=timeout), "1.0 MiB are kept in")
+    web.stall_from = None
+    before = there(tmp_path)
+    report = tload.copy(url, tmp_path, dry_run=True)
+    assert report.plan is not None
+    assert [(file.action, file.resumed_bytes) for file in report.plan.files] == [("resume", MIB)]
+    assert report.copied_bytes == 3 * MIB
+    assert there(tmp_path) == before

@@ -262,11 +262,13 @@ def test_copy_uses_complete_cached_files(
     served.asked.clear()
     run("cp", URL, str(tmp_path / "all"), "--hidden")
     assert read(tmp_path / "all") == files
-    assert [asked.path for asked in served.asked] == [f"api/models/{MODEL}/revision/main"]
+    assert served.asked == []
+    assert "matches" in run("verify", URL)
+    assert served.asked == []
     other = {name: content[:-1] + b"!" for name, content in files.items()}
-    served.commit(MODEL, other)
-    run("cp", URL, str(tmp_path / "all"), "--hidden")
-    assert read(tmp_path / "all") == other, "the branch has moved on"
+    commit = served.commit(MODEL, other)
+    run("cp", f"{URL}@{commit}", str(tmp_path / "other"), "--hidden")
+    assert read(tmp_path / "other") == other, "it is not the cached commit"
     served.asked.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     run("cp", URL, str(tmp_path / "copy"), "--hidden")

@@ -90,7 +90,7 @@ def test_progress_is_a_line_for_people() -> None:
     )
     assert str(progress) == " 25% 1.0 MiB of 4.0 MiB, 10 of 40 tensors"
     nothing = tload.Progress(tensors_total=0, tensors_received=0, bytes_total=0, bytes_received=0, bytes_read=0)
-    assert str(nothing) == "100% 0 B of 0 B, 0 of 0 tensors"
+    assert str(nothing) == "100% 0 B of 0 B"
 
 
 def test_programs_without_standard_error_show_nothing(megabytes: Path) -> None:

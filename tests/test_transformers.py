@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -255,14 +256,50 @@ def test_a_server_with_a_local_configuration(dense: Path, web: servers.Web) -> N
     for path in dense.iterdir():
         web.files[f"model/{path.name}"] = path.read_bytes()
     url = f"{web.url}/model"
+    config = web.files.pop("model/config.json")
     with pytest.raises(tload.InvalidRequestError, match="config= is needed") as caught:
         from_pretrained(auto(), f"{url}?signature=hunter2")
     assert "hunter2" not in str(caught.value)
+    assert "config.json" in str(caught.value)
+    web.files["model/config.json"] = config
     with pytest.raises(tload.InvalidRequestError, match="state_dict="):
         from_pretrained(auto(), dense, state_dict={"a": 1})
     model = from_pretrained(auto(), url, config=dense, options=tload.Options(memory_limit="1 MiB"))
     models.assert_same(model, auto().from_pretrained(dense))
     assert model.name_or_path == url
+
+
+def test_configuration_comes_from_the_bucket(
+    dense: Path, s3: servers.S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = s3.put_folder("bucket", "llama", dense)
+    expected = auto().from_pretrained(dense)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for source in (url, f"{url}/model.safetensors.index.json"):
+        model = from_pretrained(auto(), source, store=s3.store, options=tload.Options(timeout=60))
+        models.assert_same(model, expected)
+        assert model.name_or_path == model.config.name_or_path == source
+        assert model.generation_config.to_dict() == expected.generation_config.to_dict()
+    assert not list(tmp_path.iterdir()), "temporary files stay"
+
+
+def test_remote_configurations_are_checked(dense: Path, web: servers.Web) -> None:
+    url = f"{web.url}/model"
+    config = json.loads((dense / "config.json").read_text())
+    with pytest.raises(tload.InvalidRequestError, match=r"there is no config\.json"):
+        from_pretrained(auto(), url)
+    web.files["model/config.json"] = b"<html>"
+    with pytest.raises(tload.FormatError, match="not valid JSON"):
+        from_pretrained(auto(), url)
+    web.files["model/config.json"] = b" " * (16 * 1024 * 1024 + 1)
+    with pytest.raises(tload.FormatError, match=r"has 16\.0 MiB, at most 16\.0 MiB were expected"):
+        from_pretrained(auto(), url)
+    own = config | {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+    web.files["model/config.json"] = json.dumps(own).encode()
+    for trusted in (None, True):
+        with pytest.raises(tload.UnsupportedError, match=r"needs the code of configuration_own\.OwnConfig"):
+            from_pretrained(auto(), url, trust_remote_code=trusted)
+    assert {request.path for request in web.requests} == {"/model/config.json"}
 
 
 @pytest.mark.parametrize("url", ["hf://org/name", "hf://org/name@main/"])
@@ -281,6 +318,7 @@ def test_the_configuration_of_a_model_of_the_hub(
         model = from_pretrained(cls, url, cache_dir=tmp_path)
         models.assert_same(model, expected)
         assert model.generation_config.to_dict() == expected.generation_config.to_dict()
+    # Offline, and not in the cache of the hub's tools.
     with pytest.raises(tload.InvalidRequestError, match="config= is needed"):
         from_pretrained(auto(), "hf://org/name/folder", cache_dir=tmp_path)
 

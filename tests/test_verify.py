@@ -74,6 +74,7 @@ def test_manifest_digests_match_hashlib(folder: Path) -> None:
             seen.add(tensor)
     assert seen == {"a", "b", "empty"}
     report = tload.verify(folder)
+    assert report
     report.check()
     assert {file.outcome for file in report.files} == {"matches"}
     assert report.bytes == sum(file.bytes or 0 for file in report.files)
@@ -85,6 +86,13 @@ def test_flipped_bit_raises_error_naming_tensor(folder: Path) -> None:
     flip(shard, -1)
     report = tload.verify(folder)
     assert not report.ok
+    assert not report
+    assert (
+        repr(report) == f"<tload.VerifyReport of {folder}: not ok; files: 1 differs, {len(report.files) - 1} matches>"
+    )
+    assert str(report).count("expected crc64nvme:") == 1
+    assert str(report).startswith("file ")
+    assert report._repr_html_().startswith("<pre>file ")
     with pytest.raises(tload.CorruptError, match="expected crc64nvme:") as caught:
         report.check()
     assert caught.value.tensor == "b"
@@ -99,6 +107,14 @@ def test_flipped_bit_raises_error_naming_tensor(folder: Path) -> None:
     assert bad.mismatches[0].found == "8 bytes"
     shard.unlink()
     assert [file.outcome for file in tload.verify(folder).files].count("missing") == 1
+
+
+def test_equal_notes_are_one_line(folder: Path) -> None:
+    report = tload.verify(folder)
+    assert not report
+    notes = [line for line in str(report).splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1, notes
+    assert f" and {len(report.files) - 1} more files: " in notes[0]
 
 
 def test_manifest_is_written_to_given_path(folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ being read:
 
 from tload import _logging
 from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
-from tload._copy import CopyReport, ListedFile, copy, list_files
+from tload._copy import CopyPlan, CopyReport, ListedFile, PlannedFile, copy, list_files
 from tload._errors import (
     CancelledError,
     ChangedError,
@@ -57,6 +57,7 @@ __all__ = [
     "CancelledError",
     "ChangedError",
     "Checkpoint",
+    "CopyPlan",
     "CopyReport",
     "CorruptError",
     "DepthReport",
@@ -76,6 +77,7 @@ __all__ = [
     "Options",
     "OutOfMemoryError",
     "PermissionDeniedError",
+    "PlannedFile",
     "Progress",
     "RemoteError",
     "Report",

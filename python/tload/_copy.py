@@ -8,19 +8,49 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tload import _store, _tload
+from tload._options import OptionKeywords, resolve
+from tload._progress import shown
+from tload._report import decode
 from tload._selection import texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tload._checkpoint import Location
+    from tload._progress import Callback
     from tload._selection import Names
     from tload._store import Store
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """Step that a copy would take for one file."""
+
+    name: str
+    """Path below the source and below the target."""
+    action: str
+    """`"copy"`, `"resume"` (the missing bytes), or `"skip"` (it was copied before)."""
+    bytes: int
+    """Length in bytes."""
+    resumed_bytes: int
+    """Bytes of these that an earlier copy has fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """Steps that a copy would take, from `dry_run=True`."""
+
+    files: tuple[PlannedFile, ...]
+    """Files by name."""
+    needed_bytes: int
+    """Bytes of disk space that the copy would need in addition."""
+    free_bytes: int | None
+    """Bytes of disk space that are free at the target, or `None` if its file system does not say."""
+
+
+@dataclass(frozen=True, slots=True)
 class CopyReport:
-    """Statistics of one `tload.copy`."""
+    """Statistics of one `tload.copy`. With `dry_run=True`, they say what the copy would do."""
 
     location: str
     """The source, without secrets."""
@@ -45,6 +75,8 @@ class CopyReport:
     `allow_unversioned`)."""
     seconds: float
     """Seconds from the call to the last byte on disk."""
+    plan: CopyPlan | None = None
+    """Steps of the copy, file by file, with `dry_run=True`, else `None`."""
 
 
 class ListedFile(NamedTuple):
@@ -65,13 +97,19 @@ def copy(
     exclude: Names | None = None,
     hidden: bool = False,
     force: bool = False,
+    dry_run: bool = False,
     depth: int | None = None,
+    extent_bytes: int | str | None = None,
+    timeout: float | None = None,
+    progress: bool | Callback | None = None,
     store: Store | None = None,
 ) -> CopyReport:
     """Copy a directory with all files below it, or one file, to a local directory, like `tload cp`.
 
     A file appears under its name only once it is complete and on disk. A copy resumes an
-    interrupted one without requesting its bytes again. Files from an earlier copy are skipped if
+    interrupted one without requesting its bytes again; one that was killed has lost the last few
+    seconds of its progress. A model of the Hugging Face Hub whose files are all in the hub's cache
+    is copied from there, without requests. Files from an earlier copy are skipped if
     neither they nor their sources have changed since: each has a record of its source, in the
     extended attribute `user.tload.copied`, or in a hidden file `.NAME.tload-copied` where the file
     system has no such attributes.
@@ -86,7 +124,17 @@ def copy(
         hidden: Include files and directories whose names begin with a dot. Default: `False`.
         force: Replace files that are already there, and restart files that are partly copied.
             Default: `False`.
-        depth: Concurrent requests (for local files: reads), 1 to 4096. Default: 16.
+        dry_run: Write nothing, and create no directory: `plan` of the report says what would be
+            copied, resumed and skipped, and the disk space that is needed and free. Default:
+            `False`.
+        depth: Concurrent requests (for local files: reads), 1 to 4096. Default: `TLOAD_DEPTH`,
+            else 16.
+        extent_bytes: Maximum bytes of one request, as for loads. Default: `TLOAD_EXTENT`, else 16
+            MiB.
+        timeout: Seconds that the whole call may take, as for loads. What has arrived is kept for
+            the next copy. Default: `TLOAD_TIMEOUT`, else no limit.
+        progress: `True` draws a progress bar, and a callable is called with a `Progress`, as in
+            `tload.stream`. An exception that it raises stops the copy. Default: no progress.
         store: Options of the object store: see `tload.open`.
 
     Returns:
@@ -97,20 +145,30 @@ def copy(
         PermissionDeniedError: The source may not be read, or the target may not be written.
         InvalidRequestError: A pattern or number is invalid, or a name leads out of the target.
         OutOfMemoryError: The disk has too little free space.
-        ChangedError, RemoteError, LoadTimeoutError, IoError: While copying.
+        LoadTimeoutError: It took longer than `timeout`. The hint says how much is kept.
+        ChangedError, RemoteError, IoError: While copying.
+
+    Example:
+        >>> tload.copy("s3://bucket/model", "model", progress=True, timeout=600)  # doctest: +SKIP
     """
-    report = _tload.copy(
-        source,
-        target,
-        names=None if names is None else texts("names", names),
-        include=texts("include", include),
-        exclude=texts("exclude", exclude),
-        hidden=hidden,
-        force=force,
-        depth=depth,
-        store=_store.resolve(store, os.environ),
-    )
-    return CopyReport(**json.loads(report))
+    keywords = OptionKeywords(depth=depth, extent_bytes=extent_bytes, timeout=timeout)
+    options = resolve(None, keywords, variables=keywords)
+    with shown(progress) as show:
+        report = _tload.copy(
+            source,
+            target,
+            names=None if names is None else texts("names", names),
+            include=texts("include", include),
+            exclude=texts("exclude", exclude),
+            hidden=hidden,
+            force=force,
+            dry_run=dry_run,
+            options=options,
+            store=_store.resolve(store, os.environ),
+            progress=show,
+        )
+    decoded: CopyReport = decode(CopyReport, json.loads(report))
+    return decoded
 
 
 def list_files(source: Location, *, store: Store | None = None) -> list[ListedFile]:

@@ -233,8 +233,11 @@ def suggestion(wanted: str, names: Collection[str]) -> str:
     return "" if near is None else f"; did you mean {near!r}?"
 
 
-def resolve(options: Options | None, keywords: OptionKeywords) -> Options:
-    """Merge the options of a call: keywords override `options`, which override the environment."""
+def resolve(options: Options | None, keywords: OptionKeywords, variables: Iterable[str] = tuple(VARIABLES)) -> Options:
+    """Merge the options of a call: keywords override `options`, which override the environment.
+
+    Of the environment, only the variables of the fields in `variables` count.
+    """
     if options is not None and not isinstance(options, Options):
         message = f"options: wanted tload.Options, found {type(options).__qualname__}"
         raise TypeError(message)
@@ -242,7 +245,7 @@ def resolve(options: Options | None, keywords: OptionKeywords) -> Options:
     # `__post_init__` checks the types.
     given: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
     resolved = dataclasses.replace(resolved, **given)
-    return _with_environment(resolved, os.environ)
+    return _with_environment(resolved, os.environ, variables)
 
 
 def verifies() -> bool:
@@ -256,10 +259,10 @@ def is_strict(options: Options) -> bool:
     return _tload.verify_mode(options) not in {"off", "auto"}
 
 
-def _with_environment(options: Options, environment: Mapping[str, str]) -> Options:
+def _with_environment(options: Options, environment: Mapping[str, str], variables: Iterable[str]) -> Options:
     given: dict[str, Any] = {}
-    for name, variable in VARIABLES.items():
-        text = environment.get(variable, "").strip()
+    for name in variables:
+        text = environment.get(VARIABLES[name], "").strip()
         if text and getattr(options, name) is None:
             given[name] = _tload.option_from_variable(name, text)
     return dataclasses.replace(options, **given)

@@ -1,4 +1,4 @@
-"""Progress of a load, shown by a callback, or by a bar in a terminal or a notebook."""
+"""Progress of a load or copy, shown by a callback, or by a bar in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -18,14 +19,18 @@ INTERVAL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a load. `str()` is one line for people."""
+    """Progress of a load, a copy or a verification. `str()` is one line for people.
+
+    Copies and verifications have no tensors: their counts are 0, and `bytes_received` is equal to
+    `bytes_read`.
+    """
 
     tensors_total: int
     """Tensors to load."""
     tensors_received: int
     """Tensors that the caller has received."""
     bytes_total: int
-    """Bytes of the tensors to load."""
+    """Bytes of the tensors to load; of the files to copy or to verify."""
     bytes_received: int
     """Bytes of the tensors that the caller has received."""
     bytes_read: int
@@ -40,7 +45,8 @@ class Progress:
     def __str__(self) -> str:
         received = _tload.format_bytes(self.bytes_received)
         total = _tload.format_bytes(self.bytes_total)
-        return f"{self.fraction:4.0%} {received} of {total}, {self.tensors_received} of {self.tensors_total} tensors"
+        line = f"{self.fraction:4.0%} {received} of {total}"
+        return f"{line}, {self.tensors_received} of {self.tensors_total} tensors" if self.tensors_total else line
 
 
 Callback: TypeAlias = Callable[[Progress], object]
@@ -79,7 +85,10 @@ class BarWatcher:
         self._bar = tqdm(total=bytes_total, desc="tload", unit="iB", unit_scale=True, unit_divisor=1024, leave=True)
 
     def update(self, progress: Progress) -> None:
-        self._bar.set_postfix_str(f"{progress.tensors_received}/{progress.tensors_total} tensors", refresh=False)
+        # Copies learn their total while they run.
+        self._bar.total = progress.bytes_total
+        if progress.tensors_total:
+            self._bar.set_postfix_str(f"{progress.tensors_received}/{progress.tensors_total} tensors", refresh=False)
         self._bar.update(progress.bytes_received - self._bar.n)
 
     def close(self) -> None:
@@ -176,6 +185,28 @@ def watcher_for(progress: bool | Callback | None, bytes_total: int) -> Watcher |
     except ImportError:
         return LineWatcher()
     return BarWatcher(tqdm, bytes_total)
+
+
+@contextmanager
+def shown(progress: bool | Callback | None) -> Iterator[Callable[[int, int], None] | None]:  # noqa: FBT001
+    """Yield the function that shows the bytes done and their total, or `None` if nothing is shown.
+
+    The core calls it, as often as `INTERVAL` allows, and at the end.
+    """
+    watcher = watcher_for(progress, 0)
+    if watcher is None:
+        yield None
+        return
+
+    def show(done: int, total: int) -> None:
+        watcher.update(
+            Progress(tensors_total=0, tensors_received=0, bytes_total=total, bytes_received=done, bytes_read=done)
+        )
+
+    try:
+        yield show
+    finally:
+        watcher.close()
 
 
 def _notebook_display() -> Callable[..., Any] | None:

@@ -276,7 +276,7 @@ def read_report(document: str, text: str, importing: BackgroundImport | None = N
 
     The core knows nothing of imports.
     """
-    report: Report = _decode(Report, json.loads(document))
+    report: Report = decode(Report, json.loads(document))
     if importing is None:
         return dataclasses.replace(report, text=text)
     seconds = importing.seconds
@@ -287,13 +287,13 @@ def read_report(document: str, text: str, importing: BackgroundImport | None = N
 _annotations = functools.cache(get_type_hints)
 
 
-def _decode(kind: Any, value: Any) -> Any:
+def decode(kind: Any, value: Any) -> Any:
     """Convert a JSON value to the type of an annotation: a class, `tuple[X, ...]` or `X | None`."""
     if isinstance(value, dict):
         if get_args(kind):
             kind = get_args(kind)[0]
         types = _annotations(kind)
-        return kind(**{name: _decode(types[name], each) for name, each in value.items()})
+        return kind(**{name: decode(types[name], each) for name, each in value.items()})
     if isinstance(value, list):
-        return tuple(_decode(get_args(kind)[0], each) for each in value)
+        return tuple(decode(get_args(kind)[0], each) for each in value)
     return value

@@ -1,6 +1,6 @@
 """Extension module of the package `tload`. Private: import `tload` instead."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, NoReturn, Protocol, TypeAlias, final, overload
 
@@ -32,6 +32,7 @@ __all__ = [
     "option_from_variable",
     "parked_bytes",
     "parse_store_option",
+    "read_beside",
     "read_signature",
     "release_staging",
     "seconds",
@@ -85,9 +86,16 @@ def copy(
     exclude: Sequence[str],
     hidden: bool,
     force: bool,
-    depth: int | None,
+    dry_run: bool,
+    options: Options,
     store: Sequence[tuple[str, str]],
+    progress: Callable[[int, int], object] | None,
 ) -> str: ...
+def read_beside(
+    location: str | PathLike[str], name: str, *, bytes_max: int, options: Options, store: Sequence[tuple[str, str]]
+) -> bytes | None:
+    """Return the content of a small file in the directory of a checkpoint."""
+
 def list_files(source: str | PathLike[str], *, store: Sequence[tuple[str, str]]) -> list[tuple[str, int | None]]: ...
 def show_location(location: str | PathLike[str]) -> str: ...
 def has_secret(location: str | PathLike[str]) -> bool:
@@ -100,9 +108,11 @@ def verify(
     write: bool | str | PathLike[str] | None,
     force: bool,
     signed: tuple[Sequence[tuple[str, str]], Sequence[str]] | None,
+    options: Options,
     store: Sequence[tuple[str, str]],
     follow_symlinks: bool,
-) -> tuple[str, Error | None]: ...
+    progress: Callable[[int, int], object] | None,
+) -> tuple[str, str, Error | None]: ...
 def read_signature(
     location: str | PathLike[str], *, store: Sequence[tuple[str, str]], follow_symlinks: bool
 ) -> tuple[str, bytes]:

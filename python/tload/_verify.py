@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
-from dataclasses import dataclass
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tload import _store, _tload
 from tload._checkpoint import follows
 from tload._errors import CorruptError, InvalidRequestError, UnsupportedError
+from tload._options import OptionKeywords, resolve
+from tload._progress import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tload._checkpoint import Location
     from tload._errors import Error
+    from tload._progress import Callback
     from tload._store import Store
 
 _SIGNATURE = "model.sig"
@@ -65,7 +72,11 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Result of `tload.verify`."""
+    """Result of `tload.verify`.
+
+    It is false if something is wrong, as `ok`: `if not tload.verify("model_dir"): ...`. `str()` is
+    a table of the files with the differences, and `repr()` one line.
+    """
 
     location: str
     """The checkpoint, without secrets."""
@@ -83,6 +94,22 @@ class VerifyReport:
     """Further notes: origins that were not searched, checks that the manifest prevents."""
     error: Error | None
     """Error that makes the result not `ok`, or `None`."""
+    text: str = field(default="", repr=False, compare=False)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        outcomes = Counter(file.outcome for file in self.files)
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+        return f"<tload.VerifyReport of {self.location}: {'ok' if self.ok else 'not ok'}; files: {counts or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        # Shown by notebooks. Names may contain markup.
+        return f"<pre>{html.escape(self.text)}</pre>"
 
     @property
     def ok(self) -> bool:
@@ -108,6 +135,8 @@ def verify(
     write: bool | str | os.PathLike[str] | None = None,
     force: bool = False,
     signature: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    progress: bool | Callback | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
 ) -> VerifyReport:
@@ -119,7 +148,8 @@ def verify(
     Known digests are, the strongest first: those of a manifest (`tload-manifest.json` beside the
     checkpoint), the store's own digests of whole objects (S3, GCS), those that the Hugging Face Hub
     or its cache has of files, and those of a `model.sig`. A failure of one file is recorded in the
-    report, and the other files are still verified; `report.check()` raises it.
+    report, and the other files are still verified: the report is then false, and `report.check()`
+    raises the error.
 
     Args:
         location: A path or URL: see `tload.open`.
@@ -138,42 +168,57 @@ def verify(
             `"ignore_paths"`, a list of paths below the directory. For a single file or an index,
             only its files are compared. Default: the digests of a `model.sig` are compared, whatever
             its signer.
+        timeout: Seconds that the verification may take, as for loads. Default: `TLOAD_TIMEOUT`,
+            else no limit.
+        progress: `True` draws a progress bar, and a callable is called with a `Progress`, as in
+            `tload.stream`. An exception that it raises stops the verification. Default: no
+            progress.
         store: Options of the object store: see `tload.open`.
         follow_symlinks: Allow symbolic links that lead out of the checkpoint's directory: see
             `tload.open`.
 
     Returns:
-        The report of the verification.
+        The report of the verification, which is false if something is wrong.
 
     Raises:
+        LoadTimeoutError: It took longer than `timeout`.
         CorruptError: The signature is not by the trusted signer.
         NotFoundError: The location, or a manifest or signature that was requested, does not exist.
         FormatError: A manifest or signature is malformed.
         InvalidRequestError: The manifest already exists, or an option is invalid.
         UnsupportedError: The manifest has another version, the package `model-signing` is not
             installed, or the signature is not by SHA-256 of whole files.
-        PermissionDeniedError, RemoteError, LoadTimeoutError, IoError: While opening the checkpoint
-            or its manifest.
+        PermissionDeniedError, RemoteError, IoError: While opening the checkpoint or its manifest.
+
+    Example:
+        >>> report = tload.verify("model_dir")  # doctest: +SKIP
+        >>> if not report:  # doctest: +SKIP
+        ...     print(report)
     """
+    keywords = OptionKeywords(timeout=timeout)
+    options = resolve(None, keywords, variables=keywords)
     pairs = _store.resolve(store, os.environ)
     is_followed = follows(follow_symlinks, os.environ)
     signed = None
     if signature is not None:
         place, content = _tload.read_signature(location, store=pairs, follow_symlinks=is_followed)
         signed = _signed(place, content, signature)
-    text, error = _tload.verify(
-        location,
-        manifest=manifest,
-        write=write,
-        force=force,
-        signed=signed,
-        store=pairs,
-        follow_symlinks=is_followed,
-    )
-    return _report(json.loads(text), error)
+    with shown(progress) as show:
+        document, text, error = _tload.verify(
+            location,
+            manifest=manifest,
+            write=write,
+            force=force,
+            signed=signed,
+            options=options,
+            store=pairs,
+            follow_symlinks=is_followed,
+            progress=show,
+        )
+    return _report(json.loads(document), text, error)
 
 
-def _report(fields: dict[str, Any], error: Error | None) -> VerifyReport:
+def _report(fields: dict[str, Any], text: str, error: Error | None) -> VerifyReport:
     def mismatch(fields: dict[str, Any]) -> Mismatch:
         begin, end = fields.pop("range")
         return Mismatch(range=(begin, end), **fields)
@@ -194,6 +239,7 @@ def _report(fields: dict[str, Any], error: Error | None) -> VerifyReport:
         not_written=not_written and not_written["message"],
         notes=tuple(fields.pop("notes")),
         error=error,
+        text=text,
         **fields,
     )
 

@@ -2,16 +2,23 @@
 //!
 //! `python/tload/_copy.py` is their public interface.
 
+use std::borrow::Cow;
+
 use pyo3::prelude::*;
 use tload::copy::{Copy, CopyOptions, list_files as list};
+use tload::{Error, ErrorKind};
 
 use crate::checkpoint::LocationArgument;
+use crate::error::exception;
 use crate::interrupt;
 use crate::store::StoreArgument;
+use crate::watch::Watch;
 
 /// Copies a location into a local directory. Returns the report as JSON.
 #[pyfunction]
-#[pyo3(signature = (source, target, *, names, include, exclude, hidden, force, depth, store))]
+#[pyo3(signature = (
+    source, target, *, names, include, exclude, hidden, force, dry_run, options, store, progress
+))]
 #[expect(
     clippy::too_many_arguments,
     reason = "keywords; Python gives each by its name"
@@ -25,25 +32,77 @@ pub(crate) fn copy(
     exclude: Vec<String>,
     hidden: bool,
     force: bool,
-    depth: Option<usize>,
+    dry_run: bool,
+    options: &Bound<'_, PyAny>,
     store: StoreArgument,
+    progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<String> {
-    let failed = |error| crate::error::exception(py, &error);
+    let failed = |error| exception(py, &error);
+    let limits = crate::options::read(options)?;
     let mut options = CopyOptions::default();
     options.names = names;
     options.include = include;
     options.exclude = exclude;
     options.hidden = hidden;
     options.force = force;
-    options.depth = depth.unwrap_or(options.depth);
+    options.dry_run = dry_run;
+    options.depth = limits.depth.unwrap_or(options.depth);
+    options.range_bytes = limits.extent_bytes.unwrap_or(options.range_bytes);
     let copy = Copy::new(&source.parse().map_err(failed)?, target)
         .options(options)
         .store(store.read().map_err(failed)?);
     let control = copy.control();
-    let copied = interrupt::run(py, move || copy.run());
-    // Ctrl-C does not wait for the copy, but ends it.
-    let report = copied.inspect_err(|_| control.cancel())?;
+    let watch = Watch {
+        timeout: limits.timeout,
+        show: progress,
+        progress: &|| {
+            let now = control.progress();
+            (now.bytes_done, now.bytes_total)
+        },
+        cancel: &|| control.cancel(),
+        late: &|timeout| control.timed_out(timeout),
+    };
+    let report = watch.run(py, move || copy.run())?;
     Ok(serde_json::to_string(&report).unwrap_or_default())
+}
+
+/// Returns the content of a small file in the directory of a checkpoint; `None` if there is none.
+#[pyfunction]
+#[pyo3(signature = (location, name, *, bytes_max, options, store))]
+pub(crate) fn read_beside(
+    py: Python<'_>,
+    location: LocationArgument,
+    name: &str,
+    bytes_max: u64,
+    options: &Bound<'_, PyAny>,
+    store: StoreArgument,
+) -> PyResult<Option<Cow<'static, [u8]>>> {
+    let failed = |error| exception(py, &error);
+    let timeout = crate::options::read(options)?.timeout;
+    let location = location.parse().map_err(failed)?;
+    let shown = location.to_string();
+    let late = |timeout| {
+        let message = format!("reading {name:?} took longer than the timeout of {timeout:?}");
+        Error::new(ErrorKind::TimedOut, message)
+            .with_location(&shown)
+            .with_hint("raise ‹timeout›, or check the storage: tload doctor LOCATION")
+    };
+    let watch = Watch {
+        timeout,
+        show: None,
+        progress: &|| (0, 0),
+        cancel: &|| (),
+        late: &late,
+    };
+    let (store, name) = (store.read().map_err(failed)?, name.to_owned());
+    let found = watch.run(py, move || {
+        match tload::copy::read_beside(&location, &name, bytes_max, &store) {
+            Ok(content) => Ok(Some(content)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    })?;
+    Ok(found.map(Cow::Owned))
 }
 
 /// Returns a location as messages show it: without secrets.

@@ -3,7 +3,7 @@
 //! When a signal arrives, Python only sets a flag, and acts on it when its main thread checks. So
 //! every wait here is cut into steps of [`SIGNAL_STEP`] with a check for signals after each.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -16,38 +16,69 @@ use crate::error;
 /// Longest time between two checks for signals: a quarter of the promised 0.2 s for Ctrl-C.
 pub(crate) const SIGNAL_STEP: Duration = Duration::from_millis(50);
 
-/// Runs `work`, which cannot be cut into steps (it may hang on a dead network file system), on a
-/// thread of its own.
+/// Call that runs on a thread of its own, as it cannot be cut into steps (it may hang on a dead
+/// network file system).
 ///
-/// After Ctrl-C the thread is left running: it ends when `work` does, and drops the result.
+/// If this is dropped, the thread is left running: it ends when the call does, and drops the
+/// result.
+pub(crate) struct Running<T> {
+    answer: Receiver<tload::Result<T>>,
+}
+
+impl<T: Send + 'static> Running<T> {
+    pub(crate) fn start(
+        py: Python<'_>,
+        work: impl FnOnce() -> tload::Result<T> + Send + 'static,
+    ) -> PyResult<Self> {
+        let (give, answer) = mpsc::sync_channel(1);
+        thread::Builder::new()
+            .name("tload-call".to_owned())
+            .spawn(move || {
+                // The receiver may be gone.
+                drop(give.send(work()));
+            })
+            .map_err(|cause| {
+                let failed = Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
+                    .with_hint("raise the limit of processes (ulimit -u)")
+                    .with_source(cause);
+                error::exception(py, &failed)
+            })?;
+        Ok(Self { answer })
+    }
+
+    /// Waits for at most [`SIGNAL_STEP`] and `longest`, and then checks for signals. Returns
+    /// the outcome, or itself if there is none yet.
+    pub(crate) fn step(
+        self,
+        py: Python<'_>,
+        longest: Duration,
+    ) -> PyResult<Result<tload::Result<T>, Self>> {
+        let step = SIGNAL_STEP.min(longest);
+        let Self { answer } = self;
+        let (answered, answer) = py.detach(move || (answer.recv_timeout(step), answer));
+        match answered {
+            Ok(outcome) => Ok(Ok(outcome)),
+            Err(RecvTimeoutError::Timeout) => {
+                py.check_signals()?;
+                Ok(Err(Self { answer }))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(PyRuntimeError::new_err(
+                "a tload thread panicked; this is a bug",
+            )),
+        }
+    }
+}
+
+/// Runs `work` as [`Running`]. After Ctrl-C its thread is left running.
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> tload::Result<T> + Send + 'static,
 ) -> PyResult<T> {
-    let (answer, mut receiver) = mpsc::sync_channel(1);
-    thread::Builder::new()
-        .name("tload-call".to_owned())
-        .spawn(move || {
-            // After Ctrl-C the receiver is gone.
-            drop(answer.send(work()));
-        })
-        .map_err(|cause| {
-            let failed = Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-                .with_hint("raise the limit of processes (ulimit -u)")
-                .with_source(cause);
-            error::exception(py, &failed)
-        })?;
+    let mut running = Running::start(py, work)?;
     loop {
-        let answered;
-        (answered, receiver) = py.detach(move || (receiver.recv_timeout(SIGNAL_STEP), receiver));
-        match answered {
+        match running.step(py, SIGNAL_STEP)? {
             Ok(outcome) => return outcome.map_err(|cause| error::exception(py, &cause)),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(PyRuntimeError::new_err(
-                    "a tload thread panicked; this is a bug",
-                ));
-            }
+            Err(still) => running = still,
         }
     }
 }

@@ -21,6 +21,7 @@ mod store;
 mod stream;
 mod tensor;
 mod verify;
+mod watch;
 
 use pyo3::prelude::*;
 
@@ -36,7 +37,7 @@ mod _tload {
     #[pymodule_export]
     use crate::checkpoint::Checkpoint;
     #[pymodule_export]
-    use crate::copy::{copy, has_secret, list_files, show_location};
+    use crate::copy::{copy, has_secret, list_files, read_beside, show_location};
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]

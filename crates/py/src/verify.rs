@@ -12,6 +12,7 @@ use tload::{Error, ErrorKind, OpenOptions};
 use crate::checkpoint::LocationArgument;
 use crate::interrupt;
 use crate::store::StoreArgument;
+use crate::watch::Watch;
 
 /// Destination of a new manifest: beside the checkpoint (`True`) or at a path.
 #[derive(FromPyObject)]
@@ -60,10 +61,14 @@ pub(crate) fn read_signature(
     Ok((found.location.to_string(), Cow::Owned(found.text)))
 }
 
-/// Compares a location with its known digests. Returns the report as JSON, and the error if
-/// something differs.
+/// Report as JSON and as text, and the error if something differs.
+type Verified = (String, String, Option<Py<PyAny>>);
+
+/// Compares a location with its known digests.
 #[pyfunction]
-#[pyo3(signature = (location, *, manifest, write, force, signed, store, follow_symlinks))]
+#[pyo3(signature = (
+    location, *, manifest, write, force, signed, options, store, follow_symlinks, progress
+))]
 #[expect(
     clippy::too_many_arguments,
     reason = "keywords; Python gives each by its name"
@@ -75,10 +80,13 @@ pub(crate) fn verify(
     write: Option<WriteArgument>,
     force: bool,
     signed: Option<SignedArgument>,
+    options: &Bound<'_, PyAny>,
     store: StoreArgument,
     follow_symlinks: bool,
-) -> PyResult<(String, Option<Py<PyAny>>)> {
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<Verified> {
     let failed = |error| crate::error::exception(py, &error);
+    let timeout = crate::options::read(options)?.timeout;
     let mut options = VerifyOptions::default();
     let manifest = manifest.map(LocationArgument::parse).transpose();
     options.manifest = manifest.map_err(failed)?;
@@ -95,14 +103,23 @@ pub(crate) fn verify(
         .options(options)
         .opening(opening);
     let control = verification.control();
-    let verified = interrupt::run(py, move || verification.run());
-    // Ctrl-C does not wait for the verification, but ends it.
-    let report = verified.inspect_err(|_| control.cancel())?;
+    let watch = Watch {
+        timeout,
+        show: progress,
+        progress: &|| {
+            let now = control.progress();
+            (now.bytes_done, now.bytes_total)
+        },
+        cancel: &|| control.cancel(),
+        late: &|timeout| control.timed_out(timeout),
+    };
+    let report = watch.run(py, move || verification.run())?;
     let error = report.error();
     let error = error.map(|error| {
         crate::error::exception(py, &error)
             .into_value(py)
             .into_any()
     });
-    Ok((serde_json::to_string(&report).unwrap_or_default(), error))
+    let document = serde_json::to_string(&report).unwrap_or_default();
+    Ok((document, report.to_string(), error))
 }

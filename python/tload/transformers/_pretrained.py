@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -13,6 +14,7 @@ from tload import _stream
 from tload._checkpoint import SCHEMES, Checkpoint, open, show  # noqa: A004
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._options import Options
+from tload.transformers import _configuration
 from tload.transformers._classes import HUB, resolve_class
 from tload.transformers._feed import Feed
 from tload.transformers._lazy import LazyTensor, in_order_of_use
@@ -72,13 +74,15 @@ def from_pretrained(
         cls: A model class of transformers: an Auto class (`AutoModelForCausalLM`), or the model's
             own (`LlamaForCausalLM`).
         source: A directory, a safetensors file, an index file, or a list of files, as paths or
-            URLs; or an open `Checkpoint`. From a local directory, `config.json` and
-            `generation_config.json` are read too.
+            URLs; or an open `Checkpoint`. `config.json` and `generation_config.json` beside the
+            weights are read too, except for a list of files.
         *model_args: Passed to the model class.
         config: The model's configuration: an object, or a directory or Hub ID that transformers
-            reads it from. Default: that of the local directory that is `source` or contains it, or
-            of the Hub model (`hf://org/name`) that is `source`. There is no default for other
-            locations.
+            reads it from. Default: that of the directory that is `source` or contains it. From a
+            URL, the two files are fetched with `store`, within the `timeout` of `options` for each,
+            into a temporary directory; but transformers itself finds those of a Hub model
+            (`hf://org/name`). Code that comes with a checkpoint is never fetched from a URL. There
+            is no default for a list of files.
         dtype: As in transformers. Default: `"auto"`, the dtype in `config.json`, or else of the
             weights.
         device_map: As in transformers: a device, a mapping of modules to devices, `"auto"` and so
@@ -98,8 +102,8 @@ def from_pretrained(
 
     Raises:
         Error: Any failure of reading: see `tload.stream`.
-        InvalidRequestError: `config` is missing, and `source` is not local; or an argument gives
-            another location of weights.
+        InvalidRequestError: `config` is missing, and there is none beside `source`; or an argument
+            gives another location of weights.
         UnsupportedError: transformers is missing or older than version 5; the model's code is not
             part of it; the model has an adapter (with peft installed); DeepSpeed's ZeRO-3 is on; or
             weights were left without memory.
@@ -108,7 +112,7 @@ def from_pretrained(
 
     Examples:
         >>> from transformers import AutoModelForCausalLM
-        >>> model = from_pretrained(AutoModelForCausalLM, "s3://bucket/model", config="model_dir")
+        >>> model = from_pretrained(AutoModelForCausalLM, "s3://bucket/model")
     """
     _check_order(cls, source)
     _check_transformers()
@@ -118,29 +122,30 @@ def from_pretrained(
             raise advise(InvalidRequestError, f"{name}= and source both say where the weights are", hint)
     location = source.location if isinstance(source, Checkpoint) else source
     folder = _folder(location)
-    if config is None:
-        config = folder
-        if hub := HUB_LOCATION.fullmatch(str(location)):
-            config = hub["id"]
-            kwargs.setdefault("revision", hub["revision"] or "main")
+    with contextlib.ExitStack() as stack:
         if config is None:
-            hint = (
-                "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
-            )
-            message = f"{show(source)}: is not a local file or directory, so config= is needed"
-            raise advise(InvalidRequestError, message, hint)
-    place: str | os.PathLike[str] | None = folder
-    if folder is None and isinstance(config, (str, os.PathLike)):
-        place = _folder(config) or config
-    cls, config, kwargs = resolve_class(cls, config, {"dtype": dtype, "device_map": device_map, **kwargs})
-    if kwargs.get("generation_config") is None and place is not None and cls.can_generate():
-        kwargs["generation_config"] = _generation_config(place, kwargs)
-    checkpoint = source if isinstance(source, Checkpoint) else open(_weights(source), store=store)
-    try:
-        loaded = _load(cls, checkpoint, model_args, {"config": config, **kwargs}, options)
-    finally:
+            config = folder
+            if hub := HUB_LOCATION.fullmatch(str(location)):
+                config = hub["id"]
+                kwargs.setdefault("revision", hub["revision"] or "main")
+            elif config is None and _configuration.is_url(location):
+                config = stack.enter_context(
+                    _configuration.fetched(str(location), cls, kwargs, store=store, options=options)
+                )
+            if config is None:
+                hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
+                message = f"{show(source)}: is not a local file or directory, so config= is needed"
+                raise advise(InvalidRequestError, message, hint)
+        place: str | os.PathLike[str] | None = folder
+        if folder is None and isinstance(config, (str, os.PathLike)):
+            place = _folder(config) or config
+        cls, config, kwargs = resolve_class(cls, config, {"dtype": dtype, "device_map": device_map, **kwargs})
+        if kwargs.get("generation_config") is None and place is not None and cls.can_generate():
+            kwargs["generation_config"] = _generation_config(place, kwargs)
+        checkpoint = source if isinstance(source, Checkpoint) else open(_weights(source), store=store)
         if checkpoint is not source:
-            checkpoint.close()
+            stack.callback(checkpoint.close)
+        loaded = _load(cls, checkpoint, model_args, {"config": config, **kwargs}, options)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     _check_memory(model, checkpoint)
     model.name_or_path = model.config.name_or_path = checkpoint.location if folder is None else str(folder)

@@ -15,17 +15,22 @@ use super::tuning;
 /// SRC is one file, or a directory (or a prefix of an object store), which is copied recursively.
 /// Each file appears under its name once it is complete. Files of an earlier copy are skipped if
 /// neither they nor their sources have changed since. To resume an interrupted copy, run the same
-/// command again.
+/// command again; one that was killed has lost a few seconds of its progress at most.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 A file in progress is .NAME.tload-partial in its directory, with a journal beside it that is valid
-only for the same source in the same state. A finished file has a record of its source in the
+only for the same source in the same state; it is written with the first bytes, every two seconds,
+and when the copy is interrupted. A finished file has a record of its source in the
 extended attribute user.tload.copied, or else in .NAME.tload-copied beside it; a file without a
 record is copied again. Web servers cannot be listed: from a directory on one, the index, its shards
-and the usual configuration and tokenizer files are copied.
+and the usual configuration and tokenizer files are copied. A model of the Hugging Face Hub whose
+files are all in the hub's cache is copied from there, without requests.
 
 JSON: {location, target, copied_files, copied_bytes, resumed_bytes, skipped_files, skipped_bytes,
-  requests, retries, unversioned_files, seconds}; `copied_bytes` were read by this copy, `resumed_bytes` by earlier ones.")]
+  requests, retries, unversioned_files, seconds, plan}; `copied_bytes` were read by this copy, `resumed_bytes` by earlier ones.
+  `plan` is null, or with --dry-run {files: [{name, action, bytes, resumed_bytes}], needed_bytes,
+  free_bytes}; the counters then say what the copy would do. An action is copy, resume or skip.")]
+#[expect(clippy::struct_excessive_bools, reason = "independent flags")]
 pub(crate) struct CopyArgs {
     #[arg(value_name = "SRC", help = location::help("of a directory or file"))]
     pub(crate) source: OsString,
@@ -44,6 +49,9 @@ pub(crate) struct CopyArgs {
     /// Copy existing files again, from the first byte
     #[arg(long)]
     pub(crate) force: bool,
+    /// Print what would be copied, resumed and skipped, and the disk space needed; write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Requests in flight, over all files [default: 16]
     #[arg(
         long,

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use tload::copy::{Copy, CopyControl, CopyReport};
-use tload::{Error, ErrorKind, Location, Result, format_bytes, printable};
+use tload::copy::{Copy, CopyAction, CopyControl, CopyPlan, CopyReport};
+use tload::{Result, format_bytes, printable};
 
 use crate::args::CopyArgs;
 use crate::deadline::Watch;
@@ -13,6 +13,7 @@ use crate::options;
 use crate::output::error::{note, standard_output};
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
+use crate::output::table::{Align, render};
 use crate::output::verbosity;
 
 pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
@@ -21,7 +22,7 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
         .options(options::copy(args))
         .store(options::store(&args.store)?);
     let control = copy.control();
-    let outcome = watch(copy, &source, &control, (args.time.timeout, interrupt));
+    let outcome = watch(copy, &control, (args.time.timeout, interrupt));
     let kept = control.progress().bytes_kept;
     if outcome.is_err() && kept > 0 {
         note(&format!(
@@ -34,17 +35,17 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     if args.json {
         return interrupt.answer().give(out, &report);
     }
-    if verbosity::shows_notes() {
-        write_text(out, &report).map_err(standard_output)?;
+    match &report.plan {
+        Some(plan) => write_plan(out, &report, plan).map_err(standard_output),
+        None if verbosity::shows_notes() => write_text(out, &report).map_err(standard_output),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Runs the copy until it ends, a signal arrives or the timeout expires, even if the storage does
 /// not answer.
 fn watch(
     copy: Copy,
-    source: &Location,
     control: &CopyControl,
     (timeout, interrupt): (Option<Duration>, &Interrupt),
 ) -> Result<CopyReport> {
@@ -58,25 +59,48 @@ fn watch(
             progress.set_total(now.bytes_total);
             progress.set(now.bytes_done);
         },
-        late: &|timeout| late(source, timeout, control),
+        late: &|timeout| control.timed_out(timeout),
     };
     watch.run(move || copy.run())
 }
 
-fn late(source: &Location, timeout: Duration, control: &CopyControl) -> Error {
-    let now = control.progress();
-    let far = match now.bytes_total {
-        0 => "the source was still being listed".to_owned(),
-        total => format!(
-            "{} of {} had been copied",
-            format_bytes(now.bytes_done),
-            format_bytes(total)
-        ),
-    };
-    let message = format!("the copy took longer than its timeout of {timeout:?}; {far}");
-    Error::new(ErrorKind::TimedOut, message)
-        .with_location(source)
-        .with_hint("raise ‹timeout›, or check the storage: tload doctor LOCATION")
+fn write_plan(out: &mut dyn Write, report: &CopyReport, plan: &CopyPlan) -> io::Result<()> {
+    let header = [
+        ("action", Align::Left),
+        ("size", Align::Right),
+        ("to read", Align::Right),
+        ("file", Align::Left),
+    ];
+    let rows = plan.files.iter().map(|file| {
+        let missing = if file.action == CopyAction::Skip {
+            0
+        } else {
+            file.bytes - file.resumed_bytes
+        };
+        vec![
+            file.action.name().to_owned(),
+            format_bytes(file.bytes),
+            format_bytes(missing),
+            file.name.clone(),
+        ]
+    });
+    write!(out, "{}", render(&header, rows))?;
+    let free = plan.free_bytes.map_or_else(String::new, |free| {
+        format!(" ({} are free)", format_bytes(free))
+    });
+    writeln!(
+        out,
+        "{}: {} would be copied, {} read, {} skipped; needs {} of disk space{free}",
+        printable(&report.target),
+        format_count(report.copied_files, "file"),
+        format_bytes(report.copied_bytes),
+        format_count(report.skipped_files, "file"),
+        format_bytes(plan.needed_bytes),
+    )?;
+    if plan.lacks_space() {
+        warn("note: the target has too little free space: this copy would fail");
+    }
+    Ok(())
 }
 
 fn write_text(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {

@@ -2,10 +2,12 @@
 //!
 //! A worker is a thread that opens a file, or copies one range of an open one. Ranges of open files
 //! go first, so that few files are open. The worker that copies a file's last range gives it its
-//! name. The first failure ends the copy; the progress of incomplete files is then recorded.
+//! name. One more thread records the progress of incomplete files every few seconds, so that no
+//! worker waits for the disk, and a killed process loses no more. The first failure ends the copy;
+//! the progress of incomplete files is then recorded too.
 //!
 //! ```text
-//! entries ─ open ─▶ active: waiting ranges ─ fetch ─▶ done ─ every RECORD_BYTES ─▶ journal
+//! entries ─ open ─▶ active: waiting ranges ─ fetch ─▶ done ─ every INTERVAL ─▶ journal
 //!                                                     └─ all done ─▶ finish (sync, rename)
 //! ```
 
@@ -14,18 +16,18 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Instant;
 
 use super::cancel::cannot_start;
-use super::fetch::{Opened, Sources};
+use super::fetch::{Fetching, Opened, Sources};
 use super::journal::{Origin, Ranges};
 use super::list::Entry;
+use super::recording::{Recorded, STEP};
 use super::target::{Partial, TargetDir, cannot_write};
 use super::{CopyOptions, Shared, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock::Mutex;
-
-/// Bytes of one file that a crash of the machine may lose at most. Each record waits for the disk.
-const RECORD_BYTES: u64 = 256 << 20;
 
 /// File that is being copied.
 #[derive(Debug)]
@@ -40,10 +42,24 @@ struct Active {
 struct State {
     active: Arc<Active>,
     waiting: VecDeque<Range<u64>>,
+    /// Number of threads that work on the file.
     running: usize,
+    /// Ranges that are complete, or were given up.
     done: Ranges,
-    /// Bytes that arrived since the last record.
-    unrecorded: u64,
+    /// Ranges that are being copied.
+    fetching: Vec<Arc<Fetching>>,
+    recorded: Recorded,
+}
+
+impl State {
+    /// Returns all ranges that have been written to the file.
+    fn written(&self) -> Ranges {
+        let mut written = self.done.clone();
+        for fetching in &self.fetching {
+            written.add(fetching.written());
+        }
+        written
+    }
 }
 
 #[derive(Debug, Default)]
@@ -65,7 +81,7 @@ struct Work<'a> {
 
 enum Job {
     Open(Box<Entry>),
-    Bring(Arc<Active>, Range<u64>),
+    Bring(Arc<Active>, Arc<Fetching>),
 }
 
 /// Copies all entries, or returns the first failure.
@@ -87,9 +103,24 @@ pub(super) fn run(
         shared,
     };
     std::thread::scope(|scope| {
+        // The channel closes when the last worker ends, by a return or by a panic.
+        let (working, ended) = channel::<()>();
+        let recorder = std::thread::Builder::new().name("tload-record".to_owned());
+        let record = || {
+            let ended = ended;
+            work.record_until(&ended);
+        };
+        if let Err(error) = recorder.spawn_scoped(scope, record) {
+            work.fail(cannot_start(error));
+        }
         for _ in 0..options.depth {
             let worker = std::thread::Builder::new().name("tload-copy".to_owned());
-            if let Err(error) = worker.spawn_scoped(scope, || work.work()) {
+            let working = working.clone();
+            let run = || {
+                let _working = working;
+                work.work();
+            };
+            if let Err(error) = worker.spawn_scoped(scope, run) {
                 work.fail(cannot_start(error));
                 break;
             }
@@ -110,7 +141,7 @@ impl Work<'_> {
                     let _opening = Opening(self);
                     self.open(*entry)
                 }
-                Job::Bring(active, range) => self.bring(&active, range),
+                Job::Bring(active, fetching) => self.bring(&active, &fetching),
             };
             if let Err(error) = outcome {
                 self.fail(error);
@@ -130,7 +161,9 @@ impl Work<'_> {
             for state in &mut queue.states {
                 if let Some(range) = state.waiting.pop_front() {
                     state.running += 1;
-                    return Some(Job::Bring(Arc::clone(&state.active), range));
+                    let fetching = Arc::new(Fetching::new(range));
+                    state.fetching.push(Arc::clone(&fetching));
+                    return Some(Job::Bring(Arc::clone(&state.active), fetching));
                 }
             }
             if let Some(entry) = queue.entries.pop_front() {
@@ -185,8 +218,7 @@ impl Work<'_> {
                 .map_err(|error| cannot_write(partial.path(), origin.len - resumed, error))?;
             done.add(0..first.len() as u64);
         }
-        let fresh = done.bytes() - resumed;
-        Shared::add(&self.shared.bytes_read, fresh);
+        Shared::add(&self.shared.bytes_read, done.bytes() - resumed);
         let waiting = done.missing(origin.len, self.options.range_bytes).into();
         let active = Arc::new(Active {
             opened,
@@ -198,41 +230,77 @@ impl Work<'_> {
             waiting,
             running: 1,
             done,
-            unrecorded: fresh,
+            fetching: Vec::new(),
+            recorded: Recorded::resumed(resumed, Instant::now()),
         });
         self.shared.stop.changes().notify();
         self.settle(&active)
     }
 
-    fn bring(&self, active: &Arc<Active>, range: Range<u64>) -> Result<()> {
-        let start = range.start;
+    fn bring(&self, active: &Arc<Active>, fetching: &Arc<Fetching>) -> Result<()> {
         let (file, path) = (active.partial.file(), active.partial.path());
-        let (at, outcome) = active.opened.bring(range, file, path, self.shared);
+        let outcome = active.opened.bring(fetching, file, path, self.shared);
         {
             let mut queue = self.queue.lock();
             let state = queue.state_of(active);
-            state.done.add(start..at);
-            state.unrecorded += at - start;
+            state.done.add(fetching.written());
+            state.fetching.retain(|one| !Arc::ptr_eq(one, fetching));
         }
         outcome?;
         self.settle(active)
     }
 
-    /// Called after a worker's last step on a file: records its progress, or completes it.
+    /// Records progress whenever it is due, until all workers have ended.
+    fn record_until(&self, ended: &Receiver<()>) {
+        while ended.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
+            for active in self.active() {
+                if self.shared.stop.is_cancelled() {
+                    break;
+                }
+                if let Err(error) = self.record(&active) {
+                    self.fail(error);
+                }
+            }
+        }
+    }
+
+    /// Returns the files that are being copied.
+    fn active(&self) -> Vec<Arc<Active>> {
+        let queue = self.queue.lock();
+        let active = queue.states.iter().map(|state| Arc::clone(&state.active));
+        active.collect()
+    }
+
+    /// Records the progress of a file if that is due. What is recorded was written before the
+    /// journal syncs the file.
+    fn record(&self, active: &Arc<Active>) -> Result<()> {
+        let written = {
+            let mut queue = self.queue.lock();
+            let mut states = queue.states.iter_mut();
+            let Some(state) = states.find(|state| Arc::ptr_eq(&state.active, active)) else {
+                return Ok(());
+            };
+            let written = state.written();
+            let is_whole = state.done.is_whole(active.origin.len);
+            if is_whole || !state.recorded.is_due(written.bytes(), Instant::now()) {
+                return Ok(());
+            }
+            // The last thread that works on a file completes it: no journal is written after that.
+            state.running += 1;
+            written
+        };
+        active.partial.record(&active.origin, &written)?;
+        let recorded = Recorded::new(written.bytes(), Instant::now());
+        self.queue.lock().state_of(active).recorded = recorded;
+        self.settle(active)
+    }
+
+    /// Called after a thread's last step on a file: completes the file if nothing of it is missing
+    /// and no other thread works on it.
     fn settle(&self, active: &Arc<Active>) -> Result<()> {
         let mut queue = self.queue.lock();
         let state = queue.state_of(active);
-        let is_whole = state.done.is_whole(active.origin.len);
-        if state.unrecorded >= RECORD_BYTES && !is_whole {
-            state.unrecorded = 0;
-            let done = state.done.clone();
-            drop(queue);
-            active.partial.record(&active.origin, &done)?;
-            queue = self.queue.lock();
-        }
-        let state = queue.state_of(active);
         state.running -= 1;
-        // Other workers may still be recording: the last one completes it.
         if state.running > 0 || !state.done.is_whole(active.origin.len) {
             return Ok(());
         }
@@ -251,12 +319,12 @@ impl Work<'_> {
         let queue = self.queue.lock();
         let mut outcome = Ok(());
         for state in &queue.states {
-            let active = &state.active;
-            let bytes = state.done.bytes();
+            let (active, written) = (&state.active, state.written());
+            let bytes = written.bytes();
             let kept = if bytes == 0 {
                 active.partial.discard()
             } else {
-                active.partial.record(&active.origin, &state.done)
+                active.partial.record(&active.origin, &written)
             };
             if kept.is_ok() {
                 Shared::add(&self.shared.bytes_kept, bytes);
@@ -305,7 +373,7 @@ mod tests {
 
     use super::*;
     use crate::copy::CopyControl;
-    use crate::options::StoreOptions;
+    use crate::options::{Location, StoreOptions};
 
     #[test]
     fn cancellation_is_not_reported_as_cause() {
@@ -353,7 +421,14 @@ mod tests {
 
     #[test]
     fn waiting_workers_are_woken_by_a_cancel() {
-        workers_are_woken_by(|work| CopyControl(Arc::clone(work.shared)).cancel());
+        workers_are_woken_by(|work| {
+            let control = CopyControl {
+                shared: Arc::clone(work.shared),
+                source: Location::from_path("source"),
+                target: "target".into(),
+            };
+            control.cancel();
+        });
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "object")]
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(feature = "object")]
 use super::cancel::ask_unless_stopped;
@@ -20,10 +21,12 @@ use super::{Shared, cancelled};
 #[cfg(not(feature = "object"))]
 use crate::error::Error;
 use crate::error::Result;
+#[cfg(feature = "object")]
+use crate::options::Protocol;
 use crate::options::{Location, StoreOptions};
 use crate::storage::{FileSource, Source, cannot_open};
 #[cfg(feature = "object")]
-use crate::storage::{ObjectSource, Remote};
+use crate::storage::{ObjectSource, Remote, cached};
 
 /// Length of one read of a local file, bytes.
 const READ_BYTES: usize = 1 << 20;
@@ -60,6 +63,30 @@ impl Sources {
             return FileSource::open(location).map(Box::new).map(Opened::File);
         }
         self.open_object(location, shared)
+    }
+
+    /// Returns the location of a hub's file in the cache of the hub's tools, if it is there; any
+    /// other location as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if requests to the hub are forbidden and
+    /// the file is not in the cache.
+    #[cfg_attr(
+        not(feature = "object"),
+        expect(
+            clippy::unnecessary_wraps,
+            clippy::unused_self,
+            reason = "no hub, no cache"
+        )
+    )]
+    pub(super) fn in_cache(&self, location: Location) -> Result<Location> {
+        #[cfg(feature = "object")]
+        if let (Some(Protocol::Hub), Some(url)) = (location.protocol(), location.remote()) {
+            let found = cached(url, &self.store)?;
+            return Ok(found.map_or(location, Location::from_path));
+        }
+        Ok(location)
     }
 
     #[cfg(not(feature = "object"))]
@@ -107,6 +134,19 @@ impl Opened {
         })
     }
 
+    /// Returns all bytes of a small source.
+    #[cfg_attr(
+        not(feature = "object"),
+        expect(unused_variables, reason = "files are read without requests")
+    )]
+    pub(super) fn bytes(&self, shared: &Arc<Shared>) -> Result<Vec<u8>> {
+        match self {
+            Self::File(file) => file.fetch(0, usize::try_from(file.len()).unwrap_or(usize::MAX)),
+            #[cfg(feature = "object")]
+            Self::Object(object, first) => object::bytes(object, first, shared),
+        }
+    }
+
     /// Returns the bytes fetched while opening.
     pub(super) fn first(&self) -> &[u8] {
         match self {
@@ -141,45 +181,72 @@ impl Opened {
         }
     }
 
-    /// Writes `range` to its place in `file`, whose final path is `path`. Returns the offset
-    /// reached, also after an error.
+    /// Writes a range to its place in `file`, whose final path is `path`.
     pub(super) fn bring(
         &self,
-        range: Range<u64>,
+        fetching: &Arc<Fetching>,
         file: &Arc<File>,
         path: &Path,
         shared: &Arc<Shared>,
-    ) -> (u64, Result<()>) {
+    ) -> Result<()> {
         match self {
-            Self::File(source) => {
-                let mut at = range.start;
-                let outcome = fetch_file(source, &mut at, range.end, file, path, shared);
-                (at, outcome)
-            }
+            Self::File(source) => fetch_file(source, fetching, file, path, shared),
             #[cfg(feature = "object")]
-            Self::Object(object, _) => object::fetch_object(object, range, file, path, shared),
+            Self::Object(object, _) => object::fetch_object(object, fetching, file, path, shared),
         }
+    }
+}
+
+/// Range that is being copied, from its first byte to its last.
+#[derive(Debug)]
+pub(super) struct Fetching {
+    range: Range<u64>,
+    /// Offset reached.
+    at: AtomicU64,
+}
+
+impl Fetching {
+    pub(super) fn new(range: Range<u64>) -> Self {
+        let at = AtomicU64::new(range.start);
+        Self { range, at }
+    }
+
+    /// Returns the offset reached.
+    fn at(&self) -> u64 {
+        self.at.load(Ordering::Acquire)
+    }
+
+    /// Returns the part that has been written.
+    pub(super) fn written(&self) -> Range<u64> {
+        self.range.start..self.at()
+    }
+
+    /// Counts `bytes` that have been written.
+    fn advance(&self, bytes: u64, shared: &Shared) {
+        // A thread that sees the new offset syncs the bytes before it.
+        self.at.fetch_add(bytes, Ordering::Release);
+        Shared::add(&shared.bytes_read, bytes);
     }
 }
 
 fn fetch_file(
     source: &FileSource,
-    at: &mut u64,
-    end: u64,
+    fetching: &Fetching,
     file: &File,
     path: &Path,
     shared: &Shared,
 ) -> Result<()> {
-    while *at < end {
+    let end = fetching.range.end;
+    while fetching.at() < end {
         if shared.stop.is_cancelled() {
             return Err(cancelled());
         }
-        let wanted = usize::try_from(end - *at).map_or(READ_BYTES, |left| left.min(READ_BYTES));
-        let bytes = source.fetch(*at, wanted)?;
-        file.write_all_at(&bytes, *at)
-            .map_err(|error| cannot_write(path, source.len() - *at, error))?;
-        *at += bytes.len() as u64;
-        Shared::add(&shared.bytes_read, bytes.len() as u64);
+        let at = fetching.at();
+        let wanted = usize::try_from(end - at).map_or(READ_BYTES, |left| left.min(READ_BYTES));
+        let bytes = source.fetch(at, wanted)?;
+        file.write_all_at(&bytes, at)
+            .map_err(|error| cannot_write(path, source.len() - at, error))?;
+        fetching.advance(bytes.len() as u64, shared);
     }
     Ok(())
 }

@@ -2,24 +2,30 @@
 //!
 //! Owns the order of steps: list, filter, skip existing files, read the rest. `list` finds the
 //! files, `paths` checks and maps their names, and `fetch` reads them; `target` writes, `journal`
-//! and `record` persist the state, `executor` keeps many requests in flight, and `cancel` cancels
-//! them. The copy does not parse tensors.
+//! and `record` persist the state, `recording` says when, `executor` keeps many requests in flight,
+//! and `cancel` cancels them. `plan` is the dry run. The copy does not parse tensors.
 
+mod beside;
 mod cancel;
 mod executor;
 mod fetch;
 mod journal;
 mod list;
 pub(crate) mod paths;
+mod plan;
 mod record;
+mod recording;
 mod target;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+
+pub use beside::read_beside;
+pub use plan::{CopyAction, CopyPlan, PlannedFile};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::format_bytes;
@@ -53,6 +59,8 @@ pub struct CopyOptions {
     pub hidden: bool,
     /// Copies existing files again, and discards incomplete ones. Default: no.
     pub force: bool,
+    /// Decides what to do with each file, and does not do it: writes nothing. Default: no.
+    pub dry_run: bool,
     /// Requests (for files: reads) in flight, over all files; 1 to 4096. Default: 16.
     pub depth: usize,
     /// Maximum length of a request, bytes; at least 4096. Default: 16 MiB.
@@ -67,6 +75,7 @@ impl Default for CopyOptions {
             exclude: Vec::new(),
             hidden: false,
             force: false,
+            dry_run: false,
             depth: DEPTH,
             range_bytes: RANGE_BYTES,
         }
@@ -78,7 +87,8 @@ impl Default for CopyOptions {
 ///
 /// A file appears under its name when it is complete and on disk, never before. An incomplete file
 /// stays as `.NAME.tload-partial`, with a journal beside it; the next copy resumes it if the source
-/// has not changed.
+/// has not changed. The journal is written with a file's first bytes, every two seconds, and when
+/// the copy fails or is cancelled: a process that is killed loses a few seconds of progress.
 ///
 /// A file is skipped if an earlier copy created it from the same source in the same state, and it
 /// has not been changed since. Each finished file has a record of that: its source with length,
@@ -105,7 +115,11 @@ pub struct Copy {
 
 /// Observes a copy, and cancels it, from another thread.
 #[derive(Clone, Debug)]
-pub struct CopyControl(Arc<Shared>);
+pub struct CopyControl {
+    shared: Arc<Shared>,
+    source: Location,
+    target: PathBuf,
+}
 
 /// Progress of a copy. Values only grow, except the totals, which are discovered step by step where
 /// sources cannot be listed.
@@ -121,7 +135,7 @@ pub struct CopyProgress {
     pub bytes_kept: u64,
 }
 
-/// Report of a copy.
+/// Report of a copy. After a dry run, the counters say what the copy would do.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct CopyReport {
@@ -148,6 +162,8 @@ pub struct CopyReport {
     pub unversioned_files: u64,
     /// Seconds from the call to the last byte on disk.
     pub seconds: f64,
+    /// Steps of the copy, file by file, with [`CopyOptions::dry_run`]; else `None`.
+    pub plan: Option<CopyPlan>,
 }
 
 /// File below a source.
@@ -224,18 +240,44 @@ impl Shared {
 impl CopyControl {
     /// Cancels the copy; it ends soon. The bytes that have arrived are kept for the next copy.
     pub fn cancel(&self) {
-        self.0.cancelled.store(true, Ordering::SeqCst);
-        self.0.stop.cancel();
+        self.shared.cancelled.store(true, Ordering::SeqCst);
+        self.shared.stop.cancel();
     }
 
     /// Returns the progress.
     pub fn progress(&self) -> CopyProgress {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CopyProgress {
-            bytes_total: load(&self.0.bytes_total),
-            bytes_done: load(&self.0.bytes_read) + load(&self.0.bytes_resumed),
-            bytes_kept: load(&self.0.bytes_kept),
+            bytes_total: load(&self.shared.bytes_total),
+            bytes_done: load(&self.shared.bytes_read) + load(&self.shared.bytes_resumed),
+            bytes_kept: load(&self.shared.bytes_kept),
         }
+    }
+
+    /// Returns the error for a copy that the caller ends because it took longer than `timeout`. It
+    /// says how far the copy got, and, once the copy has ended, how much is kept.
+    pub fn timed_out(&self, timeout: Duration) -> Error {
+        let now = self.progress();
+        let far = match now.bytes_total {
+            0 => "the source was still being listed".to_owned(),
+            total => format!(
+                "{} of {} had been copied",
+                format_bytes(now.bytes_done),
+                format_bytes(total)
+            ),
+        };
+        let hint = match now.bytes_kept {
+            0 => "raise ‹timeout›, or check the storage: tload doctor LOCATION".to_owned(),
+            kept => format!(
+                "copy again to resume, as {} are kept in {}; or raise ‹timeout›",
+                format_bytes(kept),
+                self.target.display()
+            ),
+        };
+        let message = format!("the copy took longer than its timeout of {timeout:?}; {far}");
+        Error::new(ErrorKind::TimedOut, message)
+            .with_location(&self.source)
+            .with_hint(hint)
     }
 }
 
@@ -268,7 +310,11 @@ impl Copy {
 
     /// Returns a handle that observes and cancels the copy.
     pub fn control(&self) -> CopyControl {
-        CopyControl(Arc::clone(&self.shared))
+        CopyControl {
+            shared: Arc::clone(&self.shared),
+            source: self.source.clone(),
+            target: self.target.clone(),
+        }
     }
 
     /// Runs the copy.
@@ -307,10 +353,14 @@ impl Copy {
         for entry in &entries {
             paths::components(&entry.name).map_err(|error| error.with_location(&self.source))?;
         }
+        if self.options.dry_run {
+            let plan = plan::plan(entries, &self.target, &sources, &self.options, &self.shared)?;
+            return Ok(self.report(started, Some(plan)));
+        }
         let root = TargetDir::open(&self.target)?;
         let entries = self.absent(entries, &root)?;
         executor::run(entries, &root, &sources, &self.options, &self.shared)?;
-        Ok(self.report(started))
+        Ok(self.report(started, None))
     }
 
     fn validate(&self) -> Result<()> {
@@ -376,7 +426,7 @@ impl Copy {
         Ok(absent)
     }
 
-    fn report(&self, started: Instant) -> CopyReport {
+    fn report(&self, started: Instant, plan: Option<CopyPlan>) -> CopyReport {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let shared = &self.shared;
         CopyReport {
@@ -391,6 +441,7 @@ impl Copy {
             retries: load(&shared.retries),
             unversioned_files: load(&shared.unversioned_files),
             seconds: started.elapsed().as_secs_f64(),
+            plan,
         }
     }
 }

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{
-    AtFlags, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, flock, fstat,
-    fstatvfs, futimens, mkdirat, open, openat, renameat, statat, unlinkat,
+    AtFlags, FlockOperation, Mode, OFlags, Stat, StatVfs, Timespec, Timestamps, UTIME_OMIT, flock,
+    fstat, fstatvfs, futimens, mkdirat, open, openat, renameat, statat, statvfs, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -60,29 +60,36 @@ impl TargetDir {
             Error::from_write("cannot create or open the directory", error)
                 .with_location(path.display())
         };
-        if path.exists() && !path.is_dir() {
-            return Err(Error::invalid_request("is not a directory")
-                .with_location(path.display())
-                .with_hint("pass the directory to copy into"));
-        }
+        require_directory(path)?;
         std::fs::create_dir_all(path).map_err(failed)?;
+        Self::at(path).map_err(failed)
+    }
+
+    /// Opens the directory. `None` if it does not exist.
+    pub(super) fn find(path: &Path) -> Result<Option<Self>> {
+        require_directory(path)?;
+        match Self::at(path) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => {
+                Err(Error::from_io("cannot open the directory", error)
+                    .with_location(path.display()))
+            }
+        }
+    }
+
+    fn at(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
         Ok(Self {
             path: path.to_owned(),
-            folder,
+            folder: open(path, flags, Mode::empty())?,
         })
     }
 
     /// Returns the number of bytes that may still be written. `None` on file systems that do not
     /// report it (ramfs, some FUSE): they have no size either.
     pub(super) fn free_bytes(&self) -> Result<Option<u64>> {
-        let found = fstatvfs(&self.folder).map_err(|errno| {
-            Error::from_io("cannot query free space", errno.into())
-                .with_location(self.path.display())
-        })?;
-        let free = found.f_bavail.saturating_mul(found.f_frsize);
-        Ok((found.f_blocks > 0).then_some(free))
+        free_bytes(fstatvfs(&self.folder), &self.path)
     }
 
     /// Returns the source of a file that a copy finished and recorded, and that has not changed
@@ -113,6 +120,20 @@ impl TargetDir {
         let found = self.stat_of_partial(name)?;
         let units = found.map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0));
         Ok(units.saturating_mul(STAT_UNIT))
+    }
+
+    /// Returns the bytes of `origin` that a copy would not request again.
+    pub(super) fn resumable_bytes(&self, name: &str, origin: &Origin) -> Result<u64> {
+        let Some((folder, last)) = self.folder_of(name, false)? else {
+            return Ok(0);
+        };
+        let Some(stat) = self.stat_of_partial(name)? else {
+            return Ok(0);
+        };
+        let len = u64::try_from(stat.st_size).unwrap_or(0);
+        let journal = read_journal(&folder, last, stat.st_uid);
+        let done = journal.and_then(|journal| journal.resume(origin, len));
+        Ok(done.map_or(0, |done| done.bytes()))
     }
 
     fn stat_of_partial(&self, name: &str) -> Result<Option<Stat>> {
@@ -214,7 +235,11 @@ impl TargetDir {
             file: Arc::new(File::from(file)),
             recording: Mutex::new(()),
         };
-        let found = if anew { None } else { partial.journal() };
+        let stat =
+            fstat(&*partial.file).map_err(|errno| self.failed("cannot stat", name, errno))?;
+        let owner = stat.st_uid;
+        let found = (!anew).then(|| read_journal(&partial.folder, last, owner));
+        let found = found.flatten();
         let len = partial.len()?;
         let done = found.and_then(|journal| journal.resume(origin, len));
         if let Some(done) = done {
@@ -223,6 +248,30 @@ impl TargetDir {
         partial.clear()?;
         Ok((partial, Ranges::default()))
     }
+}
+
+/// Returns the number of bytes that may be written at `path`, which need not exist yet.
+pub(super) fn free_bytes_at(path: &Path) -> Result<Option<u64>> {
+    let existing = path.ancestors().find(|path| path.exists());
+    let existing = existing.unwrap_or(Path::new("."));
+    free_bytes(statvfs(existing), existing)
+}
+
+fn free_bytes(found: Result<StatVfs, Errno>, path: &Path) -> Result<Option<u64>> {
+    let found = found.map_err(|errno| {
+        Error::from_io("cannot query free space", errno.into()).with_location(path.display())
+    })?;
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    Ok((found.f_blocks > 0).then_some(free))
+}
+
+fn require_directory(path: &Path) -> Result<()> {
+    if path.exists() && !path.is_dir() {
+        return Err(Error::invalid_request("is not a directory")
+            .with_location(path.display())
+            .with_hint("pass the directory to copy into"));
+    }
+    Ok(())
 }
 
 /// Requires that `file` is this process's alone: locked, and still the file with that name.
@@ -308,25 +357,6 @@ impl Partial {
         metadata
             .map(|metadata| metadata.len())
             .map_err(|error| cannot_write(&self.path, 0, error))
-    }
-
-    /// Reads the journal. `None` if there is none that can be read: then the copy starts over. It
-    /// also starts over with the journal of another user, which could claim bytes that are not on
-    /// disk.
-    fn journal(&self) -> Option<Journal> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let name = paths::journal(&self.name);
-        let file = openat(&self.folder, name, flags, Mode::empty()).ok()?;
-        let (stat, own) = (fstat(&file).ok()?, fstat(&self.file).ok()?);
-        if !is_regular(&stat) || stat.st_uid != own.st_uid {
-            return None;
-        }
-        let mut text = Vec::new();
-        File::from(file)
-            .take(JOURNAL_BYTES_MAX)
-            .read_to_end(&mut text)
-            .ok()?;
-        serde_json::from_slice(&text).ok()
     }
 
     /// Truncates the file to zero. The journal is removed first, durably: it must never claim bytes
@@ -427,6 +457,24 @@ impl Partial {
     fn sync_folder(&self) -> Result<()> {
         sync_folder(&self.folder).map_err(|error| cannot_write(&self.path, 0, error))
     }
+}
+
+/// Reads the journal of the file called `name` in `folder`. `None` if there is none that can be
+/// read: then the copy starts over. It also starts over with a journal that does not belong to
+/// `owner`, the user of the file in progress: it could claim bytes that are not on disk.
+fn read_journal(folder: &OwnedFd, name: &str, owner: u32) -> Option<Journal> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = openat(folder, paths::journal(name), flags, Mode::empty()).ok()?;
+    let stat = fstat(&file).ok()?;
+    if !is_regular(&stat) || stat.st_uid != owner {
+        return None;
+    }
+    let mut text = Vec::new();
+    File::from(file)
+        .take(JOURNAL_BYTES_MAX)
+        .read_to_end(&mut text)
+        .ok()?;
+    serde_json::from_slice(&text).ok()
 }
 
 /// Syncs the names in a directory to disk, on file systems that support it.

@@ -534,7 +534,7 @@ impl Error {
 }
 
 /// Returns the name that an option has in Rust, and the value behind it.
-fn field_name(option: &str, value: Option<&str>) -> String {
+pub(crate) fn field_name(option: &str, value: Option<&str>) -> String {
     if option == LIST_NAMES {
         return LISTING_CALL.to_owned();
     }

@@ -1,12 +1,11 @@
 //! Opens objects, and copies byte ranges of them into a file.
 
 use std::fs::File;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Opened, Sources};
+use super::{Fetching, Opened, Sources};
 use crate::copy::Shared;
 use crate::copy::cancel::{ask_unless_stopped, unless_stopped};
 use crate::copy::target::cannot_write;
@@ -42,29 +41,22 @@ impl Sources {
     }
 }
 
-impl Opened {
-    /// Returns all bytes of a small object.
-    pub(in crate::copy) fn bytes(&self, shared: &Arc<Shared>) -> Result<Vec<u8>> {
-        let (object, mut bytes) = match self {
-            Self::File(file) => {
-                return file.fetch(0, usize::try_from(file.len()).unwrap_or(usize::MAX));
-            }
-            Self::Object(object, first) => (object, first.clone()),
-        };
-        let missing = usize::try_from(object.len()).unwrap_or(usize::MAX) - bytes.len();
-        if missing > 0 {
-            let (of, start) = (object.clone(), bytes.len() as u64);
-            let ask = move || of.fetch(start, missing);
-            bytes.extend(ask_unless_stopped(object.remote(), shared, ask)?);
-        }
-        Ok(bytes)
+/// Returns all bytes of an object that begins with `first`.
+pub(super) fn bytes(object: &ObjectSource, first: &[u8], shared: &Arc<Shared>) -> Result<Vec<u8>> {
+    let mut bytes = first.to_vec();
+    let missing = usize::try_from(object.len()).unwrap_or(usize::MAX) - bytes.len();
+    if missing > 0 {
+        let (of, start) = (object.clone(), bytes.len() as u64);
+        let ask = move || of.fetch(start, missing);
+        bytes.extend(ask_unless_stopped(object.remote(), shared, ask)?);
     }
+    Ok(bytes)
 }
 
 /// Receives the bytes of one range, and writes them to the file.
 struct Writer {
     file: Arc<File>,
-    at: u64,
+    fetching: Arc<Fetching>,
     failed: Option<std::io::Error>,
     shared: Arc<Shared>,
 }
@@ -79,11 +71,8 @@ impl Receive for Writer {
         if self.failed.is_some() {
             return;
         }
-        match self.file.write_all_at(bytes, self.at) {
-            Ok(()) => {
-                self.at += bytes.len() as u64;
-                Shared::add(&self.shared.bytes_read, bytes.len() as u64);
-            }
+        match self.file.write_all_at(bytes, self.fetching.at()) {
+            Ok(()) => self.fetching.advance(bytes.len() as u64, &self.shared),
             Err(error) => {
                 self.failed = Some(error);
                 // No further writes would succeed, so the copy ends, and this request with it.
@@ -95,30 +84,29 @@ impl Receive for Writer {
 
 pub(super) fn fetch_object(
     object: &ObjectSource,
-    range: Range<u64>,
+    fetching: &Arc<Fetching>,
     file: &Arc<File>,
     path: &Path,
     shared: &Arc<Shared>,
-) -> (u64, Result<()>) {
-    let start = range.start;
+) -> Result<()> {
+    let range = fetching.range.clone();
     let mut writer = Writer {
         file: Arc::clone(file),
-        at: start,
+        fetching: Arc::clone(fetching),
         failed: None,
         shared: Arc::clone(shared),
     };
     let (source, shared) = (object.clone(), Arc::clone(shared));
-    let done = object.remote().run(None, async move {
+    let (failed, outcome) = object.remote().run(None, async move {
         let retries = source.retries();
         let outcome = unless_stopped(&shared, source.read(range, retries, None, &mut writer)).await;
-        Ok((writer.at, writer.failed, outcome))
-    });
-    match done {
-        Ok((at, Some(error), _)) => {
-            let missing = object.identity().len - at;
-            (at, Err(cannot_write(path, missing, error)))
+        Ok((writer.failed, outcome))
+    })?;
+    match failed {
+        Some(error) => {
+            let missing = object.identity().len - fetching.at();
+            Err(cannot_write(path, missing, error))
         }
-        Ok((at, None, outcome)) => (at, outcome),
-        Err(error) => (start, Err(error)),
+        None => outcome,
     }
 }

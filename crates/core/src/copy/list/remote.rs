@@ -14,7 +14,7 @@ use crate::copy::paths::Filter;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{INDEX_BYTES_MAX, parse_index};
 use crate::options::{Location, Protocol};
-use crate::storage::{Listed, Remote, cached, is_offline, snapshot, with_retries};
+use crate::storage::{Listed, Remote, cached_copy, snapshot, with_retries};
 
 const INDEX: &str = "model.safetensors.index.json";
 /// Suffixes of files: a directory with such a name is not expected, which saves a request.
@@ -42,10 +42,12 @@ pub(super) fn remote(
     sources: &Sources,
     shared: &Arc<Shared>,
 ) -> Result<Vec<Entry>> {
-    if source.protocol() == Some(Protocol::Hub) && is_offline(sources.options()) {
+    if source.protocol() == Some(Protocol::Hub) {
         let url = source.remote().expect("a model of a hub");
-        let path = cached(url, sources.options())?.expect("else it is an error");
-        return local(&Location::from_path(&path), &path, filter, shared);
+        let is_selected = |name: &str| filter.takes(name);
+        if let Some(path) = cached_copy(url, sources.options(), &is_selected)? {
+            return local(&Location::from_path(&path), &path, filter, shared);
+        }
     }
     let name = source.file_name();
     if FILES.iter().any(|end| name.ends_with(end)) {
@@ -62,8 +64,8 @@ pub(super) fn remote(
     Ok(entries)
 }
 
-/// Replaces entries of a hub by files in the cache of its tools, if everything selected is there,
-/// for the very commit that would be read from the hub.
+/// Replaces entries that a hub listed by files in the cache of its tools, if everything selected is
+/// there, for the very commit that would be read from the hub.
 pub(super) fn take_from_cache(
     source: &Location,
     entries: &mut [Entry],

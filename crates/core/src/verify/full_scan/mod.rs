@@ -2,22 +2,23 @@
 //! reports the outcome for each file.
 //!
 //! A bad file does not keep the others from being verified. `files` finds the files and the digests
-//! stated for them, `compute` reads, `compare` compares, `report` holds the result. This is not a
-//! load: it creates no tensors, its memory does not depend on the length of tensors, and it
-//! compares a file with a broken header like any other.
+//! stated for them, `compute` reads, `compare` compares, `report` holds the result, and `text` shows
+//! it. This is not a load: it creates no tensors, its memory does not depend on the length of
+//! tensors, and it compares a file with a broken header like any other.
 
 mod compare;
 mod compute;
 mod files;
 mod report;
 mod signed;
+mod text;
 mod walk;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use report::{FileError, FileOutcome, FileReport, Mismatch, VerifyReport};
 pub use signed::{SignatureText, SignedFiles, read_signature};
@@ -26,7 +27,7 @@ use super::manifest::{MANIFEST_NAME, Manifest, ManifestFile};
 use super::write::{Begun, is_there, write};
 use crate::checkpoint::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::Location;
+use crate::options::{Location, format_bytes};
 use crate::sync::parallel::parallel_map;
 use files::{Found, Subject};
 
@@ -85,7 +86,10 @@ pub struct Verification {
 
 /// Observes a verification, and cancels it, from another thread.
 #[derive(Clone, Debug)]
-pub struct VerifyControl(Arc<Shared>);
+pub struct VerifyControl {
+    shared: Arc<Shared>,
+    location: Location,
+}
 
 /// Progress of a verification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,15 +122,33 @@ impl Shared {
 impl VerifyControl {
     /// Cancels the verification; it ends soon.
     pub fn cancel(&self) {
-        self.0.cancelled.store(true, Ordering::Relaxed);
+        self.shared.cancelled.store(true, Ordering::Relaxed);
     }
 
     /// Returns the progress.
     pub fn progress(&self) -> VerifyProgress {
         VerifyProgress {
-            bytes_total: self.0.bytes_total.load(Ordering::Relaxed),
-            bytes_done: self.0.bytes_done.load(Ordering::Relaxed),
+            bytes_total: self.shared.bytes_total.load(Ordering::Relaxed),
+            bytes_done: self.shared.bytes_done.load(Ordering::Relaxed),
         }
+    }
+
+    /// Returns the error for a verification that the caller ends because it took longer than
+    /// `timeout`.
+    pub fn timed_out(&self, timeout: Duration) -> Error {
+        let now = self.progress();
+        let far = match now.bytes_total {
+            0 => "its files were still being opened".to_owned(),
+            total => format!(
+                "{} of {} had been read",
+                format_bytes(now.bytes_done),
+                format_bytes(total)
+            ),
+        };
+        let message = format!("verifying took longer than its timeout of {timeout:?}; {far}");
+        Error::new(ErrorKind::TimedOut, message)
+            .with_location(&self.location)
+            .with_hint("raise ‹timeout›, or check the storage: tload doctor LOCATION")
     }
 }
 
@@ -159,7 +181,10 @@ impl Verification {
 
     /// Returns a handle that observes and cancels the verification.
     pub fn control(&self) -> VerifyControl {
-        VerifyControl(Arc::clone(&self.shared))
+        VerifyControl {
+            shared: Arc::clone(&self.shared),
+            location: self.location.clone(),
+        }
     }
 
     /// Reads and compares. Bad files are listed in the report; [`VerifyReport::error`] returns an

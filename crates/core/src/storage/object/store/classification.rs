@@ -41,6 +41,8 @@ pub(in crate::storage) struct Hints {
         fn(u16, &ResponseCapture, &RequestContext) -> Option<Classification>,
     /// Permissions that listing and reading need, as the store calls them.
     pub(in crate::storage) permissions: Option<[&'static str; 2]>,
+    /// Advice if a host is unknown or does not answer; `None` if it is that for all stores.
+    pub(in crate::storage) unreachable: Option<&'static str>,
     /// False if there are no listings.
     pub(in crate::storage) lists: bool,
 }
@@ -50,6 +52,7 @@ impl Hints {
     pub(in crate::storage) const NONE: Self = Self {
         refusal: |_, _, _| None,
         permissions: None,
+        unreachable: None,
         lists: true,
     };
 }

@@ -103,7 +103,7 @@ fn judge(
         return failure.0.clone();
     }
     if let Some(failure) = find::<HttpError>(error) {
-        let classification = transport_error::classification(failure, host);
+        let classification = transport_error::classification(failure, host, asked.hints);
         return if asked.own {
             classification
         } else {

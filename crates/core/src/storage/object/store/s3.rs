@@ -26,6 +26,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     hints: Hints {
         refusal,
         permissions: Some(["s3:ListBucket", "s3:GetObject"]),
+        unreachable: None,
         lists: true,
     },
     states_checksums: true,

@@ -7,7 +7,7 @@ use std::io;
 use object_store::client::{HttpError, HttpErrorKind};
 
 use super::addresses::Narrower;
-use super::classification::{Cause, Classification, causes, find, texts};
+use super::classification::{Cause, Classification, Hints, causes, find, texts};
 use super::pages::TooLong;
 use super::redirects::Refused;
 use crate::error::ErrorKind;
@@ -17,7 +17,11 @@ const BROKE: &str = "check the network between this machine and the server, and 
 
 /// Classifies the failure of a request to `host` that got no response, or of the body of a
 /// response.
-pub(in crate::storage) fn classification(error: &HttpError, host: &str) -> Classification {
+pub(in crate::storage) fn classification(
+    error: &HttpError,
+    host: &str,
+    hints: &Hints,
+) -> Classification {
     let texts = texts(error);
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
     let http = find::<reqwest::Error>(error);
@@ -41,7 +45,7 @@ pub(in crate::storage) fn classification(error: &HttpError, host: &str) -> Class
     } else if says("certificate") {
         certificate(host, &texts)
     } else if connecting {
-        unreachable(error, host, &texts)
+        unreachable(error, host, &texts, hints.unreachable)
     } else if error.kind() == HttpErrorKind::Timeout {
         Classification::new(
             ErrorKind::TimedOut,
@@ -92,7 +96,12 @@ fn certificate(host: &str, texts: &[String]) -> Classification {
     .hint(hint)
 }
 
-fn unreachable(error: &HttpError, host: &str, texts: &[String]) -> Classification {
+fn unreachable(
+    error: &HttpError,
+    host: &str,
+    texts: &[String],
+    advice: Option<&'static str>,
+) -> Classification {
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
     let refused = causes(error).any(|cause| {
         cause
@@ -102,18 +111,20 @@ fn unreachable(error: &HttpError, host: &str, texts: &[String]) -> Classificatio
     let (message, hint) = if error.kind() == HttpErrorKind::Timeout {
         (
             format!("connecting to {host} timed out"),
-            "check endpoint and network, or raise connect_timeout",
+            advice.unwrap_or("check endpoint and network, or raise connect_timeout"),
         )
     } else if refused {
         (
             format!("{host} refuses connections"),
-            "check host and port of the endpoint, that the server runs, and the proxy if there is one (option proxy, \
-             HTTPS_PROXY)",
+            advice.unwrap_or(
+                "check host and port of the endpoint, that the server runs, and the proxy if there is one (option proxy, \
+                 HTTPS_PROXY)",
+            ),
         )
     } else if says("lookup address") || says("dns error") {
         (
             format!("the host {host} is unknown"),
-            "check the endpoint, the names of bucket and region, and the network",
+            advice.unwrap_or("check the endpoint, the names of bucket and region, and the network"),
         )
     } else if says("InvalidContentType") {
         (
@@ -128,7 +139,7 @@ fn unreachable(error: &HttpError, host: &str, texts: &[String]) -> Classificatio
     } else {
         (
             format!("{host} cannot be reached"),
-            "check endpoint and network",
+            advice.unwrap_or("check endpoint and network"),
         )
     };
     Classification::new(ErrorKind::Remote, message)
@@ -292,6 +303,7 @@ mod tests {
             let classification = classification(
                 &layered(kind, &["error sending request", text], errno),
                 "host:9",
+                &Hints::NONE,
             );
             assert_eq!(classification.message, message, "{text}");
             assert_eq!(
@@ -308,6 +320,17 @@ mod tests {
     }
 
     #[test]
+    fn unknown_host_of_hub_names_its_variables() {
+        let error = layered(HttpErrorKind::Connect, &["dns error"], None);
+        let hint = |hints| classification(&error, "host", hints).hint.expect("a hint");
+        assert!(hint(&Hints::NONE).contains("bucket"));
+        let of_hub = hint(&super::super::hub::PROTOCOL.hints);
+        for variable in ["HF_ENDPOINT", "HF_HUB_OFFLINE"] {
+            assert!(of_hub.contains(variable), "{of_hub}");
+        }
+    }
+
+    #[test]
     fn certificate_errors_get_specific_hint() {
         for (text, hint) in [
             ("invalid peer certificate: UnknownIssuer", "ca_file"),
@@ -320,8 +343,11 @@ mod tests {
                 "clock",
             ),
         ] {
-            let classification =
-                classification(&layered(HttpErrorKind::Connect, &[text], None), "host");
+            let classification = classification(
+                &layered(HttpErrorKind::Connect, &[text], None),
+                "host",
+                &Hints::NONE,
+            );
             assert!(
                 classification.hint.expect("a hint").contains(hint),
                 "{text}"
@@ -331,8 +357,11 @@ mod tests {
 
     #[test]
     fn endless_responses_are_not_retried() {
-        let classification =
-            classification(&HttpError::new(HttpErrorKind::Decode, TooLong), "host");
+        let classification = classification(
+            &HttpError::new(HttpErrorKind::Decode, TooLong),
+            "host",
+            &Hints::NONE,
+        );
         assert_eq!(
             (classification.kind, classification.transient),
             (ErrorKind::Remote, None)

@@ -24,6 +24,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     hints: Hints {
         refusal,
         permissions: None,
+        unreachable: None,
         lists: false,
     },
     states_checksums: false,

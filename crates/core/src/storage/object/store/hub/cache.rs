@@ -54,6 +54,34 @@ pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<P
     }
 }
 
+/// Like [`cached`], for a copy, which takes all files that `is_selected` selects by their paths
+/// below the location. The cache counts as complete if its list of the repository's files is
+/// there, and all of these are too. If requests to the hub are forbidden, a complete model is
+/// enough.
+pub(crate) fn cached_copy(
+    url: &RemoteUrl,
+    options: &StoreOptions,
+    is_selected: &dyn Fn(&str) -> bool,
+) -> Result<Option<PathBuf>> {
+    let Some(found) = cached(url, options)? else {
+        return Ok(None);
+    };
+    if is_offline(options) || !found.is_dir() {
+        return Ok(Some(found));
+    }
+    let path = object_path(url)?;
+    let commit = found.ancestors().nth(path.parts().count());
+    let listed = commit.and_then(|commit| {
+        let name = format!("{}.json", commit.file_name()?.to_str()?);
+        let tree = commit.parent()?.parent()?.join("trees").join(name);
+        files_below(&tree, path.as_ref())
+    });
+    let is_there = |name: &String| !is_selected(name) || found.join(name).exists();
+    Ok(listed
+        .is_some_and(|names| names.iter().all(is_there))
+        .then_some(found))
+}
+
 /// Returns the directory or file of a hub's model at this commit, as far as it is on this machine.
 pub(crate) fn snapshot(url: &RemoteUrl, commit: &str, options: &StoreOptions) -> Option<PathBuf> {
     let path = object_path(url).ok()?;
@@ -195,9 +223,8 @@ struct Tree {
     files: BTreeMap<String, serde_json::Value>,
 }
 
-/// Returns the names of weights and indexes directly in a directory of the repository, if the list
-/// exists.
-fn weights(tree: &Path, path: &str) -> Option<Vec<String>> {
+/// Returns the paths of all files below a directory of the repository, if the list exists.
+fn files_below(tree: &Path, path: &str) -> Option<Vec<String>> {
     let tree: Tree = serde_json::from_slice(&small_file(tree).ok()?).ok()?;
     if tree.format_version != 1 {
         return None;
@@ -207,12 +234,23 @@ fn weights(tree: &Path, path: &str) -> Option<Vec<String>> {
     } else {
         format!("{path}/")
     };
-    let names = tree.files.into_keys().filter_map(|name| {
-        let name = name.strip_prefix(&prefix)?;
+    let names = tree.files.into_keys();
+    Some(
+        names
+            .filter_map(|name| name.strip_prefix(&prefix).map(str::to_owned))
+            .collect(),
+    )
+}
+
+/// Returns the names of weights and indexes directly in a directory of the repository, if the list
+/// exists.
+fn weights(tree: &Path, path: &str) -> Option<Vec<String>> {
+    let mut names = files_below(tree, path)?;
+    names.retain(|name| {
         let counts = name.ends_with(SUFFIX) || name.ends_with(INDEX_SUFFIX);
-        (counts && !name.contains('/') && !name.starts_with('.')).then(|| name.to_owned())
+        counts && !name.contains('/') && !name.starts_with('.')
     });
-    Some(names.collect())
+    Some(names)
 }
 
 #[cfg(test)]

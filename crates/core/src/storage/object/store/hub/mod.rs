@@ -18,7 +18,7 @@ use object_store::http::HttpBuilder;
 use percent_encoding::utf8_percent_encode;
 use tokio::sync::OnceCell;
 
-pub(crate) use self::cache::{cached, commit_in_cache, is_offline, snapshot};
+pub(crate) use self::cache::{cached, cached_copy, commit_in_cache, is_offline, snapshot};
 pub(in crate::storage) use self::listing::Commit;
 #[cfg(feature = "testing")]
 pub(crate) use self::listing::assert_levels_are_whole;
@@ -39,6 +39,10 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     variables: None,
     hints: Hints {
         refusal: status_error::refusal,
+        unreachable: Some(
+            "check the network, HF_ENDPOINT and the proxy (HTTPS_PROXY); a model that is complete in the hub's cache is read \
+             from there with HF_HUB_OFFLINE=1",
+        ),
         ..Hints::NONE
     },
     states_checksums: false,
