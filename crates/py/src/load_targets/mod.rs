@@ -27,7 +27,7 @@ use crate::error::exception;
 const EXTRA_STATE: &str = "_extra_state";
 
 /// Maximum number of targets that an error names: a whole model on "meta" has thousands.
-const SHOWN: usize = 5;
+const SHOWN: usize = 10;
 
 /// The caller's tensors and arrays by name.
 #[derive(Debug, Default)]
