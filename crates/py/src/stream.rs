@@ -112,7 +112,7 @@ impl Stream {
             loop {
                 match stream.wait(deadline.saturating_duration_since(Instant::now())) {
                     Poll::Ready(Some(Ok(tensor))) => received.push(tensor),
-                    polled => return polled,
+                    polled @ (Poll::Ready(None | Some(Err(_))) | Poll::Pending) => return polled,
                 }
                 if Instant::now() >= deadline {
                     return Poll::Pending;
