@@ -98,7 +98,7 @@ fn write_plan(out: &mut dyn Write, report: &CopyReport, plan: &CopyPlan) -> io::
         format_bytes(plan.needed_bytes),
     )?;
     if plan.lacks_space() {
-        warn("note: the target has too little free space: this copy would fail");
+        note("the target has too little free space: this copy would fail");
     }
     Ok(())
 }

@@ -16,9 +16,7 @@ pub use dtype::Dtype;
 pub(crate) use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;
 pub(crate) use model_files::ModelFiles;
-#[cfg(feature = "testing")]
-pub(crate) use shards::natural_cmp;
-pub(crate) use shards::{INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, parse_index};
+pub(crate) use shards::{INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};
 
 /// Longest header that the format allows, so that a damaged length cannot make a reader allocate
 /// without bound.

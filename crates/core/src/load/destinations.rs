@@ -69,9 +69,9 @@ impl DeviceRules {
     pub(crate) fn devices(&self, names: &[&str], selected: &[usize]) -> Result<Vec<Device>> {
         let mapped = self.map.devices(names)?;
         let device = |&index: &usize| {
-            let named = self.by_name.get(names[index]).copied();
+            let explicit = self.by_name.get(names[index]).copied();
             let mapped = || mapped.get(index).copied().flatten();
-            named.or_else(mapped).unwrap_or(self.otherwise)
+            explicit.or_else(mapped).unwrap_or(self.otherwise)
         };
         Ok(selected.iter().map(device).collect())
     }

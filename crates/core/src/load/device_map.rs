@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::error::{Error, ErrorKind, Result, counted};
-use crate::options::{Device, distance::distance};
+use crate::error::{Error, ErrorKind, Result, counted, nearest_name};
+use crate::options::Device;
 use crate::plan::Selection;
 
 /// Characters that make a key a glob.
@@ -150,12 +150,8 @@ fn nearest(key: &str, names: &[&str]) -> Option<String> {
             .iter()
             .filter_map(|name| name.strip_prefix(&*found)?.split('.').next())
             .collect();
-        let nearest = words.iter().map(|other| (distance(word, other), *other));
-        let (letters, nearest) = nearest.min()?;
-        if letters * 2 > word.len().max(2) {
-            return None;
-        }
-        found.push_str(nearest);
+        let same = words.get(word).copied();
+        found.push_str(same.or_else(|| nearest_name(word, words))?);
         found.push('.');
     }
     found.pop();

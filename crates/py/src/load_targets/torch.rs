@@ -59,7 +59,11 @@ impl<'py> Reader<'py> {
         value.is_instance(&self.tensor)
     }
 
-    pub(super) fn read(&mut self, tensor: &Bound<'py, PyAny>) -> PyResult<Read> {
+    /// Returns the device and the dtype of a tensor, or the reason why it cannot be loaded into.
+    fn placement(
+        &self,
+        tensor: &Bound<'py, PyAny>,
+    ) -> PyResult<Result<(Device, Option<Dtype>), String>> {
         let py = tensor.py();
         let is = |name| tensor.getattr(name)?.is_truthy();
         let kind = tensor.get_type();
@@ -93,6 +97,15 @@ impl<'py> Reader<'py> {
             gpu if gpu.starts_with("cuda") => gpu.parse().map_err(|error| exception(py, &error))?,
             other => return Ok(Err(format!("is on {other}"))),
         };
+        Ok(Ok((device, known)))
+    }
+
+    pub(super) fn read(&mut self, tensor: &Bound<'py, PyAny>) -> PyResult<Read> {
+        let py = tensor.py();
+        let (device, known) = match self.placement(tensor)? {
+            Ok(placement) => placement,
+            Err(reason) => return Ok(Err(reason)),
+        };
         let own_shape: Vec<usize> = tensor.getattr(intern!(py, "shape"))?.extract()?;
         let strides: Vec<isize> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
         let is_pairs = known == Some(Dtype::F4);
@@ -123,24 +136,12 @@ impl<'py> Reader<'py> {
                 Err(error) => return Err(error),
             };
             if layout.address == 0 {
-                let kind = kind.name()?;
+                let kind = tensor.get_type().name()?;
                 return Ok(Err(format!("is a {kind} without memory of its own")));
             }
         }
-        let call = |name| tensor.call_method0(name)?.is_truthy();
-        let is_complex = known.is_none_or(|known| known == Dtype::C64);
-        let is_conjugated = is_complex && call(intern!(py, "is_conj"))?;
-        let is_negated = call(intern!(py, "is_neg"))?;
-        layout.elements = match known {
-            Some(known) => known.name().to_owned(),
-            None => dtype.str()?.to_string(),
-        };
-        // A conjugate shares the memory of its base, but has other values.
-        for (holds, lazy) in [(is_conjugated, " conjugated"), (is_negated, " negated")] {
-            if holds {
-                layout.elements.push_str(lazy);
-            }
-        }
+        let is_lazy;
+        (layout.elements, is_lazy) = elements(tensor, known)?;
         let mut shape = own_shape;
         if let Some(last) = shape.last_mut()
             && is_pairs
@@ -153,7 +154,7 @@ impl<'py> Reader<'py> {
             device,
             layout,
             stream: self.stream(device)?,
-            is_lazy: is_conjugated || is_negated,
+            is_lazy,
         }))
     }
 
@@ -168,4 +169,25 @@ impl<'py> Reader<'py> {
         self.streams.insert(ordinal, stream);
         Ok(stream)
     }
+}
+
+/// Returns a text that differs for elements that the same bytes represent differently, and whether
+/// torch conjugates or negates them when they are read.
+fn elements(tensor: &Bound<'_, PyAny>, known: Option<Dtype>) -> PyResult<(String, bool)> {
+    let py = tensor.py();
+    let call = |name| tensor.call_method0(name)?.is_truthy();
+    let is_complex = known.is_none_or(|known| known == Dtype::C64);
+    let is_conjugated = is_complex && call(intern!(py, "is_conj"))?;
+    let is_negated = call(intern!(py, "is_neg"))?;
+    let mut elements = match known {
+        Some(known) => known.name().to_owned(),
+        None => tensor.getattr(intern!(py, "dtype"))?.str()?.to_string(),
+    };
+    // A conjugate shares the memory of its base, but has other values.
+    for (holds, lazy) in [(is_conjugated, " conjugated"), (is_negated, " negated")] {
+        if holds {
+            elements.push_str(lazy);
+        }
+    }
+    Ok((elements, is_conjugated || is_negated))
 }

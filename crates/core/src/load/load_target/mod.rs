@@ -415,16 +415,17 @@ mod tests {
             .map(|name| load_target(name, Dtype::U8, &[2], None))
             .collect();
         let error = matched(&tensors, load_targets, STRICT).expect_err("nothing fits");
-        let differing: String = (2..7)
+        let differing: Vec<_> = (2..7)
             .rev()
-            .map(|number| format!("\"both.{number}\" has shape [1] in the checkpoint, [2] here; "))
+            .map(|number| format!("\"both.{number}\" has shape [1] in the checkpoint, [2] here"))
             .collect();
         assert_eq!(
             error.message(),
             format!(
                 "targets and checkpoint do not match: 6 missing in the checkpoint: \"y.0\", \"y.1\", \"y.2\", \"y.3\", \
                  \"y.4\" and 1 more; 1200 unexpected in the checkpoint: \"x.0\", \"x.1\", \"x.2\", \"x.3\", \"x.4\" and \
-                 1195 more; {differing}and 2 more differ"
+                 1195 more; {}; and 2 more differ",
+                differing.join("; ")
             )
         );
         let both: Vec<_> = names("both.", 7);

@@ -43,7 +43,7 @@ use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 pub(crate) use self::client::{READ_TIMEOUT, proxy_name};
 #[cfg(feature = "testing")]
 pub(crate) use self::hub::assert_levels_are_whole;
-pub(crate) use self::hub::{cached, cached_copy, commit_in_cache, is_offline, snapshot};
+pub(crate) use self::hub::{cached, cached_copy, commit_in_cache, snapshot};
 pub(crate) use self::path::object_path;
 pub(crate) use request_error::Fault;
 pub(crate) use response_capture::{Connection, ResponseCapture};

@@ -18,7 +18,8 @@ use object_store::http::HttpBuilder;
 use percent_encoding::utf8_percent_encode;
 use tokio::sync::OnceCell;
 
-pub(crate) use self::cache::{cached, cached_copy, commit_in_cache, is_offline, snapshot};
+use self::cache::is_offline;
+pub(crate) use self::cache::{cached, cached_copy, commit_in_cache, snapshot};
 pub(in crate::storage) use self::listing::Commit;
 #[cfg(feature = "testing")]
 pub(crate) use self::listing::assert_levels_are_whole;
