@@ -111,7 +111,7 @@ fn missing_checksums_are_noted_until_manifest_exists() {
     let value = all["value"].as_str().unwrap();
     assert!(value.starts_with("2 shards, by manifest "), "{all}");
 
-    std::fs::write(model.join("tload-manifest.json"), "{}").unwrap();
+    fs::write(model.join("tload-manifest.json"), "{}").unwrap();
     let broken = look();
     assert_eq!(broken["level"], "note");
     let value = broken["value"].as_str().unwrap();
