@@ -88,4 +88,4 @@ def _is_packed(tensor: Any) -> bool:
     """Return whether the elements of a torch tensor are pairs of 4-bit floats."""
     import torch
 
-    return tensor.dtype == getattr(torch, _torch.DTYPES["F4"], None)
+    return tensor.dtype is getattr(torch, _torch.DTYPES["F4"], None)
