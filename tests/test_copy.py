@@ -208,7 +208,7 @@ def journaled_bytes(target: Path) -> int:
 
 
 def test_killed_copy_resumes(web: servers.Web, tmp_path: Path) -> None:
-    """Of a file that is fetched in one request, which is still running."""
+    """The file is fetched in one request, which is still running when the copy is killed."""
     content = stalled(web, 3 * MIB)
     command = [sys.executable, "-m", "tload", "cp", f"{web.url}/m/model.safetensors", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:

@@ -61,6 +61,8 @@ def check(names: Iterable[str], infos: Infos) -> None:
         reason = "numpy has no packed floats of less than 8 bits"
         hint = 'pass framework="dlpack", or leave these tensors out'
         raise unsupported(infos(), name, reason, hint)
+
+
 def dtype_names() -> dict[str, str]:
     """Return numpy's names of dtypes with those in safetensors files, for the extension module."""
     return {its: ours for ours, its in {**DTYPES, **ML_DTYPES}.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, NoReturn, Protocol, TypeAlias, final, overload
+from typing import Any, NoReturn, Protocol, final, overload
 
 from typing_extensions import CapsuleType
 

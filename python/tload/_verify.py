@@ -270,8 +270,6 @@ class _Ours:
 def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
     """Check a signature. Return its names with SHA-256, and paths that may be unsigned."""
     # Both import a dozen modules, which `import tload` does without.
-    import tempfile
-    from pathlib import Path
 
     ignored = [*_UNSIGNED, *_ignored_paths(options)]
     config = _verifier({name: value for name, value in options.items() if name != "ignore_paths"})

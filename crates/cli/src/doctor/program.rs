@@ -1,5 +1,5 @@
-//! The program that the name `tload` runs: procps installs another one of that name, which shows the
-//! system's load.
+//! The program that the name `tload` runs: procps installs another one of that name, which shows
+//! the system's load.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Options that are set, by `TLOAD_*` variables for every load or by arguments of `doctor`. Shown as
-//! loads interpret them, without secrets.
+//! Options that are set, by `TLOAD_*` variables for every load or by arguments of `doctor`. Shown
+//! as loads interpret them, without secrets.
 
 use tload::{OptionValue, Options, format_bytes};
 

@@ -12,9 +12,10 @@ const CELLS_MAX: usize = 1 << 25;
 /// ranked 4, and three.
 const RANK_OF_CONTAINED: usize = 5;
 
-/// Returns the name in `names` that `wanted` most likely stands for, if one is near enough: one with
-/// few letters inserted, deleted, substituted or swapped, or else one that begins or ends with
-/// `wanted`, or that `wanted` begins or ends with, at a `.`, `_` or the like. ASCII case is ignored.
+/// Returns the name in `names` that `wanted` most likely stands for, if one is near enough: one
+/// with few letters inserted, deleted, substituted or swapped, or else one that begins or ends with
+/// `wanted`, or that `wanted` begins or ends with, at a `.`, `_` or the like. ASCII case is
+/// ignored.
 ///
 /// Takes bounded time, whatever the number and the length of the names; where they exceed it, the
 /// best name so far is returned.
@@ -94,13 +95,13 @@ struct EditDistance {
 
 impl EditDistance {
     /// Returns the number of bytes to insert, delete, substitute, or swap with their neighbour to
-    /// turn `from` into `to` (optimal string alignment), if it is at most `edits_max`. ASCII case is
-    /// ignored.
+    /// turn `from` into `to` (optimal string alignment), if it is at most `edits_max`. ASCII case
+    /// is ignored.
     fn within(&mut self, from: &[u8], to: &[u8], edits_max: usize) -> Option<usize> {
         if from.len().abs_diff(to.len()) > edits_max {
             return None;
         }
-        let (from, to) = without_common_ends(from, to);
+        let (from, to) = without_shared_ends(from, to);
         let far = edits_max + 1;
         self.cells += to.len();
         for row in &mut self.rows {
@@ -153,7 +154,7 @@ impl EditDistance {
 }
 
 /// Returns both without the bytes that they begin and end with alike.
-fn without_common_ends<'a>(one: &'a [u8], other: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+fn without_shared_ends<'a>(one: &'a [u8], other: &'a [u8]) -> (&'a [u8], &'a [u8]) {
     let is_equal = |(one, other): &(&u8, &u8)| one.eq_ignore_ascii_case(other);
     let start = one.iter().zip(other).take_while(is_equal).count();
     let (one, other) = (&one[start..], &other[start..]);

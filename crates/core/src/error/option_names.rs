@@ -9,7 +9,8 @@ use std::ops::Range;
 const OPEN: char = '‹';
 const CLOSE: char = '›';
 
-/// Names that can be marked, sorted. Other text in `‹›` is not a mark: it may be the name of a file.
+/// Names that can be marked, sorted. Other text in `‹›` is not a mark: it may be the name of a
+/// file.
 const NAMES: [&str; 22] = [
     "cache",
     "depth",

@@ -489,10 +489,10 @@ mod tests {
     #[test]
     fn region_cache_frees_on_drop_and_skips_pool_with_unreceived_regions() {
         let region_cache = RegionCache::default();
-        let owing = region_cache.pool(8192, 8192);
+        let owing = region_cache.pool(8192, 4096);
         let unreceived = owing.try_region(4096, 1).expect("maps").expect("fits");
         owing.close();
-        let pool = region_cache.pool(8192, 8192);
+        let pool = region_cache.pool(8192, 4096);
         assert_eq!(pool.usage().charged, 0, "a new one");
         drop(unreceived);
         assert_eq!(owing.usage().charged, 0);

@@ -366,7 +366,8 @@ impl OptionKey {
             OptionKind::Verify => {
                 let verify = text.parse::<Verify>().ok()?;
                 let is_mode = !matches!(verify, Verify::Manifest(_) | Verify::Sha256(Some(_)));
-                // The text of a manifest is its location, with the secrets that the mode leaves out.
+                // The text of a manifest is its location, with the secrets that the mode leaves
+                // out.
                 OptionValue::Text(if is_mode {
                     verify.to_string()
                 } else {

@@ -333,8 +333,8 @@ impl StoreOptions {
         }
     }
 
-    /// Returns the keys whose values are secrets or may be: those of which `Debug` does not show the
-    /// whole value.
+    /// Returns the keys whose values are secrets or may be: those of which `Debug` does not show
+    /// the whole value.
     pub fn secrets(&self) -> impl Iterator<Item = &str> {
         let values = self.values.iter();
         let secrets = values.filter(|(key, value)| shown(key, value) != **value);

@@ -1,5 +1,5 @@
-//! Names of the environment variables that begin with `TLOAD_`, for warnings of misspelt ones. Pure:
-//! the command and the Python package pass the names that are set.
+//! Names of the environment variables that begin with `TLOAD_`, for warnings of misspelt ones.
+//! Pure: the command and the Python package pass the names that are set.
 
 use super::{OptionKey, Options};
 use crate::error::{nearest_name, shortened};

@@ -72,9 +72,9 @@ impl fmt::Debug for Verify {
     }
 }
 
-/// Parses the output of [`fmt::Display`], and truth values: true is `auto`, false is `off`. Any other
-/// text is the location of a manifest. A manifest that is named like a mode is `./auto`, one whose
-/// name begins with `sha256:` is `./sha256:…`.
+/// Parses the output of [`fmt::Display`], and truth values: true is `auto`, false is `off`. Any
+/// other text is the location of a manifest. A manifest that is named like a mode is `./auto`, one
+/// whose name begins with `sha256:` is `./sha256:…`.
 impl FromStr for Verify {
     type Err = Error;
 

@@ -27,7 +27,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a group of files. `window` is the length of its longest read, in bytes.
+    /// Returns the limits of a group of files. `window` is the length of its longest read, in
+    /// bytes.
     pub(crate) fn for_files(options: &Options, hints: &ReadHints, window: usize) -> Self {
         // Windows are slightly longer than extents: alignment at both edges must not cost a whole
         // read in flight.

@@ -2,8 +2,8 @@
 //! reports the outcome for each file.
 //!
 //! A bad file does not keep the others from being verified. `files` finds the files and the digests
-//! stated for them, `compute` reads, `compare` compares, `report` holds the result, and `text` shows
-//! it. This is not a load: it creates no tensors, its memory does not depend on the length of
+//! stated for them, `compute` reads, `compare` compares, `report` holds the result, and `text`
+//! shows it. This is not a load: it creates no tensors, its memory does not depend on the length of
 //! tensors, and it compares a file with a broken header like any other.
 
 mod compare;
