@@ -9,7 +9,7 @@ use crate::{command, run, stderr, succeed};
 
 fn model(folder: &TempDir) -> String {
     let model = folder.path().join("model").to_str().unwrap().to_owned();
-    succeed(["synth", &model, "--preset", "tiny", "--size", "64KiB"]);
+    succeed(["synth", &model, "--preset", "tiny", "--size", "1MiB"]);
     model
 }
 
