@@ -71,7 +71,7 @@ def raw(tensors: dict[str, Any]) -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in tensors.items()}
 
 
-def load(location: str, **arguments: Any) -> dict[str, bytes]:
+def load(location: str | tload.Checkpoint, **arguments: Any) -> dict[str, bytes]:
     require("numpy")
     return raw(tload.load(location, framework="numpy", **arguments))
 

@@ -467,3 +467,9 @@ def test_load_into_bumps_version_counter(tmp_path: Path) -> None:
     tload.load_into(module, path)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+    # A failure after the first read counts as a change too.
+    loss = (module.weight * module.weight).sum()
+    with pytest.raises(TypeError, match="progress"):
+        tload.load_into(module, path, progress="yes")  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

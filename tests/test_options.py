@@ -308,4 +308,5 @@ def test_options_are_those_of_the_core() -> None:
 
 def test_options_show_what_was_set() -> None:
     assert repr(tload.Options()) == "tload.Options()"
+    assert "hunter2" not in repr(tload.Options(verify="https:/user:hunter2@host/manifest.json"))
     assert repr(tload.Options(memory_limit="1 GiB", depth=3)) == "tload.Options(depth=3, memory_limit='1 GiB')"

@@ -283,6 +283,16 @@ def test_configuration_comes_from_the_bucket(
     assert not list(tmp_path.iterdir()), "temporary files stay"
 
 
+def test_configuration_of_open_checkpoint_is_fetched_with_its_options(dense: Path, web: servers.Web) -> None:
+    for path in dense.iterdir():
+        web.files[f"model/{path.name}"] = path.read_bytes()
+    with tload.open(f"{web.url}/model", store={"header.x-auth": "hunter2"}) as checkpoint:
+        models.assert_same(from_pretrained(auto(), checkpoint), auto().from_pretrained(dense))
+    asked = [request for request in web.requests if request.path == "/model/config.json"]
+    assert asked
+    assert all(request.headers["x-auth"] == "hunter2" for request in asked)
+
+
 def test_remote_configurations_are_checked(dense: Path, web: servers.Web) -> None:
     url = f"{web.url}/model"
     config = json.loads((dense / "config.json").read_text())
@@ -318,8 +328,8 @@ def test_the_configuration_of_a_model_of_the_hub(
         model = from_pretrained(cls, url, cache_dir=tmp_path)
         models.assert_same(model, expected)
         assert model.generation_config.to_dict() == expected.generation_config.to_dict()
-    # Offline, and not in the cache of the hub's tools.
-    with pytest.raises(tload.InvalidRequestError, match="config= is needed"):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(tload.NotFoundError, match="not complete in the hub's cache"):
         from_pretrained(auto(), "hf://org/name/folder", cache_dir=tmp_path)
 
 
@@ -383,7 +393,7 @@ def test_other_weights_are_rejected(name: str, dense: Path) -> None:
         from_pretrained(auto(), dense, **dict[str, Any]({name: "x"}))
 
 
-def test_unsuitable_classes_are_rejected(dense: Path) -> None:
+def test_unsuitable_classes_are_rejected(dense: Path, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="wanted a model class of transformers, found str"):
         from_pretrained("Llama", dense)
     with pytest.raises(TypeError, match=r"found str; write from_pretrained\(AutoModelForCausalLM, 'llama_dir'\)"):
@@ -394,6 +404,9 @@ def test_unsuitable_classes_are_rejected(dense: Path) -> None:
     config.auto_map = {"AutoModelForCausalLM": "code.py--Model"}
     with pytest.raises(tload.UnsupportedError, match=r"code of .* comes with the checkpoint"):
         from_pretrained(auto(), dense, config=config, trust_remote_code=True)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(tload.UnsupportedError, match=r"code of .* comes with the checkpoint"):
+        from_pretrained(auto(), dense, config=tmp_path, trust_remote_code=True)
     models.assert_same(from_pretrained(auto(), dense, config=config), auto().from_pretrained(dense))
 
 

@@ -27,6 +27,8 @@ assert_type(checkpoint.read("a", framework="pt"), torch.Tensor)
 tload.load("model", regex=re.compile("norm"), timeout="1h30m", memory_limit=1e9, verify=True)
 tload.load("model", regex=["norm", re.compile("bias")], timeout=timedelta(minutes=1), verify=False)
 tload.load("model", names=re.compile("norm"))  # type: ignore[call-overload]
+assert_type(tload.copy("model", "copy", timeout="10m", extent_bytes=1e6), tload.CopyReport)
+assert_type(tload.verify("model", timeout=timedelta(minutes=1)), tload.VerifyReport)
 assert_type(tload.list_files("model")[0].nbytes, int | None)
 stream = tload.stream([Path("a"), "b"], framework="dlpack", names=["a"], memory_limit="1 GiB", engine="pread")
 assert_type(stream, tload.TensorStream[tload.Tensor])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,7 +165,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             raise NoSuchTensorError(message, location=self.location, tensor=name, hint=hint) from None
 
     @overload
-    def get(self, name: str, /) -> TensorInfo | None: ...
+    def get(self, name: str, /, default: None = None) -> TensorInfo | None: ...
     @overload
     def get(self, name: str, /, default: TensorInfo | Default) -> TensorInfo | Default: ...
     def get(self, name: str, /, default: Any = None) -> Any:
@@ -285,6 +284,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     def _repr_html_(self) -> str:
         # Shown by notebooks. Names come from files, and may contain markup.
+        import html
+
         rows = [
             f"<tr><td>{html.escape(info.name)}</td><td>{html.escape(info.dtype)}</td>"
             f"<td>{list(info.shape)}</td><td>{_tload.format_bytes(info.nbytes)}</td></tr>"
@@ -426,12 +427,12 @@ def open_raw(
         if store:
             hint = "pass store= to tload.open, or pass the location instead of the checkpoint"
             raise advise(InvalidRequestError, f"{source.location}: store= has no effect on an open checkpoint", hint)
-        return usable(source)
+        return usable(source, timeout)
     return _origin(source, store, follow_symlinks=follow_symlinks).open(timeout)
 
 
-def usable(checkpoint: Checkpoint) -> _tload.Checkpoint:
-    """Return the checkpoint to load from.
+def usable(checkpoint: Checkpoint, timeout: Duration | None = None) -> _tload.Checkpoint:
+    """Return the checkpoint to load from. Opening it may take `timeout`.
 
     A fork has none of the threads that send requests to object stores, so there it is opened again.
 
@@ -445,10 +446,16 @@ def usable(checkpoint: Checkpoint) -> _tload.Checkpoint:
         raise advise(InvalidRequestError, f"{checkpoint.location}: the checkpoint is closed", hint)
     if raw.is_cut_off():
         origin, _ = checkpoint._origin.elsewhere(raw)  # noqa: SLF001
-        opened = origin.open()
+        opened = origin.open(timeout)
         opened.require_state(raw.state())
         checkpoint._raw = raw = opened  # noqa: SLF001
     return raw
+
+
+def opened_with(checkpoint: Checkpoint) -> tuple[Location | list[Location], dict[str, str]]:
+    """Return the source and the store options that the checkpoint was opened with, secrets included."""
+    origin = checkpoint._origin  # noqa: SLF001
+    return origin.source, dict(origin.store)
 
 
 def _reopen(origin: Origin, state: list[str]) -> Checkpoint:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tload._checkpoint import Location
+    from tload._options import Duration, Size
     from tload._progress import Callback
     from tload._selection import Names
     from tload._store import Store
@@ -99,8 +100,8 @@ def copy(
     force: bool = False,
     dry_run: bool = False,
     depth: int | None = None,
-    extent_bytes: int | str | None = None,
-    timeout: float | None = None,
+    extent_bytes: Size | None = None,
+    timeout: Duration | None = None,
     progress: bool | Callback | None = None,
     store: Store | None = None,
 ) -> CopyReport:
@@ -131,7 +132,7 @@ def copy(
             else 16.
         extent_bytes: Maximum bytes of one request, as for loads. Default: `TLOAD_EXTENT`, else 16
             MiB.
-        timeout: Seconds that the whole call may take, as for loads. What has arrived is kept for
+        timeout: Time that the whole call may take, as for loads. What has arrived is kept for
             the next copy. Default: `TLOAD_TIMEOUT`, else no limit.
         progress: `True` draws a progress bar, and a callable is called with a `Progress`, as in
             `tload.stream`. An exception that it raises stops the copy. Default: no progress.
@@ -148,8 +149,8 @@ def copy(
         LoadTimeoutError: It took longer than `timeout`. The hint says how much is kept.
         ChangedError, RemoteError, IoError: While copying.
 
-    Example:
-        >>> tload.copy("s3://bucket/model", "model", progress=True, timeout=600)  # doctest: +SKIP
+    Examples:
+        >>> tload.copy("s3://bucket/model", "model", progress=True, timeout="10m")
     """
     keywords = OptionKeywords(depth=depth, extent_bytes=extent_bytes, timeout=timeout)
     options = resolve(None, keywords, variables=keywords)

@@ -272,9 +272,9 @@ def make_error(  # noqa: PLR0917  # positional, as Rust calls it
     )
 
 
-def advise(error: type[E], message: str, hint: str, *, tensor: str | None = None) -> E:
+def advise(error: type[E], message: str, hint: str, *, location: str | None = None, tensor: str | None = None) -> E:
     """Make an error of the Python layer, with the hint at the same place as the core's errors."""
-    return error(f"{message}\n  hint: {hint}", hint=hint, tensor=tensor)
+    return error(f"{message}\n  hint: {hint}", hint=hint, location=location, tensor=tensor)
 
 
 def _rebuild(error: type[Error], message: str, about: dict[str, Any]) -> Error:

@@ -20,6 +20,7 @@ from tload._errors import CancelledError, LoadTimeoutError, advise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import FrameType
 
     from tload._options import Duration
 
@@ -39,6 +40,20 @@ def are_missing(modules: Iterable[str]) -> bool:
     return bool(_threads) or any(name not in sys.modules and importlib.util.find_spec(name) for name in modules)
 
 
+def _is_importing() -> bool:
+    """Return whether this thread executes a module that it imports.
+
+    Then it holds the lock of that module, which another thread that imports the same module, as
+    torch does with its backends, waits for: it must not wait for that thread.
+    """
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  # in every Python that the wheel is for
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class BackgroundImport:
     """Call that imports a framework, on a thread of its own.
 
@@ -55,6 +70,9 @@ class BackgroundImport:
         self._began = time.monotonic()
         self._ended: float | None = None
         self._future: Future[object] = Future()
+        if _is_importing():
+            self._run(call)
+            return
         thread = threading.Thread(target=self._run, args=(call,), name="tload-import", daemon=True)
         _threads.add(thread)
         try:
@@ -107,6 +125,8 @@ class BackgroundImport:
 
     def cancel(self) -> None:
         """End the wait for the import with a `CancelledError`. The import goes on."""
+        if self._ended is None:
+            self._ended = time.monotonic()
         self._settle(self._future.set_exception, CancelledError("the load was cancelled"))
 
     def on_end(self, callback: Callable[[], object]) -> None:
@@ -120,7 +140,8 @@ class BackgroundImport:
             value = call()
         except BaseException as error:  # noqa: BLE001  # raised by `result`
             settle, value = self._future.set_exception, error
-        self._ended = time.monotonic()
+        if self._ended is None:
+            self._ended = time.monotonic()
         _threads.discard(threading.current_thread())
         self._settle(settle, value)
 

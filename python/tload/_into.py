@@ -135,11 +135,13 @@ def load_into(
         _cuda.check()
     written = loader.written()
     raw = loader.stream(_cuda.Allocator() if on_gpu else None)
-    watcher = watcher_for(progress, Progress(*raw.progress()).bytes_total)
     try:
+        watcher = watcher_for(progress, Progress(*raw.progress()).bytes_total)
         with TensorStream(raw, copy, watcher) as stream:
             for _ in stream:
                 pass
             return stream.report
     finally:
+        # Nothing is written to the caller's memory after the call, whatever ended it.
+        raw.close()
         _load_targets.mark_changed(written)

@@ -170,7 +170,8 @@ def _restore(fields: dict[str, Any]) -> Options:
 
 def _shown(value: object) -> str:
     # A manifest's URL may contain a secret.
-    return "<a URL>" if "://" in str(value) else repr(value)
+    text = str(value)
+    return "<a URL>" if "://" in text or _tload.has_secret(text.removeprefix("sha256:")) else repr(value)
 
 
 class OptionKeywords(TypedDict, total=False):

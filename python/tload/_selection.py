@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
-from tload._errors import InvalidRequestError, NoSuchTensorError
+from tload._errors import InvalidRequestError, NoSuchTensorError, advise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,5 +81,6 @@ def _matches(location: str, pattern: re.Pattern[str], names: list[str]) -> list[
     found = [name for name in names if pattern.search(name)]
     if not found:
         message = f"{location}: regex {pattern.pattern!r} matches none of {len(names)} tensors"
-        raise NoSuchTensorError(message, location=location)
+        hint = f"list the names with list(tload.open({location!r}))"
+        raise advise(NoSuchTensorError, message, hint, location=location)
     return found

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
+import dataclasses
 import json
 import os
-import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tload import _store, _tload
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from tload._checkpoint import Location
     from tload._errors import Error
+    from tload._options import Duration
     from tload._progress import Callback
     from tload._store import Store
 
@@ -109,6 +109,8 @@ class VerifyReport:
 
     def _repr_html_(self) -> str:
         # Shown by notebooks. Names may contain markup.
+        import html
+
         return f"<pre>{html.escape(self.text)}</pre>"
 
     @property
@@ -135,7 +137,7 @@ def verify(
     write: bool | str | os.PathLike[str] | None = None,
     force: bool = False,
     signature: Mapping[str, Any] | None = None,
-    timeout: float | None = None,
+    timeout: Duration | None = None,
     progress: bool | Callback | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
@@ -168,7 +170,7 @@ def verify(
             `"ignore_paths"`, a list of paths below the directory. For a single file or an index,
             only its files are compared. Default: the digests of a `model.sig` are compared, whatever
             its signer.
-        timeout: Seconds that the verification may take, as for loads. Default: `TLOAD_TIMEOUT`,
+        timeout: Time that the verification may take, as for loads. Default: `TLOAD_TIMEOUT`,
             else no limit.
         progress: `True` draws a progress bar, and a callable is called with a `Progress`, as in
             `tload.stream`. An exception that it raises stops the verification. Default: no
@@ -190,9 +192,9 @@ def verify(
             installed, or the signature is not by SHA-256 of whole files.
         PermissionDeniedError, RemoteError, IoError: While opening the checkpoint or its manifest.
 
-    Example:
-        >>> report = tload.verify("model_dir")  # doctest: +SKIP
-        >>> if not report:  # doctest: +SKIP
+    Examples:
+        >>> report = tload.verify("model_dir")
+        >>> if not report:
         ...     print(report)
     """
     keywords = OptionKeywords(timeout=timeout)
@@ -201,8 +203,14 @@ def verify(
     is_followed = follows(follow_symlinks, os.environ)
     signed = None
     if signature is not None:
-        place, content = _tload.read_signature(location, store=pairs, follow_symlinks=is_followed)
+        began = time.monotonic()
+        bounded = _store.merge(_store.read(store), os.environ, options.timeout)
+        place, content = _tload.read_signature(location, store=bounded, follow_symlinks=is_followed)
         signed = _signed(place, content, signature)
+        if options.timeout is not None:
+            # The verification gets the rest of the time, and a moment to say that there is none.
+            left = _tload.seconds("timeout", options.timeout) - (time.monotonic() - began)
+            options = dataclasses.replace(options, timeout=max(left, 0.001))
     with shown(progress) as show:
         document, text, error = _tload.verify(
             location,
@@ -270,6 +278,8 @@ class _Ours:
 def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
     """Check a signature. Return its names with SHA-256, and paths that may be unsigned."""
     # Both import a dozen modules, which `import tload` does without.
+    import tempfile
+    from pathlib import Path
 
     ignored = [*_UNSIGNED, *_ignored_paths(options)]
     config = _verifier({name: value for name, value in options.items() if name != "ignore_paths"})

@@ -38,10 +38,12 @@ def resolve_class(cls: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, A
         found = cls.__qualname__ if isinstance(cls, type) else type(cls).__qualname__
         message = f"cls: wanted a model class of transformers, found {found}"
         raise TypeError(message)
+    # Reading the configuration consumes it.
+    is_trusted = bool(kwargs.get("trust_remote_code"))
     if not isinstance(config, PreTrainedConfig):
         config, kwargs = _read_config(config, kwargs)
     name = cls.__name__
-    is_foreign = name in getattr(config, "auto_map", {}) and (kwargs.get("trust_remote_code") or False)
+    is_foreign = name in getattr(config, "auto_map", {}) and is_trusted
     if is_foreign or type(config) not in mapping:
         if name in getattr(config, "auto_map", {}):
             message = f"{name}: the code of {config.auto_map[name]} comes with the checkpoint"

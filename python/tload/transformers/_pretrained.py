@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tload import _stream
-from tload._checkpoint import SCHEMES, Checkpoint, open, show  # noqa: A004
+from tload._checkpoint import SCHEMES, Checkpoint, open, opened_with, show  # noqa: A004
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._options import Options
 from tload.transformers import _configuration
@@ -121,6 +121,8 @@ def from_pretrained(
         if kwargs.pop(name, None) not in (None, ""):  # it may be a dict
             raise advise(InvalidRequestError, f"{name}= and source both say where the weights are", hint)
     location = source.location if isinstance(source, Checkpoint) else source
+    # The location of an open checkpoint is shown without secrets.
+    url, url_store = opened_with(source) if isinstance(source, Checkpoint) else (source, store)
     folder = _folder(location)
     with contextlib.ExitStack() as stack:
         if config is None:
@@ -128,9 +130,9 @@ def from_pretrained(
             if hub := HUB_LOCATION.fullmatch(str(location)):
                 config = hub["id"]
                 kwargs.setdefault("revision", hub["revision"] or "main")
-            elif config is None and _configuration.is_url(location):
+            elif config is None and _configuration.is_url(url):
                 config = stack.enter_context(
-                    _configuration.fetched(str(location), cls, kwargs, store=store, options=options)
+                    _configuration.fetched(str(url), cls, kwargs, store=url_store, options=options)
                 )
             if config is None:
                 hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"

@@ -69,10 +69,10 @@ impl Pace {
         }
         self.counted += 1;
         let strikes = |every: u64| every > 0 && self.counted.is_multiple_of(every);
-        let fault = if strikes(self.options.hang_every) {
-            Fault::Hold
-        } else if strikes(self.options.eio_every) {
+        let fault = if strikes(self.options.eio_every) {
             Fault::Errno(Errno::IO.raw_os_error())
+        } else if strikes(self.options.hang_every) {
+            Fault::Hold
         } else if strikes(self.options.short_every) {
             // Half, as an odd number of bytes. One byte stays one.
             Fault::Short((len / 2) | 1)
