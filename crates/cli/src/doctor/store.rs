@@ -13,6 +13,10 @@ const SKEW_SECONDS: u64 = 60;
 /// Clock skew at which requests are about to fail, seconds: S3 and Azure refuse signatures at 15
 /// minutes, Google at 10.
 const SKEW_SECONDS_MAX: u64 = 540;
+/// Schemes of stores whose requests are signed with the time.
+const SIGNING: [&str; 9] = [
+    "s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss",
+];
 /// Round trip of a store outside of the region, seconds.
 const ROUND_TRIP_FAR: f64 = 0.05;
 /// Ratio of the throughput of many connections to that of one, below which more do not help.
@@ -35,7 +39,9 @@ pub(super) fn findings(probe: &StoreProbe, shards: usize) -> Vec<Finding> {
         &probe.credentials,
     ));
     findings.push(connection(probe));
-    findings.extend(probe.clock_skew_seconds.map(clock));
+    let signs = SIGNING.contains(&scheme(probe));
+    let skew = probe.clock_skew_seconds;
+    findings.extend(skew.map(|skew| clock(skew, signs)));
     findings.push(validator(probe));
     findings.push(round_trip(probe));
     findings.push(throughput(&probe.rates));
@@ -103,8 +109,9 @@ fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// Returns the finding about the clock. `skew` is the store's clock minus this machine's.
-fn clock(skew: i64) -> Finding {
+/// Returns the finding about the clock. `skew` is the store's clock minus this machine's; `signs`
+/// tells whether requests to the store are signed.
+fn clock(skew: i64, signs: bool) -> Finding {
     let seconds = skew.unsigned_abs();
     let side = if skew > 0 { "behind" } else { "ahead of" };
     let value = match seconds {
@@ -116,10 +123,10 @@ fn clock(skew: i64) -> Finding {
         return finding;
     }
     let command = "synchronise this machine's clock: timedatectl set-ntp true (as root)";
-    let urgency = if seconds < SKEW_SECONDS_MAX {
-        Urgency::Little
-    } else {
+    let urgency = if signs && seconds >= SKEW_SECONDS_MAX {
         Urgency::Failure
+    } else {
+        Urgency::Little
     };
     let advice = format!("stores refuse signed requests at 10 to 15 minutes: {command}");
     finding.advise(Level::Warn, advice).change(urgency, command)
@@ -210,16 +217,19 @@ mod tests {
 
     #[test]
     fn clock_skew_warns_before_requests_fail() {
-        assert_eq!(clock(0).value, "same time as the store");
-        assert_eq!((clock(-59).level, clock(59).change), (Level::Ok, None));
-        let behind = clock(60);
+        assert_eq!(clock(0, true).value, "same time as the store");
+        assert_eq!(clock(-59, true).level, Level::Ok);
+        assert_eq!(clock(59, true).change, None);
+        let behind = clock(60, true);
         assert_eq!(behind.level, Level::Warn);
         assert_eq!(behind.value, "60 s behind the store's");
         assert_eq!(behind.change.unwrap().urgency, Urgency::Little);
-        let ahead = clock(-840);
+        let ahead = clock(-840, true);
         assert_eq!(ahead.value, "840 s ahead of the store's");
         assert_eq!(ahead.change.unwrap().urgency, Urgency::Failure);
-        assert_eq!(clock(i64::MIN).level, Level::Warn);
+        let unsigned = clock(-840, false);
+        assert_eq!(unsigned.change.unwrap().urgency, Urgency::Little);
+        assert_eq!(clock(i64::MIN, true).level, Level::Warn);
     }
 
     #[test]
