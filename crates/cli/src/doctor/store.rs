@@ -3,7 +3,7 @@
 use tload::probe::{ConnectionRate, StoreProbe};
 use tload::{Error, format_bytes};
 
-use super::mount::told;
+use super::mount::{one_line, told};
 use super::{Finding, Level, Urgency};
 use crate::output::flags::flag;
 use crate::output::quantity::{format_count, format_seconds, rate};
@@ -21,6 +21,9 @@ const SIGNING: [&str; 9] = [
 const ROUND_TRIP_FAR: f64 = 0.05;
 /// Ratio of the throughput of many connections to that of one, below which more do not help.
 const GAIN_LEAST: f64 = 1.5;
+/// Advice after a throughput measurement that failed.
+const FAILED: &str =
+    "loads retry such requests: run the command again, and look at the store if it fails again";
 /// Bytes below which requests take mostly round trips.
 const BYTES_FEW: u64 = 32 << 20;
 
@@ -44,7 +47,7 @@ pub(super) fn findings(probe: &StoreProbe, shards: usize) -> Vec<Finding> {
     findings.extend(skew.map(|skew| clock(skew, signs)));
     findings.push(validator(probe));
     findings.push(round_trip(probe));
-    findings.push(throughput(&probe.rates));
+    findings.push(throughput(&probe.rates, probe.rates_error.as_deref()));
     findings
 }
 
@@ -174,11 +177,18 @@ fn round_trip(probe: &StoreProbe) -> Finding {
     )
 }
 
-fn throughput(rates: &[ConnectionRate]) -> Finding {
+/// Returns the finding about the throughput. `error` is that of a measurement that failed.
+fn throughput(rates: &[ConnectionRate], error: Option<&str>) -> Finding {
     let (id, title) = ("throughput", "throughput");
+    let error = error.map(one_line);
     let Some(last) = rates.last() else {
-        return Finding::ok(id, title, "unknown: no time was left")
-            .advise(Level::Note, "raise --timeout to measure it");
+        return match error {
+            Some(error) => {
+                Finding::ok(id, title, format!("unknown: {error}")).advise(Level::Warn, FAILED)
+            }
+            None => Finding::ok(id, title, "unknown: no time was left")
+                .advise(Level::Note, "raise --timeout to measure it"),
+        };
     };
     let shown: Vec<_> = rates.iter().map(shown).collect();
     let bytes: Vec<_> = rates.iter().map(|it| format_bytes(it.bytes)).collect();
@@ -195,7 +205,11 @@ fn throughput(rates: &[ConnectionRate]) -> Finding {
         shown.join(", "),
         bytes.join(" and ")
     );
-    Finding::ok(id, title, value)
+    match error {
+        Some(error) => Finding::ok(id, title, format!("{value}; a measurement failed: {error}"))
+            .advise(Level::Warn, FAILED),
+        None => Finding::ok(id, title, value),
+    }
 }
 
 fn shown(of: &ConnectionRate) -> String {
@@ -234,7 +248,17 @@ mod tests {
 
     #[test]
     fn unmeasured_throughput_and_round_trip_are_unknown() {
-        assert_eq!(throughput(&[]).level, Level::Note);
+        assert_eq!(throughput(&[], None).level, Level::Note);
+        let found = throughput(&[], Some("s3://b/k: status 503\n  hint: wait"));
+        assert_eq!(found.level, Level::Warn);
+        assert_eq!(found.value, "unknown: s3://b/k: status 503");
+        let mut measured = ConnectionRate::default();
+        (measured.connections, measured.bytes, measured.seconds) = (1, 64 << 20, 1.0);
+        let found = throughput(&[measured], Some("reset\n  caused by: line"));
+        assert_eq!(found.level, Level::Warn);
+        let end = "; a measurement failed: reset; caused by: line";
+        assert!(found.value.ends_with(end), "{}", found.value);
+        assert!(found.value.starts_with("67.1 MB/s"), "{}", found.value);
         let found = round_trip(&StoreProbe::default());
         assert_eq!(found.value, "unknown: not measured");
     }

@@ -38,6 +38,9 @@ pub struct StoreProbe {
     /// Throughput of one connection, and of several at a time; empty if the measurement had no
     /// time left.
     pub rates: Vec<ConnectionRate>,
+    /// Error of the last throughput measurement that failed and is missing in `rates`, with its
+    /// causes.
+    pub rates_error: Option<String>,
 }
 
 /// Throughput of a number of connections.
