@@ -45,7 +45,8 @@ fn time_left(location: &OsStr, timeout: Duration, elapsed: Duration) -> Result<D
     let left = timeout.saturating_sub(elapsed);
     // A timeout of zero is one to refuse, as the user may write it.
     if left.is_zero() && !timeout.is_zero() {
-        let message = format!("the timeout of {timeout:?} was over before this was opened");
+        let message =
+            format!("no time was left to open it: the timeout of {timeout:?} is for all locations");
         return Err(Error::new(ErrorKind::TimedOut, message)
             .with_location(options::location(location)?)
             .with_hint("raise ‹timeout›, or list fewer locations at once"));
