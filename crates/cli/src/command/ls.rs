@@ -43,7 +43,7 @@ pub(crate) fn run(args: &LsArgs, interrupt: &Interrupt, out: &mut dyn Write) -> 
 /// Returns the time left for a location: the timeout is one for all of them.
 fn time_left(location: &OsStr, timeout: Duration, elapsed: Duration) -> Result<Duration> {
     let left = timeout.saturating_sub(elapsed);
-    // A timeout of zero is one to refuse, as the user may write it.
+    // A timeout of zero has another error.
     if left.is_zero() && !timeout.is_zero() {
         let message =
             format!("no time was left to open it: the timeout of {timeout:?} is for all locations");

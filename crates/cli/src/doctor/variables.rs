@@ -7,7 +7,7 @@ pub(crate) fn findings<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<Find
     let unknown = tload::unknown_variables(names).into_iter();
     let finding = |(name, warning): (String, String)| {
         let finding = Finding::ok("variables", "variables", &*name).advise(Level::Warn, warning);
-        // Others are no words of a shell.
+        // A shell may take other names for more than a word.
         let is_plain = |c: u8| c.is_ascii_uppercase() || c.is_ascii_digit() || c == b'_';
         if !name.bytes().all(is_plain) {
             return finding;

@@ -8,7 +8,6 @@ use crate::error::nearest_name;
 
 /// Longest glob that is corrected, bytes: each of its words is searched for among all words.
 const GLOB_BYTES_MAX: usize = 256;
-
 /// Most unknown words of a glob that are searched for.
 const UNKNOWN_WORDS_MAX: usize = 4;
 /// Most words of names that are searched.
