@@ -179,7 +179,7 @@ impl Checkpoint {
             .map_err(|error| exception(py, &error))?;
         let text = |location: &Location| match location.as_path() {
             Some(path) => Some(path.as_os_str().to_owned()),
-            None => (!location.has_secret()).then(|| location.to_string().into()),
+            None => location.url().map(OsString::from),
         };
         Ok(elsewhere.iter().map(text).collect())
     }

@@ -226,7 +226,8 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
             writeln!(out, "Fix first: {}", finding.title)
         }
         Some((finding, change)) => {
-            writeln!(out, "Fix first: {}: {}", finding.title, change.command)
+            let command = printable(&change.command);
+            writeln!(out, "Fix first: {}: {command}", finding.title)
         }
         None => Ok(()),
     }

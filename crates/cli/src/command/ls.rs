@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use tload::{Checkpoint, Loader, Result, TensorInfo, printable};
+use tload::{Checkpoint, Error, ErrorKind, Loader, Result, TensorInfo, printable};
 
 use self::listing::Listing;
 use super::open::open;
@@ -22,11 +22,10 @@ pub(crate) fn run(args: &LsArgs, interrupt: &Interrupt, out: &mut dyn Write) -> 
     let started = Instant::now();
     let mut listings = Vec::with_capacity(args.locations.len());
     for location in &args.locations {
-        // The time limit is one for all of them.
-        let left = args
-            .time
-            .timeout
-            .map(|it| it.saturating_sub(started.elapsed()));
+        let timeout = args.time.timeout;
+        let left = timeout
+            .map(|timeout| time_left(location, timeout, started.elapsed()))
+            .transpose()?;
         let listing = list(location, args, left, interrupt)?;
         if args.json {
             listings.push(listing);
@@ -39,6 +38,20 @@ pub(crate) fn run(args: &LsArgs, interrupt: &Interrupt, out: &mut dyn Write) -> 
         [listing] => interrupt.answer().give(out, listing),
         listings => interrupt.answer().give(out, &listings),
     }
+}
+
+/// Returns the time left for a location: the timeout is one for all of them.
+fn time_left(location: &OsStr, timeout: Duration, elapsed: Duration) -> Result<Duration> {
+    let left = timeout.saturating_sub(elapsed);
+    // A timeout of zero has another error.
+    if left.is_zero() && !timeout.is_zero() {
+        let message =
+            format!("no time was left to open it: the timeout of {timeout:?} is for all locations");
+        return Err(Error::new(ErrorKind::TimedOut, message)
+            .with_location(options::location(location)?)
+            .with_hint("raise ‹timeout›, or list fewer locations at once"));
+    }
+    Ok(left)
 }
 
 fn list(
@@ -77,4 +90,21 @@ fn write_text(out: &mut dyn Write, listing: &Listing, args: &LsArgs) -> io::Resu
         writeln!(out)?;
     }
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_left_is_error_with_timeout_and_location() {
+        let second = Duration::from_secs(1);
+        let left = |timeout, elapsed| time_left(OsStr::new("model"), timeout, elapsed);
+        assert_eq!(left(second * 3, second).unwrap(), second * 2);
+        assert_eq!(left(Duration::ZERO, second).unwrap(), Duration::ZERO);
+        let error = left(second, second).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert_eq!(error.location(), Some("model"));
+        assert!(error.message().contains("timeout of 1s"), "{error}");
+    }
 }

@@ -86,7 +86,7 @@ fn without_difference(error: Error, report: &VerifyReport) -> Error {
     };
     let short =
         Error::new(error.kind(), message).with_location(error.location().unwrap_or_default());
-    match error.hint() {
+    match error.hint_with(flag) {
         Some(hint) => short.with_hint(hint),
         None => short,
     }

@@ -112,8 +112,12 @@ fn hangs(location: &str, timeout: Duration, error: &Error) -> Finding {
 
 /// Returns an error with its request and causes in one line, without its hint.
 pub(super) fn told(error: &Error) -> String {
-    let text = chain(error);
-    let lines = text.lines().map(str::trim);
+    one_line(&chain(error))
+}
+
+/// Returns the chain of an error in one line, without its hint.
+pub(super) fn one_line(chain: &str) -> String {
+    let lines = chain.lines().map(str::trim);
     let lines: Vec<_> = lines.filter(|line| !line.starts_with("hint: ")).collect();
     lines.join("; ")
 }

@@ -3,7 +3,7 @@
 use tload::probe::{ConnectionRate, StoreProbe};
 use tload::{Error, format_bytes};
 
-use super::mount::told;
+use super::mount::{one_line, told};
 use super::{Finding, Level, Urgency};
 use crate::output::flags::flag;
 use crate::output::quantity::{format_count, format_seconds, rate};
@@ -13,10 +13,17 @@ const SKEW_SECONDS: u64 = 60;
 /// Clock skew at which requests are about to fail, seconds: S3 and Azure refuse signatures at 15
 /// minutes, Google at 10.
 const SKEW_SECONDS_MAX: u64 = 540;
+/// Schemes of stores whose requests are signed with the time.
+const SIGNING: [&str; 9] = [
+    "s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss",
+];
 /// Round trip of a store outside of the region, seconds.
 const ROUND_TRIP_FAR: f64 = 0.05;
 /// Ratio of the throughput of many connections to that of one, below which more do not help.
 const GAIN_LEAST: f64 = 1.5;
+/// Advice after a throughput measurement that failed.
+const FAILED: &str =
+    "loads retry such requests: run the command again, and look at the store if it fails again";
 /// Bytes below which requests take mostly round trips.
 const BYTES_FEW: u64 = 32 << 20;
 
@@ -35,10 +42,12 @@ pub(super) fn findings(probe: &StoreProbe, shards: usize) -> Vec<Finding> {
         &probe.credentials,
     ));
     findings.push(connection(probe));
-    findings.extend(probe.clock_skew_seconds.map(clock));
+    let signs = SIGNING.contains(&scheme(probe));
+    let skew = probe.clock_skew_seconds;
+    findings.extend(skew.map(|skew| clock(skew, signs)));
     findings.push(validator(probe));
     findings.push(round_trip(probe));
-    findings.push(throughput(&probe.rates));
+    findings.push(throughput(&probe.rates, probe.rates_error.as_deref()));
     findings
 }
 
@@ -103,8 +112,9 @@ fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// Returns the finding about the clock. `skew` is the store's clock minus this machine's.
-fn clock(skew: i64) -> Finding {
+/// Returns the finding about the clock. `skew` is the store's clock minus this machine's; `signs`
+/// tells whether requests to the store are signed.
+fn clock(skew: i64, signs: bool) -> Finding {
     let seconds = skew.unsigned_abs();
     let side = if skew > 0 { "behind" } else { "ahead of" };
     let value = match seconds {
@@ -116,10 +126,10 @@ fn clock(skew: i64) -> Finding {
         return finding;
     }
     let command = "synchronise this machine's clock: timedatectl set-ntp true (as root)";
-    let urgency = if seconds < SKEW_SECONDS_MAX {
-        Urgency::Little
-    } else {
+    let urgency = if signs && seconds >= SKEW_SECONDS_MAX {
         Urgency::Failure
+    } else {
+        Urgency::Little
     };
     let advice = format!("stores refuse signed requests at 10 to 15 minutes: {command}");
     finding.advise(Level::Warn, advice).change(urgency, command)
@@ -167,11 +177,18 @@ fn round_trip(probe: &StoreProbe) -> Finding {
     )
 }
 
-fn throughput(rates: &[ConnectionRate]) -> Finding {
+/// Returns the finding about the throughput. `error` is that of a measurement that failed.
+fn throughput(rates: &[ConnectionRate], error: Option<&str>) -> Finding {
     let (id, title) = ("throughput", "throughput");
+    let error = error.map(one_line);
     let Some(last) = rates.last() else {
-        return Finding::ok(id, title, "unknown: no time was left")
-            .advise(Level::Note, "raise --timeout to measure it");
+        return match error {
+            Some(error) => {
+                Finding::ok(id, title, format!("unknown: {error}")).advise(Level::Warn, FAILED)
+            }
+            None => Finding::ok(id, title, "unknown: no time was left")
+                .advise(Level::Note, "raise --timeout to measure it"),
+        };
     };
     let shown: Vec<_> = rates.iter().map(shown).collect();
     let bytes: Vec<_> = rates.iter().map(|it| format_bytes(it.bytes)).collect();
@@ -188,7 +205,11 @@ fn throughput(rates: &[ConnectionRate]) -> Finding {
         shown.join(", "),
         bytes.join(" and ")
     );
-    Finding::ok(id, title, value)
+    match error {
+        Some(error) => Finding::ok(id, title, format!("{value}; a measurement failed: {error}"))
+            .advise(Level::Warn, FAILED),
+        None => Finding::ok(id, title, value),
+    }
 }
 
 fn shown(of: &ConnectionRate) -> String {
@@ -210,21 +231,34 @@ mod tests {
 
     #[test]
     fn clock_skew_warns_before_requests_fail() {
-        assert_eq!(clock(0).value, "same time as the store");
-        assert_eq!((clock(-59).level, clock(59).change), (Level::Ok, None));
-        let behind = clock(60);
+        assert_eq!(clock(0, true).value, "same time as the store");
+        assert_eq!(clock(-59, true).level, Level::Ok);
+        assert_eq!(clock(59, true).change, None);
+        let behind = clock(60, true);
         assert_eq!(behind.level, Level::Warn);
         assert_eq!(behind.value, "60 s behind the store's");
         assert_eq!(behind.change.unwrap().urgency, Urgency::Little);
-        let ahead = clock(-840);
+        let ahead = clock(-840, true);
         assert_eq!(ahead.value, "840 s ahead of the store's");
         assert_eq!(ahead.change.unwrap().urgency, Urgency::Failure);
-        assert_eq!(clock(i64::MIN).level, Level::Warn);
+        let unsigned = clock(-840, false);
+        assert_eq!(unsigned.change.unwrap().urgency, Urgency::Little);
+        assert_eq!(clock(i64::MIN, true).level, Level::Warn);
     }
 
     #[test]
     fn unmeasured_throughput_and_round_trip_are_unknown() {
-        assert_eq!(throughput(&[]).level, Level::Note);
+        assert_eq!(throughput(&[], None).level, Level::Note);
+        let found = throughput(&[], Some("s3://b/k: status 503\n  hint: wait"));
+        assert_eq!(found.level, Level::Warn);
+        assert_eq!(found.value, "unknown: s3://b/k: status 503");
+        let mut measured = ConnectionRate::default();
+        (measured.connections, measured.bytes, measured.seconds) = (1, 64 << 20, 1.0);
+        let found = throughput(&[measured], Some("reset\n  caused by: line"));
+        assert_eq!(found.level, Level::Warn);
+        let end = "; a measurement failed: reset; caused by: line";
+        assert!(found.value.ends_with(end), "{}", found.value);
+        assert!(found.value.starts_with("67.1 MB/s"), "{}", found.value);
         let found = round_trip(&StoreProbe::default());
         assert_eq!(found.value, "unknown: not measured");
     }

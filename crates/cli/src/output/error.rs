@@ -31,10 +31,11 @@ pub(crate) fn warn(text: &str) {
     }
 }
 
-/// Prints a note on standard error, unless the user wants none.
+/// Prints a note of one line on standard error, unless the user wants none. Its text may contain
+/// names from outside, so that a line break is escaped.
 pub(crate) fn note(text: &str) {
     if verbosity::shows_notes() {
-        warn(&format!("note: {text}"));
+        warn(&format!("note: {}", printable(text)));
     }
 }
 

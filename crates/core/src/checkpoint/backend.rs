@@ -197,6 +197,22 @@ impl Backend {
         self.pending.during(location, || self.find_now(location))
     }
 
+    /// Returns whether safetensors files are among the first entries of a local directory.
+    pub(super) fn holds_weights(&self, location: &Location) -> bool {
+        const ENTRIES_MAX: usize = 1024;
+        let is_weights = |entry: std::fs::DirEntry| {
+            let name = entry.file_name();
+            name.to_str()
+                .is_some_and(|name| !name.starts_with('.') && name.ends_with(SUFFIX))
+        };
+        self.pending.during(location, || {
+            let path = location.as_path();
+            let entries = path.and_then(|path| std::fs::read_dir(path).ok());
+            let entries = entries.into_iter().flatten().take(ENTRIES_MAX);
+            entries.flatten().any(is_weights)
+        })
+    }
+
     fn find_now(&self, location: &Location) -> Result<Found> {
         if location.as_path().is_none() {
             return self.find_remote(location);

@@ -15,6 +15,8 @@ const INDEX_NAME: &str = "model.safetensors.index.json";
 /// Name that `transformers` writes when one file is enough.
 #[cfg(feature = "object")]
 const SINGLE_NAME: &str = "model.safetensors";
+/// Files that tell that a directory is a model's: those of `transformers` and `diffusers`.
+const MODEL_NAMES: [&str; 2] = ["config.json", "model_index.json"];
 /// First read of an index, bytes: holds all of it for 10,000 tensors.
 const INDEX_FIRST_BYTES: usize = 1 << 20;
 
@@ -107,7 +109,7 @@ impl ShardSet {
             [] => Self::without_index(location, names, root)
                 .transpose()
                 .unwrap_or_else(|| {
-                    let holding = holding_weights(location, below, backend);
+                    let holding = holding_weights(location, names, below, backend);
                     Err(no_weights(location, names, below, &holding))
                 }),
         }
@@ -239,17 +241,21 @@ impl ShardSet {
     }
 }
 
-/// Returns the subdirectories that have safetensors files, as far as this is known without requests
-/// to a store.
-fn holding_weights(location: &Location, below: &[String], backend: &Backend) -> Vec<String> {
+/// Returns the subdirectories of a model's directory that have safetensors files, as far as this is
+/// known without requests to a store. Does not look into those of other directories: one may be a
+/// mount that does not answer.
+fn holding_weights(
+    location: &Location,
+    names: &[String],
+    below: &[String],
+    backend: &Backend,
+) -> Vec<String> {
     const LISTED_MAX: usize = 64;
-    if location.as_path().is_none() {
+    let is_model = names.iter().any(|name| MODEL_NAMES.contains(&&**name));
+    if location.as_path().is_none() || !is_model {
         return Vec::new();
     }
-    let holds = |name: &&String| match backend.find(&location.join(name)) {
-        Ok(Found::Folder { names, .. }) => names.iter().any(|name| name.ends_with(SUFFIX)),
-        _ => false,
-    };
+    let holds = |name: &&String| backend.holds_weights(&location.join(name));
     below
         .iter()
         .take(LISTED_MAX)
@@ -277,6 +283,23 @@ fn require_whole_set(location: &Location, names: &[&str]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::OpenOptions;
+
+    #[test]
+    fn only_subdirectories_of_models_are_looked_into() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["unet", "empty"] {
+            std::fs::create_dir(folder.path().join(name)).expect("creates");
+        }
+        std::fs::write(folder.path().join("unet/a.safetensors"), "").expect("writes");
+        let location = Location::from_path(folder.path());
+        let backend = Backend::new(OpenOptions::default());
+        let below = ["empty", "gone", "unet"].map(str::to_owned);
+        let holding = |name: &str| holding_weights(&location, &[name.to_owned()], &below, &backend);
+        assert_eq!(holding("config.json"), ["unet"]);
+        assert_eq!(holding("model_index.json"), ["unet"]);
+        assert_eq!(holding("readme.md"), [""; 0]);
+    }
 
     #[test]
     fn numbered_set_with_gap_is_rejected() {

@@ -12,6 +12,7 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::mem::replace;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -210,6 +211,7 @@ impl Work<'_> {
         let (partial, mut done) = self.root.begin(&entry.name, &origin, force)?;
         let (resumed, first) = (done.bytes(), opened.first());
         Shared::add(&self.shared.bytes_resumed, resumed);
+        Shared::add(&self.shared.bytes_recorded, resumed);
         if !first.is_empty() {
             // These bytes equal those that an earlier copy may have written already.
             partial
@@ -291,7 +293,9 @@ impl Work<'_> {
         };
         active.partial.record(&active.origin, &written)?;
         let recorded = Recorded::new(written.bytes(), Instant::now());
-        self.queue.lock().state_of(active).recorded = recorded;
+        let before = replace(&mut self.queue.lock().state_of(active).recorded, recorded);
+        let more = recorded.bytes().saturating_sub(before.bytes());
+        Shared::add(&self.shared.bytes_recorded, more);
         self.settle(active)
     }
 
@@ -304,6 +308,9 @@ impl Work<'_> {
         if state.running > 0 || !state.done.is_whole(active.origin.len) {
             return Ok(());
         }
+        let recorded = state.recorded.bytes();
+        let total = &self.shared.bytes_recorded;
+        total.fetch_sub(recorded, Ordering::Relaxed);
         queue
             .states
             .retain(|state| !Arc::ptr_eq(&state.active, active));

@@ -130,8 +130,8 @@ pub struct CopyProgress {
     pub bytes_total: u64,
     /// Bytes of these that have arrived, including those from earlier copies.
     pub bytes_done: u64,
-    /// Bytes that the next copy need not request again; set after a copy that failed or was
-    /// cancelled.
+    /// Bytes of incomplete files that the next copy need not request again; set once the copy has
+    /// failed or was cancelled, and then grows until it has ended.
     pub bytes_kept: u64,
 }
 
@@ -218,6 +218,8 @@ struct Shared {
     bytes_read: AtomicU64,
     bytes_resumed: AtomicU64,
     bytes_kept: AtomicU64,
+    /// Bytes of incomplete files that their journals have.
+    bytes_recorded: AtomicU64,
     copied_files: AtomicU64,
     skipped_files: AtomicU64,
     skipped_bytes: AtomicU64,
@@ -247,15 +249,21 @@ impl CopyControl {
     /// Returns the progress.
     pub fn progress(&self) -> CopyProgress {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // A copy that waits for its storage cannot say what it keeps, but has recorded some.
+        let recorded = if self.shared.stop.is_cancelled() {
+            load(&self.shared.bytes_recorded)
+        } else {
+            0
+        };
         CopyProgress {
             bytes_total: load(&self.shared.bytes_total),
             bytes_done: load(&self.shared.bytes_read) + load(&self.shared.bytes_resumed),
-            bytes_kept: load(&self.shared.bytes_kept),
+            bytes_kept: load(&self.shared.bytes_kept).max(recorded),
         }
     }
 
     /// Returns the error for a copy that the caller ends because it took longer than `timeout`. It
-    /// says how far the copy got, and, once the copy has ended, how much is kept.
+    /// says how far the copy got, and, once the copy was cancelled, how much is kept.
     pub fn timed_out(&self, timeout: Duration) -> Error {
         let now = self.progress();
         let far = match now.bytes_total {
@@ -455,6 +463,18 @@ mod tests {
     use rustix::fs::{Mode, OFlags};
 
     use super::*;
+
+    #[test]
+    fn cancelled_copy_keeps_what_was_recorded() {
+        let source = Location::from_path("model");
+        let control = Copy::new(&source, "target").control();
+        Shared::add(&control.shared.bytes_recorded, 7);
+        assert_eq!(control.progress().bytes_kept, 0);
+        control.cancel();
+        assert_eq!(control.progress().bytes_kept, 7);
+        Shared::add(&control.shared.bytes_kept, 9);
+        assert_eq!(control.progress().bytes_kept, 9);
+    }
 
     /// Listings of some stores lack what only opening an object tells.
     #[test]

@@ -37,6 +37,11 @@ impl Recorded {
         }
     }
 
+    /// Returns the bytes that the journal has.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Returns whether progress of `written` bytes is due to be recorded: the first bytes at once,
     /// further ones after [`INTERVAL`].
     pub(super) fn is_due(&self, written: u64, now: Instant) -> bool {

@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use super::shards::{SUFFIX, natural_cmp, numbered};
-use crate::error::shortened;
+use crate::error::{printable, shortened};
 
 /// Most names in a note.
 const NAMES_SHOWN: usize = 4;
@@ -111,7 +111,7 @@ fn listed(names: &[&str]) -> String {
     let shown: Vec<_> = names
         .iter()
         .take(NAMES_SHOWN)
-        .map(|it| shortened(it))
+        .map(|it| printable(&shortened(it)))
         .collect();
     let mut text = shown.join(", ");
     if let more @ 1.. = names.len().saturating_sub(NAMES_SHOWN) {
@@ -201,6 +201,15 @@ mod tests {
         names.push("x.safetensors");
         let text = note(&names).expect("some are left out");
         assert!(text.contains("left out: consolidated.0.safetensors, consolidated.1.safetensors, consolidated.2.safetensors, consolidated.3.safetensors and 5 more;"), "{text}");
+    }
+
+    #[test]
+    fn note_escapes_names() {
+        let text = note(&["a\u{1b}[2J.safetensors", "b\n.safetensors"]).expect("unrelated");
+        assert!(
+            text.ends_with(": a\\u{1b}[2J.safetensors, b\\n.safetensors"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -71,15 +71,17 @@ impl DeviceMap {
             };
             let matches = glob
                 .resolve(names)
-                .map_err(|_| key.matches_nothing(names))?;
+                .map_err(|error| key.matches_nothing(names, question(&error)))?;
             for index in matches {
                 first[index].get_or_insert(position);
             }
         }
+        let longest = modules.keys().map(|key| key.len()).max().unwrap_or(0);
         let mut used = vec![false; self.keys.len()];
         let mut devices = Vec::with_capacity(names.len());
         for (name, glob) in names.iter().zip(first) {
-            let matching = || modules_of(name).filter_map(|module| modules.get(module).copied());
+            let matching =
+                || modules_of(name, longest).filter_map(|module| modules.get(module).copied());
             for position in matching() {
                 used[position] = true;
             }
@@ -93,33 +95,47 @@ impl DeviceMap {
         }
         let unused = modules.into_values().filter(|&position| !used[position]);
         match unused.min() {
-            Some(position) => Err(self.keys[position].matches_nothing(names)),
+            Some(position) => {
+                let key = &self.keys[position];
+                let near = nearest(&key.text, names);
+                let near = near.map(|near| format!("did you mean {near:?}?"));
+                Err(key.matches_nothing(names, near.as_deref()))
+            }
             None => Ok(devices),
         }
     }
 }
 
 impl Key {
-    fn matches_nothing(&self, names: &[&str]) -> Error {
+    /// Returns the error for a key that matches no tensor. `question` asks for the one that was
+    /// meant.
+    fn matches_nothing(&self, names: &[&str], question: Option<&str>) -> Error {
         let total = counted(names.len() as u64, "tensor");
         let message = format!("‹device_map›: {:?} matches none of {total}", self.text);
         let rule = "keys are names of modules, which stand for all tensors below them, and globs of whole names";
-        let near = match self.glob {
-            None => nearest(&self.text, names),
-            Some(_) => None,
-        };
-        let hint = match near {
-            Some(near) => format!("did you mean {near:?}? {rule}"),
+        let hint = match question {
+            Some(question) => format!("{question} {rule}"),
             None => format!("{rule}; leave out those without tensors"),
         };
         Error::new(ErrorKind::NoSuchTensor, message).with_hint(hint)
     }
 }
 
-/// Returns a tensor's name and the names of the modules that it is in, the longest first.
-fn modules_of(name: &str) -> impl Iterator<Item = &str> {
-    let dots = name.rmatch_indices('.').map(|(dot, _)| &name[..dot]);
-    std::iter::once(name).chain(dots)
+/// Returns the hint of a glob's error if it asks for another glob.
+fn question(error: &Error) -> Option<&str> {
+    error
+        .hint()
+        .filter(|hint| hint.starts_with("did you mean "))
+}
+
+/// Returns a tensor's name and the names of the modules that it is in, the longest first, without
+/// those of more than `longest` bytes: a name may consist of dots, and each is looked up.
+fn modules_of(name: &str, longest: usize) -> impl Iterator<Item = &str> {
+    let whole = (name.len() <= longest).then_some(name);
+    let within = name.len().min(longest.saturating_add(1));
+    let dots = name.as_bytes()[..within].iter().enumerate().rev();
+    let dots = dots.filter(|(_, byte)| **byte == b'.');
+    whole.into_iter().chain(dots.map(|(dot, _)| &name[..dot]))
 }
 
 /// Returns the module or tensor whose name is nearest to `key`: with a prefix more or less, or with
@@ -203,6 +219,23 @@ mod tests {
     }
 
     #[test]
+    fn only_modules_that_keys_may_name_are_looked_up() {
+        let found = |name, longest| modules_of(name, longest).collect::<Vec<_>>();
+        assert_eq!(found("a.é.c", 9), ["a.é.c", "a.é", "a"]);
+        assert_eq!(found("a.é.c", 6), ["a.é.c", "a.é", "a"]);
+        assert_eq!(found("a.é.c", 4), ["a.é", "a"]);
+        assert_eq!(found("a.é.c", 3), ["a"]);
+        assert_eq!(found("a.é.c", 0), [""; 0]);
+        let dots = ".".repeat(64 << 10);
+        assert_eq!(modules_of(&dots, 3).count(), 4);
+        let map = DeviceMap::new([("model", Device::Cpu)]).expect("valid");
+        let devices = map
+            .devices(&[dots.as_str(), "model.norm"])
+            .expect("matches");
+        assert_eq!(devices, [None, Some(Device::Cpu)]);
+    }
+
+    #[test]
     fn globs_match_whole_names_and_the_first_one_applies() {
         assert_eq!(devices(&[("*.norm", 1), ("model.*", 2)]), "1211--");
         assert_eq!(devices(&[("model.*", 2), ("*.norm", 1)]), "2222--");
@@ -243,6 +276,8 @@ mod tests {
             ("lm_haed", Some("lm_head")),
             ("vision_tower", None),
             ("model.layers.1.*.bias", None),
+            ("model.layer.*", Some("model.layers.*")),
+            ("*.nrom", Some("*.norm")),
         ] {
             let error = refused(key);
             assert_eq!(error.kind(), ErrorKind::NoSuchTensor);

@@ -237,6 +237,13 @@ impl Location {
             .is_some_and(|url| url.host() != url.authority || url.shown().ends_with("?…"))
     }
 
+    /// Returns the URL of a location in an object store, neither truncated nor escaped as it is for
+    /// display; `None` for one that [`Self::has_secret`].
+    pub fn url(&self) -> Option<String> {
+        let url = self.remote().filter(|_| !self.has_secret());
+        url.map(RemoteUrl::shown)
+    }
+
     /// Returns the same file or directory of a hub at a commit.
     pub(crate) fn at_commit(&self, commit: &str) -> Self {
         match &self.place {
@@ -513,6 +520,20 @@ mod tests {
         ] {
             let location = Location::parse(text).expect(text);
             assert_eq!(location.has_secret(), has_secret, "{text}");
+        }
+    }
+
+    #[test]
+    fn url_without_secret_is_whole() {
+        let long = format!("s3://bucket/\u{200b}{}/model", "a".repeat(2000));
+        for (text, url) in [
+            (&*long, Some(&*long)),
+            ("hf://org/name@main/a", Some("hf://org/name@main/a")),
+            ("https://host/a.safetensors?sig=hunter2", None),
+            ("model", None),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.url().as_deref(), url, "{text}");
         }
     }
 

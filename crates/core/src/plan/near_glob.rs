@@ -8,6 +8,10 @@ use crate::error::nearest_name;
 
 /// Longest glob that is corrected, bytes: each of its words is searched for among all words.
 const GLOB_BYTES_MAX: usize = 256;
+/// Most unknown words of a glob that are searched for.
+const UNKNOWN_WORDS_MAX: usize = 4;
+/// Most words of names that are searched.
+const KNOWN_WORDS_MAX: usize = 1_000_000;
 
 /// Returns a glob near `pattern` that matches one of `names`: with its unknown words replaced by
 /// the nearest words of names, or with more of the name before or behind it.
@@ -32,15 +36,20 @@ pub(super) fn nearest_glob(pattern: &str, names: &[&str]) -> Option<String> {
         })
 }
 
-/// Returns `pattern` with every word that no name has replaced by the nearest one that a name has.
+/// Returns `pattern` with every word that no name has, up to [`UNKNOWN_WORDS_MAX`], replaced by the
+/// nearest one that a name has.
 fn with_known_words(pattern: &str, names: &[&str]) -> String {
-    let known: HashSet<&str> = names.iter().flat_map(|name| words(name)).collect();
+    let known = names.iter().flat_map(|name| words(name));
+    let known: HashSet<&str> = known.take(KNOWN_WORDS_MAX).collect();
     // In order, so that the first of equally near words is always the same.
     let mut sorted: Vec<&str> = known.iter().copied().collect();
     sorted.sort_unstable();
+    let mut searches = 0;
     let correct = |piece: &str| {
         let word = piece.trim_end_matches(separates);
         let unknown = (!word.is_empty() && !known.contains(word)).then_some(word);
+        searches += usize::from(unknown.is_some());
+        let unknown = unknown.filter(|_| searches <= UNKNOWN_WORDS_MAX);
         let near = unknown.and_then(|word| nearest_name(word, sorted.iter().copied()));
         [near.unwrap_or(word), &piece[word.len()..]].concat()
     };
@@ -91,6 +100,8 @@ mod tests {
                 "{pattern:?}"
             );
         }
+        let corrected = with_known_words("modle.modle.modle.modle.modle", &names);
+        assert_eq!(corrected, "model.model.model.model.modle");
         let long = "x.".repeat(GLOB_BYTES_MAX);
         assert_eq!(nearest_glob(&long, &names), None);
         assert_eq!(nearest_glob("a*", &[]), None);

@@ -35,9 +35,12 @@ pub struct StoreProbe {
     pub first_response_seconds: f64,
     /// Seconds of further requests for one byte, one after the other over the same connection.
     pub round_trip_seconds: Vec<f64>,
-    /// Throughput of one connection, and of several at a time; empty if the measurement had no
-    /// time left.
+    /// Throughput of one connection, and of several at a time, without measurements that failed or
+    /// had no time left.
     pub rates: Vec<ConnectionRate>,
+    /// Error of the last throughput measurement that failed and is missing in `rates`, with its
+    /// causes.
+    pub rates_error: Option<String>,
 }
 
 /// Throughput of a number of connections.

@@ -19,7 +19,9 @@ pub(super) struct Reader<'py> {
 impl<'py> Reader<'py> {
     pub(super) fn new(py: Python<'py>) -> PyResult<Option<Self>> {
         let modules = py.import("sys")?.getattr("modules")?;
-        let Ok(numpy) = modules.get_item("numpy") else {
+        let numpy = modules.get_item("numpy").ok();
+        // `None` stands for a module that must not be imported.
+        let Some(numpy) = numpy.filter(|numpy| !numpy.is_none()) else {
             return Ok(None);
         };
         let names = py.import("tload._numpy")?.getattr("dtype_names")?.call0()?;

@@ -30,7 +30,9 @@ pub(super) struct Reader<'py> {
 impl<'py> Reader<'py> {
     pub(super) fn new(py: Python<'py>) -> PyResult<Option<Self>> {
         let modules = py.import("sys")?.getattr("modules")?;
-        let Ok(torch) = modules.get_item("torch") else {
+        let torch = modules.get_item("torch").ok();
+        // `None` stands for a module that must not be imported.
+        let Some(torch) = torch.filter(|torch| !torch.is_none()) else {
             return Ok(None);
         };
         let names = py.import("tload._torch")?.getattr("dtype_names")?.call0()?;

@@ -78,9 +78,11 @@ impl ObjectSource {
             probe.credentials = first.store.credentials();
             probe.region = first.store.region().map(str::to_owned);
             for rate in RATES {
-                probe
-                    .rates
-                    .extend(throughput(&opened, rate, deadline).await?);
+                // One failed request leaves the other measurements valid.
+                match throughput(&opened, rate, deadline).await {
+                    Ok(measured) => probe.rates.extend(measured),
+                    Err(error) => probe.rates_error = Some(error.chain()),
+                }
             }
             Ok((probe, captured))
         });

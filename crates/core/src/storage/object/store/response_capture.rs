@@ -260,14 +260,17 @@ impl ResponseCapture {
     }
 }
 
-/// Returns the server's clock, the local one, and the difference; seconds.
+/// Returns the server's clock, the local one, and the difference; seconds. A response from a cache
+/// has the date at which it was stored (RFC 9111): it tells nothing about clocks.
 fn clocks(headers: &HeaderMap, now: SystemTime) -> (Option<i64>, Option<i64>, Option<i64>) {
     let theirs = text(headers, "date").and_then(seconds_of);
     let ours = now
         .duration_since(UNIX_EPOCH)
         .ok()
         .and_then(|since| i64::try_from(since.as_secs()).ok());
-    let skew = theirs.zip(ours).map(|(theirs, ours)| theirs - ours);
+    let age = text(headers, "age").and_then(|age| age.trim().parse::<u64>().ok());
+    let fresh = theirs.filter(|_| age.unwrap_or(0) == 0);
+    let skew = fresh.zip(ours).map(|(theirs, ours)| theirs - ours);
     (theirs, ours, skew)
 }
 
@@ -354,6 +357,17 @@ mod tests {
         assert_eq!(captured.region.as_deref(), Some("eu-west-1"));
         assert_eq!(captured.code.as_deref(), Some("SlowDown"));
         assert_eq!(captured.message.as_deref(), Some("Slow down"));
+    }
+
+    #[test]
+    fn response_from_cache_tells_no_skew() {
+        let skew = |age| {
+            let pairs = [("date", "Thu, 01 Jan 2026 00:00:00 GMT"), ("age", age)];
+            failure(&pairs, "", NEW_YEAR + 600).skew_seconds
+        };
+        assert_eq!(skew("600"), None);
+        assert_eq!(skew("0"), Some(-600));
+        assert_eq!(skew("old"), Some(-600));
     }
 
     #[test]
