@@ -85,6 +85,9 @@ def test_mistakes_are_exceptions(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="names: wanted a str"):
         tload.copy(folder, tmp_path / "target", names=[1])  # type: ignore[list-item]
     assert not (tmp_path / "target").exists()
+    for own in (folder, folder / "config.json"):
+        with pytest.raises(tload.InvalidRequestError, match="are the same directory"):
+            tload.copy(own, folder)
 
 
 def test_url_target_is_rejected(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -398,6 +398,10 @@ def test_unsuitable_classes_are_rejected(dense: Path, tmp_path: Path) -> None:
         from_pretrained("Llama", dense)
     with pytest.raises(TypeError, match=r"found str; write from_pretrained\(AutoModelForCausalLM, 'llama_dir'\)"):
         from_pretrained("llama_dir", auto())
+    with pytest.raises(TypeError, match=r"write options=tload\.Options\(timeout='30s'\)"):
+        from_pretrained(auto(), dense, timeout="30s")
+    with pytest.raises(tload.NotFoundError, match="did you mean"):
+        from_pretrained(auto(), dense.with_name(dense.name + "x"))
     with pytest.raises(tload.InvalidRequestError, match="has no model for a LlamaConfig"):
         from_pretrained(require("transformers").AutoModelForSpeechSeq2Seq, dense)
     config = require("transformers").AutoConfig.from_pretrained(dense)

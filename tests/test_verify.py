@@ -127,6 +127,8 @@ def test_manifest_is_written_to_given_path(folder: Path, tmp_path: Path) -> None
     assert not (folder / MANIFEST).exists()
     with pytest.raises(tload.NotFoundError, match="there is no manifest"):
         tload.verify(folder, manifest=tmp_path / "none.json")
+    with pytest.raises(tload.NotFoundError, match="did you mean verify=require"):
+        tload.load(folder, verify="requrie")
     with pytest.raises(tload.UnsupportedError, match="no digest is known for"):
         tload.verify(folder).check()
     (folder / MANIFEST).write_text("{}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tload import _stream
 from tload._checkpoint import SCHEMES, Checkpoint, open, opened_with, show  # noqa: A004
 from tload._errors import InvalidRequestError, UnsupportedError, advise
-from tload._options import Options
+from tload._options import OptionKeywords, Options
 from tload.transformers import _configuration
 from tload.transformers._classes import HUB, resolve_class
 from tload.transformers._feed import Feed
@@ -117,9 +117,7 @@ def from_pretrained(
     _check_order(cls, source)
     _check_transformers()
     _check_integrations(source)
-    for name, hint in OTHER_WEIGHTS.items():
-        if kwargs.pop(name, None) not in (None, ""):  # it may be a dict
-            raise advise(InvalidRequestError, f"{name}= and source both say where the weights are", hint)
+    _check_keywords(kwargs)
     location = source.location if isinstance(source, Checkpoint) else source
     # The location of an open checkpoint is shown without secrets.
     url, url_store = opened_with(source) if isinstance(source, Checkpoint) else (source, store)
@@ -135,6 +133,9 @@ def from_pretrained(
                     _configuration.fetched(str(url), cls, kwargs, store=url_store, options=options)
                 )
             if config is None:
+                if isinstance(location, (str, os.PathLike)) and not isinstance(source, Checkpoint):
+                    # A path that does not exist has an error of its own, with what was meant.
+                    open(location, store=store).close()
                 hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
                 message = f"{show(source)}: is not a local file or directory, so config= is needed"
                 raise advise(InvalidRequestError, message, hint)
@@ -192,6 +193,16 @@ def _lazy(checkpoint: Checkpoint, take: Any, read: Any) -> dict[str, LazyTensor]
     # floating-point tensor for the model if no other dtype is given.
     names = sorted(checkpoint, key=lambda name: (checkpoint[name].shard, name))
     return {name: LazyTensor(checkpoint[name], take, read) for name in names}
+
+
+def _check_keywords(kwargs: dict[str, Any]) -> None:
+    """Raise an error for keywords that belong to `options` or name other weights; drop empty ones."""
+    if own := sorted(OptionKeywords.__optional_keys__ & kwargs.keys()):
+        message = f"from_pretrained() takes {own[0]}= in options="
+        raise TypeError(f"{message}: write options=tload.Options({own[0]}={kwargs[own[0]]!r})")
+    for name, hint in OTHER_WEIGHTS.items():
+        if kwargs.pop(name, None) not in (None, ""):  # it may be a dict
+            raise advise(InvalidRequestError, f"{name}= and source both say where the weights are", hint)
 
 
 def _check_order(cls: object, source: object) -> None:

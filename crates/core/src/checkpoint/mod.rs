@@ -46,8 +46,8 @@ const MOUNT_READ_BYTES: usize = 64 << 10;
 
 /// Message and hint when opening exceeds its timeout.
 const TOO_LONG: (&str, &str) = (
-    "opening took longer than its timeout (open_timeout)",
-    "check the file system, or the endpoint and the network; or raise the timeout",
+    "opening took longer than its timeout",
+    "check the file system, or the endpoint and the network; or raise the shorter one of ‹timeout› and open_timeout",
 );
 
 /// Grace period beyond the timeout of requests, so that their own errors are reported first.

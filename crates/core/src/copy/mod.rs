@@ -17,7 +17,7 @@ mod record;
 mod recording;
 mod target;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -336,6 +336,7 @@ impl Copy {
     pub fn run(self) -> Result<CopyReport> {
         let started = Instant::now();
         self.validate()?;
+        self.refuse_own_directory()?;
         let filter = Filter::new(&self.options)?;
         let sources = Sources::new(&self.store);
         let entries = list::entries(&self.source, &filter, &sources, &self.shared)?;
@@ -369,6 +370,31 @@ impl Copy {
         let entries = self.absent(entries, &root)?;
         executor::run(entries, &root, &sources, &self.options, &self.shared)?;
         Ok(self.report(started, None))
+    }
+
+    /// Refuses to copy files over themselves, which would replace them by others of equal contents
+    /// under their users.
+    fn refuse_own_directory(&self) -> Result<()> {
+        let Some(source) = self.source.as_path() else {
+            return Ok(());
+        };
+        let folder = if source.is_file() {
+            source
+                .parent()
+                .filter(|folder| !folder.as_os_str().is_empty())
+        } else {
+            Some(source)
+        };
+        let folder = folder.unwrap_or(Path::new("."));
+        // A target that does not exist is no directory of the source.
+        match (folder.canonicalize(), self.target.canonicalize()) {
+            (Ok(from), Ok(to)) if from == to => Err(Error::invalid_request(
+                "source and target are the same directory",
+            )
+            .with_location(&self.source)
+            .with_hint("name another directory to copy to")),
+            _ => Ok(()),
+        }
     }
 
     fn validate(&self) -> Result<()> {

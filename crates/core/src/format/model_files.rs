@@ -77,8 +77,8 @@ impl<'a> ModelFiles<'a> {
     pub(crate) fn note(&self) -> Option<String> {
         if !self.left_out.is_empty() {
             return Some(format!(
-                "the directory has no index but several models; read: {}; left out: {}; to read other files, pass them \
-                 as a list",
+                "the directory has no index but several models; read: {}; left out: {}; to read others, pass their \
+                 paths",
                 listed(&self.chosen),
                 listed(&self.left_out)
             ));
@@ -191,7 +191,7 @@ mod tests {
             note(&["model.safetensors", "adapter_model.safetensors"]).as_deref(),
             Some(
                 "the directory has no index but several models; read: model.safetensors; left out: \
-                 adapter_model.safetensors; to read other files, pass them as a list"
+                 adapter_model.safetensors; to read others, pass their paths"
             )
         );
         let names: Vec<_> = (0..9)

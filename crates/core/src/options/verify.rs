@@ -37,6 +37,9 @@ pub enum Verify {
 }
 
 impl Verify {
+    /// Names of the modes.
+    pub(crate) const NAMES: [&'static str; 4] = ["off", "auto", "require", SHA256];
+
     /// Returns whether bytes that cannot be compared are an error.
     pub fn is_strict(&self) -> bool {
         matches!(self, Self::Require | Self::Sha256(_) | Self::Manifest(_))

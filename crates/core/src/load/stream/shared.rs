@@ -5,7 +5,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::state::State;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::load::lane::{self, LaneEvents, OpenedEngine};
 use crate::load::pipeline::Feed;
 use crate::memory::WriteGate;
@@ -13,6 +13,10 @@ use crate::options::Order;
 use crate::report::{Counters, Report};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
+
+/// Time after which reads that a load no longer wants are worth a note. Healthy storage responds
+/// sooner; a load that fails has waited for them already.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// Parts of a load that its stream uses.
 pub(crate) struct StreamSetup {
@@ -193,7 +197,7 @@ impl Shared {
 
     /// Returns the report so far.
     pub(super) fn report(&self) -> Report {
-        let (mut report, is_early) = {
+        let (mut report, is_early, ended) = {
             let inner = self.lock();
             let mut report = inner.report.clone();
             let end = inner.state.end();
@@ -205,7 +209,7 @@ impl Shared {
             report.tensors = inner.state.received();
             report.tensor_bytes = inner.bytes_received;
             report.stages.consumer_wait = inner.consumer_wait.as_secs_f64();
-            (report, inner.state.is_early())
+            (report, inner.state.is_early(), end.map(|end| end.at))
         };
         let feed = &self.setup.feed;
         self.setup.counters.fill(&mut report);
@@ -214,7 +218,10 @@ impl Shared {
         let held = feed.waiting();
         if is_early && held.reads > 0 {
             (report.parked_bytes, report.parked_reads) = (held.bytes, held.reads as u64);
-            report.notes.push(held.held());
+            let failed = report.outcome != ErrorKind::Cancelled.name();
+            if ended.is_some_and(|at| failed || at.elapsed() >= GRACE) {
+                report.notes.push(held.held());
+            }
         }
         report
     }

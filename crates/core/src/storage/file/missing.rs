@@ -25,6 +25,14 @@ pub(super) fn missing_hint(location: &Location) -> String {
                 glob.glob only: pass the directory"
             .to_owned();
     }
+    let scheme = text.split_once(':').filter(|(scheme, _)| {
+        let mut schemes = Location::schemes();
+        schemes.any(|known| known.eq_ignore_ascii_case(scheme))
+    });
+    if let Some((scheme, rest)) = scheme {
+        let rest = printable(&shortened(rest.trim_start_matches('/')));
+        return format!("write {scheme}://{rest}");
+    }
     if path.is_symlink() {
         return "this is a symbolic link to something that does not exist".to_owned();
     }
@@ -32,7 +40,11 @@ pub(super) fn missing_hint(location: &Location) -> String {
         let near = near.to_string_lossy();
         return format!("did you mean {:?}?", printable(&shortened(&near)));
     }
-    let is_id = path.is_relative() && path.components().count() == 2;
+    let is_id = path.is_relative()
+        && path.components().count() == 2
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte));
     if is_id {
         let id = printable(&shortened(&text));
         format!("check the path; if {id:?} is a model of the Hugging Face Hub, it is hf://{id}")
@@ -102,6 +114,9 @@ mod tests {
             ("Cargo.tom".to_owned(), "did you mean \"Cargo.toml\"?"),
             ("scr/lib.rs".to_owned(), "did you mean \"src/lib.rs\"?"),
             ("no-such/model".to_owned(), "it is hf://no-such/model"),
+            ("hf:org/name".to_owned(), "write hf://org/name"),
+            ("S3:bucket/x".to_owned(), "write S3://bucket/x"),
+            ("$HOME/x".to_owned(), CHECK),
         ] {
             let hint = hint(path.clone());
             assert!(hint.contains(wanted), "{path}: {hint}");

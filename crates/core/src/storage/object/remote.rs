@@ -153,9 +153,9 @@ impl Remote {
             Err(RecvTimeoutError::Disconnected) => panicked(),
             Err(RecvTimeoutError::Timeout) => Err(Error::new(
                 ErrorKind::TimedOut,
-                "opening took longer than its timeout (open_timeout)",
+                "opening took longer than its timeout",
             )
-            .with_hint("raise open_timeout, or check the endpoint and the network")),
+            .with_hint("check the endpoint and the network, or raise the shorter one of ‹timeout› and open_timeout")),
         }
     }
 }

@@ -26,7 +26,7 @@ use super::digest::Digest;
 use super::expected::Expectation;
 use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest, ManifestFile};
 use crate::checkpoint::{Checkpoint, Shard, ShardSource};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, nearest_name};
 #[cfg(feature = "object")]
 use crate::options::Protocol;
 use crate::options::{Location, StoreOptions};
@@ -200,9 +200,16 @@ pub(super) fn find_now(
 pub(super) fn chosen(location: &Location, sidecars: &Sidecars<'_>) -> Result<FoundManifest> {
     let text = sidecars.read(location, MANIFEST_BYTES_MAX)?;
     let text = text.ok_or_else(|| {
+        let name = location.to_string();
+        let hint = match nearest_name(&name, Verify::NAMES) {
+            Some(mode) => {
+                format!("did you mean ‹verify={mode}›? Other texts are locations of manifests")
+            }
+            None => "check the path; tload verify --write creates one".to_owned(),
+        };
         Error::new(ErrorKind::NotFound, "there is no manifest")
             .with_location(location)
-            .with_hint("check the path; tload verify --write creates one")
+            .with_hint(hint)
     })?;
     parsed(location.clone(), &text)
 }

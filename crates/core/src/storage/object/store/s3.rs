@@ -390,9 +390,24 @@ fn with_address(builder: AmazonS3Builder, opening: &Opening, bucket: &str) -> Am
     }
 }
 
-/// Refuses a bucket whose name would end the host name. In `https://evil.example#.host`, the host
+/// Refuses a bucket whose name cannot be part of a URL, or would end the host name. In `https://evil.example#.host`, the host
 /// is `evil.example`, which would receive the session token.
 fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
+    let refused = |reason: &str, hint: &str| {
+        Err(Error::new(ErrorKind::InvalidRequest, reason.to_owned())
+            .with_location(opening.url.shown())
+            .with_hint(hint))
+    };
+    // They are in no name that a store allows, and `object_store` panics on them.
+    let impossible = |letter: char| {
+        letter.is_whitespace() || letter.is_control() || r#"<>"{}|\^`"#.contains(letter)
+    };
+    if let Some(letter) = opening.url.host().chars().find(|it| impossible(*it)) {
+        return refused(
+            &format!("{letter:?} cannot be in the name of a bucket"),
+            "check the bucket's name; s3://BUCKET/PREFIX is the form of a location",
+        );
+    }
     let is_set = |key| builder.get_config_value(&key).as_deref() == Some("true");
     let is_in_host = is_set(AmazonS3ConfigKey::VirtualHostedStyleRequest)
         || is_set(AmazonS3ConfigKey::S3Express);
@@ -400,12 +415,10 @@ fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
     if !is_in_host || opening.url.host().bytes().all(allowed) {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::InvalidRequest,
+    refused(
         "the bucket's name cannot be part of a host name",
+        "check the bucket's name, or set addressing=path",
     )
-    .with_location(opening.url.shown())
-    .with_hint("check the bucket's name, or set addressing=path"))
 }
 
 fn is_label(bucket: &str) -> bool {
@@ -653,6 +666,16 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{url}: {error}");
         }
         built("s3://b_C.d/k", &is_virtual, &AMBIENT).expect("a name of a host");
+        for url in ["s3://<your-bucket>/k", "s3://a b/k", "s3://b\t/k"] {
+            let error = built(url, &[("endpoint", "http://minio:9000")], &AMBIENT);
+            let error = error.err().unwrap_or_else(|| panic!("{url} was taken"));
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{url}: {error}");
+            let message = error.message();
+            assert!(
+                message.ends_with("cannot be in the name of a bucket"),
+                "{message}"
+            );
+        }
     }
 
     #[test]
