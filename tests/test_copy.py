@@ -82,6 +82,8 @@ def test_mistakes_are_exceptions(folder: Path, tmp_path: Path) -> None:
         tload.copy(folder, tmp_path / "target", depth=0)
     with pytest.raises(tload.InvalidRequestError, match="names is empty"):
         tload.copy(folder, tmp_path / "target", names=[])
+    with pytest.raises(TypeError, match=r"source: wanted a str or os\.PathLike, found list"):
+        tload.copy([folder], tmp_path / "target")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="names: wanted a str"):
         tload.copy(folder, tmp_path / "target", names=[1])  # type: ignore[list-item]
     assert not (tmp_path / "target").exists()

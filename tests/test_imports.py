@@ -85,7 +85,7 @@ def run(script: str, path: Path, **variables: str) -> str:
 
 
 def test_module_that_the_framework_imports_may_load(path: Path) -> None:
-    # As torch imports its backends: a program that imports the backend first must not wait for torch.
+    # As torch imports its backends: a program that imports one first must not wait for torch.
     (path.parent / "backend.py").write_text("import sys, tload; loaded = tload.load(sys.argv[1])")
     with (path.parent / "torch" / "__init__.py").open("a") as module:
         module.write("import backend\n")

@@ -296,8 +296,12 @@ def test_configuration_of_open_checkpoint_is_fetched_with_its_options(dense: Pat
 def test_remote_configurations_are_checked(dense: Path, web: servers.Web) -> None:
     url = f"{web.url}/model"
     config = json.loads((dense / "config.json").read_text())
+    with pytest.raises(tload.NotFoundError):
+        from_pretrained(auto(), url)
+    web.files["model/model.safetensors"] = next(iter(dense.glob("*.safetensors"))).read_bytes()
     with pytest.raises(tload.InvalidRequestError, match=r"there is no config\.json"):
         from_pretrained(auto(), url)
+    web.requests.clear()
     web.files["model/config.json"] = b"<html>"
     with pytest.raises(tload.FormatError, match="not valid JSON"):
         from_pretrained(auto(), url)

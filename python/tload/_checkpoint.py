@@ -469,14 +469,14 @@ def _origin(source: Location | Sequence[Location], store: Store | None, *, follo
     """Check the arguments of `tload.open`."""
     follows_links = follows(follow_symlinks, os.environ)
     if isinstance(source, (str, os.PathLike)):
-        _check_location("source", source)
+        check_location("source", source)
         return Origin(source, _store.read(store), follows_links)
     if isinstance(source, (bytes, Mapping)) or not isinstance(source, Sequence):
         message = f"source: wanted a str, an os.PathLike, or a list of them, found {type(source).__qualname__}"
         raise TypeError(message)
     locations = list(source)
     for index, location in enumerate(locations):
-        _check_location(f"source[{index}]", location)
+        check_location(f"source[{index}]", location)
     return Origin(locations, _store.read(store), follows_links)
 
 
@@ -505,7 +505,8 @@ def show(source: Source) -> str:
     return shown[0] if len(shown) == 1 else f"{shown[0]} and {len(shown) - 1} more" if shown else "nothing"
 
 
-def _check_location(name: str, location: object) -> None:
+def check_location(name: str, location: object) -> None:
+    """Raise `TypeError` if an argument is not a path or URL."""
     if not isinstance(location, (str, os.PathLike)):
         message = f"{name}: wanted a str or os.PathLike, found {type(location).__qualname__}"
         raise TypeError(message)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tload import _store, _tload
+from tload._checkpoint import check_location
 from tload._options import OptionKeywords, resolve
 from tload._progress import shown
 from tload._report import decode
@@ -152,6 +153,7 @@ def copy(
     Examples:
         >>> tload.copy("s3://bucket/model", "model", progress=True, timeout="10m")
     """
+    check_location("source", source)
     keywords = OptionKeywords(depth=depth, extent_bytes=extent_bytes, timeout=timeout)
     options = resolve(None, keywords, variables=keywords)
     with shown(progress) as show:
@@ -188,4 +190,5 @@ def list_files(source: Location, *, store: Store | None = None) -> list[ListedFi
         NotFoundError: A path is not there.
         PermissionDeniedError, RemoteError, LoadTimeoutError, IoError: It cannot be listed.
     """
+    check_location("source", source)
     return [ListedFile._make(row) for row in _tload.list_files(source, store=_store.resolve(store, os.environ))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from tload import _cuda, _load_targets, _tload
@@ -11,6 +12,8 @@ from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknow
 from tload._progress import Progress, watcher_for
 from tload._selection import rules
 from tload._stream import TensorStream, slices_of
+
+_logger = logging.getLogger("tload")
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,7 +143,10 @@ def load_into(
         with TensorStream(raw, copy, watcher) as stream:
             for _ in stream:
                 pass
-            return stream.report
+        report = stream.report
+        if targets and report.tensors == 0:
+            _logger.warning("load_into filled nothing: no name is both in %s and in the target", checkpoint.location)
+        return report
     finally:
         # Nothing is written to the caller's memory after the call, whatever ended it.
         raw.close()

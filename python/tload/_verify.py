@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tload import _store, _tload
-from tload._checkpoint import follows
+from tload._checkpoint import check_location, follows
 from tload._errors import CorruptError, InvalidRequestError, UnsupportedError
 from tload._options import OptionKeywords, resolve
 from tload._progress import shown
@@ -197,6 +197,7 @@ def verify(
         >>> if not report:
         ...     print(report)
     """
+    check_location("location", location)
     keywords = OptionKeywords(timeout=timeout)
     options = resolve(None, keywords, variables=keywords)
     pairs = _store.resolve(store, os.environ)

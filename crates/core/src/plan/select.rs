@@ -65,11 +65,14 @@ impl Selection {
     /// [`ErrorKind::InvalidRequest`] when the expression is malformed.
     pub fn regex(pattern: &str) -> Result<Self> {
         let regex = Regex::new(pattern).map_err(|error| {
-            Error::invalid_request(format!(
-                "regex {pattern:?} is malformed: {}",
-                last_line(&error)
-            ))
-            .with_hint("escape a literal dot or bracket with a backslash")
+            let reason = last_line(&error);
+            let is_beyond = ["look-around", "backreferences"].iter().any(|it| reason.contains(it));
+            let hint = if is_beyond {
+                "this syntax is not part of these regular expressions; Python takes a compiled one: re.compile(…)"
+            } else {
+                "escape a literal dot or bracket with a backslash"
+            };
+            Error::invalid_request(format!("regex {pattern:?} is malformed: {reason}")).with_hint(hint)
         })?;
         Ok(Self {
             rules: Some(vec![Rule::Regex(regex)]),

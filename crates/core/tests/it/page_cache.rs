@@ -41,7 +41,8 @@ fn resident_files_are_copied_and_cold_ones_read_directly() {
         if evict(folder.path()) {
             let (tensors, report) = load_with_report(&path, auto());
             assert_all(&tensors, &[&file]);
-            assert_eq!((report.buffered_bytes, report.mapped_bytes), (0, 0));
+            let through_cache = (report.buffered_bytes, report.mapped_bytes);
+            assert_eq!(through_cache, (0, 0), "{report}");
         }
         assert_eq!(read(&path), file);
         if resident(&path) >= file.len() as u64 {
@@ -101,7 +102,8 @@ fn files_on_overlay_are_copied_if_resident_else_read_directly() {
             assert_eq!(resident(&path), 0);
             let (tensors, report) = load_with_report(&path, auto());
             assert_all(&tensors, &[&file]);
-            assert_eq!((report.buffered_bytes, report.mapped_bytes), (0, 0));
+            let through_cache = (report.buffered_bytes, report.mapped_bytes);
+            assert_eq!(through_cache, (0, 0), "{report}");
         }
         assert_eq!(read(&below), file);
         if resident(&below) >= file.len() as u64 {

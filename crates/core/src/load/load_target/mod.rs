@@ -137,6 +137,8 @@ struct Faults {
     unexpected: Vec<String>,
     differing: Vec<String>,
     shared: Vec<String>,
+    /// Number of load targets whose names the checkpoint has.
+    in_both: usize,
 }
 
 impl Faults {
@@ -164,6 +166,7 @@ impl Faults {
             .iter()
             .zip(footprints)
             .partition(|(load_target, _)| by_name.contains_key(load_target.name.as_str()));
+        self.in_both = filled.len();
         if !lacking.is_empty() {
             let filled: HashSet<&Footprint> =
                 filled.iter().filter_map(|(_, b)| b.as_ref()).collect();
@@ -234,13 +237,17 @@ impl Faults {
             "load into memory of the same shapes and dtypes, or turn cast on to convert dtypes"
                 .to_owned()
         } else {
-            let strict_off = "turn strict off to load only the names that are in both";
+            let advice = if self.in_both == 0 {
+                "no name is in both, so pass the module or mapping whose names these are"
+            } else {
+                "turn strict off to load only the names that are in both"
+            };
             match self.nearest_pair() {
                 Some((missing, near)) => {
                     let (missing, near) = (shortened(missing), shortened(near));
-                    format!("did you mean {near:?} instead of {missing:?}? or {strict_off}")
+                    format!("did you mean {near:?} instead of {missing:?}? or {advice}")
                 }
-                None => strict_off.to_owned(),
+                None => advice.to_owned(),
             }
         };
         let message = format!("targets and checkpoint do not match: {}", all.join("; "));

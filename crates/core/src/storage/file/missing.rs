@@ -31,7 +31,11 @@ pub(super) fn missing_hint(location: &Location) -> String {
     });
     if let Some((scheme, rest)) = scheme {
         let rest = printable(&shortened(rest.trim_start_matches('/')));
-        return format!("write {scheme}://{rest}");
+        return if scheme.eq_ignore_ascii_case("file") {
+            format!("leave out {scheme}:, or write {scheme}:///absolute/path")
+        } else {
+            format!("write {scheme}://{rest}")
+        };
     }
     if path.is_symlink() {
         return "this is a symbolic link to something that does not exist".to_owned();
@@ -116,6 +120,7 @@ mod tests {
             ("no-such/model".to_owned(), "it is hf://no-such/model"),
             ("hf:org/name".to_owned(), "write hf://org/name"),
             ("S3:bucket/x".to_owned(), "write S3://bucket/x"),
+            ("file:x".to_owned(), "leave out file:"),
             ("$HOME/x".to_owned(), CHECK),
         ] {
             let hint = hint(path.clone());

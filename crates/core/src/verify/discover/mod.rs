@@ -198,7 +198,16 @@ pub(super) fn find_now(
 
 /// Reads the manifest that the caller requested.
 pub(super) fn chosen(location: &Location, sidecars: &Sidecars<'_>) -> Result<FoundManifest> {
-    let text = sidecars.read(location, MANIFEST_BYTES_MAX)?;
+    let text = sidecars.read(location, MANIFEST_BYTES_MAX);
+    let text = text.map_err(|error| {
+        if error.kind() == ErrorKind::InvalidRequest {
+            error.with_hint(format!(
+                "pass the manifest itself, a file such as {MANIFEST_NAME}"
+            ))
+        } else {
+            error
+        }
+    })?;
     let text = text.ok_or_else(|| {
         let name = location.to_string();
         let hint = match nearest_name(&name, Verify::NAMES) {
