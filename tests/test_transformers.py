@@ -333,7 +333,7 @@ def test_the_configuration_of_a_model_of_the_hub(
         models.assert_same(model, expected)
         assert model.generation_config.to_dict() == expected.generation_config.to_dict()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(tload.InvalidRequestError, match="config= is needed"):
+    with pytest.raises(tload.NotFoundError, match="not complete in the hub's cache"):
         from_pretrained(auto(), "hf://org/name/folder", cache_dir=tmp_path)
 
 
