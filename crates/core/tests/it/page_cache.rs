@@ -8,7 +8,7 @@ use tload::CacheMode;
 use tload::probe;
 use tload::storage::FileSource;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
-use tload::{Dtype, EngineChoice, ErrorKind, Loader};
+use tload::{Dtype, EngineChoice, ErrorKind, Loader, Options};
 
 use crate::files::{
     assert_all, even, evict, folder, load_with_report, location, mixed, options, read, write,
@@ -21,6 +21,25 @@ fn resident(path: &Path) -> u64 {
     probe::residency(path)
         .expect("Linux answers")
         .resident_bytes
+}
+
+/// Asserts that a load of a cold file reads it directly. On a busy machine, one load in some
+/// hundreds reads through the page cache, so it may be repeated.
+fn assert_read_directly(
+    path: &Path,
+    file: &[u8],
+    auto: &dyn Fn() -> Options,
+    evict: impl Fn() -> bool,
+) {
+    for is_last in [false, false, true] {
+        let (tensors, report) = load_with_report(path, auto());
+        assert_all(&tensors, &[file]);
+        let is_direct = (report.buffered_bytes, report.mapped_bytes) == (0, 0);
+        assert!(is_direct || !is_last, "{report}");
+        if is_direct || !evict() {
+            return;
+        }
+    }
 }
 
 fn engines() -> Vec<EngineChoice> {
@@ -39,10 +58,7 @@ fn resident_files_are_copied_and_cold_ones_read_directly() {
     for engine in engines() {
         let auto = || options(|it| it.engine = engine);
         if evict(folder.path()) {
-            let (tensors, report) = load_with_report(&path, auto());
-            assert_all(&tensors, &[&file]);
-            let through_cache = (report.buffered_bytes, report.mapped_bytes);
-            assert_eq!(through_cache, (0, 0), "{report}");
+            assert_read_directly(&path, &file, &auto, || evict(folder.path()));
         }
         assert_eq!(read(&path), file);
         if resident(&path) >= file.len() as u64 {
@@ -62,24 +78,36 @@ fn resident_half_is_copied_and_cold_half_read_directly() {
     let file = even("t", 2, 32, 1 << 20);
     let path = write(&folder.path().join("m.safetensors"), &file);
     for engine in engines() {
-        let cold = evict(folder.path());
-        let opened = FileSource::open(&location(&path)).expect("just written");
-        let opened = opened.file();
-        rustix::fs::fadvise(opened, 0, None, rustix::fs::Advice::Random).expect("is advice");
-        let mut half = vec![0; file.len() / 2];
-        opened.read_exact_at(&mut half, 0).expect("is there");
-        let before = resident(&path);
-        let (tensors, report) = load_with_report(&path, options(|it| it.engine = engine));
-        assert_all(&tensors, &[&file]);
-        assert_eq!(
-            report.read_bytes,
-            report.direct_bytes + report.buffered_bytes
-        );
-        // The kernel may have read ahead, and may evict pages at any time.
-        if cold && (14 << 20..20 << 20).contains(&before) {
-            assert!(report.buffered_bytes >= 12 << 20, "{report}");
-            assert!(report.direct_bytes >= 10 << 20, "{report}");
+        // See `assert_read_directly`.
+        let mut is_split = None;
+        for _ in 0..3 {
+            let cold = evict(folder.path());
+            let opened = FileSource::open(&location(&path)).expect("just written");
+            let opened = opened.file();
+            rustix::fs::fadvise(opened, 0, None, rustix::fs::Advice::Random).expect("is advice");
+            let mut half = vec![0; file.len() / 2];
+            opened.read_exact_at(&mut half, 0).expect("is there");
+            let before = resident(&path);
+            let (tensors, report) = load_with_report(&path, options(|it| it.engine = engine));
+            assert_all(&tensors, &[&file]);
+            assert_eq!(
+                report.read_bytes,
+                report.direct_bytes + report.buffered_bytes
+            );
+            // The kernel may have read ahead, and may evict pages at any time.
+            if cold && (14 << 20..20 << 20).contains(&before) {
+                assert!(report.buffered_bytes >= 12 << 20, "{report}");
+                is_split = Some(report.direct_bytes >= 10 << 20);
+            }
+            if is_split != Some(false) {
+                break;
+            }
         }
+        assert_ne!(
+            is_split,
+            Some(false),
+            "the cold half was never read directly"
+        );
     }
 }
 
@@ -100,10 +128,7 @@ fn files_on_overlay_are_copied_if_resident_else_read_directly() {
         let auto = || options(|it| it.engine = engine);
         if evict(folder.path()) {
             assert_eq!(resident(&path), 0);
-            let (tensors, report) = load_with_report(&path, auto());
-            assert_all(&tensors, &[&file]);
-            let through_cache = (report.buffered_bytes, report.mapped_bytes);
-            assert_eq!(through_cache, (0, 0), "{report}");
+            assert_read_directly(&path, &file, &auto, || evict(folder.path()));
         }
         assert_eq!(read(&below), file);
         if resident(&below) >= file.len() as u64 {
