@@ -32,7 +32,7 @@ class Tensor: pass
 def dtype(name): return name
 """
 
-# What the framework does when it is imported.
+# Code that the framework runs when it is imported.
 GATE = """
 import threading
 entered, released = threading.Event(), threading.Event()

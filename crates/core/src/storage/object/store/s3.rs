@@ -390,8 +390,8 @@ fn with_address(builder: AmazonS3Builder, opening: &Opening, bucket: &str) -> Am
     }
 }
 
-/// Refuses a bucket whose name cannot be part of a URL, or would end the host name. In `https://evil.example#.host`, the host
-/// is `evil.example`, which would receive the session token.
+/// Refuses a bucket whose name cannot be part of a URL, or would end the host name. In
+/// `https://evil.example#.host`, the host is `evil.example`, which would receive the session token.
 fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
     let refused = |reason: &str, hint: &str| {
         Err(Error::new(ErrorKind::InvalidRequest, reason.to_owned())
