@@ -63,7 +63,7 @@ pub(crate) fn status(error: &Error) -> u8 {
         ErrorKind::Corrupt => CORRUPT,
         ErrorKind::Cancelled => INTERRUPTED,
         // `ErrorKind` may grow; the test below fails if a new kind has no arm here.
-        ErrorKind::Io | ErrorKind::Changed | _ => FAILED,
+        ErrorKind::Io | ErrorKind::Changed | ErrorKind::Peer | _ => FAILED,
     }
 }
 

@@ -39,6 +39,7 @@ pub mod engine;
 pub mod memory;
 pub mod plan;
 pub mod probe;
+pub mod ranks;
 pub mod schedule;
 pub mod sink;
 pub mod storage;
@@ -69,14 +70,16 @@ pub use load::pipeline;
 pub use load::stream::{Canceller, Progress, TensorStream};
 pub use memory::{KeepAlive, Target, release_staging};
 pub use options::{
-    CacheMode, Device, EngineChoice, Location, OptionKey, OptionKind, OptionValue, Options, Order,
-    Protocol, StoreKey, StoreOptions, format_bytes, parse_bytes, parse_duration, unknown_variables,
+    CacheMode, Device, EngineChoice, Location, OnPeerLoss, OptionKey, OptionKind, OptionValue,
+    Options, Order, Protocol, Share, StoreKey, StoreOptions, format_bytes, parse_bytes,
+    parse_duration, unknown_variables,
 };
 pub use plan::{Selection, Slice, Steps};
 pub use probe::ceiling::Ceiling;
+pub use ranks::{Group, LocalGroup};
 pub use report::{
-    DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport, Unverified,
-    VerificationReport, VerifiedBy,
+    DepthReport, DeviceReport, EngineReport, GroupReport, Report, StageTimes, StagingReport,
+    Unverified, VerificationReport, VerifiedBy,
 };
 pub use sink::DeviceMemory;
 pub use sync::cancel::CancelFlag;

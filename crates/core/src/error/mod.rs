@@ -108,6 +108,8 @@ named! {
         TimedOut = "timed_out",
         /// The caller cancelled the load.
         Cancelled = "cancelled",
+        /// Another rank of the group did not join, disagrees, failed or is gone: look at that rank.
+        Peer = "peer",
     }
     /// Every kind, so that bindings can prove that they map each of them.
     pub const ALL;
@@ -148,6 +150,7 @@ struct Inner {
     hint: Option<MarkedText>,
     request: Option<FailedRequest>,
     comparison: Option<Comparison>,
+    ranks: Vec<usize>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -253,6 +256,7 @@ impl Error {
             hint: None,
             request: None,
             comparison: None,
+            ranks: Vec::new(),
             source: None,
         }))
     }
@@ -366,6 +370,13 @@ impl Error {
         self
     }
 
+    /// Sets the ranks of the group that the error is about.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
+        self.0.ranks = ranks.into_iter().collect();
+        self
+    }
+
     /// Sets the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -386,6 +397,7 @@ impl Error {
             hint: inner.hint.clone(),
             request: inner.request.clone(),
             comparison: inner.comparison.clone(),
+            ranks: inner.ranks.clone(),
             source: match (&inner.source, self.errno()) {
                 (_, Some(errno)) => Some(io::Error::from_raw_os_error(errno).into()),
                 (source, None) => source.as_ref().map(|source| source.to_string().into()),
@@ -464,6 +476,12 @@ impl Error {
     /// Returns the expected and found values, if one file or tensor failed verification.
     pub fn comparison(&self) -> Option<&Comparison> {
         self.0.comparison.as_ref()
+    }
+
+    /// Returns the ranks of the group that the error is about: those that are missing, disagree or
+    /// failed. Empty without a group.
+    pub fn ranks(&self) -> &[usize] {
+        &self.0.ranks
     }
 
     /// Returns the operating system's error number, if the chain has one.

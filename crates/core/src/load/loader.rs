@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::memory::{RegionCache, Target};
 use crate::options::{Device, Location, Options};
 use crate::plan::{Selection, Slice};
+use crate::ranks::Group;
 use crate::verify::Expectation;
 
 /// Configuration of a load: which tensors of a checkpoint, to which devices, within which limits.
@@ -47,6 +48,7 @@ pub struct Loader {
     /// tensor is consistent.
     pub(super) is_one_tensor: bool,
     pub(super) region_cache: RegionCache,
+    pub(super) group: Option<Arc<dyn Group>>,
 }
 
 impl Loader {
@@ -83,6 +85,7 @@ impl Loader {
             by_name: false,
             is_one_tensor: false,
             region_cache: RegionCache::default(),
+            group: None,
         }
     }
 
@@ -143,6 +146,14 @@ impl Loader {
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
+        self
+    }
+
+    /// Sets the group that loads together. Every rank of the group must start a load of the same
+    /// files; selections, slices and destinations may differ.
+    #[must_use]
+    pub fn group(mut self, group: Arc<dyn Group>) -> Self {
+        self.group = Some(group);
         self
     }
 

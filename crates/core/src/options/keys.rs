@@ -246,6 +246,44 @@ impl Options {
                 set: |options, text| options.timeout = parse_duration(text).ok(),
             },
         },
+        OptionKey {
+            name: "share",
+            flag: Some("share"),
+            kind: OptionKind::Choice(&["node", "cluster", "none"]),
+            default: "node",
+            summary: "Ranks of a group that share what is read: node (those of one node), cluster (all) or \
+                none",
+            field: field!(share),
+        },
+        OptionKey {
+            name: "join_timeout",
+            flag: Some("join-timeout"),
+            kind: OptionKind::Duration,
+            default: "30s",
+            summary: "Time that the ranks of a group have to begin a load together",
+            field: Field {
+                get: |options| options.join_timeout.map(seconds),
+                set: |options, text| options.join_timeout = parse_duration(text).ok(),
+            },
+        },
+        OptionKey {
+            name: "on_peer_loss",
+            flag: Some("on-peer-loss"),
+            kind: OptionKind::Choice(&["error", "read"]),
+            default: "error",
+            summary: "Reaction to the loss of the rank that reads for this one: error (fail) or read (read \
+                what is missing)",
+            field: field!(on_peer_loss),
+        },
+        OptionKey {
+            name: "private",
+            flag: None,
+            kind: OptionKind::Flag,
+            default: "false",
+            summary: "Tensors in host memory are private and writable, not views of memory that the ranks \
+                of a node share",
+            field: field!(private),
+        },
     ];
 
     /// Returns the description of the option `name`.

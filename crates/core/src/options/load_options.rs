@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::CacheMode;
 use super::Verify;
+use super::share::{OnPeerLoss, Share};
 use crate::error::{Error, ErrorKind, Result, named};
 
 /// Device that tensors are loaded to.
@@ -176,6 +177,18 @@ pub struct Options {
     /// second beyond that; memory of reads that cannot be cancelled is freed when the storage
     /// responds ([`crate::parked_bytes`]). Default: no limit.
     pub timeout: Option<Duration>,
+    /// Ranks that share what is read, in a load with a [`Group`](crate::Group). Default:
+    /// [`Share::Node`].
+    pub share: Share,
+    /// Time that the ranks of a group have to begin the load together; when exceeded, it fails with
+    /// [`ErrorKind::Peer`]. Default: 30 seconds.
+    pub join_timeout: Option<Duration>,
+    /// Reaction to the loss of the rank that reads for this one. Default: [`OnPeerLoss::Error`].
+    pub on_peer_loss: OnPeerLoss,
+    /// With a group, makes tensors in host memory private and writable. Otherwise those that several
+    /// ranks of a node load are views of memory that the ranks share: one copy for the node, and
+    /// writing to it kills the process (`SIGSEGV`). Default: no.
+    pub private: bool,
 }
 
 #[cfg(test)]

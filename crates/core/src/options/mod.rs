@@ -13,6 +13,7 @@ mod duration;
 mod flag;
 mod keys;
 mod load_options;
+mod share;
 mod variables;
 mod verify;
 
@@ -24,6 +25,7 @@ pub(crate) use hub_id::HubId;
 pub use keys::{OptionKey, OptionKind, OptionValue};
 pub use load_options::{Device, EngineChoice, Options, Order};
 pub use location::{Location, Protocol};
+pub use share::{OnPeerLoss, Share};
 pub use store_options::{StoreKey, StoreOptions};
 pub use variables::unknown_variables;
 pub use verify::Verify;

@@ -4,6 +4,7 @@
 //! runs; a report is a snapshot of the sums. Nothing here makes decisions.
 
 mod counters;
+mod group;
 #[cfg(test)]
 mod tests;
 mod verification;
@@ -11,6 +12,7 @@ mod verification;
 use std::fmt;
 use std::ops::AddAssign;
 
+pub use group::GroupReport;
 use serde::Serialize;
 pub use verification::{Unverified, VerificationReport, VerifiedBy};
 
@@ -133,6 +135,8 @@ declare_report! {
         pub opening_retries: u64,
         /// Description of the last retry, in the data path or outside of it, and its cause.
         pub last_retry: Option<String>,
+        /// Sharing with other ranks, in a load with a group.
+        pub group: Option<GroupReport>,
         /// Bytes of orphaned memory: storage may still write to it although the load has ended,
         /// because its reads cannot be cancelled. It is freed when they complete.
         pub parked_bytes: u64,

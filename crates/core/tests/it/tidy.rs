@@ -32,7 +32,7 @@ const RANKS: [&[&str]; 15] = [
     // `no_cuda` replaces `cuda` in builds without it.
     &["format", "no_cuda", "plan", "sync"],
     &["cuda", "options"],
-    &["memory", "schedule"],
+    &["memory", "ranks", "schedule"],
     &["load::device_map", "report", "storage", "tensor"],
     &[
         "checkpoint",

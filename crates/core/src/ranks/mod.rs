@@ -1,0 +1,40 @@
+//! Ranks: processes that load one checkpoint together.
+//!
+//! A [`Group`] says which ranks there are and carries a few small messages between them before a
+//! load. Everything else of a shared load stays on one node: sockets and shared memory.
+
+mod local;
+pub mod sharding;
+
+use std::fmt;
+use std::time::Instant;
+
+pub use local::LocalGroup;
+
+use crate::error::Result;
+
+/// Largest message of [`Group::exchange`], bytes.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
+
+/// The processes that load together, seen from one of them.
+///
+/// Every rank of a group starts the same loads in the same order; the selections, slices and
+/// destinations of a load may differ from rank to rank.
+pub trait Group: fmt::Debug + Send + Sync {
+    /// Number of this rank, from 0.
+    fn rank(&self) -> usize;
+
+    /// Number of ranks, at least 1.
+    fn size(&self) -> usize;
+
+    /// Sends `message`, of at most [`MESSAGE_BYTES_MAX`] bytes, to every rank and returns the
+    /// messages of all ranks, by rank. The n-th call of one rank meets the n-th call of every
+    /// other.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Peer`](crate::ErrorKind::Peer) with the [ranks](crate::Error::ranks) that have
+    /// not sent theirs by the `deadline`, or that are known to be gone. The group must not be used
+    /// after an error.
+    fn exchange(&self, message: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>>;
+}

@@ -1,0 +1,1 @@
+//! Slices of tensors by rank: tensor, expert and pipeline parallelism. Pure.
