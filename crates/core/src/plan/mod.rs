@@ -15,8 +15,10 @@
 mod near_glob;
 mod place;
 mod select;
+mod share;
 mod slice;
 mod split;
+mod unique;
 
 #[cfg(test)]
 mod tests;
@@ -26,6 +28,7 @@ use std::ops::Range;
 
 pub use place::{Arrangement, Layout, build};
 pub use select::Selection;
+pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share};
 pub use slice::{Slice, Steps, Strides};
 
 /// A tensor to load, as the plan needs it.

@@ -230,6 +230,29 @@ impl Strides {
         steps.sum::<u64>() + self.run
     }
 
+    /// Returns the number of contiguous bytes of each repetition.
+    pub(super) fn run(&self) -> u64 {
+        self.run
+    }
+
+    /// Returns whether the runs of both are at the same distances.
+    pub(super) fn repeats_as(&self, other: &Self) -> bool {
+        self.levels == other.levels
+    }
+
+    /// Returns the number of runs, if runs of `reach` bytes in their places would not overlap.
+    pub(super) fn repetitions(&self, mut reach: u64) -> Option<u64> {
+        let mut repetitions = 1;
+        for level in self.levels.iter().rev() {
+            if reach > level.stride {
+                return None;
+            }
+            reach += (level.count - 1) * level.stride;
+            repetitions *= level.count;
+        }
+        Some(repetitions)
+    }
+
     /// Returns how many of the bytes before `offset` are wanted.
     pub fn before(&self, mut offset: u64) -> u64 {
         let mut inside = self.bytes();
