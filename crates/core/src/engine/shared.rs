@@ -20,7 +20,7 @@ use crate::report::Transfer;
 use crate::sync::cancel::CancelFlag;
 
 /// Configuration of a shared engine.
-pub struct SharedSetup {
+pub(crate) struct SharedSetup {
     /// Connection to the leader.
     pub(crate) link: Arc<Link>,
     /// By source: the region that it stands for.

@@ -134,6 +134,20 @@ pub struct Target {
 }
 
 impl Plan {
+    /// Renumbers the tensors: tensor `i` becomes `numbers[i]`.
+    pub(crate) fn renumber(&mut self, numbers: &[usize]) {
+        for piece in &mut self.pieces {
+            piece.tensor = numbers[piece.tensor];
+        }
+        let mut targets = vec![Target::default(); self.targets.len()];
+        for (target, number) in std::mem::take(&mut self.targets).into_iter().zip(numbers) {
+            targets[*number] = target;
+        }
+        self.targets = targets;
+        let slices = std::mem::take(&mut self.slices).into_iter();
+        self.slices = slices.map(|(tensor, it)| (numbers[tensor], it)).collect();
+    }
+
     /// Joins the bytes of slices in the window that an extent was read into; does nothing for whole
     /// tensors.
     pub fn gather(&self, extent: &Extent, window: &mut [u8]) {

@@ -8,10 +8,12 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, ErrorKind, Result};
 
 /// Indices along one dimension.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Steps {
     /// First index.
     pub start: usize,
@@ -57,7 +59,7 @@ impl From<Range<usize>> for Steps {
 /// let slice = Slice::new([Steps::from(8..16), columns]);
 /// assert_ne!(slice, Slice::default());
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice(Vec<Steps>);
 
 /// Position of the bytes of a slice in its tensor.

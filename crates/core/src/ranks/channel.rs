@@ -25,7 +25,7 @@ use crate::sync::lock::Mutex;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Descriptor that a record carries, with what keeps it open.
-pub(super) type Carried = Arc<dyn AsFd + Send + Sync>;
+pub(crate) type Carried = Arc<dyn AsFd + Send + Sync>;
 
 /// Socket that other processes of the network namespace can connect to.
 #[derive(Debug)]

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
-use super::channel::{Carried, Channel, Listener, Peer, wait_for};
+pub(crate) use super::channel::Carried;
+use super::channel::{Channel, Listener, Peer, wait_for};
 use super::holdings::Holdings;
-use super::messages::{Failure, RankStatistics, Request};
+use super::messages::{Failure, RankPlan, RankStatistics, Request};
 use super::payload;
 use super::wire::Record;
 use crate::error::{Error, Result};
@@ -55,6 +56,15 @@ enum Event {
     Failed(Failure),
     /// The leader gives up before there is a plan.
     Close,
+}
+
+/// Writes a rank's part of the plan for [`Start::plans`].
+///
+/// # Errors
+///
+/// [`crate::ErrorKind::OutOfMemory`] or the system's refusal of anonymous memory.
+pub(crate) fn encode_plan(plan: &RankPlan) -> Result<Carried> {
+    payload::write(plan).map_err(|error| Error::from_io("cannot send the plan", error))
 }
 
 /// Everything that the hub needs to serve a load.

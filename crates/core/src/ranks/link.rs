@@ -110,7 +110,7 @@ impl Joining {
 
 /// Connection to the leader during a load. Dropping it leaves the load.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub struct Link {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }

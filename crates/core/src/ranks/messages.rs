@@ -3,18 +3,14 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
+use crate::plan::Slice;
 
 /// Request of a rank to the leader of its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
     /// Requested tensors, each as its index in the checkpoint and the slice of it, if it is one.
-    pub(crate) tensors: Vec<(usize, Option<Vec<RequestedSteps>>)>,
-    /// State of the files, as this rank found them.
-    pub(crate) state: Vec<String>,
+    pub(crate) tensors: Vec<(usize, Option<Slice>)>,
 }
-
-/// Indices along one dimension: first index, number, distance, and whether the dimension goes.
-pub(crate) type RequestedSteps = (usize, usize, usize, bool);
 
 /// Part of one rank in the plan of its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -27,6 +27,8 @@ mod wire;
 use std::fmt;
 use std::time::Instant;
 
+#[cfg(target_os = "linux")]
+pub use hub::finish_serving;
 pub use local::LocalGroup;
 
 use crate::error::Result;

@@ -7,23 +7,21 @@
 //! ```
 
 mod reader;
-mod storage;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use reader::Reader;
-pub(crate) use storage::open_storage;
 
 use super::Loader;
+use super::shares::Shares;
 use crate::error::{Error, Result};
 use crate::options::{CacheMode, OptionValue, Options, Order, Share, Verify, format_bytes};
-use crate::plan::{RankWant, ShareRules};
+use crate::plan::{RankWant, ShareRules, Slice};
 use crate::ranks::agreement::Hello;
 use crate::ranks::hub::{Hub, Start};
-use crate::ranks::link::Joining;
-use crate::ranks::messages::{RankPlan, RankStatistics, Request, RequestedSteps};
+use crate::ranks::messages::{RankStatistics, Request};
 use crate::ranks::node::{self, Node, Role};
 use crate::report::GroupReport;
 use crate::storage::Source;
@@ -31,14 +29,11 @@ use crate::storage::Source;
 /// Default time that ranks have to begin a load together.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Alignment of reads that the cost of interleaved reads is counted with, bytes.
+const READ_ALIGNMENT: u64 = 4096;
+
 /// Options that must be equal on all ranks.
 const AGREED: [&str; 5] = ["share", "verify", "order", "cache", "memory_limit"];
-
-/// Shared part of a rank's load, before it begins.
-pub(crate) struct Shares {
-    pub(crate) plan: RankPlan,
-    pub(crate) joining: Joining,
-}
 
 /// What a rank has agreed on with the others.
 pub(crate) struct Joined {
@@ -148,14 +143,13 @@ impl Loader {
     /// Returns the request of this rank.
     fn request(&self) -> Result<Request> {
         let tensors = self.checkpoint.tensors();
-        let steps = |index: &usize| {
-            let slice = self.slices.get(tensors[*index].name())?;
-            let steps = slice.steps().iter();
-            Some(steps.map(|it| (it.start, it.count, it.step, it.single)).collect())
-        };
+        let slice = |index: &usize| self.slices.get(tensors[*index].name()).cloned();
         let selected = self.selected_indices()?;
         Ok(Request {
-            tensors: selected.iter().map(|index| (*index, steps(index))).collect(),
+            tensors: selected
+                .iter()
+                .map(|index| (*index, slice(index)))
+                .collect(),
         })
     }
 
@@ -178,7 +172,8 @@ impl Loader {
             // A digest needs all bytes in one process; in file order, a rank's own reads would
             // have to wait for those of the leader.
             all: options.verify != Verify::Off || options.order == Order::File,
-            ..ShareRules::default()
+            alignment: READ_ALIGNMENT,
+            gap_bytes: 0,
         };
         let shared = crate::plan::share(&wants, &rules);
         let reader = Reader::new(self, &shared, hub.clone(), rank)?;
@@ -202,14 +197,13 @@ impl Loader {
     /// Returns the bytes that a rank requests.
     fn wants(&self, request: &Request, rank: usize) -> Result<Vec<RankWant>> {
         let tensors = self.checkpoint.tensors();
-        let want = |(index, steps): &(usize, Option<Vec<RequestedSteps>>)| {
+        let want = |(index, slice): &(usize, Option<Slice>)| {
             let unknown = || {
                 let message = format!("rank {rank} requests a tensor that is not there");
                 Error::new(crate::ErrorKind::Peer, message).with_ranks([rank])
             };
             let info = tensors.get(*index).ok_or_else(unknown)?;
-            let slice = steps.as_ref().map(|steps| crate::plan::Slice::new(steps.iter().copied()));
-            let part = slice.map(|slice| info.sliced(&slice)).transpose()?;
+            let part = slice.as_ref().map(|slice| info.sliced(slice)).transpose()?;
             let part = part.as_ref().unwrap_or(info);
             Ok(RankWant {
                 tensor: *index,
@@ -237,24 +231,27 @@ impl Joined {
     }
 }
 
-/// Completes the part of a report on the group.
-pub(super) fn complete(report: &mut crate::Report, group: &GroupReport, reader: Option<&Reader>) {
-    let mut group = group.clone();
-    group.read_bytes = report.read_bytes;
-    group.received_bytes = report.received_bytes;
-    let mut all = report.read_bytes;
-    if let Some(reader) = reader {
-        group.read_bytes += reader.read_bytes();
-        let others = reader.statistics();
-        let slowest = |one: &&(usize, RankStatistics), other: &&(usize, RankStatistics)| {
-            one.1.seconds.total_cmp(&other.1.seconds)
-        };
-        group.slowest_rank = others.iter().max_by(slowest).map(|(rank, _)| *rank);
-        let others = others.iter().filter(|(rank, _)| *rank != group.rank);
-        all += others.map(|(_, found)| found.read_bytes).sum::<u64>() + reader.read_bytes();
+impl Joined {
+    /// Completes the part of a report on the group.
+    pub(super) fn complete(&self, report: &mut crate::Report) {
+        let (mut group, reader) = (self.report.clone(), self.reader.as_ref());
+        group.read_bytes = report.read_bytes;
+        group.received_bytes = report.received_bytes;
+        let mut all = report.read_bytes;
+        if let Some(reader) = reader {
+            reader.complete(report);
+            group.read_bytes += reader.read_bytes();
+            let others = reader.statistics();
+            let slowest = |one: &&(usize, RankStatistics), other: &&(usize, RankStatistics)| {
+                one.1.seconds.total_cmp(&other.1.seconds)
+            };
+            group.slowest_rank = others.iter().max_by(slowest).map(|(rank, _)| *rank);
+            let others = others.iter().filter(|(rank, _)| *rank != group.rank);
+            all += others.map(|(_, found)| found.read_bytes).sum::<u64>() + reader.read_bytes();
+        }
+        if group.unique_bytes > 0 {
+            group.amplification = all as f64 / group.unique_bytes as f64;
+        }
+        report.group = Some(group);
     }
-    if group.unique_bytes > 0 {
-        group.amplification = all as f64 / group.unique_bytes as f64;
-    }
-    report.group = Some(group);
 }

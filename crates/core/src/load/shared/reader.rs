@@ -1,7 +1,7 @@
 //! The leader's reads for the ranks of its node: a load whose tensors are shared regions.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,7 +14,7 @@ use crate::load::prepare::Prepared;
 use crate::memory::Region;
 use crate::options::{Options, Order};
 use crate::plan::{RankWant, SharePlan};
-use crate::ranks::hub::{Hub, encode_plan};
+use crate::ranks::hub::{Carried, Hub, encode_plan};
 use crate::ranks::messages::{RankPlan, RankStatistics, RegionOrigin};
 use crate::report::Counters;
 use crate::schedule::Schedule;
@@ -38,7 +38,6 @@ pub(crate) struct Reader {
     failure: Mutex<Option<Error>>,
     /// By region: announced.
     begun: Mutex<Vec<bool>>,
-    itself: Weak<Self>,
 }
 
 impl Reader {
@@ -87,10 +86,11 @@ impl Reader {
             .collect();
         if u32::try_from(origins.len()).is_err() {
             let message = format!("{} shared regions are too many", origins.len());
-            return Err(Error::new(ErrorKind::InvalidRequest, message)
-                .with_hint("select fewer tensors"));
+            return Err(
+                Error::new(ErrorKind::InvalidRequest, message).with_hint("select fewer tensors")
+            );
         }
-        Ok(Arc::new_cyclic(|itself| Self {
+        Ok(Arc::new(Self {
             rank,
             options,
             hub,
@@ -102,7 +102,6 @@ impl Reader {
             check,
             lanes: AtomicUsize::new(0),
             failure: Mutex::default(),
-            itself: itself.clone(),
         }))
     }
 
@@ -111,7 +110,7 @@ impl Reader {
         &self,
         wants: &[Vec<RankWant>],
         shared: &SharePlan,
-    ) -> Result<Vec<crate::ranks::hub::Carried>> {
+    ) -> Result<Vec<Carried>> {
         let targets = &self.prepared.plan.targets;
         let place = |want: &RankWant, range: usize| {
             let (region, offset) = targets[range].place.expect("shared ranges have bytes");
@@ -142,7 +141,9 @@ impl Reader {
             })
             .collect();
         for (range, target) in shared.shared.iter().zip(&plan.targets) {
-            let Some((region, _)) = target.place else { continue };
+            let Some((region, _)) = target.place else {
+                continue;
+            };
             let ranks = &mut needed[region].1;
             ranks.extend(&range.ranks);
             ranks.sort_unstable();
