@@ -17,7 +17,7 @@ mod memory;
 mod overlay;
 mod page_cache;
 #[cfg(target_os = "linux")]
-mod ranks;
+mod sharing;
 mod requirement;
 #[cfg(target_os = "linux")]
 mod retries;
