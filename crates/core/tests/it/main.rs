@@ -16,6 +16,8 @@ mod load;
 mod memory;
 mod overlay;
 mod page_cache;
+#[cfg(target_os = "linux")]
+mod ranks;
 mod requirement;
 #[cfg(target_os = "linux")]
 mod retries;
