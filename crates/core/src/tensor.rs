@@ -55,6 +55,23 @@ impl TensorInfo {
         })))
     }
 
+    /// Returns the bytes `range` of its file, which the tensor has, under its name. The shape is that
+    /// of the tensor.
+    pub(crate) fn ranged(&self, range: Range<u64>) -> Self {
+        let Described { entry, shard, .. } = &*self.0;
+        if range == entry.range {
+            return self.clone();
+        }
+        Self(Arc::new(Described {
+            entry: Entry {
+                range,
+                ..entry.clone()
+            },
+            shard: *shard,
+            strides: None,
+        }))
+    }
+
     /// Returns the tensor's name. It comes from a file: escape it (`{:?}`) before printing.
     pub fn name(&self) -> &str {
         &self.0.entry.name

@@ -5,13 +5,14 @@
 //! reason is kept for the report.
 
 use std::fmt;
-#[cfg(feature = "object")]
 use std::sync::Arc;
 
 #[cfg(feature = "object")]
 use super::object::{ObjectEngine, ObjectSetup};
 use super::pread::PreadEngine;
 use super::setup::{EngineSetup, Refusal};
+#[cfg(target_os = "linux")]
+use super::shared::{SharedEngine, SharedSetup};
 use super::{Engine, tokio_uring, uring};
 use crate::error::Result;
 use crate::options::EngineChoice;
@@ -99,6 +100,17 @@ pub fn are_copied(files: &[ReadFile]) -> bool {
         files.map(|file| file.source().len()).sum()
     };
     bytes(true) > bytes(false)
+}
+
+/// Opens the engine of a rank that another rank reads for.
+#[cfg(target_os = "linux")]
+pub(crate) fn open_shared(setup: &Arc<SharedSetup>) -> OpenedEngine {
+    OpenedEngine {
+        engine: Box::new(SharedEngine::open(setup)),
+        name: "shared",
+        features: Vec::new(),
+        refusal: None,
+    }
 }
 
 /// Opens an engine of `kind` on the calling thread, which must be the one that uses it. Falls back

@@ -4,13 +4,17 @@
 //! the stream ends.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::groups::{Group, Sources};
 use super::outputs::Complete;
 use super::pipeline::Feed;
+use super::prepare::Prepared;
+use super::shared::Joined;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::report::Report;
+use crate::ranks::messages::RankStatistics;
+use crate::report::{Counters, Report};
 use crate::storage::ReadFile;
 use crate::verify::Check;
 
@@ -20,6 +24,7 @@ pub(super) fn completion(
     destinations: Complete,
     sources: &Arc<Sources>,
     check: Option<&Arc<Check>>,
+    joined: Option<Joined>,
 ) -> Box<dyn Fn(&mut Report) + Send + Sync> {
     let (feed, sources, check) = (Arc::clone(feed), Arc::clone(sources), check.cloned());
     Box::new(move |report| {
@@ -30,6 +35,9 @@ pub(super) fn completion(
         add_depths(report, &feed, &sources);
         report.set_opening_retries(sources.opening_retries());
         report.notes.extend(sources.notes());
+        if let Some(joined) = &joined {
+            joined.complete(report);
+        }
     })
 }
 
@@ -44,12 +52,23 @@ pub(crate) fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
 /// neither the files nor the `index` changed meanwhile, and that everything was verified.
 pub(super) fn verification(
     index: Option<&Checkpoint>,
-    sources: &Arc<Sources>,
+    prepared: &Prepared,
     check: Option<&Arc<Check>>,
+    (started, counters): (Instant, &Arc<Counters>),
 ) -> Box<dyn Fn(bool) -> Result<()> + Send + Sync> {
-    let (sources, check) = (Arc::clone(sources), check.cloned());
-    let index = index.cloned();
+    let (sources, check) = (Arc::clone(&prepared.sources), check.cloned());
+    let link = prepared
+        .shared
+        .as_ref()
+        .map(|shared| Arc::clone(&shared.link));
+    let (index, counters) = (index.cloned(), Arc::clone(counters));
     Box::new(move |is_whole| {
+        if let Some(link) = &link {
+            link.finish(&RankStatistics {
+                read_bytes: counters.read_bytes(),
+                seconds: started.elapsed().as_secs_f64(),
+            });
+        }
         sources.files().for_each(ReadFile::finish);
         if !is_whole {
             return Ok(());

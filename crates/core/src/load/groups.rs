@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::checkpoint::ShardSource;
+use crate::checkpoint::{Shard, ShardSource};
 use crate::error::Result;
 #[cfg(feature = "object")]
 use crate::error::{Error, ErrorKind};
@@ -38,7 +38,58 @@ pub(crate) enum Group {
     /// Objects of one store.
     #[cfg(feature = "object")]
     Objects(Arc<[ObjectSource]>),
+    /// Regions that the leader of the node reads.
+    Shared(Arc<SharedRegions>),
 }
+
+/// Regions of a load that the leader of the node reads, as sources.
+#[derive(Debug)]
+pub(crate) struct SharedRegions {
+    /// By source of the group.
+    pub(crate) regions: Vec<usize>,
+    /// Shards that the regions are of.
+    pub(crate) shards: Vec<ShardSource>,
+    /// By source of the group: the location of the shard that it is of.
+    names: Vec<String>,
+}
+
+impl SharedRegions {
+    /// Describes regions, each with its number and its shard.
+    pub(crate) fn new(regions: &[(usize, usize)], shards: &[Shard]) -> Self {
+        let mut numbers: Vec<usize> = regions.iter().map(|(_, shard)| *shard).collect();
+        numbers.dedup();
+        let name = |(_, shard): &(usize, usize)| shards[*shard].location().to_string();
+        Self {
+            regions: regions.iter().map(|(region, _)| *region).collect(),
+            names: regions.iter().map(name).collect(),
+            shards: (numbers.into_iter())
+                .map(|shard| shards[shard].source().clone())
+                .collect(),
+        }
+    }
+
+    /// Checks that the files that they are of are unchanged.
+    fn verify_unchanged(&self) -> Result<()> {
+        let verify = |shard: &ShardSource| match shard {
+            ShardSource::File(file) => file.verify_unchanged(),
+            #[cfg(feature = "object")]
+            ShardSource::Object(object) => object.verify_unchanged(),
+        };
+        let verified = parallel_map(&self.shards, OPENED_AT_A_TIME, verify);
+        verified.into_iter().collect()
+    }
+}
+
+/// Hints on shared memory: windows are whole pages, so that a rank can replace single ones.
+const SHARED_HINTS: ReadHints = ReadHints {
+    extent_bytes: 4 << 20,
+    request_bytes: 4 << 20,
+    alignment: 4096,
+    gap_bytes: 16 << 10,
+    depth: 64,
+    in_flight_bytes: 128 << 20,
+    in_flight_bytes_max: 128 << 20,
+};
 
 /// All sources of a load.
 #[derive(Debug)]
@@ -101,6 +152,23 @@ impl Sources {
         Ok(sources)
     }
 
+    /// Adds shared regions, as the last sources.
+    pub(crate) fn add_shared(&mut self, shared: SharedRegions) {
+        let group = self.groups.len();
+        let members = 0..shared.regions.len();
+        self.members
+            .extend(members.map(|index| Member { group, index }));
+        self.groups.push(Group::Shared(Arc::new(shared)));
+    }
+
+    /// Returns the shared regions, if there are any.
+    pub(crate) fn shared(&self) -> Option<Arc<SharedRegions>> {
+        self.groups.iter().find_map(|group| match group {
+            Group::Shared(shared) => Some(Arc::clone(shared)),
+            _ => None,
+        })
+    }
+
     pub(crate) fn groups(&self) -> &[Group] {
         &self.groups
     }
@@ -135,6 +203,11 @@ impl Sources {
     /// [`crate::ErrorKind::Changed`], and any error of the check itself.
     pub(crate) fn verify_unchanged(&self) -> Result<()> {
         self.files().try_for_each(ReadFile::verify_unchanged)?;
+        for group in &self.groups {
+            if let Group::Shared(shared) = group {
+                shared.verify_unchanged()?;
+            }
+        }
         #[cfg(feature = "object")]
         {
             let objects: Vec<_> = self.objects().collect();
@@ -165,7 +238,7 @@ impl Sources {
     fn objects(&self) -> impl Iterator<Item = &ObjectSource> {
         self.groups.iter().flat_map(|group| match group {
             Group::Objects(objects) => &**objects,
-            Group::Files(_) => &[],
+            Group::Files(_) | Group::Shared(_) => &[],
         })
     }
 
@@ -229,6 +302,7 @@ impl Group {
             Self::Files(files) => files[index].hints(),
             #[cfg(feature = "object")]
             Self::Objects(objects) => objects[index].hints(),
+            Self::Shared(_) => SHARED_HINTS,
         }
     }
 
@@ -237,6 +311,7 @@ impl Group {
             Self::Files(files) => files[index].source().location().to_string(),
             #[cfg(feature = "object")]
             Self::Objects(objects) => objects[index].location().to_string(),
+            Self::Shared(shared) => shared.names[index].clone(),
         }
     }
 
@@ -255,6 +330,7 @@ impl Group {
                     .and_then(|object| object.location().remote());
                 url.map_or_else(String::new, |url| url.scheme.clone())
             }
+            Self::Shared(_) => "shared memory".to_owned(),
         }
     }
 
@@ -270,6 +346,7 @@ impl Group {
                 .iter()
                 .map(|object| object.remote().retry_counter())
                 .collect(),
+            Self::Shared(_) => Vec::new(),
         }
     }
 
@@ -279,6 +356,7 @@ impl Group {
             Self::Files(files) => files,
             #[cfg(feature = "object")]
             Self::Objects(_) => &[],
+            Self::Shared(_) => &[],
         }
     }
 }

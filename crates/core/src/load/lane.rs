@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::pipeline::{self, Feed, LaneWork};
 #[cfg(feature = "object")]
 use crate::engine::ObjectSetup;
-use crate::engine::{self, Engine, EngineKind, EngineSetup, Refusal};
+use crate::engine::{self, Engine, EngineKind, EngineSetup, Refusal, SharedSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::EngineChoice;
 use crate::report::{Counters, EngineReport};
@@ -44,6 +44,13 @@ pub(crate) enum LaneEngine {
     #[cfg(feature = "object")]
     Objects {
         setup: Arc<ObjectSetup>,
+        /// The requested engine, which applies to files.
+        choice: EngineChoice,
+    },
+    Shared {
+        setup: Arc<SharedSetup>,
+        /// Rank that reads for this one.
+        leader: usize,
         /// The requested engine, which applies to files.
         choice: EngineChoice,
     },
@@ -306,6 +313,15 @@ impl LaneEngine {
                 engine::open_objects(setup),
                 choice.name(),
                 "for object stores".to_owned(),
+            ),
+            Self::Shared {
+                setup,
+                leader,
+                choice,
+            } => (
+                engine::open_shared(setup),
+                choice.name(),
+                format!("rank {leader} reads for the ranks of this node"),
             ),
         };
         let reason = match &opened.refusal {

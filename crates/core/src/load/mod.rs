@@ -23,6 +23,9 @@ pub(crate) mod stream;
 
 mod loader;
 mod request;
+#[cfg(target_os = "linux")]
+mod shared;
+pub(crate) mod shares;
 mod start;
 
 pub use loader::Loader;

@@ -8,7 +8,7 @@ use super::destinations::{Destination, Destinations};
 use super::device_alloc::DeviceAllocator;
 use super::lane::OpenSink;
 use super::pipeline::LeaseOrigin;
-use super::prepare::Prepared;
+use super::prepare::{Prepared, SharedPart};
 use crate::cuda::Context;
 use crate::error::Result;
 use crate::memory::cgroup::cgroup_memory;
@@ -16,7 +16,7 @@ use crate::memory::{
     DeviceBudget, Mapping, Pool, RegionCache, Slab, Staging, StagingNeed, WriteGate, kept_staging,
 };
 use crate::options::Options;
-use crate::plan::Plan;
+use crate::plan::{Plan, RegionPlan};
 use crate::report::{DeviceReport, Report, StagingReport};
 use crate::schedule::beginnings;
 use crate::sink::{
@@ -105,7 +105,7 @@ impl Outputs {
             let output = match destination {
                 Destination::Host => {
                     let pool = host_pool.take().expect("there is one such destination");
-                    Output::host(prepared, pool)
+                    Output::host(prepared, options, pool)
                 }
                 Destination::HostTargets => Output::host_targets(prepared, &gate),
                 Destination::CudaTargets(context) => {
@@ -147,6 +147,8 @@ fn device_regions(origins: &[LeaseOrigin]) -> Vec<Arc<DeviceRegions>> {
     let regions = |origin: &LeaseOrigin| match origin {
         LeaseOrigin::Device(regions) => Some(Arc::clone(regions)),
         LeaseOrigin::Regions(_)
+        | LeaseOrigin::Published(_)
+        | LeaseOrigin::Received { .. }
         | LeaseOrigin::Views { .. }
         | LeaseOrigin::Slots
         | LeaseOrigin::Whole(_) => None,
@@ -167,7 +169,10 @@ fn completion(sinks: Vec<SinkFactory>, slab: Option<&Slab>) -> Complete {
     let staging = slab.and_then(staging_report);
     Box::new(move |report, origins| {
         for origin in origins {
-            if let LeaseOrigin::Regions(pool) | LeaseOrigin::Views { pool, .. } = origin {
+            if let LeaseOrigin::Regions(pool)
+            | LeaseOrigin::Received { pool, .. }
+            | LeaseOrigin::Views { pool, .. } = origin
+            {
                 report.add_usage(pool.usage());
             }
         }
@@ -181,14 +186,21 @@ fn completion(sinks: Vec<SinkFactory>, slab: Option<&Slab>) -> Complete {
 }
 
 impl Output {
-    fn host(prepared: &Prepared, pool: Pool) -> Self {
+    fn host(prepared: &Prepared, options: &Options, pool: Pool) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
         let origin = match &prepared.views {
             Some(views) => LeaseOrigin::Views {
                 views: views.clone(),
                 pool,
             },
-            None => LeaseOrigin::Regions(pool),
+            None => match &prepared.shared {
+                Some(shared) => LeaseOrigin::Received {
+                    shows: shows(prepared, shared, options),
+                    link: Arc::clone(&shared.link),
+                    pool,
+                },
+                None => LeaseOrigin::Regions(pool),
+            },
         };
         Self {
             origin,
@@ -221,6 +233,35 @@ impl Output {
             sink: SinkFactory::cuda(prepared, context, CudaPlaces::Regions(regions)),
         }
     }
+}
+
+/// Returns, by region of the plan, the region of the node that it shows.
+fn shows(prepared: &Prepared, shared: &SharedPart, options: &Options) -> Vec<Option<usize>> {
+    let shows = |region: &RegionPlan| {
+        let shown = shared.region(region.source)?;
+        prepared.is_received(region, options).then_some(shown)
+    };
+    prepared.plan.regions.iter().map(shows).collect()
+}
+
+/// Returns the pool of a leader's reads, within its budget.
+///
+/// # Errors
+///
+/// [`crate::ErrorKind::OutOfMemory`] for a budget that is too small.
+pub(crate) fn published_pool(prepared: &Prepared, options: &Options) -> Result<Pool> {
+    let group = cgroup_memory(Path::new("/"));
+    let demand = Demand {
+        plan: &prepared.plan,
+        tensors: &prepared.tensors,
+        in_flight: prepared.in_flight_bytes(),
+        staged: 0,
+        reads: prepared.reads_in_flight(),
+        group: group.as_ref(),
+        kept: 0,
+    };
+    let budget = demand.host(Some(0), false, options)?;
+    Ok(Pool::new(budget.pool, Arc::default()))
 }
 
 fn staging_report(slab: &Slab) -> Option<StagingReport> {

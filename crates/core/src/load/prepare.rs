@@ -1,20 +1,24 @@
 //! State of a load before its first read: opened sources, plan and lanes.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use rustix::param::page_size;
 
-use super::destinations::Destinations;
-use super::groups::{Group, Sources};
+use super::destinations::{Destination, Destinations};
+use super::groups::{Group, SharedRegions, Sources};
 use super::lane::{LaneEngine, LaneSetup};
 use super::pipeline::Feed;
+use super::shares::{Shares, open_storage};
 use crate::checkpoint::Checkpoint;
-use crate::engine::{self, EngineKind, EngineSetup};
+use crate::engine::{self, EngineKind, EngineSetup, SharedSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileView, Slab};
 use crate::options::CacheMode;
 use crate::options::{EngineChoice, Options, format_bytes};
-use crate::plan::{self, Layout, Plan, Wanted};
+use crate::plan::{self, Layout, Plan, RegionPlan, Wanted};
+use crate::ranks::link::Link;
+use crate::ranks::messages::RegionOrigin;
 use crate::report::Counters;
 use crate::schedule::{Groups, LaneCount, Limits};
 #[cfg(feature = "object")]
@@ -46,8 +50,29 @@ pub(crate) struct Prepared {
     pub(crate) destinations: Destinations,
     /// By source: the files as memory, if tensors are to be views of them.
     pub(crate) views: Option<Vec<Arc<FileView>>>,
+    /// The part that the leader of the node reads.
+    pub(crate) shared: Option<SharedPart>,
     /// By group.
     limits: Vec<Limits>,
+}
+
+/// Part of a load that the leader of the node reads.
+pub(crate) struct SharedPart {
+    pub(crate) link: Arc<Link>,
+    pub(crate) regions: Arc<SharedRegions>,
+    /// All regions of the node's plan.
+    origins: Vec<RegionOrigin>,
+    /// First source that is a shared region.
+    first_source: usize,
+    checkpoint: Checkpoint,
+}
+
+impl SharedPart {
+    /// Returns the region of the node that a source is, if it is one.
+    pub(crate) fn region(&self, source: usize) -> Option<usize> {
+        let index = source.checked_sub(self.first_source)?;
+        self.regions.regions.get(index).copied()
+    }
 }
 
 impl Prepared {
@@ -62,15 +87,23 @@ impl Prepared {
         tensors: Vec<TensorInfo>,
         destinations: Destinations,
         options: &Options,
+        shares: Option<Shares>,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
+        let mut places = shares.as_ref().map(|shares| shares.plan.tensors.iter());
+        let places: Vec<Option<(usize, u64)>> =
+            tensors.iter().map(|_| *places.as_mut()?.next()?).collect();
         if options.cache == CacheMode::Map {
             refuse_views(checkpoint, &tensors, &destinations, options)?;
         }
         // Only shards with selected tensors; `source_of` numbers them.
         let mut source_of = vec![None; checkpoint.shards().len()];
         let mut shards = Vec::new();
-        for tensor in tensors.iter().filter(|tensor| tensor.byte_len() > 0) {
+        let own = tensors
+            .iter()
+            .zip(&places)
+            .filter(|(_, place)| place.is_none());
+        for (tensor, _) in own.filter(|(tensor, _)| tensor.byte_len() > 0) {
             let source = *source_of[tensor.shard()].get_or_insert_with(|| {
                 let source = checkpoint.shards()[tensor.shard()].source();
                 shards.push((source.clone(), Vec::new()));
@@ -78,24 +111,73 @@ impl Prepared {
             });
             shards[source].1.push(tensor.file_range());
         }
-        let count = shards.len();
-        let sources = Sources::open(shards, options)?;
-        let wanted: Vec<Wanted> = tensors
-            .iter()
-            .enumerate()
-            .map(|(index, tensor)| Wanted {
-                source: source_of[tensor.shard()].unwrap_or(0),
-                range: tensor.file_range(),
+        let first_source = shards.len();
+        let mut sources = Sources::open(shards, options)?;
+        let regions: BTreeSet<usize> = places.iter().flatten().map(|place| place.0).collect();
+        if let Some(shares) = &shares {
+            let origin = |region: &usize| (*region, shares.plan.regions[*region].shard);
+            let regions: Vec<_> = regions.iter().map(origin).collect();
+            sources.add_shared(SharedRegions::new(&regions, checkpoint.shards()));
+        }
+        let regions: Vec<usize> = regions.into_iter().collect();
+        let wanted = |(index, tensor): (usize, &TensorInfo)| {
+            let range = tensor.file_range();
+            let (source, range) = match places[index] {
+                None => (source_of[tensor.shard()].unwrap_or(0), range),
+                Some((region, offset)) => {
+                    let source = regions.binary_search(&region).expect("one of them");
+                    let len = range.end - range.start;
+                    (first_source + source, offset..offset + len)
+                }
+            };
+            Wanted {
+                source,
+                range,
                 strides: tensor.strides().cloned(),
                 alignment: tensor.dtype().alignment(),
                 destination: destinations.index_for(index),
+            }
+        };
+        let mut wanted: Vec<(usize, Wanted)> =
+            tensors.iter().enumerate().map(wanted).enumerate().collect();
+        // Shared regions come behind the files.
+        wanted.sort_by_key(|(_, wanted)| (wanted.source, wanted.range.start));
+        let (numbers, wanted): (Vec<usize>, Vec<Wanted>) = wanted.into_iter().unzip();
+        let layouts: Vec<Layout> = (0..sources.members().len())
+            .map(|source| {
+                let mut hints = sources.hints(source);
+                if shares.is_some() && source < first_source {
+                    // Other ranks may read what lies between.
+                    hints.gap_bytes = 0;
+                }
+                layout(&hints, options, destinations.staged())
             })
             .collect();
-        let layouts: Vec<Layout> = (0..count)
-            .map(|source| layout(&sources.hints(source), options, destinations.staged()))
-            .collect();
         refuse_too_many_reads(&wanted, &layouts)?;
-        let plan = Arc::new(plan::build(&wanted, &layouts, &destinations.arrangements()));
+        let mut plan = plan::build(&wanted, &layouts, &destinations.arrangements());
+        plan.renumber(&numbers);
+        let plan = Arc::new(plan);
+        let shared = shares
+            .map(|shares| {
+                let users = users(
+                    &plan,
+                    &destinations,
+                    options,
+                    &shares,
+                    first_source,
+                    &regions,
+                );
+                let link = Link::begin(shares.joining, &shares.plan, &users)?;
+                let regions = sources.shared().expect("added above");
+                Ok::<_, Error>(SharedPart {
+                    link: Arc::new(link),
+                    regions,
+                    origins: shares.plan.regions,
+                    first_source,
+                    checkpoint: checkpoint.clone(),
+                })
+            })
+            .transpose()?;
         let limits = (0..sources.groups().len())
             .map(|group| limits(group, &sources, &plan, options))
             .collect();
@@ -105,8 +187,14 @@ impl Prepared {
             tensors,
             plan,
             destinations,
+            shared,
             limits,
         })
+    }
+
+    /// Returns whether a region of the plan shows shared memory; the bytes of others are copied.
+    pub(crate) fn is_received(&self, region: &RegionPlan, options: &Options) -> bool {
+        is_received(&self.plan, &self.destinations, options, region)
     }
 
     /// Returns whether any tensor is at an offset that no view can align.
@@ -142,6 +230,7 @@ impl Prepared {
             Group::Files(_) => limits.depth.bytes(),
             #[cfg(feature = "object")]
             Group::Objects(_) => limits.depth.bytes(),
+            Group::Shared(_) => limits.depth.bytes(),
         };
         self.sources
             .groups()
@@ -219,6 +308,11 @@ impl Prepared {
                     self.objects_engine(group, objects, depth, options, feed),
                     LaneCount::fixed(1),
                 ),
+                Group::Shared(shared) => (
+                    self.shared_engine(shared, depth, options, feed),
+                    // Bytes that tensors do not show are copied.
+                    LaneCount::fixed(1),
+                ),
             };
             lanes.extend((0..count.most()).map(|index| LaneSetup {
                 feed: Arc::clone(feed),
@@ -236,6 +330,29 @@ impl Prepared {
         let watched = groups.map(|group| !group.files().is_empty()).collect();
         feed.watch(self.sources.names(), watched);
         lanes
+    }
+
+    fn shared_engine(
+        &self,
+        shared: &SharedRegions,
+        depth: usize,
+        options: &Options,
+        feed: &Feed,
+    ) -> LaneEngine {
+        let part = self.shared.as_ref().expect("there are shared regions");
+        let cancel = feed.cancel();
+        LaneEngine::Shared {
+            setup: Arc::new(SharedSetup {
+                link: Arc::clone(&part.link),
+                regions: shared.regions.clone(),
+                depth,
+                on_peer_loss: options.on_peer_loss,
+                open_storage: open_storage(&part.checkpoint, &part.origins, options, cancel),
+                cancel: Arc::clone(cancel),
+            }),
+            leader: part.link.leader(),
+            choice: options.engine,
+        }
     }
 
     #[cfg(feature = "object")]
@@ -264,6 +381,42 @@ impl Prepared {
             choice: options.engine,
         }
     }
+}
+
+/// Returns the uses of each region of the node's plan by this rank: one for each region of `plan`
+/// that shows it, and one for each read that copies from it.
+fn users(
+    plan: &Plan,
+    destinations: &Destinations,
+    options: &Options,
+    shares: &Shares,
+    first_source: usize,
+    regions: &[usize],
+) -> Vec<usize> {
+    let mut users = vec![0; shares.plan.regions.len()];
+    for region in &plan.regions {
+        if let Some(index) = region.source.checked_sub(first_source) {
+            users[regions[index]] += if is_received(plan, destinations, options, region) {
+                1
+            } else {
+                region.extents.len()
+            };
+        }
+    }
+    users
+}
+
+/// Returns whether a region over shared memory shows it.
+fn is_received(
+    plan: &Plan,
+    destinations: &Destinations,
+    options: &Options,
+    region: &RegionPlan,
+) -> bool {
+    let first = &plan.extents[region.extents.start];
+    let target = &plan.targets[plan.pieces[first.pieces.start].tensor];
+    let destination = &destinations.list()[region.destination];
+    matches!(destination, Destination::Host) && !options.private && !target.realign && !target.join
 }
 
 /// Returns the engine for the files of a group, and how many lanes it has.
@@ -403,6 +556,7 @@ fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Li
         Group::Files(_) => Limits::for_files(options, &hints, longest),
         #[cfg(feature = "object")]
         Group::Objects(_) => Limits::for_objects(options, &hints, longest),
+        Group::Shared(_) => Limits::for_files(&Options::default(), &hints, longest),
     }
 }
 

@@ -20,7 +20,7 @@ impl Loader {
     /// outside the tensor's shape.
     pub fn selected(&self) -> Result<Vec<TensorInfo>> {
         let (all, names) = (self.checkpoint.tensors(), self.names());
-        let selected = self.resolve(&self.selection, &names)?;
+        let selected = self.selected_indices()?;
         if !self.slices.is_empty() {
             self.resolve(&Selection::names(self.slices.keys().cloned()), &names)?;
         }
@@ -33,6 +33,11 @@ impl Loader {
             });
         }
         Ok(tensors)
+    }
+
+    /// Returns the indices of the selected tensors in the checkpoint.
+    pub(super) fn selected_indices(&self) -> Result<Vec<usize>> {
+        self.resolve(&self.selection, &self.names())
     }
 
     /// Returns the device of each selected tensor; for a tensor with a target, that of the target.

@@ -55,8 +55,20 @@ impl Loader {
         options.validate()?;
         let selected = self.selected()?;
         let destinations = self.destinations(&selected)?;
-        let prepared = Prepared::new(&self.checkpoint, selected, destinations, options)?;
-        let check = self.check(&prepared, started)?;
+        let mut joined = self.join(started)?;
+        let shares = joined.as_mut().and_then(|joined| joined.shares.take());
+        let is_shared = shares.is_some();
+        let options = &match &joined {
+            Some(joined) if is_shared => joined.options(options),
+            _ => options.clone(),
+        };
+        let prepared = Prepared::new(&self.checkpoint, selected, destinations, options, shares)?;
+        // Where the ranks share, the leader verifies what it reads for all of them.
+        let check = if is_shared {
+            None
+        } else {
+            self.check(&prepared, started)?
+        };
         let given = allocator.as_deref_mut();
         let outputs = Outputs::new(&prepared, options, &self.region_cache, given)?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
@@ -76,13 +88,24 @@ impl Loader {
             started,
             feed: Arc::clone(&feed),
             gate: outputs.gate,
-            counters,
+            counters: Arc::clone(&counters),
             tensors: Arc::clone(&prepared.tensors),
             order: options.order,
             lanes: lanes.len(),
             report: self.report(&prepared),
-            complete: completion(&feed, outputs.complete, &prepared.sources, check.as_ref()),
-            verify: verification(self.indexed(), &prepared.sources, check.as_ref()),
+            complete: completion(
+                &feed,
+                outputs.complete,
+                &prepared.sources,
+                check.as_ref(),
+                joined,
+            ),
+            verify: verification(
+                self.indexed(),
+                &prepared,
+                check.as_ref(),
+                (started, &counters),
+            ),
         });
         if lanes.is_empty() {
             return Ok(TensorStream::new(shared, Vec::new()));

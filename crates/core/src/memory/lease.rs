@@ -27,6 +27,8 @@ pub struct Lease {
     start: NonNull<u8>,
     len: usize,
     owner: Owner,
+    /// The window was a view, whose pages are the lease's own now.
+    private: bool,
 }
 
 /// Owner that keeps the window's memory alive.
@@ -52,7 +54,12 @@ impl Lease {
     /// The window must lie in memory that `owner` keeps mapped, and no other lease and no reader
     /// may reach it until this lease is dropped.
     pub(super) unsafe fn new(start: NonNull<u8>, len: usize, owner: Owner) -> Self {
-        Self { start, len, owner }
+        Self {
+            start,
+            len,
+            owner,
+            private: false,
+        }
     }
 
     /// Address of the first byte, which identifies the window.
@@ -70,12 +77,30 @@ impl Lease {
         self.len == 0
     }
 
-    /// Returns whether the window is a view of a file, which is populated and never written to.
+    /// Returns whether the window is a view of a file or of memory that another process fills. It
+    /// is never written to.
     pub fn is_view(&self) -> bool {
         match &self.owner {
-            Owner::Region { region, .. } => region.view().is_some(),
+            Owner::Region { region, .. } => region.is_view() && !self.private,
             Owner::Slot(_) => false,
         }
+    }
+
+    /// Makes the window of a view of shared memory, whole pages, private to this process, so that
+    /// it can be filled here.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::OutOfMemory`] when the kernel refuses.
+    pub(crate) fn make_private(&mut self) -> Result<(), crate::Error> {
+        if let Owner::Region { region, offset } = &self.owner
+            && self.is_view()
+        {
+            // SAFETY: only this lease reaches the window, and none of it has been filled.
+            unsafe { region.make_private(*offset, self.len) }?;
+            self.private = true;
+        }
+        Ok(())
     }
 
     /// Reads the first `needed` bytes of a view into memory and maps their pages.

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use super::mapping::{HUGE_PAGE_BYTES, Mapping};
 use super::region::RegionWriter;
+use super::shared::{SharedMemory, SharedView};
 use crate::error::Result;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -202,6 +203,51 @@ impl Pool {
         Ok(Some(RegionWriter::new(mapping, tensors, self.link.clone())))
     }
 
+    /// Allocates a region of `len` bytes for `tensors` tensors in memory that other processes can
+    /// map, or returns `None` while the budget is used up. Such memory is not reused.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedMemory::new`].
+    pub fn try_published(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
+        let wanted = Mapping::charge(len);
+        if !self.try_charge(wanted) {
+            return Ok(None);
+        }
+        let memory = SharedMemory::new(wanted).inspect_err(|_| self.link.uncharge(wanted))?;
+        let link = self.link.clone();
+        Ok(Some(RegionWriter::published(memory, tensors, link)))
+    }
+
+    /// Creates a region over `len` bytes at `offset` of memory that another process fills, for
+    /// `tensors` tensors, or returns `None` while the budget is used up.
+    pub fn try_received(
+        &self,
+        view: &Arc<SharedView>,
+        offset: usize,
+        len: usize,
+        tensors: u32,
+    ) -> Option<RegionWriter> {
+        let link = self.link.clone();
+        self.try_charge(len)
+            .then(|| RegionWriter::received(view, offset, len, tensors, link))
+    }
+
+    /// Charges `wanted` bytes if the budget has room for them.
+    fn try_charge(&self, wanted: usize) -> bool {
+        let shared = &*self.link.0;
+        let mut state = shared.state.lock();
+        let Some(evicted) = state.make_room(wanted as u64, shared.limit) else {
+            return false;
+        };
+        state.charged += wanted as u64;
+        state.peak = state.peak.max(state.charged);
+        state.fresh += 1;
+        drop(state);
+        drop(evicted);
+        true
+    }
+
     /// Returns the usage until now, or until the load was over; `charged` is always the current
     /// value.
     pub fn usage(&self) -> PoolUsage {
@@ -364,6 +410,11 @@ impl State {
 }
 
 impl PoolLink {
+    /// Returns whether this process made the pool.
+    pub(super) fn is_here(&self) -> bool {
+        self.0.is_here()
+    }
+
     /// Removes `len` bytes from the charge: they now belong to the caller, or were never mapped.
     pub(super) fn uncharge(&self, len: usize) {
         self.0.state.lock().charged -= len as u64;

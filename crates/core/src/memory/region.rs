@@ -2,8 +2,8 @@
 //!
 //! Windows are carved off front to back, so no two can overlap; tensors read the bytes once every
 //! window over them has been filled and its lease dropped. The last reference returns the memory to
-//! the pool, which may reuse it. A region may also be a view of a file: then nothing is filled, and
-//! only its pages are populated.
+//! the pool, which may reuse it. A region may also be a view of a file, of which nothing is filled,
+//! only its pages are populated; or a view of memory that another process fills.
 
 #![expect(
     unsafe_code,
@@ -17,6 +17,8 @@ use super::file_view::FileView;
 use super::lease::{Lease, Owner};
 use super::mapping::Mapping;
 use super::pool::PoolLink;
+use super::shared::{SharedMemory, SharedView};
+use crate::error::Result;
 use crate::sync::{Arc, AtomicU32};
 
 /// Memory that tensors own together.
@@ -41,6 +43,18 @@ enum Memory {
         offset: usize,
         len: usize,
     },
+    /// Memory that this process fills for others, charged to the budget.
+    Published {
+        memory: SharedMemory,
+        pool: PoolLink,
+    },
+    /// `len` bytes at `offset` of memory that another process fills, charged to the budget.
+    Received {
+        view: Arc<SharedView>,
+        offset: usize,
+        len: usize,
+        pool: PoolLink,
+    },
 }
 
 impl Region {
@@ -52,6 +66,9 @@ impl Region {
                 .start(),
             // SAFETY: `RegionWriter::over` asserted that the range lies inside the view.
             Memory::View { view, offset, .. } => unsafe { view.start().add(*offset) },
+            Memory::Published { memory, .. } => memory.start(),
+            // SAFETY: `RegionWriter::received` asserted that the range lies inside the view.
+            Memory::Received { view, offset, .. } => unsafe { view.start().add(*offset) },
         }
     }
 
@@ -60,8 +77,14 @@ impl Region {
     pub fn len(&self) -> usize {
         match &self.memory {
             Memory::Pooled { mapping, .. } => mapping.as_ref().map_or(0, Mapping::len),
-            Memory::View { len, .. } => *len,
+            Memory::View { len, .. } | Memory::Received { len, .. } => *len,
+            Memory::Published { memory, .. } => memory.len(),
         }
+    }
+
+    /// Returns whether the region shows memory that the load does not fill.
+    pub(super) fn is_view(&self) -> bool {
+        matches!(self.memory, Memory::View { .. } | Memory::Received { .. })
     }
 
     /// Returns the view that the region shows and the offset of the region in it, if the region is
@@ -69,13 +92,48 @@ impl Region {
     pub(super) fn view(&self) -> Option<(&Arc<FileView>, usize)> {
         match &self.memory {
             Memory::View { view, offset, .. } => Some((view, *offset)),
-            Memory::Pooled { .. } => None,
+            Memory::Pooled { .. } | Memory::Published { .. } | Memory::Received { .. } => None,
         }
+    }
+
+    /// Returns the memory for other processes, if the region is that.
+    pub fn published(&self) -> Option<&SharedMemory> {
+        match &self.memory {
+            Memory::Published { memory, .. } => Some(memory),
+            Memory::Pooled { .. } | Memory::View { .. } | Memory::Received { .. } => None,
+        }
+    }
+
+    /// Makes `len` bytes at `offset`, whole pages, private to this process, to be filled by it.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::OutOfMemory`] when the kernel refuses.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SharedView::make_private`].
+    pub(super) unsafe fn make_private(&self, offset: usize, len: usize) -> Result<()> {
+        let Memory::Received {
+            view,
+            offset: start,
+            ..
+        } = &self.memory
+        else {
+            unreachable!("other regions are private, or views of files");
+        };
+        let start = start + offset;
+        // SAFETY: the caller's promise.
+        unsafe { view.make_private(start..start + len) }
     }
 
     /// Returns whether the owner of its tensors may write to them.
     pub fn is_writable(&self) -> bool {
-        self.view().is_none_or(|(view, _)| view.is_writable())
+        match &self.memory {
+            Memory::Pooled { .. } | Memory::Published { .. } => true,
+            Memory::View { view, .. } => view.is_writable(),
+            Memory::Received { .. } => false,
+        }
     }
 
     /// Releases the pages behind `len` to the system; they stay mapped and read as zero.
@@ -89,22 +147,39 @@ impl Region {
 
     /// Records that the caller has received one of the region's tensors.
     pub(crate) fn tensor_received(&self) {
-        if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Memory::Pooled { pool, .. } = &self.memory
-        {
-            pool.uncharge(self.len());
+        if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
+            match &self.memory {
+                Memory::Pooled { pool, .. } | Memory::Published { pool, .. } => {
+                    pool.uncharge(self.len());
+                }
+                Memory::Received { view, pool, .. } => {
+                    pool.uncharge(self.len());
+                    view.user_done();
+                }
+                Memory::View { .. } => {}
+            }
         }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Memory::Pooled { mapping, pool } = &mut self.memory
-            && let Some(mapping) = mapping.take()
-        {
-            // No other reference to the region is left.
-            let charged = self.unreceived.load(Ordering::Relaxed) > 0;
-            pool.give_back(mapping, charged);
+        // No other reference to the region is left.
+        let charged = self.unreceived.load(Ordering::Relaxed) > 0;
+        let len = self.len();
+        match &mut self.memory {
+            Memory::Pooled { mapping, pool } => {
+                if let Some(mapping) = mapping.take() {
+                    pool.give_back(mapping, charged);
+                }
+            }
+            // A forked child only unmaps its own copy.
+            Memory::Published { pool, .. } if charged && pool.is_here() => pool.uncharge(len),
+            Memory::Received { view, pool, .. } if charged && pool.is_here() => {
+                pool.uncharge(len);
+                view.user_done();
+            }
+            Memory::View { .. } | Memory::Published { .. } | Memory::Received { .. } => {}
         }
     }
 }
@@ -135,6 +210,38 @@ impl RegionWriter {
         );
         let view = Arc::clone(view);
         Self::from_memory(Memory::View { view, offset, len }, tensors)
+    }
+
+    /// Creates a region over memory for other processes, for `tensors` tensors (at least one),
+    /// whose charge returns to `pool`.
+    pub(super) fn published(memory: SharedMemory, tensors: u32, pool: PoolLink) -> Self {
+        assert!(tensors > 0, "a region belongs to at least one tensor");
+        Self::from_memory(Memory::Published { memory, pool }, tensors)
+    }
+
+    /// Creates a region over `len` bytes at `offset` of memory that another process fills, for
+    /// `tensors` tensors (at least one), whose charge returns to `pool`. Once they have been
+    /// received, or the region is dropped, one use of `view` ends.
+    pub(super) fn received(
+        view: &Arc<SharedView>,
+        offset: usize,
+        len: usize,
+        tensors: u32,
+        pool: PoolLink,
+    ) -> Self {
+        assert!(tensors > 0, "a region belongs to at least one tensor");
+        assert!(
+            offset <= view.len() && len <= view.len() - offset,
+            "a region leaves its view"
+        );
+        let view = Arc::clone(view);
+        let memory = Memory::Received {
+            view,
+            offset,
+            len,
+            pool,
+        };
+        Self::from_memory(memory, tensors)
     }
 
     fn from_memory(memory: Memory, tensors: u32) -> Self {
@@ -230,7 +337,7 @@ impl RegionBytes {
         region: Arc<Region>,
         pieces: impl Iterator<Item = (usize, usize)>,
     ) -> (Self, usize) {
-        assert!(region.view().is_none(), "a load never writes to a view");
+        assert!(!region.is_view(), "a load never writes to a view");
         let start = region.start();
         let (mut len, mut copied) = (0, 0);
         for (offset, bytes) in pieces {
@@ -271,10 +378,7 @@ impl RegionBytes {
         if excess == 0 {
             return 0;
         }
-        assert!(
-            self.region.view().is_none(),
-            "a load never writes to a view"
-        );
+        assert!(!self.region.is_view(), "a load never writes to a view");
         // SAFETY: mappings start on a page, so rounding down by less than a page stays inside this
         // one.
         let target = unsafe { self.start.sub(excess) };

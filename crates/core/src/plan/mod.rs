@@ -15,8 +15,10 @@
 mod near_glob;
 mod place;
 mod select;
+mod share;
 mod slice;
 mod split;
+mod unique;
 
 #[cfg(test)]
 mod tests;
@@ -26,6 +28,7 @@ use std::ops::Range;
 
 pub use place::{Arrangement, Layout, build};
 pub use select::Selection;
+pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share};
 pub use slice::{Slice, Steps, Strides};
 
 /// A tensor to load, as the plan needs it.
@@ -131,6 +134,20 @@ pub struct Target {
 }
 
 impl Plan {
+    /// Renumbers the tensors: tensor `i` becomes `numbers[i]`.
+    pub(crate) fn renumber(&mut self, numbers: &[usize]) {
+        for piece in &mut self.pieces {
+            piece.tensor = numbers[piece.tensor];
+        }
+        let mut targets = vec![Target::default(); self.targets.len()];
+        for (target, number) in std::mem::take(&mut self.targets).into_iter().zip(numbers) {
+            targets[*number] = target;
+        }
+        self.targets = targets;
+        let slices = std::mem::take(&mut self.slices).into_iter();
+        self.slices = slices.map(|(tensor, it)| (numbers[tensor], it)).collect();
+    }
+
     /// Joins the bytes of slices in the window that an extent was read into; does nothing for whole
     /// tensors.
     pub fn gather(&self, extent: &Extent, window: &mut [u8]) {

@@ -13,7 +13,7 @@ const PACKED_ALIGNMENT: usize = 64;
 
 /// Minimum alignment of reads, even where the file system has none: it puts every dtype on an
 /// address of its own alignment.
-const ALIGNMENT_MIN: u64 = 64;
+pub(super) const ALIGNMENT_MIN: u64 = 64;
 
 /// Parameters for splitting one source into reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,12 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, ErrorKind, Result};
 
 /// Indices along one dimension.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Steps {
     /// First index.
     pub start: usize,
@@ -57,7 +59,7 @@ impl From<Range<usize>> for Steps {
 /// let slice = Slice::new([Steps::from(8..16), columns]);
 /// assert_ne!(slice, Slice::default());
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice(Vec<Steps>);
 
 /// Position of the bytes of a slice in its tensor.
@@ -228,6 +230,29 @@ impl Strides {
             .iter()
             .map(|level| (level.count - 1) * level.stride);
         steps.sum::<u64>() + self.run
+    }
+
+    /// Returns the number of contiguous bytes of each repetition.
+    pub(super) fn run(&self) -> u64 {
+        self.run
+    }
+
+    /// Returns whether the runs of both are at the same distances.
+    pub(super) fn repeats_as(&self, other: &Self) -> bool {
+        self.levels == other.levels
+    }
+
+    /// Returns the number of runs, if runs of `reach` bytes in their places would not overlap.
+    pub(super) fn repetitions(&self, mut reach: u64) -> Option<u64> {
+        let mut repetitions = 1;
+        for level in self.levels.iter().rev() {
+            if reach > level.stride {
+                return None;
+            }
+            reach += (level.count - 1) * level.stride;
+            repetitions *= level.count;
+        }
+        Some(repetitions)
     }
 
     /// Returns how many of the bytes before `offset` are wanted.

@@ -63,7 +63,7 @@ impl Loader {
         let options = copying(self.options.clone());
         let selected = self.selected()?;
         let destinations = Destinations::host(&selected);
-        let prepared = Prepared::new(self.checkpoint(), selected, destinations, &options)?;
+        let prepared = Prepared::new(self.checkpoint(), selected, destinations, &options, None)?;
         let RawMemory { origin, slab, jobs } = RawMemory::new(&prepared, ceiling)?;
         let groups = prepared.groups().at_most(jobs);
         let feed = Arc::new(Feed::new(

@@ -80,6 +80,8 @@ declare_report! {
         pub mapped_bytes: u64,
         /// Bytes received from object stores.
         pub remote_bytes: u64,
+        /// Bytes received from another rank, in shared memory. Not included in `read_bytes`.
+        pub received_bytes: u64,
         /// Requests to object stores for the bytes of tensors.
         pub requests: u64,
         /// Reads that came back short and were continued.

@@ -7,6 +7,7 @@
 mod cuda;
 mod discard;
 mod host;
+mod publish;
 mod route;
 mod target;
 
@@ -16,6 +17,7 @@ pub use cuda::{
 };
 pub use discard::DiscardSink;
 pub use host::HostSink;
+pub use publish::{PublishSink, Publisher};
 pub use route::RouteSink;
 pub use target::TargetSink;
 

@@ -16,10 +16,13 @@ mod load;
 mod memory;
 mod overlay;
 mod page_cache;
+mod ranks;
 mod requirement;
 #[cfg(target_os = "linux")]
 mod retries;
 mod security_md;
+#[cfg(target_os = "linux")]
+mod sharing;
 mod signed;
 mod simulated;
 mod sinks;

@@ -32,8 +32,8 @@ const RANKS: [&[&str]; 15] = [
     // `no_cuda` replaces `cuda` in builds without it.
     &["format", "no_cuda", "plan", "sync"],
     &["cuda", "options"],
-    &["memory", "ranks", "schedule"],
-    &["load::device_map", "report", "storage", "tensor"],
+    &["memory", "schedule"],
+    &["load::device_map", "ranks", "report", "storage", "tensor"],
     &[
         "checkpoint",
         "copy",
@@ -43,7 +43,7 @@ const RANKS: [&[&str]; 15] = [
     ],
     &["load::groups", "load::load_target", "sink"],
     &["verify"],
-    &["load::pipeline"],
+    &["load::pipeline", "load::shares"],
     &["load::device_alloc", "load::lane", "load::orphaned"],
     &["load::prepare", "load::stream"],
     &["load::outputs"],

@@ -8,6 +8,7 @@ use crate::engine::Job;
 use crate::error::Result;
 use crate::memory::{FileView, Lease, Pool, RegionWriter, Slab};
 use crate::plan::Plan;
+use crate::ranks::link::Link;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
 use crate::sink::DeviceRegions;
 use crate::sync::cancel::CancelFlag;
@@ -24,6 +25,17 @@ pub enum LeaseOrigin {
     Slots,
     /// Slots of the feed's slab, for device memory that regions get when they begin.
     Device(Arc<DeviceRegions>),
+    /// Memory that other processes can map.
+    Published(Pool),
+    /// Memory that another process fills, where the plan's regions can show it; else final memory.
+    Received {
+        /// By region of the plan: the region of the node that it shows.
+        shows: Vec<Option<usize>>,
+        /// Connection to the process that fills it.
+        link: Arc<Link>,
+        /// Budget, and memory for the rest.
+        pool: Pool,
+    },
     /// Final memory that exists already: the files themselves.
     Views {
         /// By source.
@@ -266,7 +278,10 @@ impl Feed {
         drop(left);
         for memory in &self.origins {
             match memory {
-                LeaseOrigin::Regions(pool) | LeaseOrigin::Views { pool, .. } => pool.close(),
+                LeaseOrigin::Regions(pool)
+                | LeaseOrigin::Published(pool)
+                | LeaseOrigin::Received { pool, .. }
+                | LeaseOrigin::Views { pool, .. } => pool.close(),
                 LeaseOrigin::Device(regions) => regions.close(),
                 LeaseOrigin::Slots | LeaseOrigin::Whole(_) => {}
             }
@@ -284,6 +299,22 @@ impl Feed {
         match &self.origins[planned.destination] {
             LeaseOrigin::Regions(pool) => {
                 *writer = pool.try_region(planned.bytes, planned.tensors)?;
+                Ok(writer.is_some())
+            }
+            LeaseOrigin::Published(pool) => {
+                *writer = pool.try_published(planned.bytes, planned.tensors)?;
+                Ok(writer.is_some())
+            }
+            LeaseOrigin::Received { shows, link, pool } => {
+                *writer = match shows[region] {
+                    None => pool.try_region(planned.bytes, planned.tensors)?,
+                    Some(shown) => {
+                        let first = &self.plan.extents[planned.extents.start];
+                        let offset = usize::try_from(first.offset).expect("mapped, so it fits");
+                        let view = link.view(shown).expect("released after its last use");
+                        pool.try_received(&view, offset, planned.bytes, planned.tensors)
+                    }
+                };
                 Ok(writer.is_some())
             }
             LeaseOrigin::Views { views, pool } => {
@@ -368,7 +399,10 @@ impl Feed {
         let extent = &self.plan.extents[index];
         let region = &self.plan.regions[extent.region];
         match &self.origins[region.destination] {
-            LeaseOrigin::Regions(_) | LeaseOrigin::Views { .. } => {
+            LeaseOrigin::Regions(_)
+            | LeaseOrigin::Published(_)
+            | LeaseOrigin::Received { .. }
+            | LeaseOrigin::Views { .. } => {
                 let begun = writer.as_mut().expect("admitted before its extents");
                 let lease = begun.carve(extent.window);
                 if index + 1 == region.extents.end {

@@ -1,0 +1,270 @@
+//! Agreement of the ranks on a load: the facts that must be equal on all of them. Pure.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::error::{Comparison, Error, ErrorKind, Result};
+
+/// Version of the protocol between ranks.
+const PROTOCOL: u32 = 1;
+
+/// Most bytes of the files' states that a rank sends in full: the rest of a message is short.
+const STATES_BYTES_MAX: usize = 40 << 10;
+
+/// Facts about one rank's load.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// Facts that must be equal on all ranks: name, in the notation of error messages, and value.
+    facts: Vec<(String, String)>,
+    /// Name and state of each file, as many as fit.
+    files: Vec<(String, String)>,
+    /// Digests of the states of all files: without the time of change, which differs between the
+    /// disks of two nodes, and with it.
+    digests: (String, String),
+    /// Name of the socket that ranks of the same node can connect to.
+    pub(crate) socket: Option<String>,
+}
+
+/// Outcome of a rank's search for the leader of its node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NodeChoice {
+    /// The leader, which may be the rank itself.
+    pub(crate) leader: usize,
+    /// Reason why the rank cannot share with others, if so.
+    pub(crate) reason: Option<String>,
+}
+
+impl Hello {
+    /// Describes a load of `files`, each with its name and state, with these `options`, each with
+    /// its name and value.
+    pub(crate) fn new(options: Vec<(&str, String)>, files: Vec<(String, String)>) -> Self {
+        let mut facts = vec![
+            ("the protocol".to_owned(), PROTOCOL.to_string()),
+            (
+                "the version of tload".to_owned(),
+                env!("CARGO_PKG_VERSION").to_owned(),
+            ),
+            ("the number of files".to_owned(), files.len().to_string()),
+        ];
+        let options = options.into_iter();
+        facts.extend(options.map(|(name, value)| (format!("‹{name}›"), value)));
+        let digest = |state: fn(&str) -> &str| {
+            let mut digest = Sha256::new();
+            for (name, found) in &files {
+                digest.update(format!("{name}\n{}\n", state(found)));
+            }
+            let digest = digest.finalize();
+            digest[..8]
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect()
+        };
+        let digests = (digest(contents), digest(|state| state));
+        let mut bytes = 0;
+        let fits = |(name, state): &(String, String)| {
+            bytes += name.len() + state.len() + 8;
+            bytes <= STATES_BYTES_MAX
+        };
+        Self {
+            facts,
+            digests,
+            files: files.into_iter().take_while(fits).collect(),
+            socket: None,
+        }
+    }
+}
+
+/// Returns the state of a file without its time of change.
+fn contents(state: &str) -> &str {
+    state
+        .split_once(", modified ")
+        .map_or(state, |(contents, _)| contents)
+}
+
+/// Compares what all ranks have said.
+///
+/// # Errors
+///
+/// [`ErrorKind::Peer`] with the ranks that differ from rank 0, the fact, and both values: the same
+/// on every rank.
+pub(crate) fn compare(hellos: &[Hello]) -> Result<()> {
+    let Some(first) = hellos.first() else {
+        return Ok(());
+    };
+    for (index, (name, expected)) in first.facts.iter().enumerate() {
+        let value = |hello: &Hello| {
+            let fact = hello.facts.get(index).filter(|(found, _)| found == name);
+            fact.map_or_else(|| "nothing".to_owned(), |(_, value)| value.clone())
+        };
+        differing(hellos, name, expected, value)?;
+    }
+    compare_files(hellos, contents, |hello| &hello.digests.0)
+}
+
+/// Compares what the ranks of one node have said of the files, including their time of change.
+///
+/// # Errors
+///
+/// As [`compare`]; `hellos` are those of all ranks, and `node` the ranks of the node.
+pub(crate) fn compare_node(hellos: &[Hello], node: &[usize]) -> Result<()> {
+    let of_node: Vec<Hello> = node.iter().map(|rank| hellos[*rank].clone()).collect();
+    let compared = compare_files(&of_node, |state| state, |hello| &hello.digests.1);
+    compared.map_err(|error| {
+        let ranks: Vec<_> = error.ranks().iter().map(|rank| node[*rank]).collect();
+        error.with_ranks(ranks)
+    })
+}
+
+fn compare_files(
+    hellos: &[Hello],
+    state: fn(&str) -> &str,
+    digest: fn(&Hello) -> &str,
+) -> Result<()> {
+    let Some(first) = hellos.first() else {
+        return Ok(());
+    };
+    if hellos.iter().all(|hello| digest(hello) == digest(first)) {
+        return Ok(());
+    }
+    for (index, (name, expected)) in first.files.iter().enumerate() {
+        let file = |hello: &Hello| {
+            let found = hello.files.get(index);
+            found.map_or_else(
+                || "no such file".to_owned(),
+                |(found, text)| match found == name {
+                    true => state(text).to_owned(),
+                    false => format!("{found}, {}", state(text)),
+                },
+            )
+        };
+        differing(hellos, name, state(expected), file)?;
+    }
+    let value = |hello: &Hello| format!("files with digest {}", digest(hello));
+    differing(hellos, "the files", &value(first), value)
+}
+
+/// Returns an error if the value of any rank is not `expected`, that of the first one.
+fn differing(
+    hellos: &[Hello],
+    what: &str,
+    expected: &str,
+    value: impl Fn(&Hello) -> String,
+) -> Result<()> {
+    let values: Vec<String> = hellos.iter().map(value).collect();
+    let Some(found) = values.iter().find(|value| *value != expected) else {
+        return Ok(());
+    };
+    let ranks: Vec<usize> = (0..values.len())
+        .filter(|rank| values[*rank] == *found)
+        .collect();
+    let have = if ranks.len() == 1 { "has" } else { "have" };
+    let message = format!(
+        "the ranks disagree on {what}: rank 0 has {expected}, {} {have} {found}",
+        listed(&ranks)
+    );
+    Err(Error::new(ErrorKind::Peer, message)
+        .with_hint("start every rank with the same files, options and version of tload")
+        .with_comparison(Comparison {
+            expected: expected.to_owned(),
+            found: found.clone(),
+            by: what.trim_matches(['‹', '›']).to_owned(),
+        })
+        .with_ranks(ranks))
+}
+
+/// Returns the error for ranks that did not do `what` in time.
+pub(crate) fn missing(ranks: &[usize], what: &str) -> Error {
+    let message = format!("{} did not {what} in time", listed(ranks));
+    Error::new(ErrorKind::Peer, message)
+        .with_hint("see whether these ranks run, and raise ‹join_timeout› if they start later")
+        .with_ranks(ranks.iter().copied())
+}
+
+/// Lists ranks: `rank 3`, `ranks 1, 2 and 5`.
+pub(crate) fn listed(ranks: &[usize]) -> String {
+    let texts: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    match texts.as_slice() {
+        [] => "no rank".to_owned(),
+        [one] => format!("rank {one}"),
+        [most @ .., last] => format!("ranks {} and {last}", most.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(limit: &str, modified: u32) -> Hello {
+        let state = format!("length 100, CRC-32C of the header 01020304, modified {modified}.0");
+        Hello::new(
+            vec![("memory_limit", limit.to_owned())],
+            vec![("a.safetensors".to_owned(), state)],
+        )
+    }
+
+    #[test]
+    fn equal_loads_agree() {
+        let hellos = [hello("1 GiB", 1), hello("1 GiB", 1)];
+        compare(&hellos).expect("equal");
+        compare_node(&hellos, &[0, 1]).expect("equal");
+    }
+
+    #[test]
+    fn differing_option_names_ranks_and_both_values() {
+        let hellos = [
+            hello("1 GiB", 1),
+            hello("2 GiB", 1),
+            hello("1 GiB", 1),
+            hello("2 GiB", 1),
+        ];
+        let error = compare(&hellos).expect_err("differs");
+        assert_eq!(error.kind(), ErrorKind::Peer);
+        assert_eq!(
+            error.message(),
+            "the ranks disagree on memory_limit: rank 0 has 1 GiB, ranks 1 and 3 have 2 GiB"
+        );
+        assert_eq!(error.ranks(), [1, 3]);
+        let compared = error.comparison().expect("two values");
+        assert_eq!(
+            (&*compared.by, &*compared.expected, &*compared.found),
+            ("memory_limit", "1 GiB", "2 GiB")
+        );
+    }
+
+    #[test]
+    fn times_of_change_count_on_one_node_only() {
+        let hellos = [hello("", 1), hello("", 2), hello("", 1)];
+        compare(&hellos).expect("equal contents");
+        compare_node(&hellos, &[0, 2]).expect("one file");
+        let error = compare_node(&hellos[1..], &[0, 1]).expect_err("another file");
+        assert_eq!(
+            error.message(),
+            "the ranks disagree on a.safetensors: rank 0 has length 100, CRC-32C of the header 01020304, \
+             modified 2.0, rank 1 has length 100, CRC-32C of the header 01020304, modified 1.0"
+        );
+    }
+
+    #[test]
+    fn files_beyond_the_message_are_compared_by_digest() {
+        let many = |last: &str| {
+            let mut files: Vec<_> = (0..2000)
+                .map(|index| {
+                    (
+                        format!("model-{index:05}.safetensors"),
+                        "length 5".to_owned(),
+                    )
+                })
+                .collect();
+            files.push((last.to_owned(), "length 5".to_owned()));
+            Hello::new(Vec::new(), files)
+        };
+        let error = compare(&[many("a"), many("b")]).expect_err("differs");
+        assert!(
+            error
+                .message()
+                .starts_with("the ranks disagree on the files: ")
+        );
+        let text = serde_json::to_vec(&many("a")).expect("serializes");
+        assert!(text.len() < crate::ranks::MESSAGE_BYTES_MAX);
+    }
+}

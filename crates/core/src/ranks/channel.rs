@@ -1,0 +1,336 @@
+//! Connections between the ranks of one node: packets of records, with descriptors.
+//!
+//! Sequenced-packet sockets keep the limits of messages and report the death of the other process.
+//! Their abstract names need no directory, and are visible within one network namespace only.
+
+use std::collections::VecDeque;
+use std::io;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+};
+
+use super::wire::{DESCRIPTORS_MAX, RECORD_BYTES, RECORDS_MAX, Record};
+use crate::sync::lock::Mutex;
+
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// Descriptor that a record carries, with what keeps it open.
+pub(crate) type Carried = Arc<dyn AsFd + Send + Sync>;
+
+/// Socket that other processes of the network namespace can connect to.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: OwnedFd,
+    name: String,
+}
+
+impl Listener {
+    /// Listens under a new abstract name.
+    pub(crate) fn new() -> io::Result<Self> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        let name = format!("tload-{}-{:016x}", std::process::id(), fastrand::u64(..));
+        bind(
+            &socket,
+            &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+        )?;
+        listen(&socket, 1024)?;
+        Ok(Self { socket, name })
+    }
+
+    /// Returns the name to connect to.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Accepts a connection of a process of the same user, if there is one. Closes those of others.
+    pub(super) fn accept(&self) -> io::Result<Option<Channel>> {
+        loop {
+            match accept_with(&self.socket, FLAGS) {
+                Ok(socket) => {
+                    if is_same_user(&socket) {
+                        return Ok(Some(Channel::new(socket)));
+                    }
+                }
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Connection to another rank.
+pub(super) struct Channel {
+    socket: OwnedFd,
+    outbox: Mutex<VecDeque<(Record, Option<Carried>)>>,
+}
+
+/// State of the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Peer {
+    /// It may send more.
+    Open,
+    /// It closed the connection, or died.
+    Gone,
+}
+
+impl Channel {
+    fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            outbox: Mutex::default(),
+        }
+    }
+
+    /// Connects to the listener of this abstract name, which must be of the same user.
+    pub(super) fn connect(name: &str) -> io::Result<Self> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        connect(
+            &socket,
+            &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+        )?;
+        if !is_same_user(&socket) {
+            return Err(Errno::PERM.into());
+        }
+        Ok(Self::new(socket))
+    }
+
+    /// Creates two connected channels.
+    pub(super) fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        Ok((Self::new(one), Self::new(other)))
+    }
+
+    /// Queues a record. [`Self::flush`] sends it.
+    pub(super) fn post(&self, record: Record, carried: Option<Carried>) {
+        debug_assert_eq!(record.has_descriptor(), carried.is_some());
+        self.outbox.lock().push_back((record, carried));
+    }
+
+    /// Sends queued records as far as the other end takes them. Returns whether none is left.
+    ///
+    /// # Errors
+    ///
+    /// The other end is gone, or the system refuses.
+    pub(super) fn flush(&self) -> io::Result<bool> {
+        let mut outbox = self.outbox.lock();
+        while !outbox.is_empty() {
+            let mut bytes = Vec::new();
+            let (mut records, mut descriptors) = (0, Vec::new());
+            for (record, carried) in outbox.iter().take(RECORDS_MAX) {
+                if carried.is_some() && descriptors.len() == DESCRIPTORS_MAX {
+                    break;
+                }
+                bytes.extend_from_slice(&record.encode());
+                descriptors.extend(carried.as_ref().map(AsFd::as_fd));
+                records += 1;
+            }
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !descriptors.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, flags) {
+                Ok(_) => drop(outbox.drain(..records)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(false),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Moves all received records into `records`.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses, or the other end sent bytes that are no records.
+    pub(super) fn receive(&self, records: &mut Vec<(Record, Option<OwnedFd>)>) -> io::Result<Peer> {
+        loop {
+            let mut bytes = [0; RECORDS_MAX * RECORD_BYTES];
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let received = match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
+                Ok(received) => received,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Ok(Peer::Open),
+                Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Peer::Gone),
+                Err(errno) => return Err(errno.into()),
+            };
+            if received.bytes == 0 {
+                return Ok(Peer::Gone);
+            }
+            let mut descriptors = VecDeque::new();
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    descriptors.extend(rights);
+                }
+            }
+            for bytes in bytes[..received.bytes].chunks(RECORD_BYTES) {
+                let record = Record::decode(bytes).ok_or(io::ErrorKind::InvalidData)?;
+                let carried = if record.has_descriptor() {
+                    // The kernel leaves descriptors out when the process has too many open.
+                    Some(descriptors.pop_front().ok_or(Errno::MFILE)?)
+                } else {
+                    None
+                };
+                records.push((record, carried));
+            }
+        }
+    }
+
+    /// Replaces queued announcements of memory by the record that it is gone.
+    pub(super) fn forget_memory(&self) {
+        let forgotten: Vec<_> = {
+            let mut outbox = self.outbox.lock();
+            let forget = |(record, carried): &mut (Record, Option<Carried>)| {
+                let Record::Here { region } = *record else {
+                    return None;
+                };
+                *record = Record::Gone { region };
+                carried.take()
+            };
+            outbox.iter_mut().filter_map(forget).collect()
+        };
+        // Without the lock: this may free memory.
+        drop(forgotten);
+    }
+
+    /// Returns whether records wait to be sent.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.outbox.lock().is_empty()
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl std::fmt::Debug for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Channel")
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns whether the process at the other end belongs to the same user.
+fn is_same_user(socket: &OwnedFd) -> bool {
+    let peer = sockopt::socket_peercred(socket);
+    peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+}
+
+/// Waits until one of the descriptors is ready for what is asked, or until the deadline. Returns
+/// which of them are.
+pub(super) fn wait_for(
+    descriptors: &[(BorrowedFd<'_>, PollFlags)],
+    deadline: Option<Instant>,
+) -> io::Result<Vec<bool>> {
+    let mut polled: Vec<_> = descriptors
+        .iter()
+        .map(|(descriptor, flags)| PollFd::from_borrowed_fd(*descriptor, *flags))
+        .collect();
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.map(|left| Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        match poll(&mut polled, left.as_ref()) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => {
+                return Ok(polled
+                    .iter()
+                    .map(|polled| !polled.revents().is_empty())
+                    .collect());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::SharedMemory;
+
+    #[test]
+    fn records_and_descriptors_arrive_in_order() {
+        let (one, other) = Channel::pair().expect("sockets");
+        let memory: Carried = Arc::new(SharedMemory::new(4096).expect("room"));
+        for region in 0..300 {
+            one.post(Record::Claim { region }, None);
+            if region % 3 == 0 {
+                one.post(Record::Here { region }, Some(Arc::clone(&memory)));
+            }
+        }
+        assert!(one.flush().expect("open"));
+        let mut records = Vec::new();
+        assert_eq!(other.receive(&mut records).expect("open"), Peer::Open);
+        assert_eq!(records.len(), 400);
+        let here = records.iter().filter(|(_, carried)| carried.is_some());
+        assert_eq!(here.count(), 100);
+        assert_eq!(records[0].0, Record::Claim { region: 0 });
+        assert_eq!(records[1].0, Record::Here { region: 0 });
+    }
+
+    #[test]
+    fn full_socket_keeps_the_rest_queued() {
+        let (one, other) = Channel::pair().expect("sockets");
+        for region in 0..1_000_000 {
+            one.post(Record::Claim { region }, None);
+        }
+        assert!(!one.flush().expect("open"));
+        let mut records = Vec::new();
+        while records.len() < 1_000_000 {
+            other.receive(&mut records).expect("open");
+            one.flush().expect("open");
+        }
+        assert_eq!(records[999_999].0, Record::Claim { region: 999_999 });
+    }
+
+    #[test]
+    fn closed_end_is_gone() {
+        let (one, other) = Channel::pair().expect("sockets");
+        drop(one);
+        assert_eq!(other.receive(&mut Vec::new()).expect("closed"), Peer::Gone);
+    }
+
+    #[test]
+    fn listener_accepts_process_of_same_user() {
+        let listener = Listener::new().expect("a socket");
+        assert!(listener.accept().expect("listens").is_none());
+        let one = Channel::connect(listener.name()).expect("listens");
+        let other = listener.accept().expect("listens").expect("connected");
+        one.post(Record::Joined, None);
+        assert!(one.flush().expect("open"));
+        wait_for(&[(other.as_fd(), PollFlags::IN)], None).expect("polls");
+        let mut records = Vec::new();
+        other.receive(&mut records).expect("open");
+        assert_eq!(records[0].0, Record::Joined);
+        drop(listener);
+    }
+}

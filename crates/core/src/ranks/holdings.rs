@@ -1,0 +1,291 @@
+//! Which rank still needs which shared region: the state of a node's leader. Pure.
+//!
+//! ```text
+//!  begun ─▶ filled, range by range ─▶ complete ─▶ dropped, once no rank needs it
+//!    each rank:  claims ─▶ receives the memory, and what is filled ─▶ releases
+//!                   └─ or falls behind: the region is gone for it, and it reads for itself
+//! ```
+
+use super::wire::Record;
+
+/// Most ranks of one node: bits of a [`RankSet`].
+pub(crate) const NODE_RANKS_MAX: usize = 128;
+
+/// Set of ranks of one node, by their position in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct RankSet(u128);
+
+impl RankSet {
+    fn contains(self, rank: usize) -> bool {
+        self.0 >> rank & 1 == 1
+    }
+
+    fn insert(&mut self, rank: usize) {
+        self.0 |= 1 << rank;
+    }
+
+    fn remove(&mut self, rank: usize) -> bool {
+        let had = self.contains(rank);
+        self.0 &= !(1 << rank);
+        had
+    }
+
+    fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    fn iter(self) -> impl Iterator<Item = usize> {
+        (0..NODE_RANKS_MAX).filter(move |rank| self.contains(*rank))
+    }
+}
+
+/// State of one region.
+#[derive(Debug)]
+struct Held<M> {
+    memory: Option<M>,
+    /// Bytes that must be filled.
+    bytes: u64,
+    /// Filled ranges, in the order of their arrival.
+    filled: Vec<(u64, u64)>,
+    filled_bytes: u64,
+    /// Ranks that still need it.
+    needed_by: RankSet,
+    claimed_by: RankSet,
+}
+
+/// A record for a rank, with the memory of its region if it announces that.
+pub(super) type Outgoing<M> = (usize, Record, Option<M>);
+
+/// Regions of one load and the ranks that need them. `M` is the memory of a region.
+#[derive(Debug)]
+pub(super) struct Holdings<M> {
+    regions: Vec<Held<M>>,
+    /// Regions that some rank needs.
+    needed: usize,
+    outgoing: Vec<Outgoing<M>>,
+}
+
+impl<M: Clone> Holdings<M> {
+    /// Creates the state of regions, each with its bytes and the ranks that need it.
+    pub(super) fn new(regions: impl IntoIterator<Item = (u64, Vec<usize>)>) -> Self {
+        let held = |(bytes, ranks): (u64, Vec<usize>)| {
+            let mut needed_by = RankSet::default();
+            ranks.into_iter().for_each(|rank| needed_by.insert(rank));
+            Held {
+                memory: None,
+                bytes,
+                filled: Vec::new(),
+                filled_bytes: 0,
+                needed_by,
+                claimed_by: RankSet::default(),
+            }
+        };
+        let regions: Vec<_> = regions.into_iter().map(held).collect();
+        Self {
+            needed: (regions.iter().filter(|held| !held.needed_by.is_empty())).count(),
+            regions,
+            outgoing: Vec::new(),
+        }
+    }
+
+    /// Takes the records to send.
+    pub(super) fn take_outgoing(&mut self) -> Vec<Outgoing<M>> {
+        std::mem::take(&mut self.outgoing)
+    }
+
+    /// Returns whether no rank needs anything any more.
+    pub(super) fn is_done(&self) -> bool {
+        self.needed == 0
+    }
+
+    /// Records that the memory of a region exists.
+    pub(super) fn begun(&mut self, region: usize, memory: M) {
+        let held = &mut self.regions[region];
+        if held.needed_by.is_empty() {
+            return;
+        }
+        for rank in held.claimed_by.iter() {
+            self.outgoing
+                .push((rank, here(region), Some(memory.clone())));
+        }
+        held.memory = Some(memory);
+    }
+
+    /// Records that a range of a region has been filled.
+    pub(super) fn filled(&mut self, region: usize, from: u64, to: u64) {
+        let held = &mut self.regions[region];
+        held.filled_bytes += to - from;
+        match held.filled.last_mut() {
+            Some(last) if last.1 == from => last.1 = to,
+            _ => held.filled.push((from, to)),
+        }
+        for rank in held.claimed_by.iter() {
+            self.outgoing.push((rank, filled(region, (from, to)), None));
+        }
+    }
+
+    /// Records that a rank wants a region.
+    pub(super) fn claim(&mut self, rank: usize, region: usize) {
+        let Some(held) = self.regions.get_mut(region) else {
+            return;
+        };
+        if !held.needed_by.contains(rank) {
+            let gone = Record::Gone {
+                region: number(region),
+            };
+            self.outgoing.push((rank, gone, None));
+            return;
+        }
+        held.claimed_by.insert(rank);
+        if let Some(memory) = &held.memory {
+            self.outgoing
+                .push((rank, here(region), Some(memory.clone())));
+            for range in &held.filled {
+                self.outgoing.push((rank, filled(region, *range), None));
+            }
+        }
+    }
+
+    /// Records that a rank no longer needs a region.
+    pub(super) fn release(&mut self, rank: usize, region: usize) {
+        let Some(held) = self.regions.get_mut(region) else {
+            return;
+        };
+        held.claimed_by.remove(rank);
+        if held.needed_by.remove(rank) && held.needed_by.is_empty() {
+            held.memory = None;
+            self.needed -= 1;
+        }
+    }
+
+    /// Records that a rank has left.
+    pub(super) fn leave(&mut self, rank: usize) {
+        for region in 0..self.regions.len() {
+            self.release(rank, region);
+        }
+    }
+
+    /// Returns the ranks that keep a complete region from being dropped.
+    pub(super) fn holders(&self) -> impl Iterator<Item = usize> {
+        let complete = self.regions.iter().filter(|held| held.is_complete());
+        let all = complete.fold(0, |all, held| all | held.needed_by.0);
+        RankSet(all).iter()
+    }
+
+    /// No longer keeps complete regions for a rank that has fallen behind. What it has claimed, it
+    /// has; for the rest it will be told that it is gone.
+    pub(super) fn drop_for(&mut self, rank: usize) {
+        for region in 0..self.regions.len() {
+            if self.regions[region].is_complete() {
+                self.release(rank, region);
+            }
+        }
+    }
+}
+
+impl<M> Held<M> {
+    fn is_complete(&self) -> bool {
+        self.memory.is_some() && self.filled_bytes >= self.bytes
+    }
+}
+
+fn number(region: usize) -> u32 {
+    u32::try_from(region).expect("regions are counted before")
+}
+
+fn here(region: usize) -> Record {
+    Record::Here {
+        region: number(region),
+    }
+}
+
+fn filled(region: usize, (from, to): (u64, u64)) -> Record {
+    Record::Filled {
+        region: number(region),
+        from,
+        to,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    fn two_regions() -> Holdings<Rc<()>> {
+        Holdings::new([(100, vec![0, 1]), (50, vec![1])])
+    }
+
+    fn told(holdings: &mut Holdings<Rc<()>>) -> Vec<(usize, Record)> {
+        let outgoing = holdings.take_outgoing().into_iter();
+        outgoing.map(|(rank, record, _)| (rank, record)).collect()
+    }
+
+    #[test]
+    fn claim_before_or_after_begin_gets_memory_and_ranges() {
+        let mut holdings = two_regions();
+        holdings.claim(0, 0);
+        assert_eq!(told(&mut holdings), []);
+        holdings.begun(0, Rc::default());
+        assert_eq!(told(&mut holdings), [(0, here(0))]);
+        holdings.filled(0, 0, 60);
+        holdings.filled(0, 60, 80);
+        assert_eq!(
+            told(&mut holdings),
+            [(0, filled(0, (0, 60))), (0, filled(0, (60, 80)))]
+        );
+        holdings.claim(1, 0);
+        assert_eq!(told(&mut holdings), [(1, here(0)), (1, filled(0, (0, 80)))]);
+    }
+
+    #[test]
+    fn memory_is_dropped_when_last_rank_releases() {
+        let mut holdings = two_regions();
+        let memory = Rc::<()>::default();
+        holdings.begun(0, Rc::clone(&memory));
+        holdings.release(0, 0);
+        holdings.release(0, 0);
+        assert_eq!(Rc::strong_count(&memory), 2);
+        holdings.release(1, 0);
+        assert_eq!(Rc::strong_count(&memory), 1);
+        assert!(!holdings.is_done());
+        holdings.leave(1);
+        assert!(holdings.is_done());
+    }
+
+    #[test]
+    fn laggard_loses_complete_regions_only() {
+        let mut holdings = two_regions();
+        holdings.begun(0, Rc::default());
+        holdings.begun(1, Rc::default());
+        holdings.filled(0, 0, 100);
+        holdings.filled(1, 0, 20);
+        assert_eq!(holdings.holders().collect::<Vec<_>>(), [0, 1]);
+        holdings.drop_for(1);
+        assert_eq!(holdings.holders().collect::<Vec<_>>(), [0]);
+        holdings.claim(1, 0);
+        holdings.claim(1, 1);
+        assert_eq!(
+            told(&mut holdings),
+            [
+                (1, Record::Gone { region: 0 }),
+                (1, here(1)),
+                (1, filled(1, (0, 20)))
+            ]
+        );
+    }
+
+    #[test]
+    fn region_that_no_rank_needs_is_not_kept() {
+        let mut holdings = two_regions();
+        holdings.leave(0);
+        holdings.leave(1);
+        let memory = Rc::<()>::default();
+        holdings.begun(0, Rc::clone(&memory));
+        assert_eq!(Rc::strong_count(&memory), 1);
+        // Numbers from another process may be anything.
+        holdings.claim(0, 99);
+        holdings.release(0, 99);
+    }
+}

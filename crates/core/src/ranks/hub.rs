@@ -1,0 +1,481 @@
+//! The leader's end: a thread that tells the ranks of its node which shared memory is filled.
+//!
+//! It only moves messages; which rank needs which region is decided in `holdings.rs`.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
+
+pub(crate) use super::channel::Carried;
+use super::channel::{Channel, Listener, Peer, wait_for};
+use super::holdings::Holdings;
+use super::messages::{Failure, RankPlan, RankStatistics, Request};
+use super::payload;
+use super::wire::Record;
+use crate::error::{Error, Result};
+use crate::memory::Region;
+use crate::sync::lock::{Condvar, Mutex};
+
+/// Time without a sign of life after which a rank that keeps the others from going on has fallen
+/// behind.
+const LAG: Duration = Duration::from_secs(1);
+
+/// Interval at which the leader looks whether a rank has fallen behind.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Tells the hub what the leader's reads do. Clones share the hub.
+#[derive(Clone, Debug)]
+pub(crate) struct Hub(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    /// Signalled when a rank has joined, and at the end.
+    changed: Condvar,
+    wake: OwnedFd,
+}
+
+#[derive(Default)]
+struct State {
+    inbox: Vec<Event>,
+    /// Requests of the ranks that have joined, by rank of the group.
+    joined: Vec<(usize, Request)>,
+    statistics: Vec<(usize, RankStatistics)>,
+    ended: bool,
+}
+
+/// Change that the hub is told of.
+enum Event {
+    /// The plan is known: which ranks take part, and what each of them is told.
+    Start(Box<Start>),
+    Begun(usize, Arc<Region>),
+    Filled(usize, u64, u64),
+    /// The leader's reads have failed.
+    Failed(Failure),
+    /// The leader gives up before there is a plan.
+    Close,
+}
+
+/// Writes a rank's part of the plan for [`Start::plans`].
+///
+/// # Errors
+///
+/// [`crate::ErrorKind::OutOfMemory`] or the system's refusal of anonymous memory.
+pub(crate) fn encode_plan(plan: &RankPlan) -> Result<Carried> {
+    payload::write(plan).map_err(|error| Error::from_io("cannot send the plan", error))
+}
+
+/// Everything that the hub needs to serve a load.
+pub(crate) struct Start {
+    /// Ranks of the node.
+    pub(crate) ranks: Vec<usize>,
+    /// By rank of the node: its part of the plan, as it is sent.
+    pub(crate) plans: Vec<Carried>,
+    /// By region: bytes to fill, and the positions of the ranks that need it.
+    pub(crate) regions: Vec<(u64, Vec<usize>)>,
+    /// Returns whether reads wait for memory that ranks hold.
+    pub(crate) is_starved: Box<dyn Fn() -> bool + Send>,
+    /// Called once no rank needs anything any more.
+    pub(crate) finished: Box<dyn Fn() + Send>,
+}
+
+impl Hub {
+    /// Starts a hub for ranks that connect to `listener`, and one that is connected already: the
+    /// leader's own.
+    pub(super) fn start(listener: Listener, own: Channel) -> Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = wake.map_err(|errno| Error::from_io("cannot start sharing", errno.into()))?;
+        let hub = Self(Arc::new(Shared {
+            state: Mutex::default(),
+            changed: Condvar::default(),
+            wake,
+        }));
+        let shared = Arc::clone(&hub.0);
+        std::thread::Builder::new()
+            .name("tload-hub".to_owned())
+            .spawn(move || {
+                SERVING.begin();
+                Serving::new(&shared, listener, own).run();
+                let left = {
+                    let mut state = shared.state.lock();
+                    state.ended = true;
+                    std::mem::take(&mut state.inbox)
+                };
+                // Without the lock: this may free memory.
+                drop(left);
+                shared.changed.notify_all();
+                SERVING.end();
+            })
+            .map_err(Error::cannot_start_thread)?;
+        Ok(hub)
+    }
+
+    /// Waits until `ranks` have joined and returns their requests in this order.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Peer`] with the ranks that have not, at the deadline or when the hub has ended.
+    pub(crate) fn requests(&self, ranks: &[usize], deadline: Instant) -> Result<Vec<Request>> {
+        let mut state = self.0.state.lock();
+        loop {
+            let request = |rank: &usize| {
+                let found = state.joined.iter().find(|(joined, _)| joined == rank);
+                found.map(|(_, request)| request.clone()).ok_or(*rank)
+            };
+            let (found, missing): (Vec<_>, Vec<_>) =
+                ranks.iter().map(request).partition(Result::is_ok);
+            if missing.is_empty() {
+                return Ok(found.into_iter().flatten().collect());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || state.ended {
+                let missing: Vec<_> = missing.into_iter().filter_map(Result::err).collect();
+                return Err(super::agreement::missing(&missing, "send their requests"));
+            }
+            state = self.0.changed.wait_timeout(state, left);
+        }
+    }
+
+    /// Begins to serve a load.
+    pub(crate) fn serve(&self, start: Start) {
+        self.tell(Event::Start(Box::new(start)));
+    }
+
+    /// Announces the memory of a region.
+    pub(crate) fn begun(&self, region: usize, memory: Arc<Region>) {
+        self.tell(Event::Begun(region, memory));
+    }
+
+    /// Announces that the bytes from `from` to `to` of a region are filled.
+    pub(crate) fn filled(&self, region: usize, from: u64, to: u64) {
+        self.tell(Event::Filled(region, from, to));
+    }
+
+    /// Tells every rank that the load has failed at `rank`.
+    pub(crate) fn failed(&self, rank: usize, error: &Error) {
+        self.tell(Event::Failed(Failure::new(rank, error)));
+    }
+
+    /// Ends the hub before it serves a load.
+    pub(crate) fn close(&self) {
+        self.tell(Event::Close);
+    }
+
+    /// Returns the statistics of the ranks that have finished.
+    pub(crate) fn statistics(&self) -> Vec<(usize, RankStatistics)> {
+        self.0.state.lock().statistics.clone()
+    }
+
+    fn tell(&self, event: Event) {
+        let unheard = {
+            let mut state = self.0.state.lock();
+            if state.ended {
+                Some(event)
+            } else {
+                state.inbox.push(event);
+                None
+            }
+        };
+        drop(unheard);
+        // The counter is full only if the hub has not looked for 2^64 events.
+        let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hub").finish_non_exhaustive()
+    }
+}
+
+/// Hubs of this process that still serve other ranks.
+static SERVING: Hubs = Hubs {
+    count: std::sync::Mutex::new(0),
+    ended: std::sync::Condvar::new(),
+};
+
+struct Hubs {
+    count: std::sync::Mutex<usize>,
+    ended: std::sync::Condvar,
+}
+
+impl Hubs {
+    fn lock(&self) -> std::sync::MutexGuard<'_, usize> {
+        let locked = self.count.lock();
+        locked.unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn begin(&self) {
+        *self.lock() += 1;
+    }
+
+    fn end(&self) {
+        *self.lock() -= 1;
+        self.ended.notify_all();
+    }
+}
+
+/// Waits until this process reads for no other rank any more, for `timeout` at most. Returns
+/// whether that is so.
+///
+/// A process that leads a node and exits before takes the memory of the ranks that it still reads
+/// for with it: they fail with [`crate::ErrorKind::Peer`], or read for themselves.
+pub fn finish_serving(timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
+    let mut count = SERVING.lock();
+    while *count > 0 {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        let waited = SERVING.ended.wait_timeout(count, left);
+        count = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+    }
+    true
+}
+
+/// A connected rank.
+struct Follower {
+    channel: Channel,
+    /// Its number in the group, once it has joined.
+    rank: Option<usize>,
+    /// Its position among the ranks of the node, once there is a plan.
+    position: Option<usize>,
+    heard: Instant,
+}
+
+/// State of the hub's thread.
+struct Serving<'a> {
+    shared: &'a Shared,
+    listener: Listener,
+    followers: Vec<Follower>,
+    holdings: Holdings<Arc<Region>>,
+    load: Option<Box<Start>>,
+    /// Nothing has moved since then, and reads wait for memory.
+    starved_since: Option<Instant>,
+    has_finished: bool,
+    is_closed: bool,
+}
+
+impl<'a> Serving<'a> {
+    fn new(shared: &'a Shared, listener: Listener, own: Channel) -> Self {
+        Self {
+            shared,
+            listener,
+            followers: vec![Follower::new(own)],
+            holdings: Holdings::new([]),
+            load: None,
+            starved_since: None,
+            has_finished: false,
+            is_closed: false,
+        }
+    }
+
+    /// Serves until every rank has left.
+    fn run(&mut self) {
+        while !self.is_closed && !(self.load.is_some() && self.followers.is_empty()) {
+            if self.step().is_err() {
+                // The system refuses to wait: the ranks notice that their connections close.
+                return;
+            }
+        }
+    }
+
+    fn step(&mut self) -> io::Result<()> {
+        let ready = {
+            let mut waits: Vec<(BorrowedFd<'_>, PollFlags)> = vec![
+                (self.shared.wake.as_fd(), PollFlags::IN),
+                (self.listener.as_fd(), PollFlags::IN),
+            ];
+            for follower in &self.followers {
+                let mut flags = PollFlags::IN;
+                if follower.channel.has_queued() {
+                    flags |= PollFlags::OUT;
+                }
+                waits.push((follower.channel.as_fd(), flags));
+            }
+            let tick = self.load.as_ref().map(|_| Instant::now() + TICK);
+            wait_for(&waits, tick)?
+        };
+        if ready[0] {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&self.shared.wake, &mut count);
+        }
+        let events = std::mem::take(&mut self.shared.state.lock().inbox);
+        let has_moved = !events.is_empty() || ready[2..].contains(&true);
+        for event in events {
+            self.take(event);
+        }
+        if ready[1] {
+            while let Some(channel) = self.listener.accept()? {
+                self.followers.push(Follower::new(channel));
+            }
+        }
+        let mut gone = Vec::new();
+        for (index, is_ready) in ready[2..].iter().enumerate() {
+            if *is_ready && !self.listen(index) {
+                gone.push(index);
+            }
+        }
+        self.send(&mut gone);
+        gone.sort_unstable();
+        gone.dedup();
+        for index in gone.into_iter().rev() {
+            let follower = self.followers.swap_remove(index);
+            if let Some(position) = follower.position {
+                self.holdings.leave(position);
+            }
+        }
+        self.send(&mut Vec::new());
+        self.look_for_laggards(has_moved);
+        if self.holdings.is_done()
+            && !self.has_finished
+            && let Some(load) = &self.load
+        {
+            self.has_finished = true;
+            (load.finished)();
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Start(mut start) => {
+                self.holdings = Holdings::new(std::mem::take(&mut start.regions));
+                for follower in &mut self.followers {
+                    let Some(rank) = follower.rank else { continue };
+                    follower.position = start.ranks.iter().position(|known| *known == rank);
+                    if let Some(position) = follower.position {
+                        let plan = Arc::clone(&start.plans[position]);
+                        follower.channel.post(Record::Plan, Some(plan));
+                    }
+                }
+                // Ranks that died since they joined need nothing.
+                for position in 0..start.ranks.len() {
+                    let mut known = self.followers.iter();
+                    if !known.any(|follower| follower.position == Some(position)) {
+                        self.holdings.leave(position);
+                    }
+                }
+                self.load = Some(start);
+            }
+            Event::Begun(region, memory) => self.holdings.begun(region, memory),
+            Event::Filled(region, from, to) => self.holdings.filled(region, from, to),
+            Event::Failed(failure) => {
+                for follower in &self.followers {
+                    if let Ok(text) = payload::write(&failure) {
+                        follower.channel.post(Record::Failed, Some(text));
+                    }
+                }
+            }
+            Event::Close => self.is_closed = true,
+        }
+    }
+
+    /// Takes the messages of a rank. Returns whether it is still there.
+    fn listen(&mut self, index: usize) -> bool {
+        let follower = &mut self.followers[index];
+        let mut records = Vec::new();
+        let peer = follower.channel.receive(&mut records);
+        if !records.is_empty() {
+            follower.heard = Instant::now();
+        }
+        for (record, carried) in records {
+            let position = follower.position;
+            match (record, carried) {
+                (Record::Join { rank }, Some(carried)) => {
+                    let Ok(request) = payload::read(carried) else {
+                        return false;
+                    };
+                    follower.rank = Some(rank as usize);
+                    follower.channel.post(Record::Joined, None);
+                    let mut state = self.shared.state.lock();
+                    state.joined.push((rank as usize, request));
+                    drop(state);
+                    self.shared.changed.notify_all();
+                }
+                (Record::Claim { region }, _) if let Some(position) = position => {
+                    self.holdings.claim(position, region as usize);
+                }
+                (Record::Release { region }, _) if let Some(position) = position => {
+                    self.holdings.release(position, region as usize);
+                }
+                (Record::Done, Some(carried)) => {
+                    if let (Some(rank), Ok(found)) = (follower.rank, payload::read(carried)) {
+                        self.shared.state.lock().statistics.push((rank, found));
+                    }
+                }
+                _ => return false,
+            }
+        }
+        matches!(peer, Ok(Peer::Open))
+    }
+
+    /// Sends everything that is queued, and adds the ranks that are gone to `gone`.
+    fn send(&mut self, gone: &mut Vec<usize>) {
+        for (position, record, memory) in self.holdings.take_outgoing() {
+            let mut followers = self.followers.iter();
+            if let Some(follower) = followers.find(|follower| follower.position == Some(position)) {
+                let carried = memory.map(|memory| -> Carried { Arc::new(RegionMemory(memory)) });
+                follower.channel.post(record, carried);
+            }
+        }
+        for (index, follower) in self.followers.iter().enumerate() {
+            if follower.channel.has_queued() && follower.channel.flush().is_err() {
+                gone.push(index);
+            }
+        }
+    }
+
+    /// Drops ranks from what they hold if the others cannot go on and they show no sign of life.
+    fn look_for_laggards(&mut self, has_moved: bool) {
+        let Some(load) = &self.load else { return };
+        if has_moved || !(load.is_starved)() {
+            self.starved_since = None;
+            return;
+        }
+        let now = Instant::now();
+        let since = *self.starved_since.get_or_insert(now);
+        if now - since < LAG {
+            return;
+        }
+        let holders: Vec<usize> = self.holdings.holders().collect();
+        for follower in &self.followers {
+            let Some(position) = follower.position else {
+                continue;
+            };
+            if holders.contains(&position) && now - follower.heard >= LAG {
+                tracing::warn!(
+                    rank = follower.rank,
+                    "a rank has fallen behind: it will read again what the others go on without"
+                );
+                self.holdings.drop_for(position);
+                follower.channel.forget_memory();
+            }
+        }
+        self.starved_since = None;
+    }
+}
+
+impl Follower {
+    fn new(channel: Channel) -> Self {
+        Self {
+            channel,
+            rank: None,
+            position: None,
+            heard: Instant::now(),
+        }
+    }
+}
+
+/// Descriptor of a region's memory.
+struct RegionMemory(Arc<Region>);
+
+impl AsFd for RegionMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let memory = self.0.published();
+        memory.expect("the leader publishes its regions").as_fd()
+    }
+}

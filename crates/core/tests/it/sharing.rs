@@ -1,0 +1,326 @@
+//! Loads of several ranks: each gets its own tensors, and what several want is read once.
+//!
+//! The ranks are threads of this process here, which share nothing but the group; sockets and
+//! shared memory are those between processes.
+
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use tload::testing::fixtures::{FileBuilder, Rng};
+use tload::{
+    Dtype, Error, ErrorKind, Group, GroupReport, Loader, Options, Order, Report, Result, Selection,
+    Slice, Steps, Tensor,
+};
+
+use crate::files::{assert_all, even, folder, location, mixed, options, write};
+
+/// Ranks of one process.
+#[derive(Debug)]
+struct Threads {
+    size: usize,
+    rounds: Mutex<Vec<Vec<Option<Vec<u8>>>>>,
+    arrived: Condvar,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct ThreadRank {
+    threads: Arc<Threads>,
+    rank: usize,
+    round: Mutex<usize>,
+}
+
+impl Group for ThreadRank {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.threads.size
+    }
+
+    fn exchange(&self, message: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        let round = {
+            let mut round = self.round.lock().expect("no panic");
+            *round += 1;
+            *round - 1
+        };
+        let mut rounds = self.threads.rounds.lock().expect("no panic");
+        if rounds.len() <= round {
+            rounds.push(vec![None; self.threads.size]);
+        }
+        rounds[round][self.rank] = Some(message.to_vec());
+        self.threads.arrived.notify_all();
+        loop {
+            let all: Option<Vec<Vec<u8>>> = rounds[round].iter().cloned().collect();
+            if let Some(all) = all {
+                return Ok(all);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let missing = (0..self.threads.size).filter(|rank| rounds[round][*rank].is_none());
+                return Err(Error::new(ErrorKind::Peer, "missing").with_ranks(missing));
+            }
+            rounds = self
+                .threads
+                .arrived
+                .wait_timeout(rounds, left)
+                .expect("no panic")
+                .0;
+        }
+    }
+}
+
+fn group(size: usize) -> Vec<Arc<dyn Group>> {
+    let threads = Arc::new(Threads {
+        size,
+        rounds: Mutex::default(),
+        arrived: Condvar::new(),
+    });
+    let rank = |rank| -> Arc<dyn Group> {
+        Arc::new(ThreadRank {
+            threads: Arc::clone(&threads),
+            rank,
+            round: Mutex::default(),
+        })
+    };
+    (0..size).map(rank).collect()
+}
+
+type Loaded = Result<(Vec<Tensor>, Report)>;
+
+/// Loads on every rank at once; `set` makes the loader of each.
+fn load_all(size: usize, path: &Path, set: impl Fn(usize, Loader) -> Loader + Sync) -> Vec<Loaded> {
+    let set = &set;
+    std::thread::scope(|scope| {
+        let ranks = group(size).into_iter().enumerate().map(|(rank, group)| {
+            scope.spawn(move || {
+                let loader = Loader::open(&location(path)).expect("a good checkpoint");
+                let mut stream = set(rank, loader).group(group).stream()?;
+                let tensors = stream.by_ref().collect::<Result<Vec<_>>>()?;
+                Ok((tensors, stream.report()))
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let joined = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
+        joined.collect()
+    })
+}
+
+fn all_good(loaded: Vec<Loaded>) -> Vec<(Vec<Tensor>, Report)> {
+    let good = loaded.into_iter().map(|loaded| loaded.expect("loads"));
+    good.collect()
+}
+
+fn of_group(report: &Report) -> &GroupReport {
+    report.group.as_ref().expect("a load with a group")
+}
+
+/// Bytes that all ranks read from storage, divided by the distinct bytes that they want.
+fn amplification(loaded: &[(Vec<Tensor>, Report)]) -> f64 {
+    let reports = loaded.iter().map(|(_, report)| of_group(report));
+    let read: u64 = reports.map(|group| group.read_bytes).sum();
+    read as f64 / of_group(&loaded[0].1).unique_bytes as f64
+}
+
+/// Compares the tensors of a rank with those of a load without a group.
+fn assert_alone(path: &Path, set: impl Fn(Loader) -> Loader, found: &[Tensor]) {
+    let loader = Loader::open(&location(path)).expect("a good checkpoint");
+    let alone: Vec<Tensor> = set(loader)
+        .stream()
+        .expect("starts")
+        .collect::<Result<_>>()
+        .expect("loads");
+    assert_eq!(alone.len(), found.len());
+    for tensor in &alone {
+        let mut same = found.iter().filter(|it| it.name() == tensor.name());
+        let same = same.next().expect("loaded too");
+        assert_eq!(same.shape(), tensor.shape(), "{}", tensor.name());
+        assert!(same.bytes() == tensor.bytes(), "{}: bytes", tensor.name());
+        let address = same.as_ptr().addr();
+        assert_eq!(address % tensor.dtype().alignment(), 0, "{}", tensor.name());
+    }
+}
+
+fn two_shards(folder: &Path, seed: u64) -> [Vec<u8>; 2] {
+    let files = [
+        mixed("a", seed, 60, 3 << 20),
+        even("b", seed + 1, 9, 5 << 20),
+    ];
+    for (index, file) in files.iter().enumerate() {
+        let name = format!("model-{:05}-of-00002.safetensors", index + 1);
+        write(&folder.join(name), file);
+    }
+    files
+}
+
+/// Matrices of 2 bytes an element, `rows` × `columns`.
+fn matrices(count: usize, rows: usize, columns: usize) -> Vec<u8> {
+    let mut rng = Rng::new(7);
+    let file = (0..count).fold(FileBuilder::new(), |file, index| {
+        let bytes = rng.bytes(rows * columns * 2);
+        file.tensor(&format!("m{index}"), Dtype::Bf16, &[rows, columns], &bytes)
+    });
+    file.build()
+}
+
+#[test]
+fn ranks_that_want_everything_read_it_once() {
+    let folder = folder();
+    let files = two_shards(folder.path(), 1);
+    for size in [2, 4, 8] {
+        let loaded = all_good(load_all(size, folder.path(), |_, loader| loader));
+        for (tensors, report) in &loaded {
+            assert_all(tensors, &[&files[0], &files[1]]);
+            let group = of_group(report);
+            assert_eq!((group.size, group.leader), (size, 0), "{group:?}");
+            assert_eq!(group.node_ranks, (0..size).collect::<Vec<_>>());
+            assert_eq!(report.received_bytes > 0, true, "{report}");
+            assert_eq!(report.read_bytes, 0, "{report}");
+        }
+        // Files are read in whole sectors.
+        let ratio = amplification(&loaded);
+        assert!((1.0..1.02).contains(&ratio), "{ratio}");
+        let leader = of_group(&loaded[0].1);
+        assert!((1.0..1.02).contains(&leader.amplification), "{leader:?}");
+    }
+}
+
+#[test]
+fn private_tensors_are_writable() {
+    let folder = folder();
+    let files = two_shards(folder.path(), 2);
+    let private = |_, loader: Loader| loader.options(options(|it| it.private = true));
+    for (tensors, _) in all_good(load_all(2, folder.path(), private)) {
+        assert_all(&tensors, &[&files[0], &files[1]]);
+        assert!(tensors.iter().all(Tensor::is_writable));
+    }
+    for (tensors, _) in all_good(load_all(2, folder.path(), |_, loader| loader)) {
+        let large = tensors.iter().find(|it| it.byte_len() > 1 << 20);
+        assert!(!large.expect("a large one").is_writable());
+    }
+}
+
+#[test]
+fn ranks_read_rows_of_their_own() {
+    let folder = folder();
+    write(
+        &folder.path().join("m.safetensors"),
+        &matrices(3, 4096, 2048),
+    );
+    let rows = |rank: usize| {
+        let slice = Slice::new([rank * 1024..(rank + 1) * 1024]);
+        (0..3).map(move |index| (format!("m{index}"), slice.clone()))
+    };
+    let loaded = all_good(load_all(4, folder.path(), |rank, loader| {
+        loader.slices(rows(rank))
+    }));
+    for (rank, (tensors, report)) in loaded.iter().enumerate() {
+        assert_alone(folder.path(), |loader| loader.slices(rows(rank)), tensors);
+        assert_eq!(report.received_bytes, 0, "{report}");
+    }
+    assert!(amplification(&loaded) < 1.01, "{}", amplification(&loaded));
+}
+
+#[test]
+fn narrow_columns_are_gathered_from_shared_memory() {
+    let folder = folder();
+    write(
+        &folder.path().join("m.safetensors"),
+        &matrices(2, 2048, 256),
+    );
+    let columns = |rank: usize| {
+        let slice = Slice::new([
+            Steps::from(0..2048),
+            Steps::from(rank * 64..(rank + 1) * 64),
+        ]);
+        (0..2).map(move |index| (format!("m{index}"), slice.clone()))
+    };
+    let loaded = all_good(load_all(4, folder.path(), |rank, loader| {
+        loader.slices(columns(rank))
+    }));
+    for (rank, (tensors, report)) in loaded.iter().enumerate() {
+        assert_alone(
+            folder.path(),
+            |loader| loader.slices(columns(rank)),
+            tensors,
+        );
+        assert_eq!(report.read_bytes, 0, "{report}");
+    }
+    assert!(amplification(&loaded) < 1.02, "{}", amplification(&loaded));
+}
+
+#[test]
+fn ranks_may_want_different_tensors() {
+    let folder = folder();
+    two_shards(folder.path(), 3);
+    let selections = ["a*", "*", "b[0-4]", "b[3-8]"];
+    let select = |rank: usize, loader: Loader| {
+        loader.tensors(Selection::glob(selections[rank]).expect("a glob"))
+    };
+    let loaded = all_good(load_all(4, folder.path(), select));
+    for (rank, (tensors, _)) in loaded.iter().enumerate() {
+        assert_alone(folder.path(), |loader| select(rank, loader), tensors);
+    }
+    assert!(amplification(&loaded) < 1.02, "{}", amplification(&loaded));
+}
+
+#[test]
+fn small_budget_and_file_order_are_kept() {
+    let folder = folder();
+    let files = two_shards(folder.path(), 4);
+    let small = |_, loader: Loader| {
+        loader.options(options(|it| {
+            it.memory_limit = Some(48 << 20);
+            it.order = Order::File;
+        }))
+    };
+    let loaded = all_good(load_all(4, folder.path(), small));
+    for (tensors, report) in &loaded {
+        assert_all(tensors, &[&files[0], &files[1]]);
+        assert_eq!(of_group(report).reason, None);
+    }
+    assert!(amplification(&loaded) < 1.02, "{}", amplification(&loaded));
+}
+
+#[test]
+fn differing_options_are_an_error_on_every_rank() {
+    let folder = folder();
+    two_shards(folder.path(), 5);
+    let limit = |rank: usize| {
+        Options::default()
+            .memory_limit
+            .or(Some(1 << (30 + rank / 2)))
+    };
+    let differ = |rank, loader: Loader| loader.options(options(|it| it.memory_limit = limit(rank)));
+    for loaded in load_all(3, folder.path(), differ) {
+        let error = loaded.expect_err("they differ");
+        assert_eq!(error.kind(), ErrorKind::Peer);
+        assert_eq!(error.ranks(), [2]);
+        assert_eq!(
+            error.message(),
+            "the ranks disagree on memory_limit: rank 0 has 1.0 GiB, rank 2 has 2.0 GiB"
+        );
+    }
+}
+
+#[test]
+fn rank_that_never_joins_is_named() {
+    let folder = folder();
+    two_shards(folder.path(), 6);
+    let mut group = group(3);
+    group.pop();
+    let waits = Duration::from_millis(300);
+    std::thread::scope(|scope| {
+        for rank in group {
+            let path = folder.path();
+            scope.spawn(move || {
+                let loader = Loader::open(&location(path)).expect("a good checkpoint");
+                let loader = loader.options(options(|it| it.join_timeout = Some(waits)));
+                let error = loader.group(rank).stream().expect_err("one is missing");
+                assert_eq!((error.kind(), error.ranks()), (ErrorKind::Peer, &[2][..]));
+            });
+        }
+    });
+}
