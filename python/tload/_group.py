@@ -65,20 +65,23 @@ class Group:
 
     @classmethod
     def local(cls, path: str | os.PathLike[str], rank: int, size: int, *, timeout: Duration = 30) -> Self:
-        """Join the processes of this node that meet at a path. Does not need torch.
+        """Join the processes of this node that meet at a path, and return when all have joined.
+
+        Does not need torch.
 
         Args:
-            path: A path on this node that only the user's own processes can write to. Rank 0 makes
-                a socket there.
+            path: The path of a Unix socket, which rank 0 makes, with access for this user only.
+                Each group needs a path of its own.
             rank: The number of this process, from 0.
             size: The number of processes.
-            timeout: Time to wait for the other processes. Default: 30 seconds.
+            timeout: Time in which all processes must have joined. Default: 30 seconds.
 
         Returns:
             The group.
 
         Raises:
-            PeerError: A process did not come in time.
+            PeerError: A process did not join in time, or left again; two have the same rank; sizes
+                differ; or another group is alive at the path.
             InvalidRequestError: `rank` or `size` is invalid.
         """
         raw = _tload.Group.local(path, rank, size, _tload.seconds("timeout", timeout))

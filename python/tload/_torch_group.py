@@ -123,9 +123,8 @@ class StoreExchange:
 
     def _give_up(self, number: int, keys: list[str], timeout: float) -> NoReturn:
         missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-        ranks = "rank" if len(missing) == 1 else "ranks"
         # All may have come in the last moment, but others may have given up already.
-        message = f"{ranks} {_listed(missing)} of {self.size} did not join the load within {timeout:g} s"
+        message = f"{_listed(missing)} of {self.size} did not join the load within {timeout:g} s"
         _raise(self._record(number, missing, message))
 
     def _record(self, number: int, ranks: Sequence[int], message: str) -> dict[str, Any]:
@@ -176,8 +175,14 @@ def _key(number: int, rank: int) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:RANKS_SHOWN]))
-    return f"{shown} and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else shown
+    if not ranks:
+        return "no rank"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(rank) for rank in ranks[:RANKS_SHOWN]]
+    if len(ranks) > RANKS_SHOWN:
+        shown.append(f"{len(ranks) - RANKS_SHOWN} more")
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _raise(failure: dict[str, Any]) -> NoReturn:
