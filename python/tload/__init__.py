@@ -52,6 +52,7 @@ from tload._report import (
     VerificationReport,
     VerifiedBy,
 )
+from tload._sharding import Sharding
 from tload._stream import TensorStream, load, stream
 from tload._tload import Tensor, __version__, parked_bytes, release_staging
 from tload._verify import FileReport, Mismatch, VerifyReport, verify
@@ -88,6 +89,7 @@ __all__ = [
     "RemoteError",
     "Report",
     "Shard",
+    "Sharding",
     "StageTimes",
     "StagingReport",
     "Tensor",

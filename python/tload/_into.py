@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tload._progress import Callback
     from tload._report import Report
     from tload._selection import Names, Patterns
+    from tload._sharding import Sharding
     from tload._store import Store
 
 
@@ -41,7 +42,7 @@ def load_into(
     names: Names | None = None,
     glob: Names | None = None,
     regex: Patterns | None = None,
-    slices: Mapping[str, Index] | None = None,
+    slices: Mapping[str, Index] | Sharding | None = None,
     group: Group | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
@@ -82,8 +83,8 @@ def load_into(
             `None`.
         regex: Load the tensors whose name contains a match of a regular expression (or of one of
             several), as text or compiled. Default: `None`.
-        slices: Load only a slice of some tensors, by name: see `tload.stream`. Their targets have
-            the shape of the slice. Default: whole tensors.
+        slices: Load only a slice of some tensors, by name or by a `Sharding`: see `tload.stream`.
+            Their targets have the shape of the slice. Default: whole tensors.
         group: Load together with the other ranks of a `Group`: see `tload.stream`. Each rank fills
             its own targets. Default: no group.
         store: Options of the object stores that the source is in: see `tload.open`.
@@ -131,7 +132,7 @@ def load_into(
         checkpoint,
         **rules(checkpoint, names, glob, regex),
         device="cpu",
-        slices=slices_of(slices),
+        **slices_of(slices),
         options=resolved,
         targets=targets,
         strict=strict,

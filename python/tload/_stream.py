@@ -8,7 +8,7 @@ import inspect
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, cast, overload
 
 from tload import _cuda, _imports, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
@@ -19,6 +19,7 @@ from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknow
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
 from tload._selection import Names, Patterns, rules, texts
+from tload._sharding import Sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -289,7 +290,7 @@ class LoadKeywords(OptionKeywords, total=False):
     names: Names | None
     glob: Names | None
     regex: Patterns | None
-    slices: Mapping[str, Index] | None
+    slices: Mapping[str, Index] | Sharding | None
     group: Group | None
     store: Store | None
     follow_symlinks: bool | None
@@ -319,7 +320,7 @@ def stream(
     names: Names | None = None,
     glob: Names | None = None,
     regex: Patterns | None = None,
-    slices: Mapping[str, Index] | None = None,
+    slices: Mapping[str, Index] | Sharding | None = None,
     group: Group | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
@@ -367,7 +368,8 @@ def stream(
         slices: Load only a slice of some tensors: a mapping of names to indices, as in brackets
             behind a numpy array: an int, a slice with a positive step, `...`, or a tuple of them.
             Only the bytes of the slice are read, and gaps that are cheaper to read than to skip. It
-            does not select tensors. Default: whole tensors.
+            does not select tensors. Or a `Sharding`: of the selected tensors, load those of one
+            rank, and its slices of those that are split. Default: whole tensors.
         group: Load together with the other ranks of a `Group`, each of which starts the same load:
             they read the storage once and share what they read (`share`, `join_timeout`,
             `on_peer_loss` and `private` in `Options`). `names`, `slices` and devices may differ
@@ -435,7 +437,7 @@ def stream(
         **rules(checkpoint, names, glob, regex),
         device=_cuda.device_name(device, framework),
         device_map=_device_map(device_map, framework),
-        slices=slices_of(slices),
+        **slices_of(slices),
         options=resolved,
     )
     dtypes = loader.dtypes()
@@ -494,7 +496,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `glob=None`: Load only tensors whose whole name matches one of these globs.
             - `regex=None`: Load only tensors whose name contains a match of one of these regular
               expressions.
-            - `slices=None`: Load only slices of tensors, by name.
+            - `slices=None`: Load only slices of tensors, by name or by a `Sharding`.
             - `group=None`: Load together with the other ranks of a `Group`.
             - `store=None`: Options of object stores: see `tload.open`.
             - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
@@ -612,15 +614,24 @@ def _device_map(device_map: Mapping[str, object] | None, framework: Framework) -
     return [(key, _cuda.device_name(device, framework)) for key, device in device_map.items()]
 
 
-def slices_of(slices: Mapping[str, Index] | None) -> list[tuple[str, Index]]:
+class Slices(TypedDict, total=False):
+    """Keyword arguments of the extension module's `Loader`."""
+
+    slices: list[tuple[str, Index]]
+    sharding: _tload.Sharding
+
+
+def slices_of(slices: Mapping[str, Index] | Sharding | None) -> Slices:
     if slices is None:
-        return []
+        return {}
+    if isinstance(slices, Sharding):
+        return {"sharding": slices._raw}  # noqa: SLF001
     if not isinstance(slices, Mapping):
-        message = f"slices: wanted a mapping of names to indices, found {type(slices).__qualname__}"
+        message = f"slices: wanted a mapping of names to indices or a tload.Sharding, found {type(slices).__qualname__}"
         raise TypeError(message)
     if slices:
         texts("slices", slices)
-    return list(slices.items())
+    return {"slices": list(slices.items())}
 
 
 def _allocator(framework: Framework, devices: Iterable[str]) -> _cuda.Allocator | None:

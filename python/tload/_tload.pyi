@@ -19,6 +19,7 @@ __all__ = [
     "FlatBytes",
     "Group",
     "Loader",
+    "Sharding",
     "Stream",
     "Tensor",
     "__version__",
@@ -236,6 +237,7 @@ class Loader:
         options: Options,
         device_map: Sequence[tuple[str, str]] = ...,
         slices: Sequence[tuple[str, Any]] = ...,
+        sharding: Sharding | None = None,
         targets: Mapping[str, object] | None = None,
         strict: bool = True,
         cast: bool = False,
@@ -257,6 +259,22 @@ class Loader:
         """Return the devices of `selected()`, each once."""
 
     def stream(self, allocator: _Allocator | None = None, group: Group | None = None) -> Stream: ...
+
+@final
+class Sharding:
+    """One rank's share of a checkpoint."""
+
+    @staticmethod
+    def tp(rank: int, size: int, dims: Sequence[tuple[str, int]]) -> Sharding: ...
+    @staticmethod
+    def ep(rank: int, size: int, pattern: str) -> Sharding: ...
+    @staticmethod
+    def pp(rank: int, size: int, pattern: str, first: Sequence[str], last: Sequence[str]) -> Sharding: ...
+    def both(self, other: Sharding) -> Sharding:
+        """Return the combination of both."""
+
+    def names(self, checkpoint: Checkpoint) -> list[str]: ...
+    def slices(self, checkpoint: Checkpoint) -> list[tuple[str, tuple[slice, ...]]]: ...
 
 @final
 class Stream:

@@ -13,10 +13,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tload::{Error, ErrorKind, LocalGroup};
 
-use crate::error::{exception, invalid_request};
+use crate::error::exception;
 use crate::forked::Owned;
 use crate::interrupt;
 use crate::raised::{Raised, is_order, shutting_down};
+use crate::sharding::count;
 
 /// Time for an interrupted exchange to end, so that its thread is not in Python when that exits.
 const INTERRUPT_GRACE: Duration = Duration::from_secs(1);
@@ -52,12 +53,7 @@ impl Group {
         size: isize,
         timeout: f64,
     ) -> PyResult<Self> {
-        let count = |name, count: isize| {
-            usize::try_from(count).map_err(|_| {
-                invalid_request(py, format!("{name} is {count}; it must not be negative"))
-            })
-        };
-        let (rank, size) = (count("rank", rank)?, count("size", size)?);
+        let (rank, size) = (count(py, "rank", rank)?, count(py, "size", size)?);
         let timeout = duration(timeout)?;
         let join = move || LocalGroup::join(&path, rank, size, timeout);
         let joined = interrupt::run(py, join)?;

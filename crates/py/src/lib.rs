@@ -19,6 +19,7 @@ mod loader;
 mod options;
 mod raised;
 mod readiness;
+mod sharding;
 mod store;
 mod stream;
 mod tensor;
@@ -46,6 +47,8 @@ mod _tload {
     use crate::loader::Loader;
     #[pymodule_export]
     use crate::options::{check_options, format_bytes, option_from_variable, seconds, verify_mode};
+    #[pymodule_export]
+    use crate::sharding::Sharding;
     #[pymodule_export]
     use crate::store::{check_store, parse_store_option, store_secrets};
     #[pymodule_export]

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tload::{Device, DeviceMap, LoadTargetRules};
+use tload::{Device, DeviceMap, LoadTargetRules, Selection};
 
 use crate::allocator::PythonAllocator;
 use crate::checkpoint::{Checkpoint, Described, describe};
@@ -16,6 +16,7 @@ use crate::interrupt;
 use crate::load_targets::LoadTargets;
 use crate::options::{self, selection};
 use crate::raised::Raised;
+use crate::sharding::Sharding;
 use crate::stream::Stream;
 use crate::tensor::Empties;
 
@@ -31,13 +32,14 @@ impl Loader {
     /// Loads the tensors that any name, glob or regular expression selects; without any, all
     /// tensors.
     ///
-    /// `slices` maps names to indices: only these elements are loaded. `device_map` lists the keys
+    /// `slices` maps names to indices: only these elements are loaded. With `sharding` in its place,
+    /// the rank's share of the selected tensors is loaded. `device_map` lists the keys
     /// of a [`DeviceMap`]. With `targets`, a mapping of names to torch tensors and numpy arrays,
     /// tensors are loaded into these, on their devices.
     #[new]
     #[pyo3(signature = (
         checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(),
-        slices=Vec::new(), targets=None, strict=true, cast=false
+        slices=Vec::new(), sharding=None, targets=None, strict=true, cast=false
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -53,6 +55,7 @@ impl Loader {
         options: &Bound<'_, PyAny>,
         device_map: Vec<(String, String)>,
         slices: Vec<(String, Bound<'_, PyAny>)>,
+        sharding: Option<&Bound<'_, Sharding>>,
         targets: Option<&Bound<'_, PyAny>>,
         strict: bool,
         cast: bool,
@@ -75,6 +78,15 @@ impl Loader {
             .device(device.parse().map_err(failed)?)
             .device_map(DeviceMap::new(keys).map_err(failed)?)
             .options(options::read(options)?);
+        if let Some(sharding) = sharding {
+            let mine = sharding.get().apply(inner.checkpoint()).map_err(failed)?;
+            let names: HashSet<&str> = mine.names.iter().map(String::as_str).collect();
+            let selected = inner.selected().map_err(failed)?;
+            let selected = selected.iter().map(tload::TensorInfo::name);
+            let selected = selected.filter(|name| names.contains(name));
+            let selected = Selection::names(selected);
+            inner = inner.tensors(selected).slices(mine.slices);
+        }
         if let Some(targets) = targets {
             let targets = LoadTargets::read(targets)?;
             if strict {
