@@ -20,6 +20,7 @@ pub mod pipeline;
 pub(crate) mod prepare;
 pub(crate) mod read_one;
 pub(crate) mod stream;
+mod wanted;
 
 mod loader;
 mod request;

@@ -275,7 +275,7 @@ impl<'a> Serving<'a> {
 
     /// Serves until every rank has left.
     fn run(&mut self) {
-        while !self.is_closed && !(self.load.is_some() && self.followers.is_empty()) {
+        while !(self.is_closed || self.load.is_some() && self.followers.is_empty()) {
             if self.step().is_err() {
                 // The system refuses to wait: the ranks notice that their connections close.
                 return;
