@@ -68,6 +68,8 @@ def test_keywords_override_options_override_environment(floats: Floats, monkeypa
             "hedge": "false",
             "timeout": "1m",
             "verify": "off",
+            "share": "none",
+            "on_peer_loss": "read",
         }
         text = special.get(name, "3")
         monkeypatch.setenv(variable, "1MiB" if name.endswith(("bytes", "limit")) else text)
@@ -135,6 +137,9 @@ def test_invalid_variable_named_in_error(
         ({"engine": "aio"}, 'engine is "aio"; it can be auto, uring, pread, tokio-uring'),
         ({"cache": "no"}, 'cache is "no"; it can be auto, direct, buffered, drop, map'),
         ({"order": "random"}, 'order is "random"; it can be ready, file'),
+        ({"share": "all"}, 'share is "all"; it can be node, cluster, none'),
+        ({"on_peer_loss": "wait"}, 'on_peer_loss is "wait"; it can be error, read'),
+        ({"join_timeout": 0}, "join_timeout is 0; it must be a positive duration"),
         ({"depth": -1}, "depth is -1; it must lie between 1 and 4096"),
         ({"depth": 0}, "depth is 0; it must lie between 1 and 4096"),
         ({"lanes": -1}, "lanes is -1; it must lie between 1 and 256"),
@@ -189,6 +194,7 @@ def test_invalid_values_are_rejected_by_options_and_calls(
         ({"cache": True}, "cache: wanted a str, found bool"),
         ({"writable": "no"}, "writable: wanted a bool, found str"),
         ({"writable": 1}, "writable: wanted a bool, found int"),
+        ({"private": "no"}, "private: wanted a bool, found str"),
     ],
 )
 def test_wrong_types_are_type_errors(keywords: dict[str, Any], message: str) -> None:
@@ -303,7 +309,7 @@ def test_misspelt_variables_are_reported_once(floats: Floats) -> None:
 def test_options_are_those_of_the_core() -> None:
     fields = {field.name for field in dataclasses.fields(tload.Options)}
     assert fields == _options.OptionKeywords.__optional_keys__
-    assert fields == {*_options.VARIABLES, "writable"}
+    assert fields == {*_options.VARIABLES, "writable", "private"}
 
 
 def test_options_show_what_was_set() -> None:

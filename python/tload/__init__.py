@@ -30,10 +30,12 @@ from tload._errors import (
     NoSuchTensorError,
     NotFoundError,
     OutOfMemoryError,
+    PeerError,
     PermissionDeniedError,
     RemoteError,
     UnsupportedError,
 )
+from tload._group import Group
 from tload._into import load_into
 from tload._options import Options
 from tload._patch import patch
@@ -42,6 +44,7 @@ from tload._report import (
     DepthReport,
     DeviceReport,
     EngineReport,
+    GroupReport,
     Report,
     StageTimes,
     StagingReport,
@@ -67,6 +70,8 @@ __all__ = [
     "Error",
     "FileReport",
     "FormatError",
+    "Group",
+    "GroupReport",
     "InvalidRequestError",
     "IoError",
     "ListedFile",
@@ -76,6 +81,7 @@ __all__ = [
     "NotFoundError",
     "Options",
     "OutOfMemoryError",
+    "PeerError",
     "PermissionDeniedError",
     "PlannedFile",
     "Progress",

@@ -26,6 +26,12 @@ Cache: TypeAlias = Literal["auto", "direct", "buffered", "drop", "map"]
 Order: TypeAlias = Literal["ready", "file"]
 """Values of `Options.order`."""
 
+Share: TypeAlias = Literal["node", "cluster", "none"]
+"""Values of `Options.share`."""
+
+OnPeerLoss: TypeAlias = Literal["error", "read"]
+"""Values of `Options.on_peer_loss`."""
+
 Size: TypeAlias = float | str
 """Bytes as a whole number (`4096`, `1e9`), or text with a unit: `"4 MiB"`, `"4 MB"`."""
 
@@ -141,6 +147,28 @@ class Options:
     if the load needs it: for a GPU towards the opening, else towards the load. Storage that does not
     respond delays the error by at most half a second. Default: `TLOAD_TIMEOUT` (the same text, or
     seconds), else no limit."""
+    share: Share | None = None
+    """Ranks that share what is read, in a load with a `group`. No effect without one. Default:
+    `TLOAD_SHARE`, else `"node"`.
+
+    - `"node"`: The ranks of one node: its storage is read once per node.
+    - `"cluster"`: All ranks: storage is read once, and nodes send each other the rest.
+    - `"none"`: Every rank reads for itself, as without a group.
+    """
+    join_timeout: Duration | None = None
+    """Time that the ranks of a group have to begin the load together: seconds, text with units, or
+    a `datetime.timedelta`. When exceeded, every rank raises a `PeerError` that names the missing
+    ones. No effect without a `group`. Default: `TLOAD_JOIN_TIMEOUT`, else 30 seconds."""
+    on_peer_loss: OnPeerLoss | None = None
+    """Reaction to the loss of the rank that reads for this one: `"error"` raises a `PeerError`;
+    `"read"` makes this rank read the missing bytes itself. No effect without a `group`. Default:
+    `TLOAD_ON_PEER_LOSS`, else `"error"`."""
+    private: bool | None = None
+    """With a `group`: whether tensors in host memory are private to the process and writable. If
+    `False`, tensors that several ranks of a node load are views of memory that the ranks share: one
+    copy for the node. They are read-only as with `writable=False`, and in libraries that ignore it,
+    such as torch, a write kills the process (`SIGSEGV`). No effect without a `group`, nor on
+    tensors on GPUs and in targets of `load_into`. Default: `False`."""
 
     def __post_init__(self) -> None:
         _tload.check_options(self)
@@ -191,6 +219,10 @@ class OptionKeywords(TypedDict, total=False):
     retries: int | None
     hedge: bool | None
     timeout: Duration | None
+    share: Share | None
+    join_timeout: Duration | None
+    on_peer_loss: OnPeerLoss | None
+    private: bool | None
 
 
 VARIABLES = dict(_tload.OPTION_VARIABLES)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cas
 from tload import _cuda, _imports, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import InvalidRequestError, LoadTimeoutError, advise
+from tload._group import raw_group
 from tload._imports import BackgroundImport
 from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve, suggestion
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from tload._async import Waiter
     from tload._checkpoint import Checkpoint, Index, Source
+    from tload._group import Group
     from tload._progress import Callback
     from tload._store import Store
 
@@ -288,6 +290,7 @@ class LoadKeywords(OptionKeywords, total=False):
     glob: Names | None
     regex: Patterns | None
     slices: Mapping[str, Index] | None
+    group: Group | None
     store: Store | None
     follow_symlinks: bool | None
     progress: bool | Callback | None
@@ -317,6 +320,7 @@ def stream(
     glob: Names | None = None,
     regex: Patterns | None = None,
     slices: Mapping[str, Index] | None = None,
+    group: Group | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
     progress: bool | Callback | None = None,
@@ -364,6 +368,10 @@ def stream(
             behind a numpy array: an int, a slice with a positive step, `...`, or a tuple of them.
             Only the bytes of the slice are read, and gaps that are cheaper to read than to skip. It
             does not select tensors. Default: whole tensors.
+        group: Load together with the other ranks of a `Group`, each of which starts the same load:
+            they read the storage once and share what they read (`share`, `join_timeout`,
+            `on_peer_loss` and `private` in `Options`). `names`, `slices` and devices may differ
+            from rank to rank. Default: no group.
         store: Options of the object stores that the source is in; `tload.open` lists the keys.
             Invalid with an open `Checkpoint`, whose store is already connected. Default:
             `TLOAD_STORE`, and the environment of each store.
@@ -399,6 +407,8 @@ def stream(
         DeviceError: A GPU or its driver failed. Also raised while reading.
         RemoteError: An object store is unreachable, or requests still failed after all retries.
         CorruptError: With `verify`, bytes do not match their digest. Also raised while reading.
+        PeerError: With `group`, another rank did not join, disagrees, failed or is gone. Also
+            raised while reading.
         IoError, ChangedError, LoadTimeoutError, CancelledError: While reading.
 
     Examples:
@@ -408,6 +418,7 @@ def stream(
     """
     refuse_unknown("stream", keywords, OptionKeywords.__optional_keys__)
     framework = named(framework)
+    joined = raw_group(group)
     resolved = resolve(options, keywords)
     if framework == "torch":
         resolved = _torch.with_writable(resolved)
@@ -440,7 +451,7 @@ def stream(
     if is_missing:
         _check(framework, dtypes, loader)
     allocator = _allocator(framework, loader.devices())
-    raw = loader.stream(allocator)
+    raw = loader.stream(allocator, joined)
     try:
         if is_missing:
             importing = BackgroundImport(framework, convert_with, resolved.timeout)
@@ -484,6 +495,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `regex=None`: Load only tensors whose name contains a match of one of these regular
               expressions.
             - `slices=None`: Load only slices of tensors, by name.
+            - `group=None`: Load together with the other ranks of a `Group`.
             - `store=None`: Options of object stores: see `tload.open`.
             - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
               see `tload.open`.

@@ -17,6 +17,7 @@ __all__ = [
     "STORE_KEYS",
     "Checkpoint",
     "FlatBytes",
+    "Group",
     "Loader",
     "Stream",
     "Tensor",
@@ -185,6 +186,41 @@ class Checkpoint:
     def read(self, name: str, index: Any, options: Options) -> Tensor: ...
     def require_files(self, options: Options) -> None: ...
 
+class _Members(Protocol):
+    """Called by `Group` and by `Loader.stream`, on any thread."""
+
+    rank: int
+    size: int
+
+    def exchange(self, message: bytes, timeout: float) -> list[bytes]:
+        """Send a message to every rank, and return those of all ranks, by rank."""
+
+    def interrupt(self) -> None:
+        """Make a waiting `exchange` raise."""
+
+    def close(self) -> None: ...
+
+@final
+class Group:
+    """The processes that load together, seen from one of them."""
+
+    @staticmethod
+    def local(path: str | PathLike[str], rank: int, size: int, timeout: float) -> Group: ...
+    @staticmethod
+    def over(members: _Members) -> Group:
+        """Make a group of an object that exchanges messages."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def exchange(self, message: bytes, timeout: float) -> list[bytes]:
+        """Send a message to every rank, and return those of all ranks, by rank."""
+
+    def close(self) -> None: ...
+
 @final
 class Loader:
     """A load that has not started."""
@@ -220,7 +256,7 @@ class Loader:
     def devices(self) -> list[str]:
         """Return the devices of `selected()`, each once."""
 
-    def stream(self, allocator: _Allocator | None = None) -> Stream: ...
+    def stream(self, allocator: _Allocator | None = None, group: Group | None = None) -> Stream: ...
 
 @final
 class Stream:

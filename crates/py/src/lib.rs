@@ -11,11 +11,13 @@ mod copy;
 mod dlpack;
 mod error;
 mod forked;
+mod group;
 mod index;
 mod interrupt;
 mod load_targets;
 mod loader;
 mod options;
+mod raised;
 mod readiness;
 mod store;
 mod stream;
@@ -38,6 +40,8 @@ mod _tload {
     use crate::checkpoint::Checkpoint;
     #[pymodule_export]
     use crate::copy::{copy, has_secret, list_files, read_beside, show_location};
+    #[pymodule_export]
+    use crate::group::Group;
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]

@@ -6,14 +6,16 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use tload::{Device, DeviceMap, LoadTargetRules};
 
-use crate::allocator::{PythonAllocator, Raised};
+use crate::allocator::PythonAllocator;
 use crate::checkpoint::{Checkpoint, Described, describe};
 use crate::error::exception;
 use crate::forked::Owned;
+use crate::group::Group;
 use crate::index::slice;
 use crate::interrupt;
 use crate::load_targets::LoadTargets;
 use crate::options::{self, selection};
+use crate::raised::Raised;
 use crate::stream::Stream;
 use crate::tensor::Empties;
 
@@ -139,15 +141,31 @@ impl Loader {
         Ok(devices.into_iter().collect())
     }
 
-    /// Starts to read. GPU memory comes from `allocator`, if there is one: it is called on the
-    /// calling thread, here and in `Stream.receive`.
-    #[pyo3(signature = (allocator=None))]
-    fn stream(&self, py: Python<'_>, allocator: Option<Py<PyAny>>) -> PyResult<Stream> {
-        let loader = self.inner.clone();
+    /// Starts to read, together with the other ranks of `group`, if there is one. GPU memory comes
+    /// from `allocator`, if there is one: it is called on the calling thread, here and in
+    /// `Stream.receive`.
+    #[pyo3(signature = (allocator=None, group=None))]
+    fn stream(
+        &self,
+        py: Python<'_>,
+        allocator: Option<Py<PyAny>>,
+        group: Option<&Bound<'_, Group>>,
+    ) -> PyResult<Stream> {
+        let mut loader = self.inner.clone();
         let empties = Empties::for_loader(&loader).map_err(|error| exception(py, &error))?;
         let raised = Raised::default();
+        let join = |group: &Bound<'_, Group>| group.get().join(py, &raised, allocator.is_some());
+        let joining = group.map(join).transpose()?;
+        if let Some(joining) = &joining {
+            loader = loader.group(Arc::clone(&joining.group));
+        }
         let Some(allocator) = allocator else {
-            let stream = interrupt::run(py, move || loader.stream())?;
+            let start = move || Ok(loader.stream());
+            let started = match &joining {
+                Some(joining) => joining.run(py, start),
+                None => interrupt::run(py, start),
+            };
+            let stream = started?.map_err(|error| raised.exception(py, &error))?;
             return Ok(Stream::new(stream, empties, raised));
         };
         // Not on a thread of its own: the allocator uses the current device and stream of this
