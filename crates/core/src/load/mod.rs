@@ -24,7 +24,6 @@ mod wanted;
 
 mod loader;
 mod request;
-#[cfg(target_os = "linux")]
 mod shared;
 pub(crate) mod shares;
 mod start;

@@ -374,7 +374,9 @@ mod tests {
     fn last_user_releases_view() {
         let released = Arc::<AtomicU32>::default();
         let counted = Arc::clone(&released);
-        let count = move || drop(counted.fetch_add(1, Ordering::SeqCst));
+        let count = move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        };
         let view = SharedView::reserve(1, 2, Box::new(count)).expect("addresses");
         view.user_done();
         assert_eq!(released.load(Ordering::SeqCst), 0);
