@@ -42,7 +42,6 @@ pub(super) enum Channel {}
 
 /// State of the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(dead_code, reason = "there is no other end")]
 pub(super) enum Peer {
     Open,
     Gone,
