@@ -223,6 +223,20 @@ def test_unknown_keyword_names_called_function(floats: Floats) -> None:
         assert str(caught.value) == message
 
 
+def test_unknown_keywords_of_copy_verify_and_options_suggest_nearest(tmp_path: Path) -> None:
+    here = tmp_path
+    cases: list[tuple[Any, tuple[Path, ...], str, str, str]] = [
+        (tload.copy, (here, here), "copy", "inclued", "include"),
+        (tload.verify, (here,), "verify", "signatur", "signature"),
+        (tload.Options, (), "Options.__init__", "memroy_limit", "memory_limit"),
+    ]
+    for call, arguments, name, wrong, near in cases:
+        with pytest.raises(TypeError) as caught:
+            call(*arguments, **{wrong: None})
+        assert str(caught.value) == f"{name}() got an unexpected keyword argument {wrong!r}; did you mean {near!r}?"
+        assert near in inspect.signature(call).parameters
+
+
 def test_help_of_load_names_every_keyword() -> None:
     text = inspect.getdoc(tload.load) or ""
     parameters = dict(inspect.signature(tload.stream).parameters)

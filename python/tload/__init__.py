@@ -14,6 +14,8 @@ being read:
 ...     print(checkpoint["lm_head.weight"].shape)
 """
 
+from typing import TYPE_CHECKING
+
 from tload import _logging
 from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
 from tload._copy import CopyPlan, CopyReport, ListedFile, PlannedFile, copy, list_files
@@ -112,5 +114,22 @@ __all__ = [
     "stream",
     "verify",
 ]
+
+_SUBMODULES = frozenset({"compat", "dcp", "safetensors", "sglang", "transformers", "vllm"})
+"""Modules for other packages, which are imported when an attribute of their name is first read."""
+
+if not TYPE_CHECKING:  # for type checkers, every name would exist
+
+    def __getattr__(name: str) -> object:
+        if name in _SUBMODULES:
+            from importlib import import_module
+
+            return import_module(f"tload.{name}")
+        message = f"module 'tload' has no attribute {name!r}"
+        raise AttributeError(message)
+
+
+del TYPE_CHECKING
+
 
 _logging.configure_from_environment()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from tload import _tload
 from tload._errors import InvalidRequestError, advise
@@ -15,6 +16,8 @@ from tload._errors import InvalidRequestError, advise
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
+P = ParamSpec("P")
+R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., object]")
 
 Engine: TypeAlias = Literal["auto", "uring", "pread", "tokio-uring"]
@@ -258,6 +261,21 @@ def refuse_unknown(function: str, keywords: Mapping[str, object], known: frozens
         if name not in known:
             message = f"{function}() got an unexpected keyword argument {name!r}{suggestion(name, known)}"
             raise TypeError(message)
+
+
+def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function whose `TypeError` for an unknown keyword is to suggest the nearest one."""
+    known = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_unknown(function.__qualname__, kwargs, known)
+        return function(*args, **kwargs)
+
+    return call
+
+
+Options.__init__ = suggests_keywords(Options.__init__)  # type: ignore[method-assign]
 
 
 def suggestion(wanted: str, names: Collection[str]) -> str:

@@ -293,7 +293,7 @@ mod tests {
     fn write(memory: &SharedMemory, bytes: &[u8]) {
         assert!(bytes.len() <= memory.len());
         // SAFETY: inside the mapping, which this test owns.
-        unsafe { std::ptr::copy(bytes.as_ptr(), memory.start().as_ptr(), bytes.len()) };
+        unsafe { ptr::copy(bytes.as_ptr(), memory.start().as_ptr(), bytes.len()) };
     }
 
     #[test]
@@ -360,18 +360,23 @@ mod tests {
         view.show(&memory).expect("maps");
         // SAFETY: no reference to the second page exists.
         unsafe { view.make_private(4096..8192) }.expect("maps");
+        // SAFETY: inside the view.
+        let second = unsafe { view.start().add(4096) };
         // SAFETY: private to this test now.
-        unsafe { view.start().add(4096).write(7) };
-        // SAFETY: written above.
-        let (first, second) = unsafe { (view.bytes(0..6), view.bytes(4096..4097)) };
-        assert_eq!((first, second), (&b"shared"[..], &[7][..]));
+        unsafe { second.write(7) };
+        // SAFETY: written above, by this thread.
+        assert_eq!(unsafe { view.bytes(0..6) }, b"shared");
+        // SAFETY: as above.
+        assert_eq!(unsafe { view.bytes(4096..4097) }, [7]);
     }
 
     #[test]
     fn last_user_releases_view() {
         let released = Arc::<AtomicU32>::default();
         let counted = Arc::clone(&released);
-        let count = move || drop(counted.fetch_add(1, Ordering::SeqCst));
+        let count = move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        };
         let view = SharedView::reserve(1, 2, Box::new(count)).expect("addresses");
         view.user_done();
         assert_eq!(released.load(Ordering::SeqCst), 0);

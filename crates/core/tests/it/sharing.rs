@@ -117,11 +117,16 @@ fn of_group(report: &Report) -> &GroupReport {
     report.group.as_ref().expect("a load with a group")
 }
 
-/// Bytes that all ranks read from storage, divided by the distinct bytes that they want.
-fn amplification(loaded: &[(Vec<Tensor>, Report)]) -> f64 {
+/// Asserts that storage was read once: at most `percent` more than the distinct bytes, for whole
+/// sectors.
+fn assert_read_once(loaded: &[(Vec<Tensor>, Report)], percent: u64) {
     let reports = loaded.iter().map(|(_, report)| of_group(report));
     let read: u64 = reports.map(|group| group.read_bytes).sum();
-    read as f64 / of_group(&loaded[0].1).unique_bytes as f64
+    let unique = of_group(&loaded[0].1).unique_bytes;
+    assert!(
+        unique <= read && read * 100 <= unique * (100 + percent),
+        "{read} bytes for {unique}"
+    );
 }
 
 /// Compares the tensors of a rank with those of a load without a group.
@@ -176,12 +181,10 @@ fn ranks_that_want_everything_read_it_once() {
             let group = of_group(report);
             assert_eq!((group.size, group.leader), (size, 0), "{group:?}");
             assert_eq!(group.node_ranks, (0..size).collect::<Vec<_>>());
-            assert_eq!(report.received_bytes > 0, true, "{report}");
+            assert!(report.received_bytes > 0, "{report}");
             assert_eq!(report.read_bytes, 0, "{report}");
         }
-        // Files are read in whole sectors.
-        let ratio = amplification(&loaded);
-        assert!((1.0..1.02).contains(&ratio), "{ratio}");
+        assert_read_once(&loaded, 2);
         let leader = of_group(&loaded[0].1);
         assert!((1.0..1.02).contains(&leader.amplification), "{leader:?}");
     }
@@ -210,7 +213,7 @@ fn ranks_read_rows_of_their_own() {
         &matrices(3, 4096, 2048),
     );
     let rows = |rank: usize| {
-        let slice = Slice::new([rank * 1024..(rank + 1) * 1024]);
+        let slice = Slice::new([Steps::from(rank * 1024..(rank + 1) * 1024)]);
         (0..3).map(move |index| (format!("m{index}"), slice.clone()))
     };
     let loaded = all_good(load_all(4, folder.path(), |rank, loader| {
@@ -220,7 +223,7 @@ fn ranks_read_rows_of_their_own() {
         assert_alone(folder.path(), |loader| loader.slices(rows(rank)), tensors);
         assert_eq!(report.received_bytes, 0, "{report}");
     }
-    assert!(amplification(&loaded) < 1.01, "{}", amplification(&loaded));
+    assert_read_once(&loaded, 1);
 }
 
 #[test]
@@ -248,7 +251,7 @@ fn narrow_columns_are_gathered_from_shared_memory() {
         );
         assert_eq!(report.read_bytes, 0, "{report}");
     }
-    assert!(amplification(&loaded) < 1.02, "{}", amplification(&loaded));
+    assert_read_once(&loaded, 2);
 }
 
 #[test]
@@ -263,7 +266,7 @@ fn ranks_may_want_different_tensors() {
     for (rank, (tensors, _)) in loaded.iter().enumerate() {
         assert_alone(folder.path(), |loader| select(rank, loader), tensors);
     }
-    assert!(amplification(&loaded) < 1.02, "{}", amplification(&loaded));
+    assert_read_once(&loaded, 2);
 }
 
 #[test]
@@ -281,7 +284,7 @@ fn small_budget_and_file_order_are_kept() {
         assert_all(tensors, &[&files[0], &files[1]]);
         assert_eq!(of_group(report).reason, None);
     }
-    assert!(amplification(&loaded) < 1.02, "{}", amplification(&loaded));
+    assert_read_once(&loaded, 2);
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::ranks::agreement::Hello;
 use crate::ranks::hub::{Hub, Start};
 use crate::ranks::messages::{RankStatistics, Request};
 use crate::ranks::node::{self, Node, Role};
-use crate::report::GroupReport;
+use crate::report::{GroupReport, amplification};
 use crate::storage::Source;
 
 /// Default time that ranks have to begin a load together.
@@ -220,10 +220,10 @@ impl Loader {
 impl Joined {
     /// Returns the options of this rank's own load: `memory_limit` is for the node. Half of it is
     /// for shared memory, and the ranks divide the rest.
-    pub(crate) fn options(&self, options: &Options) -> Options {
+    pub(crate) fn options(&self, options: &Options, is_shared: bool) -> Options {
         let ranks = self.report.node_ranks.len() as u64;
         let mut options = options.clone();
-        if self.shares.is_some() {
+        if is_shared {
             let limit = options.memory_limit;
             options.memory_limit = limit.map(|limit| limit / 2 / ranks);
         }
@@ -249,9 +249,7 @@ impl Joined {
             let others = others.iter().filter(|(rank, _)| *rank != group.rank);
             all += others.map(|(_, found)| found.read_bytes).sum::<u64>() + reader.read_bytes();
         }
-        if group.unique_bytes > 0 {
-            group.amplification = all as f64 / group.unique_bytes as f64;
-        }
+        group.amplification = amplification(all, group.unique_bytes);
         report.group = Some(group);
     }
 }

@@ -7,7 +7,6 @@
 
 mod connection;
 mod gather;
-mod process;
 mod server;
 mod socket_file;
 mod verdict;

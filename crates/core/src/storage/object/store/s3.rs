@@ -168,6 +168,10 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     let ambient = ambient
         .into_iter()
         .filter(|(key, _)| !configured.hides(*key));
+    require_scheme(
+        opening.environment,
+        configured.is_given || configured.is_ignored,
+    )?;
     for (key, value) in ambient.chain(passed) {
         if let AmazonS3ConfigKey::Client(key) = key {
             client_settings.push((key, value));
@@ -236,6 +240,31 @@ fn require_url(endpoint: Option<&str>) -> Result<()> {
         format!("the endpoint with the bucket's name added is not a URL: {error}"),
     )
     .with_hint("write endpoint=http://host:port; with an IP address use addressing=path"))
+}
+
+/// Variables that name the endpoint, in order of precedence.
+const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+
+/// Requires that the endpoint that variables name, unless it does not count, has a scheme.
+fn require_scheme(environment: &Environment, is_ignored: bool) -> Result<()> {
+    let set = ENDPOINTS
+        .iter()
+        .find_map(|name| Some((*name, environment.get(name)?)));
+    let Some((name, _)) = set.filter(|(_, value)| !is_ignored && !has_scheme(value)) else {
+        return Ok(());
+    };
+    // Without the value: it may hold a password.
+    let message = format!("the variable {name} is not a URL: it has no http:// or https://");
+    Err(Error::invalid_request(message).with_hint(format!("set {name}=http://host:port")))
+}
+
+fn has_scheme(url: &str) -> bool {
+    let scheme = url.split_once("://").map(|(scheme, _)| scheme);
+    scheme.is_some_and(|it| {
+        ["http", "https"]
+            .iter()
+            .any(|known| it.eq_ignore_ascii_case(known))
+    })
 }
 
 /// Endpoints that variables and a profile configure, and which of them count.
@@ -631,6 +660,19 @@ mod tests {
         ] {
             let (_, credential_source) = built("s3://b/k", &options, &AMBIENT).expect("a builder");
             assert_eq!(credential_source, wanted);
+        }
+    }
+
+    #[test]
+    fn variable_with_endpoint_without_scheme_is_named() {
+        for name in ENDPOINTS {
+            let variables = [(name, "me:hunter2@localhost:9000")];
+            let error = built("s3://b/k", &[], &variables).err().expect(name);
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+            assert!(error.message().contains(name), "{error}");
+            assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+            let given = [("endpoint", "http://minio:9000")];
+            built("s3://b/k", &given, &variables).expect("the option counts");
         }
     }
 
