@@ -208,6 +208,9 @@ class Report:
     """Bytes of files that tensors are views of (`cache="map"`)."""
     remote_bytes: int
     """Bytes received from object stores."""
+    received_bytes: int
+    """Bytes received from another rank of a `Group`, in shared memory. Not included in
+    `read_bytes`."""
     requests: int
     """Requests to object stores for tensor data."""
     copied_bytes: int
