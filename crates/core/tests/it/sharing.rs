@@ -4,89 +4,16 @@
 //! shared memory are those between processes.
 
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tload::testing::fixtures::{FileBuilder, Rng};
+use tload::testing::ranks_as_threads;
 use tload::{
-    Dtype, Error, ErrorKind, Group, GroupReport, Loader, Options, Order, Report, Result, Selection,
-    Slice, Steps, Tensor,
+    Dtype, ErrorKind, GroupReport, Loader, Options, Order, Report, Result, Selection, Slice, Steps,
+    Tensor,
 };
 
 use crate::files::{assert_all, even, folder, location, mixed, options, write};
-
-/// Ranks of one process.
-#[derive(Debug)]
-struct Threads {
-    size: usize,
-    rounds: Mutex<Vec<Vec<Option<Vec<u8>>>>>,
-    arrived: Condvar,
-}
-
-/// One of them.
-#[derive(Debug)]
-struct ThreadRank {
-    threads: Arc<Threads>,
-    rank: usize,
-    round: Mutex<usize>,
-}
-
-impl Group for ThreadRank {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.threads.size
-    }
-
-    fn exchange(&self, message: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        let round = {
-            let mut round = self.round.lock().expect("no panic");
-            *round += 1;
-            *round - 1
-        };
-        let mut rounds = self.threads.rounds.lock().expect("no panic");
-        if rounds.len() <= round {
-            rounds.push(vec![None; self.threads.size]);
-        }
-        rounds[round][self.rank] = Some(message.to_vec());
-        self.threads.arrived.notify_all();
-        loop {
-            let all: Option<Vec<Vec<u8>>> = rounds[round].iter().cloned().collect();
-            if let Some(all) = all {
-                return Ok(all);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let missing = (0..self.threads.size).filter(|rank| rounds[round][*rank].is_none());
-                return Err(Error::new(ErrorKind::Peer, "missing").with_ranks(missing));
-            }
-            rounds = self
-                .threads
-                .arrived
-                .wait_timeout(rounds, left)
-                .expect("no panic")
-                .0;
-        }
-    }
-}
-
-fn group(size: usize) -> Vec<Arc<dyn Group>> {
-    let threads = Arc::new(Threads {
-        size,
-        rounds: Mutex::default(),
-        arrived: Condvar::new(),
-    });
-    let rank = |rank| -> Arc<dyn Group> {
-        Arc::new(ThreadRank {
-            threads: Arc::clone(&threads),
-            rank,
-            round: Mutex::default(),
-        })
-    };
-    (0..size).map(rank).collect()
-}
 
 type Loaded = Result<(Vec<Tensor>, Report)>;
 
@@ -94,14 +21,17 @@ type Loaded = Result<(Vec<Tensor>, Report)>;
 fn load_all(size: usize, path: &Path, set: impl Fn(usize, Loader) -> Loader + Sync) -> Vec<Loaded> {
     let set = &set;
     std::thread::scope(|scope| {
-        let ranks = group(size).into_iter().enumerate().map(|(rank, group)| {
-            scope.spawn(move || {
-                let loader = Loader::open(&location(path)).expect("a good checkpoint");
-                let mut stream = set(rank, loader).group(group).stream()?;
-                let tensors = stream.by_ref().collect::<Result<Vec<_>>>()?;
-                Ok((tensors, stream.report()))
-            })
-        });
+        let ranks = ranks_as_threads(size)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, group)| {
+                scope.spawn(move || {
+                    let loader = Loader::open(&location(path)).expect("a good checkpoint");
+                    let mut stream = set(rank, loader).group(group).stream()?;
+                    let tensors = stream.by_ref().collect::<Result<Vec<_>>>()?;
+                    Ok((tensors, stream.report()))
+                })
+            });
         let ranks: Vec<_> = ranks.collect();
         let joined = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
         joined.collect()
@@ -312,7 +242,7 @@ fn differing_options_are_an_error_on_every_rank() {
 fn rank_that_never_joins_is_named() {
     let folder = folder();
     two_shards(folder.path(), 6);
-    let mut group = group(3);
+    let mut group = ranks_as_threads(3);
     group.pop();
     let waits = Duration::from_millis(300);
     std::thread::scope(|scope| {
