@@ -223,9 +223,16 @@ def subgroup_has_its_own_ranks(rank: int) -> None:
 
 def load_with_group(path: Path) -> None:
     with tload.Group.torch() as group:
-        for _ in range(2):
-            loaded = tload.load(path, framework="numpy", group=group)
-            assert loaded["t"].tobytes() == tile(0, 100_000)
+        loaded = tload.load(path, framework="numpy", group=group)
+        assert loaded["t"].tobytes() == tile(0, 100_000)
+        with tload.stream(path, framework="numpy", group=group, private=True) as tensors:
+            ((_, tensor),) = tensors
+        assert tensor.flags.writeable
+        shared = tensors.report.group
+        assert shared is not None
+        assert (shared.rank, shared.size, shared.node_ranks) == (group.rank, 4, (0, 1, 2, 3)), shared.reason
+        assert shared.unique_bytes == 100_000
+        assert (shared.read_bytes > 0) == (shared.rank == shared.leader)
         import torch
 
         target = {"t": torch.zeros(100_000, dtype=torch.uint8)}
