@@ -32,10 +32,10 @@ impl Loader {
     /// Loads the tensors that any name, glob or regular expression selects; without any, all
     /// tensors.
     ///
-    /// `slices` maps names to indices: only these elements are loaded. With `sharding` in its place,
-    /// the rank's share of the selected tensors is loaded. `device_map` lists the keys
-    /// of a [`DeviceMap`]. With `targets`, a mapping of names to torch tensors and numpy arrays,
-    /// tensors are loaded into these, on their devices.
+    /// `slices` maps names to indices: only these elements are loaded. With `sharding` in its
+    /// place, the rank's share of the selected tensors is loaded. `device_map` lists the keys of a
+    /// [`DeviceMap`]. With `targets`, a mapping of names to torch tensors and numpy arrays, tensors
+    /// are loaded into these, on their devices.
     #[new]
     #[pyo3(signature = (
         checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(),

@@ -7,7 +7,7 @@ use super::destinations::{Destination, Destinations};
 use super::groups::{Group, SharedRegions, Sources};
 use super::lane::{LaneEngine, LaneSetup};
 use super::pipeline::Feed;
-use super::shares::{SharedPart, Shares, open_storage};
+use super::shares::{SharedSources, Shares, open_storage};
 use super::wanted::{layouts, own_shards, places, refuse_too_many_reads, wanted};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{self, EngineKind, EngineSetup, SharedSetup};
@@ -45,7 +45,7 @@ pub(crate) struct Prepared {
     /// By source: the files as memory, if tensors are to be views of them.
     pub(crate) views: Option<Vec<Arc<FileView>>>,
     /// The part that the leader of the node reads.
-    pub(crate) shared: Option<SharedPart>,
+    pub(crate) shared: Option<SharedSources>,
     /// By group.
     limits: Vec<Limits>,
 }
@@ -113,7 +113,7 @@ impl Prepared {
         }
         let shared_regions = sources.shared();
         let begin = |shares: Shares| {
-            Ok::<_, Error>(SharedPart {
+            Ok::<_, Error>(SharedSources {
                 link: Arc::new(Link::begin(shares.joining, &shares.plan, &users)?),
                 regions: shared_regions.expect("added above"),
                 origins: shares.plan.regions,

@@ -27,7 +27,7 @@ pub(crate) struct Shares {
 }
 
 /// Part of a load that the leader of the node reads.
-pub(crate) struct SharedPart {
+pub(crate) struct SharedSources {
     pub(crate) link: Arc<Link>,
     pub(crate) regions: Arc<SharedRegions>,
     /// All regions of the node's plan.
@@ -37,7 +37,7 @@ pub(crate) struct SharedPart {
     pub(crate) checkpoint: Checkpoint,
 }
 
-impl SharedPart {
+impl SharedSources {
     /// Returns the region of the node that a source is, if it is one.
     pub(crate) fn region(&self, source: usize) -> Option<usize> {
         let index = source.checked_sub(self.first_source)?;

@@ -117,7 +117,8 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Peer`] with the ranks that have not, at the deadline or when the hub has ended.
+    /// [`crate::ErrorKind::Peer`] with the ranks that have not, at the deadline or when the hub has
+    /// ended.
     pub(crate) fn requests(&self, ranks: &[usize], deadline: Instant) -> Result<Vec<Request>> {
         let mut state = self.0.state.lock();
         loop {

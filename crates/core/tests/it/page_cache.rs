@@ -24,8 +24,9 @@ fn resident(path: &Path) -> u64 {
         .resident_bytes
 }
 
-/// Reads the file at `path` and returns the result of `act`, which does not read it through the page
-/// cache, if all of the file is resident before and after. The kernel may evict pages at any time.
+/// Reads the file at `path` and returns the result of `act`, which does not read it through the
+/// page cache, if all of the file is resident before and after. The kernel may evict pages at any
+/// time.
 fn while_resident<T>(path: &Path, file: &[u8], act: impl FnOnce() -> T) -> Option<T> {
     assert_eq!(read(path), file);
     let is_resident = || resident(path) >= file.len() as u64;

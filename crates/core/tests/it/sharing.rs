@@ -6,14 +6,17 @@
 use std::path::Path;
 use std::time::Duration;
 
+use tload::ranks::finish_serving;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::testing::ranks_as_threads;
 use tload::{
     Dtype, ErrorKind, GroupReport, Loader, Options, Order, Report, Result, Selection, Slice, Steps,
-    Tensor,
+    Tensor, TensorStream,
 };
 
 use crate::files::{assert_all, even, folder, location, mixed, options, write};
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 type Loaded = Result<(Vec<Tensor>, Report)>;
 

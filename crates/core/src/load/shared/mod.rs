@@ -1,9 +1,9 @@
 //! Loads of a group: the ranks agree, and one rank of each node reads what several of them want.
 //!
 //! ```text
-//!  leader   source ─▶ engine ─▶ (check) ─▶ publish sink ─▶ shared memory ─┐
-//!                                                                         ├─▶ shared engine ─▶ sink
-//!  every rank, its own part:  source ─▶ engine ─▶ sink                    └─▶ …   of each rank
+//!  leader      source ─▶ engine ─▶ (check) ─▶ publish sink ─▶ shared memory ─┐
+//!  every rank  shared engine ─▶ sink   ◀─────────────────────────────────────┘
+//!              source ─▶ engine ─▶ sink                  of what only it wants
 //! ```
 
 mod reader;
@@ -35,7 +35,7 @@ const READ_ALIGNMENT: u64 = 4096;
 /// Options that must be equal on all ranks.
 const AGREED: [&str; 5] = ["share", "verify", "order", "cache", "memory_limit"];
 
-/// What a rank has agreed on with the others.
+/// Agreement of a rank with the others.
 pub(crate) struct Joined {
     /// `None` if the rank shares nothing.
     pub(crate) shares: Option<Shares>,
@@ -111,7 +111,7 @@ impl Loader {
             return None;
         }
         if self.options.cache == CacheMode::Map {
-            return Some("cache=map shares the page cache already".to_owned());
+            return Some("‹cache=map› shares the page cache already".to_owned());
         }
         let none = || "no other rank runs as this user in this network namespace".to_owned();
         Some(found.unwrap_or_else(none))

@@ -29,6 +29,7 @@ mod redirects;
 mod request_error;
 mod response_capture;
 mod s3;
+mod s3_endpoint;
 mod status_error;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials};
 use super::environment::{Environment, Variables};
 use super::response_capture::ResponseCapture;
+use super::s3_endpoint::{require_scheme, require_url};
 use super::status_error::by_code;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -227,44 +228,6 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
 fn endpoint(builder: &AmazonS3Builder) -> Option<String> {
     let value = |key| builder.get_config_value(&key);
     value(AmazonS3ConfigKey::S3Endpoint).or_else(|| value(AmazonS3ConfigKey::Endpoint))
-}
-
-/// Requires that the endpoint is a URL: signing a request to anything else panics in
-/// `object_store`. A bucket before an IP address is one example.
-fn require_url(endpoint: Option<&str>) -> Result<()> {
-    let Some(error) = endpoint.and_then(|endpoint| url::Url::parse(endpoint).err()) else {
-        return Ok(());
-    };
-    Err(Error::new(
-        ErrorKind::InvalidRequest,
-        format!("the endpoint with the bucket's name added is not a URL: {error}"),
-    )
-    .with_hint("write endpoint=http://host:port; with an IP address use addressing=path"))
-}
-
-/// Variables that name the endpoint, in order of precedence.
-const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
-
-/// Requires that the endpoint that variables name, unless it does not count, has a scheme.
-fn require_scheme(environment: &Environment, is_ignored: bool) -> Result<()> {
-    let set = ENDPOINTS
-        .iter()
-        .find_map(|name| Some((*name, environment.get(name)?)));
-    let Some((name, _)) = set.filter(|(_, value)| !is_ignored && !has_scheme(value)) else {
-        return Ok(());
-    };
-    // Without the value: it may hold a password.
-    let message = format!("the variable {name} is not a URL: it has no http:// or https://");
-    Err(Error::invalid_request(message).with_hint(format!("set {name}=http://host:port")))
-}
-
-fn has_scheme(url: &str) -> bool {
-    let scheme = url.split_once("://").map(|(scheme, _)| scheme);
-    scheme.is_some_and(|it| {
-        ["http", "https"]
-            .iter()
-            .any(|known| it.eq_ignore_ascii_case(known))
-    })
 }
 
 /// Endpoints that variables and a profile configure, and which of them count.
@@ -665,9 +628,9 @@ mod tests {
 
     #[test]
     fn variable_with_endpoint_without_scheme_is_named() {
-        for name in ENDPOINTS {
+        for name in super::super::s3_endpoint::ENDPOINTS {
             let variables = [(name, "me:hunter2@localhost:9000")];
-            let error = built("s3://b/k", &[], &variables).err().expect(name);
+            let error = built("s3://b/k", &[], &variables).expect_err(name);
             assert_eq!(error.kind(), ErrorKind::InvalidRequest);
             assert!(error.message().contains(name), "{error}");
             assert!(!error.chain().contains("hunter2"), "{}", error.chain());
