@@ -32,12 +32,17 @@ fn load_all(size: usize, path: &Path, set: impl Fn(usize, Loader) -> Loader + Sy
                     let loader = Loader::open(&location(path)).expect("a good checkpoint");
                     let mut stream = set(rank, loader).group(group).stream()?;
                     let tensors = stream.by_ref().collect::<Result<Vec<_>>>()?;
-                    Ok((tensors, stream.report()))
+                    Ok((tensors, stream))
                 })
             });
         let ranks: Vec<_> = ranks.collect();
         let joined = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
-        joined.collect()
+        let joined: Vec<Result<_>> = joined.collect();
+        // The leader may be done before it has read everything for the others.
+        assert!(finish_serving(PATIENCE));
+        let reported = |(tensors, stream): (_, TensorStream)| (tensors, stream.report());
+        let joined = joined.into_iter();
+        joined.map(|loaded| loaded.map(reported)).collect()
     })
 }
 
