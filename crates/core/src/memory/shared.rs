@@ -11,6 +11,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -139,6 +140,9 @@ fn cannot_map(len: usize, errno: rustix::io::Errno) -> Error {
     )
     .with_source(io::Error::from(errno))
 }
+
+/// Reference to a view: to memory of another process, which no model of this one has.
+pub(super) type ViewRef = Arc<SharedView>;
 
 /// Callback for a view that is no longer used.
 type Released = Box<dyn Fn() + Send + Sync>;
@@ -284,7 +288,6 @@ impl fmt::Debug for SharedView {
 
 #[cfg(all(test, target_os = "linux", not(miri)))]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
 
     use super::*;
