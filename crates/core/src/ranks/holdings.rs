@@ -311,8 +311,8 @@ mod tests {
     const RANKS: usize = 3;
     const STEPS: u64 = 4;
 
-    /// Event of a region: it is begun, or one of its quarters filled; a rank claims it, releases it,
-    /// leaves, or falls behind.
+    /// Event of a region: it is begun, or one of its quarters filled; a rank claims it, releases
+    /// it, leaves, or falls behind.
     #[derive(Clone, Copy, Debug)]
     enum Happening {
         Begun,

@@ -95,7 +95,8 @@ struct Served {
 
 impl Served {
     /// Loads with options, `name=value`, and steps: `hold=3` waits for a line after three tensors,
-    /// `drop=3` drops the stream then, `panic=3` panics, `fork=3` forks a child that ends at once, `child=3` one that stays.
+    /// `drop=3` drops the stream then, `panic=3` panics, `fork=3` forks a child that ends at once,
+    /// `child=3` one that stays.
     fn load(&self, words: &str, wait: &mut impl FnMut() -> String) -> String {
         let mut options = Options::default();
         let mut steps = Vec::new();
