@@ -97,8 +97,9 @@ impl Hub {
         std::thread::Builder::new()
             .name("tload-hub".to_owned())
             .spawn(move || {
-                SERVING.begin();
-                Serving::new(&shared, listener, own).run();
+                let mut serving = Serving::new(&shared, listener, own);
+                serving.run();
+                drop(serving);
                 let left = {
                     let mut state = shared.state.lock();
                     state.ended = true;
@@ -107,7 +108,6 @@ impl Hub {
                 // Without the lock: this may free memory.
                 drop(left);
                 shared.changed.notify_all();
-                SERVING.end();
             })
             .map_err(Error::cannot_start_thread)?;
         Ok(hub)
@@ -191,6 +191,22 @@ impl std::fmt::Debug for Shared {
     }
 }
 
+/// A hub that still serves other ranks.
+struct Counted;
+
+impl Counted {
+    fn new() -> Self {
+        SERVING.begin();
+        Self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        SERVING.end();
+    }
+}
+
 /// Hubs of this process that still serve other ranks.
 static SERVING: Hubs = Hubs {
     count: std::sync::Mutex::new(0),
@@ -258,7 +274,8 @@ struct Serving<'a> {
     load: Option<Box<Start>>,
     /// Nothing has moved since then, and reads wait for memory.
     starved_since: Option<Instant>,
-    has_finished: bool,
+    /// Until no rank needs anything any more.
+    counted: Option<Counted>,
     is_closed: bool,
 }
 
@@ -271,7 +288,7 @@ impl<'a> Serving<'a> {
             holdings: Holdings::new([]),
             load: None,
             starved_since: None,
-            has_finished: false,
+            counted: Some(Counted::new()),
             is_closed: false,
         }
     }
@@ -344,11 +361,11 @@ impl<'a> Serving<'a> {
         self.send(&mut Vec::new());
         self.look_for_laggards(has_moved);
         if self.holdings.is_done()
-            && !self.has_finished
             && let Some(load) = &self.load
+            && let Some(counted) = self.counted.take()
         {
-            self.has_finished = true;
             (load.finished)();
+            drop(counted);
         }
         Ok(())
     }
