@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
@@ -28,6 +29,8 @@ pub(crate) struct SharedSetup {
     /// Number of jobs in flight that the engine must accept.
     pub(crate) depth: usize,
     pub(crate) on_peer_loss: OnPeerLoss,
+    /// Bytes that have been read in place of the leader.
+    pub(crate) reread_bytes: Arc<AtomicU64>,
     /// Opens what reads from storage, on the thread that uses it.
     pub(crate) open_storage: Box<OpenStorage>,
     pub(crate) cancel: Arc<CancelFlag>,
@@ -161,6 +164,11 @@ impl SharedEngine {
         engine.submit(job);
     }
 
+    fn count_reread(&self, done: &[Done]) {
+        let bytes: u64 = done.iter().map(|done| done.transfer.read_bytes()).sum();
+        self.setup.reread_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     fn open_storage(&mut self) -> Result<()> {
         if self.storage.is_none() {
             let mut storage = (self.setup.open_storage)()?;
@@ -193,21 +201,24 @@ impl Engine for SharedEngine {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
         let before = done.len();
-        loop {
-            let changes = self.setup.link.events().count();
-            self.look(done);
-            for engine in self.engines() {
-                engine.reap(Wait::No, done);
-            }
-            if done.len() > before || wait == Wait::No || self.in_flight() == 0 {
-                return;
-            }
+        let changes = self.setup.link.events().count();
+        self.look(done);
+        for engine in self.engines() {
+            engine.reap(Wait::No, done);
+        }
+        if done.len() == before && wait == Wait::ForOne && self.in_flight() > 0 {
             let reading = self.engines().find(|engine| engine.in_flight() > 0);
             match reading {
                 Some(engine) => engine.reap(Wait::ForOne, done),
-                None => self.setup.link.events().wait_past(changes),
+                None => {
+                    // Once only: the lane may have memory for another region by now, and the leader
+                    // none for what this one waits for until that has been taken.
+                    self.setup.link.events().wait_past(changes);
+                    self.look(done);
+                }
             }
         }
+        self.count_reread(&done[before..]);
     }
 
     fn stop_when(&mut self, _cancel: &CancelFlag) {

@@ -12,7 +12,8 @@ use super::pipeline::Feed;
 use super::prepare::Prepared;
 use super::shared::Joined;
 use crate::checkpoint::Checkpoint;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::{OnPeerLoss, Options, Verify};
 use crate::ranks::messages::RankStatistics;
 use crate::report::{Counters, Report};
 use crate::storage::ReadFile;
@@ -46,6 +47,36 @@ pub(crate) fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
     report.lanes = feed.lanes();
     let groups = sources.groups().iter().map(Group::name);
     report.set_depths(groups.zip(feed.depths()));
+}
+
+/// Returns a function that waits until the leader of the node has verified what it has read for
+/// this rank, if that is requested.
+pub(super) fn settlement(
+    feed: &Arc<Feed>,
+    prepared: &Prepared,
+    options: &Options,
+) -> Box<dyn Fn(bool) -> Result<()> + Send + Sync> {
+    let link = prepared
+        .shared
+        .as_ref()
+        .filter(|shared| options.verify != Verify::Off && !shared.regions.regions.is_empty())
+        .map(|shared| Arc::clone(&shared.link));
+    let cancel = Arc::clone(feed.cancel());
+    let reads = options.on_peer_loss == OnPeerLoss::Read;
+    Box::new(move |is_whole| {
+        let Some(link) = link.as_ref().filter(|_| is_whole) else {
+            return Ok(());
+        };
+        link.wait_until_whole(&cancel).map_err(|error| {
+            if error.kind() != ErrorKind::Peer || !reads {
+                return error;
+            }
+            let message = format!("{}, and had not verified what it read", error.message());
+            Error::new(ErrorKind::Peer, message)
+                .with_hint("load again, or use ‹verify=off›")
+                .with_ranks(error.ranks().iter().copied())
+        })
+    })
 }
 
 /// Returns a function that closes the files at the end. After a complete load, it checks that

@@ -116,6 +116,7 @@ impl Prepared {
             Ok::<_, Error>(SharedSources {
                 link: Arc::new(Link::begin(shares.joining, &shares.plan, &users)?),
                 regions: shared_regions.expect("added above"),
+                reread_bytes: shares.reread_bytes,
                 origins: shares.plan.regions,
                 first_source,
                 checkpoint: checkpoint.clone(),
@@ -148,7 +149,11 @@ impl Prepared {
     /// Returns the groups of sources that share limits.
     pub(crate) fn groups(&self) -> Groups {
         let depths = self.limits.iter().map(|limits| limits.depth).collect();
-        Groups::new(depths, self.sources.members().to_vec())
+        // The leader reads in file order, and keeps what it has read: a rank that waited for later
+        // regions without those before them could wait for ever.
+        let mut groups = self.sources.groups().iter();
+        let shared = groups.position(|group| matches!(group, Group::Shared(_)));
+        Groups::new(depths, self.sources.members().to_vec()).in_file_order(shared)
     }
 
     /// Returns the initial number of reads of the largest size in flight.
@@ -290,6 +295,7 @@ impl Prepared {
                 regions: shared.regions.clone(),
                 depth,
                 on_peer_loss: options.on_peer_loss,
+                reread_bytes: Arc::clone(&part.reread_bytes),
                 open_storage: open_storage(&part.checkpoint, &part.origins, options, cancel),
                 cancel: Arc::clone(cancel),
             }),
@@ -346,7 +352,29 @@ fn is_received(
     let first = &plan.extents[region.extents.start];
     let target = &plan.targets[plan.pieces[first.pieces.start].tensor];
     let destination = &destinations.list()[region.destination];
-    matches!(destination, Destination::Host) && !options.private && !target.realign && !target.join
+    matches!(destination, Destination::Host)
+        && !options.private
+        && !target.realign
+        && !target.join
+        && !shares_pages(plan, region)
+}
+
+/// Returns whether a region shows pages that another one of the same source shows too: neither can
+/// replace its pages without the other one's bytes.
+fn shares_pages(plan: &Plan, region: &RegionPlan) -> bool {
+    let span = |region: &RegionPlan| {
+        let extents = &plan.extents[region.extents.clone()];
+        let end = extents.last().map(|last| last.offset + last.window as u64);
+        (region.source, extents[0].offset, end.unwrap_or(0))
+    };
+    let of = |index: usize| plan.regions.get(index).map(span);
+    let extents = region.extents.start;
+    let index = (plan.regions).partition_point(|other| other.extents.start < extents);
+    let (source, start, end) = span(region);
+    let before = index.checked_sub(1).and_then(of);
+    let behind = of(index + 1);
+    before.is_some_and(|(other, _, its_end)| other == source && its_end > start)
+        || behind.is_some_and(|(other, its_start, _)| other == source && its_start < end)
 }
 
 /// Returns the engine for the files of a group, and how many lanes it has.

@@ -2,6 +2,7 @@
 //! which the leader does not keep a region, or that has lost the leader.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::groups::{Group, SharedRegions, Sources};
 use crate::checkpoint::Checkpoint;
@@ -24,12 +25,15 @@ const DEPTH: usize = 16;
 pub(crate) struct Shares {
     pub(crate) plan: RankPlan,
     pub(crate) joining: Joining,
+    /// Bytes that the rank reads in place of the leader.
+    pub(crate) reread_bytes: Arc<AtomicU64>,
 }
 
 /// Part of a load that the leader of the node reads.
 pub(crate) struct SharedSources {
     pub(crate) link: Arc<Link>,
     pub(crate) regions: Arc<SharedRegions>,
+    pub(super) reread_bytes: Arc<AtomicU64>,
     /// All regions of the node's plan.
     pub(crate) origins: Vec<RegionOrigin>,
     /// First source that is a shared region.

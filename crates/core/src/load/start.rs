@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Loader;
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
-use super::ending::{completion, verification};
+use super::ending::{completion, settlement, verification};
 use super::lane::{self, OpenedEngine};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
@@ -96,6 +96,7 @@ impl Loader {
                 check.as_ref(),
                 joined,
             ),
+            settle: settlement(&feed, &prepared, options),
             verify: verification(
                 self.indexed(),
                 &prepared,
@@ -104,6 +105,7 @@ impl Loader {
             ),
         });
         if lanes.is_empty() {
+            shared.has_nothing_to_read()?;
             return Ok(TensorStream::new(shared, Vec::new()));
         }
         let allocator = allocator

@@ -204,14 +204,17 @@ impl Pool {
     }
 
     /// Allocates a region of `len` bytes for `tensors` tensors in memory that other processes can
-    /// map, or returns `None` while the budget is used up. Such memory is not reused.
+    /// map, or returns `None` while the budget is used up, or many descriptors of the
+    /// process. Such memory is not reused.
     ///
     /// # Errors
     ///
     /// Those of [`SharedMemory::new`].
     pub fn try_published(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
         let wanted = Mapping::charge(len);
-        if !self.try_charge(wanted) {
+        let is_first = self.usage().charged == 0;
+        // Memory comes back with the next region of this pool.
+        if (SharedMemory::takes_many_descriptors() && !is_first) || !self.try_charge(wanted) {
             return Ok(None);
         }
         let memory = SharedMemory::new(wanted).inspect_err(|_| self.link.uncharge(wanted))?;

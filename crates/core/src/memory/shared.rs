@@ -19,6 +19,9 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use super::mapping::Mapping;
 use crate::error::{Error, ErrorKind, Result};
 
+/// Memories of this process that have not been dropped.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
 /// Memory of a memfd, mapped for writing by the process that fills it.
 #[derive(Debug)]
 pub struct SharedMemory {
@@ -70,12 +73,21 @@ impl SharedMemory {
         let start = mapped.map_err(|errno| cannot_map(len, errno))?;
         let start = NonNull::new(start.cast()).expect("mmap never returns null");
         let shared = Self { start, len, memory };
+        OPEN.fetch_add(1, Ordering::Relaxed);
         seal(&shared.memory).map_err(|error| {
             Error::new(ErrorKind::Unsupported, "cannot seal shared memory")
                 .with_hint("use ‹share=none›")
                 .with_source(error)
         })?;
         Ok(shared)
+    }
+
+    /// Returns whether the process should create no more before one is dropped: each has a
+    /// descriptor, also on its way to another process.
+    pub(super) fn takes_many_descriptors() -> bool {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let open = OPEN.load(Ordering::Relaxed) as u64;
+        limit.is_some_and(|limit| open >= limit / 4)
     }
 
     /// Pointer to the first byte.
@@ -98,6 +110,7 @@ impl AsFd for SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
+        OPEN.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: mapped in `new`, and no other owner is left.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }

@@ -9,7 +9,9 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -18,6 +20,7 @@ use rustix::net::{
 };
 
 use super::process::Process;
+use super::wait::wait_for;
 use super::wire::{DESCRIPTORS_MAX, RECORD_BYTES, RECORDS_MAX, Record};
 use crate::sync::lock::Mutex;
 
@@ -56,8 +59,8 @@ impl Listener {
         loop {
             match accept_with(&self.socket, FLAGS) {
                 Ok(socket) => {
-                    if is_same_user(&socket) {
-                        return Ok(Some(Channel::new(socket)));
+                    if let Some(peer) = of_same_user(&socket) {
+                        return Ok(Some(Channel::new(socket, peer.end())));
                     }
                 }
                 Err(Errno::AGAIN) => return Ok(None),
@@ -77,6 +80,9 @@ impl AsFd for Listener {
 /// Connection to another rank.
 pub(super) struct Channel {
     socket: OwnedFd,
+    /// Readable when the process at the other end has ended: a child that it has forked may keep
+    /// the connection open.
+    end: Option<OwnedFd>,
     outbox: Mutex<VecDeque<(Record, Option<Carried>)>>,
 }
 
@@ -90,9 +96,10 @@ pub(super) enum Peer {
 }
 
 impl Channel {
-    fn new(socket: OwnedFd) -> Self {
+    fn new(socket: OwnedFd, end: Option<OwnedFd>) -> Self {
         Self {
             socket,
+            end,
             outbox: Mutex::default(),
         }
     }
@@ -104,16 +111,16 @@ impl Channel {
             &socket,
             &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
         )?;
-        if !is_same_user(&socket) {
+        let Some(peer) = of_same_user(&socket) else {
             return Err(Errno::PERM.into());
-        }
-        Ok(Self::new(socket))
+        };
+        Ok(Self::new(socket, peer.end()))
     }
 
     /// Creates two connected channels.
     pub(super) fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
-        Ok((Self::new(one), Self::new(other)))
+        Ok((Self::new(one, None), Self::new(other, None)))
     }
 
     /// Queues a record. [`Self::flush`] sends it.
@@ -163,6 +170,8 @@ impl Channel {
     ///
     /// The system refuses, or the other end sent bytes that are no records.
     pub(super) fn receive(&self, records: &mut Vec<(Record, Option<OwnedFd>)>) -> io::Result<Peer> {
+        // Looked at first: everything that the process sent before its end is received below.
+        let has_ended = self.has_ended()?;
         loop {
             let mut bytes = [0; RECORDS_MAX * RECORD_BYTES];
             let mut space =
@@ -173,6 +182,7 @@ impl Channel {
             let received = match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
                 Ok(received) => received,
                 Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) if has_ended => return Ok(Peer::Gone),
                 Err(Errno::AGAIN) => return Ok(Peer::Open),
                 Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Peer::Gone),
                 Err(errno) => return Err(errno.into()),
@@ -216,10 +226,18 @@ impl Channel {
         drop(forgotten);
     }
 
-    /// Returns a descriptor that becomes readable at the end of the process at the other end, where
-    /// there is one: a forked child of that process keeps the connection open.
-    pub(super) fn end_of_process(&self) -> Option<OwnedFd> {
-        Process::at_other_end(&self.socket).ok()?.end()
+    /// Returns what to wait for until the other end has sent something, or its process has ended.
+    pub(super) fn incoming(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+        let descriptors = std::iter::once(&self.socket).chain(&self.end);
+        descriptors.map(|descriptor| (descriptor.as_fd(), PollFlags::IN))
+    }
+
+    fn has_ended(&self) -> io::Result<bool> {
+        let Some(end) = &self.end else {
+            return Ok(false);
+        };
+        let ready = wait_for(&[(end.as_fd(), PollFlags::IN)], Some(Instant::now()))?;
+        Ok(ready[0])
     }
 
     /// Returns whether records wait to be sent.
@@ -242,18 +260,16 @@ impl std::fmt::Debug for Channel {
     }
 }
 
-/// Returns whether the process at the other end belongs to the same user.
-fn is_same_user(socket: &OwnedFd) -> bool {
-    Process::at_other_end(socket).is_ok_and(Process::is_same_user)
+/// Returns the process at the other end if it belongs to the same user.
+fn of_same_user(socket: &OwnedFd) -> Option<Process> {
+    let peer = Process::at_other_end(socket).ok()?;
+    peer.is_same_user().then_some(peer)
 }
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::PollFlags;
-
     use super::*;
     use crate::memory::SharedMemory;
-    use crate::ranks::wait::wait_for;
 
     #[test]
     fn records_and_descriptors_arrive_in_order() {

@@ -60,8 +60,6 @@ pub(super) type Outgoing<M> = (usize, Record, Option<M>);
 #[derive(Debug)]
 pub(super) struct Holdings<M> {
     regions: Vec<Held<M>>,
-    /// Regions that some rank needs.
-    needed: usize,
     outgoing: Vec<Outgoing<M>>,
 }
 
@@ -84,7 +82,6 @@ impl<M: Clone> Holdings<M> {
         };
         let regions: Vec<_> = regions.into_iter().map(held).collect();
         Self {
-            needed: (regions.iter().filter(|held| !held.needed_by.is_empty())).count(),
             regions,
             outgoing: Vec::new(),
         }
@@ -95,11 +92,6 @@ impl<M: Clone> Holdings<M> {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Returns whether no rank needs anything any more.
-    pub(super) fn is_done(&self) -> bool {
-        self.needed == 0
-    }
-
     /// Records that the memory of a region exists.
     pub(super) fn begun(&mut self, region: usize, memory: M) {
         let held = &mut self.regions[region];
@@ -107,8 +99,7 @@ impl<M: Clone> Holdings<M> {
             return;
         }
         for rank in held.claimed_by.iter() {
-            self.outgoing
-                .push((rank, here(region), Some(memory.clone())));
+            announce(&mut self.outgoing, rank, region, &memory, &held.filled);
         }
         held.memory = Some(memory);
     }
@@ -121,8 +112,12 @@ impl<M: Clone> Holdings<M> {
             Some(last) if last.1 == from => last.1 = to,
             _ => held.filled.push((from, to)),
         }
-        for rank in held.claimed_by.iter() {
-            self.outgoing.push((rank, filled(region, (from, to)), None));
+        // Several threads fill a region: one of them may be faster than the one that announces its
+        // memory.
+        if held.memory.is_some() {
+            for rank in held.claimed_by.iter() {
+                self.outgoing.push((rank, filled(region, (from, to)), None));
+            }
         }
     }
 
@@ -138,13 +133,12 @@ impl<M: Clone> Holdings<M> {
             self.outgoing.push((rank, gone, None));
             return;
         }
+        if held.claimed_by.contains(rank) {
+            return;
+        }
         held.claimed_by.insert(rank);
         if let Some(memory) = &held.memory {
-            self.outgoing
-                .push((rank, here(region), Some(memory.clone())));
-            for range in &held.filled {
-                self.outgoing.push((rank, filled(region, *range), None));
-            }
+            announce(&mut self.outgoing, rank, region, memory, &held.filled);
         }
     }
 
@@ -156,7 +150,6 @@ impl<M: Clone> Holdings<M> {
         held.claimed_by.remove(rank);
         if held.needed_by.remove(rank) && held.needed_by.is_empty() {
             held.memory = None;
-            self.needed -= 1;
         }
     }
 
@@ -189,6 +182,19 @@ impl<M> Held<M> {
     fn is_complete(&self) -> bool {
         self.memory.is_some() && self.filled_bytes >= self.bytes
     }
+}
+
+/// Tells a rank of a region's memory and of everything in it that has been filled.
+fn announce<M: Clone>(
+    outgoing: &mut Vec<Outgoing<M>>,
+    rank: usize,
+    region: usize,
+    memory: &M,
+    ranges: &[(u64, u64)],
+) {
+    outgoing.push((rank, here(region), Some(memory.clone())));
+    let ranges = ranges.iter();
+    outgoing.extend(ranges.map(|range| (rank, filled(region, *range), None)));
 }
 
 fn number(region: usize) -> u32 {
@@ -251,9 +257,6 @@ mod tests {
         assert_eq!(Rc::strong_count(&memory), 2);
         holdings.release(1, 0);
         assert_eq!(Rc::strong_count(&memory), 1);
-        assert!(!holdings.is_done());
-        holdings.leave(1);
-        assert!(holdings.is_done());
     }
 
     #[test]
@@ -289,5 +292,150 @@ mod tests {
         // Numbers from another process may be anything.
         holdings.claim(0, 99);
         holdings.release(0, 99);
+    }
+
+    /// Ranges that were filled before another thread announced the memory are not lost.
+    #[test]
+    fn ranges_filled_before_begin_are_announced_behind_it() {
+        let mut holdings = two_regions();
+        holdings.claim(0, 0);
+        holdings.filled(0, 60, 80);
+        assert_eq!(told(&mut holdings), []);
+        holdings.begun(0, Rc::default());
+        assert_eq!(
+            told(&mut holdings),
+            [(0, here(0)), (0, filled(0, (60, 80)))]
+        );
+    }
+
+    const RANKS: usize = 3;
+    const STEPS: u64 = 4;
+
+    /// What happens to a region: begun, one of its quarters filled; claimed, released; the rank
+    /// leaves, or falls behind.
+    #[derive(Clone, Copy, Debug)]
+    enum Happening {
+        Begun,
+        Filled(u64),
+        Claim(usize),
+        Release(usize),
+        Leave(usize),
+        Behind(usize),
+    }
+
+    /// The model: what a rank knows of a region, and what it may expect.
+    #[derive(Clone, Debug, Default)]
+    struct Known {
+        needs: bool,
+        claimed: bool,
+        here: u32,
+        gone: u32,
+        quarters: Vec<u64>,
+    }
+
+    fn happenings() -> impl proptest::strategy::Strategy<Value = Vec<(usize, Happening)>> {
+        use proptest::prelude::*;
+        let rank = 0..RANKS;
+        let one = prop_oneof![
+            3 => Just(Happening::Begun),
+            6 => (0..STEPS).prop_map(Happening::Filled),
+            4 => rank.clone().prop_map(Happening::Claim),
+            3 => rank.clone().prop_map(Happening::Release),
+            1 => rank.clone().prop_map(Happening::Leave),
+            1 => rank.prop_map(Happening::Behind),
+        ];
+        proptest::collection::vec((0..2_usize, one), 0..60)
+    }
+
+    proptest::proptest! {
+        /// Each rank learns of each byte of a region that it has claimed exactly once, and the
+        /// memory is kept exactly as long as a rank needs it.
+        #[test]
+        fn every_claimant_learns_of_every_byte_once(
+            needs in proptest::collection::vec(proptest::collection::vec(proptest::bool::ANY, RANKS), 2),
+            happenings in happenings(),
+        ) {
+            let of = |needs: &Vec<bool>| (0..RANKS).filter(|rank| needs[*rank]).collect();
+            let mut holdings = Holdings::new(needs.iter().map(|needs| (STEPS, of(needs))));
+            let mut known = vec![vec![Known::default(); RANKS]; 2];
+            for (region, needs) in needs.iter().enumerate() {
+                for rank in 0..RANKS {
+                    known[region][rank].needs = needs[rank];
+                }
+            }
+            let memory: Vec<Rc<()>> = (0..2).map(|_| Rc::default()).collect();
+            let mut begun = [false; 2];
+            let mut quarters = [const { Vec::new() }; 2];
+            for (region, happening) in happenings {
+                let complete = |region: usize, quarters: &[Vec<u64>; 2], known: &[Vec<Known>]| {
+                    let kept = known[region].iter().any(|known| known.needs);
+                    begun[region] && kept && quarters[region].len() as u64 == STEPS
+                };
+                match happening {
+                    Happening::Begun if !begun[region] => {
+                        holdings.begun(region, Rc::clone(&memory[region]));
+                        begun[region] = true;
+                    }
+                    Happening::Filled(quarter) if !quarters[region].contains(&quarter) => {
+                        holdings.filled(region, quarter, quarter + 1);
+                        quarters[region].push(quarter);
+                    }
+                    Happening::Claim(rank) if !known[region][rank].claimed => {
+                        holdings.claim(rank, region);
+                        known[region][rank].claimed = true;
+                    }
+                    Happening::Release(rank) => {
+                        holdings.release(rank, region);
+                        known[region][rank].needs = false;
+                    }
+                    Happening::Leave(rank) => {
+                        holdings.leave(rank);
+                        known.iter_mut().for_each(|known| known[rank].needs = false);
+                    }
+                    Happening::Behind(rank) => {
+                        for region in 0..2 {
+                            if complete(region, &quarters, &known) {
+                                known[region][rank].needs = false;
+                            }
+                        }
+                        holdings.drop_for(rank);
+                    }
+                    _ => {}
+                }
+                for (rank, record, carried) in holdings.take_outgoing() {
+                    match record {
+                        Record::Here { region } => {
+                            proptest::prop_assert!(carried.is_some());
+                            known[region as usize][rank].here += 1;
+                        }
+                        Record::Filled { region, from, to } => {
+                            let known = &mut known[region as usize][rank];
+                            proptest::prop_assert_eq!(known.here, 1, "memory comes first");
+                            known.quarters.extend(from..to);
+                        }
+                        Record::Gone { region } => known[region as usize][rank].gone += 1,
+                        other => proptest::prop_assert!(false, "{:?}", other),
+                    }
+                }
+                for region in 0..2 {
+                    let is_needed = known[region].iter().any(|known| known.needs);
+                    let owners = 1 + usize::from(begun[region] && is_needed);
+                    proptest::prop_assert_eq!(Rc::strong_count(&memory[region]), owners);
+                    for known in &known[region] {
+                        let mut found = known.quarters.clone();
+                        found.sort_unstable();
+                        found.dedup();
+                        proptest::prop_assert_eq!(found.len(), known.quarters.len(), "once");
+                        proptest::prop_assert!(known.here + known.gone <= 1);
+                        if known.claimed && known.needs && begun[region] {
+                            let mut filled = quarters[region].clone();
+                            filled.sort_unstable();
+                            proptest::prop_assert_eq!(known.here, 1);
+                            proptest::prop_assert_eq!(found, filled);
+                        }
+                    }
+                }
+            }
+        }
     }
 }

@@ -3,7 +3,8 @@
 //! It only moves messages; which rank needs which region is decided in `holdings.rs`.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,8 @@ enum Event {
     Filled(usize, u64, u64),
     /// The leader's reads have failed.
     Failed(Failure),
+    /// Everything has been read and verified.
+    Whole,
     /// The leader gives up before there is a plan.
     Close,
 }
@@ -78,7 +81,7 @@ pub(crate) struct Start {
     pub(crate) regions: Vec<(u64, Vec<usize>)>,
     /// Returns whether reads wait for memory that ranks hold.
     pub(crate) is_starved: Box<dyn Fn() -> bool + Send>,
-    /// Called once no rank needs anything any more.
+    /// Called once every rank has finished or left.
     pub(crate) finished: Box<dyn Fn() + Send>,
 }
 
@@ -93,22 +96,10 @@ impl Hub {
             changed: Condvar::default(),
             wake,
         }));
-        let shared = Arc::clone(&hub.0);
+        let ending = Ending::begin(Arc::clone(&hub.0));
         std::thread::Builder::new()
             .name("tload-hub".to_owned())
-            .spawn(move || {
-                let mut serving = Serving::new(&shared, listener, own);
-                serving.run();
-                drop(serving);
-                let left = {
-                    let mut state = shared.state.lock();
-                    state.ended = true;
-                    std::mem::take(&mut state.inbox)
-                };
-                // Without the lock: this may free memory.
-                drop(left);
-                shared.changed.notify_all();
-            })
+            .spawn(move || Serving::new(&ending.0, listener, own).run())
             .map_err(Error::cannot_start_thread)?;
         Ok(hub)
     }
@@ -160,6 +151,11 @@ impl Hub {
         self.tell(Event::Failed(Failure::new(rank, error)));
     }
 
+    /// Tells every rank that everything has been read and verified.
+    pub(crate) fn whole(&self) {
+        self.tell(Event::Whole);
+    }
+
     /// Ends the hub before it serves a load.
     pub(crate) fn close(&self) {
         self.tell(Event::Close);
@@ -191,22 +187,6 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// A hub that still serves other ranks.
-struct Counted;
-
-impl Counted {
-    fn new() -> Self {
-        SERVING.begin();
-        Self
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        SERVING.end();
-    }
-}
-
 /// Hubs of this process that still serve other ranks.
 static SERVING: Hubs = Hubs {
     count: std::sync::Mutex::new(0),
@@ -231,6 +211,30 @@ impl Hubs {
     fn end(&self) {
         *self.lock() -= 1;
         self.ended.notify_all();
+    }
+}
+
+/// A hub's thread, however it ends.
+struct Ending(Arc<Shared>);
+
+impl Ending {
+    fn begin(shared: Arc<Shared>) -> Self {
+        SERVING.begin();
+        Self(shared)
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let left = {
+            let mut state = self.0.state.lock();
+            state.ended = true;
+            std::mem::take(&mut state.inbox)
+        };
+        // Without the lock: this may free memory.
+        drop(left);
+        self.0.changed.notify_all();
+        SERVING.end();
     }
 }
 
@@ -261,21 +265,22 @@ struct Follower {
     /// Its position among the ranks of the node, once there is a plan.
     position: Option<usize>,
     heard: Instant,
-    /// Readable at the end of its process.
-    ends: Option<OwnedFd>,
+    /// It has fallen behind and has not been heard since.
+    is_behind: bool,
+    /// It needs nothing any more.
+    is_done: bool,
 }
 
 /// State of the hub's thread.
 struct Serving<'a> {
     shared: &'a Shared,
-    listener: Listener,
+    /// Until all ranks have joined.
+    listener: Option<Listener>,
     followers: Vec<Follower>,
     holdings: Holdings<Arc<Region>>,
     load: Option<Box<Start>>,
-    /// Nothing has moved since then, and reads wait for memory.
+    /// Reads have waited for memory since then.
     starved_since: Option<Instant>,
-    /// Until no rank needs anything any more.
-    counted: Option<Counted>,
     is_closed: bool,
 }
 
@@ -283,68 +288,62 @@ impl<'a> Serving<'a> {
     fn new(shared: &'a Shared, listener: Listener, own: Channel) -> Self {
         Self {
             shared,
-            listener,
+            listener: Some(listener),
             followers: vec![Follower::new(own)],
             holdings: Holdings::new([]),
             load: None,
             starved_since: None,
-            counted: Some(Counted::new()),
             is_closed: false,
         }
     }
 
-    /// Serves until every rank has left.
+    /// Serves until every rank has finished or left.
     fn run(&mut self) {
-        while !(self.is_closed || self.load.is_some() && self.followers.is_empty()) {
-            if self.step().is_err() {
-                // The system refuses to wait: the ranks notice that their connections close.
-                return;
-            }
+        let is_over = |this: &Self| {
+            let mut followers = this.followers.iter();
+            this.is_closed || (this.load.is_some() && followers.all(|follower| follower.is_done))
+        };
+        // If the system refuses to wait, the ranks notice that their connections close.
+        while !is_over(self) && self.step().is_ok() {}
+        if let Some(load) = &self.load {
+            (load.finished)();
         }
     }
 
     fn step(&mut self) -> io::Result<()> {
         let ready = {
-            let mut waits: Vec<(BorrowedFd<'_>, PollFlags)> = vec![
-                (self.shared.wake.as_fd(), PollFlags::IN),
-                (self.listener.as_fd(), PollFlags::IN),
-            ];
+            let mut waits: Vec<(BorrowedFd<'_>, PollFlags)> =
+                vec![(self.shared.wake.as_fd(), PollFlags::IN)];
+            // The position of each follower among them.
+            let mut places = Vec::with_capacity(self.followers.len());
             for follower in &self.followers {
-                let mut flags = PollFlags::IN;
+                let first = waits.len();
+                waits.extend(follower.channel.incoming());
+                places.push(first..waits.len());
                 if follower.channel.has_queued() {
-                    flags |= PollFlags::OUT;
+                    waits.push((follower.channel.as_fd(), PollFlags::OUT));
                 }
-                waits.push((follower.channel.as_fd(), flags));
             }
-            let ends = self
-                .followers
-                .iter()
-                .filter_map(|follower| follower.ends.as_ref());
-            waits.extend(ends.map(|end| (end.as_fd(), PollFlags::IN)));
+            let listener = self.listener.iter();
+            waits.extend(listener.map(|listener| (listener.as_fd(), PollFlags::IN)));
             let tick = self.load.as_ref().map(|_| Instant::now() + TICK);
-            wait_for(&waits, tick)?
+            let ready = wait_for(&waits, tick)?;
+            let spoke = |place: Range<usize>| ready[place].contains(&true);
+            places.into_iter().map(spoke).collect::<Vec<_>>()
         };
-        if ready[0] {
-            self.shared.wake.clear();
+        self.shared.wake.clear();
+        // Before the events: one of them may begin the load, which ends the listening.
+        while let Some(listener) = &self.listener
+            && let Some(channel) = listener.accept()?
+        {
+            self.followers.push(Follower::new(channel));
         }
         let events = std::mem::take(&mut self.shared.state.lock().inbox);
-        let (is_heard, ended) = ready[2..].split_at(self.followers.len());
-        let has_moved = !events.is_empty() || is_heard.contains(&true);
-        let ending = self.followers.iter().enumerate();
-        let ending = ending.filter(|(_, follower)| follower.ends.is_some());
-        let mut gone: Vec<usize> = ending
-            .zip(ended)
-            .filter_map(|((index, _), has_ended)| has_ended.then_some(index))
-            .collect();
         for event in events {
             self.take(event);
         }
-        if ready[1] {
-            while let Some(channel) = self.listener.accept()? {
-                self.followers.push(Follower::new(channel));
-            }
-        }
-        for (index, is_ready) in is_heard.iter().enumerate() {
+        let mut gone = Vec::new();
+        for (index, is_ready) in ready.iter().enumerate() {
             if *is_ready && !self.listen(index) {
                 gone.push(index);
             }
@@ -358,15 +357,7 @@ impl<'a> Serving<'a> {
                 self.holdings.leave(position);
             }
         }
-        self.send(&mut Vec::new());
-        self.look_for_laggards(has_moved);
-        if self.holdings.is_done()
-            && let Some(load) = &self.load
-            && let Some(counted) = self.counted.take()
-        {
-            (load.finished)();
-            drop(counted);
-        }
+        self.look_for_laggards();
         Ok(())
     }
 
@@ -389,6 +380,8 @@ impl<'a> Serving<'a> {
                         self.holdings.leave(position);
                     }
                 }
+                start.plans.clear();
+                self.listener = None;
                 self.load = Some(start);
             }
             Event::Begun(region, memory) => self.holdings.begun(region, memory),
@@ -398,6 +391,11 @@ impl<'a> Serving<'a> {
                     if let Ok(text) = payload::write(&failure) {
                         follower.channel.post(Record::Failed, Some(text));
                     }
+                }
+            }
+            Event::Whole => {
+                for follower in &self.followers {
+                    follower.channel.post(Record::Whole, None);
                 }
             }
             Event::Close => self.is_closed = true,
@@ -411,6 +409,7 @@ impl<'a> Serving<'a> {
         let peer = follower.channel.receive(&mut records);
         if !records.is_empty() {
             follower.heard = Instant::now();
+            follower.is_behind = false;
         }
         for (record, carried) in records {
             let position = follower.position;
@@ -436,6 +435,10 @@ impl<'a> Serving<'a> {
                     if let (Some(rank), Ok(found)) = (follower.rank, payload::read(carried)) {
                         self.shared.state.lock().statistics.push((rank, found));
                     }
+                    follower.is_done = true;
+                    if let Some(position) = position {
+                        self.holdings.leave(position);
+                    }
                 }
                 _ => return false,
             }
@@ -459,45 +462,50 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Drops ranks from what they hold if the others cannot go on and they show no sign of life.
-    fn look_for_laggards(&mut self, has_moved: bool) {
+    /// Drops ranks from what they hold if reads wait for that memory and they show no sign of life.
+    fn look_for_laggards(&mut self) {
         let Some(load) = &self.load else { return };
-        if has_moved || !(load.is_starved)() {
-            self.starved_since = None;
-            return;
-        }
         let now = Instant::now();
-        let since = *self.starved_since.get_or_insert(now);
-        if now - since < LAG {
+        let is_late = if (load.is_starved)() {
+            now - *self.starved_since.get_or_insert(now) >= LAG
+        } else {
+            self.starved_since = None;
+            false
+        };
+        let is_behind =
+            |follower: &Follower| follower.is_behind || (is_late && now - follower.heard >= LAG);
+        if !self.followers.iter().any(is_behind) {
             return;
         }
         let holders: Vec<usize> = self.holdings.holders().collect();
-        for follower in &self.followers {
+        for follower in &mut self.followers {
             let Some(position) = follower.position else {
                 continue;
             };
-            if holders.contains(&position) && now - follower.heard >= LAG {
+            if !holders.contains(&position) || !is_behind(follower) {
+                continue;
+            }
+            if !std::mem::replace(&mut follower.is_behind, true) {
                 tracing::warn!(
                     rank = follower.rank,
                     "a rank has fallen behind: it will read again what the others go on without"
                 );
-                self.holdings.drop_for(position);
-                follower.channel.forget_memory();
             }
+            self.holdings.drop_for(position);
+            follower.channel.forget_memory();
         }
-        self.starved_since = None;
     }
 }
 
 impl Follower {
     fn new(channel: Channel) -> Self {
-        let ends = channel.end_of_process();
         Self {
             channel,
             rank: None,
             position: None,
             heard: Instant::now(),
-            ends,
+            is_behind: false,
+            is_done: false,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A rank's end of the connection to the leader of its node: which shared memory it can see, and
 //! what of it is filled.
 
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,6 +18,7 @@ use super::wait::{Wake, wait_for};
 use super::wire::Record;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::SharedView;
+use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
 
@@ -24,6 +26,8 @@ use crate::sync::lock::Mutex;
 pub(crate) struct Joining {
     channel: Channel,
     leader: usize,
+    /// Records that came with an earlier one.
+    received: VecDeque<(Record, Option<OwnedFd>)>,
 }
 
 impl Joining {
@@ -42,7 +46,7 @@ impl Joining {
         let Ok(channel) = Channel::connect(name) else {
             return Ok(None);
         };
-        let joining = Self { channel, leader };
+        let mut joining = Self::new(channel, leader);
         joining.send(rank, request)?;
         match joining.wait(deadline)? {
             Some((Record::Joined, _)) => Ok(Some(joining)),
@@ -53,10 +57,17 @@ impl Joining {
 
     /// Joins the hub of this process.
     pub(super) fn join_own(channel: Channel, rank: usize, request: &Request) -> Result<Self> {
-        let leader = rank;
-        let joining = Self { channel, leader };
+        let joining = Self::new(channel, rank);
         joining.send(rank, request)?;
         Ok(joining)
+    }
+
+    fn new(channel: Channel, leader: usize) -> Self {
+        Self {
+            channel,
+            leader,
+            received: VecDeque::new(),
+        }
     }
 
     fn send(&self, rank: usize, request: &Request) -> Result<()> {
@@ -73,7 +84,7 @@ impl Joining {
     ///
     /// [`ErrorKind::Peer`] if there is none by the deadline or the leader is gone; the error of the
     /// leader, if it failed.
-    pub(crate) fn plan(&self, deadline: Instant) -> Result<RankPlan> {
+    pub(crate) fn plan(&mut self, deadline: Instant) -> Result<RankPlan> {
         loop {
             match self.wait(deadline)? {
                 Some((Record::Joined, _)) => {}
@@ -90,20 +101,21 @@ impl Joining {
     }
 
     /// Waits for one message; `None` if the leader is gone.
-    fn wait(&self, deadline: Instant) -> Result<Option<(Record, Option<OwnedFd>)>> {
+    fn wait(&mut self, deadline: Instant) -> Result<Option<(Record, Option<OwnedFd>)>> {
         loop {
-            let ready = wait_for(&[(self.channel.as_fd(), PollFlags::IN)], Some(deadline));
-            if !ready.map_err(cannot_receive)?[0] {
+            if let Some(record) = self.received.pop_front() {
+                return Ok(Some(record));
+            }
+            let incoming: Vec<_> = self.channel.incoming().collect();
+            let ready = wait_for(&incoming, Some(deadline)).map_err(cannot_receive)?;
+            if !ready.contains(&true) {
                 return Err(super::agreement::missing(&[self.leader], "answer"));
             }
             let mut records = Vec::new();
             let peer = self.channel.receive(&mut records).map_err(cannot_receive)?;
-            // The leader sends nothing behind an answer before it is asked again, or the plan, or
-            // an error.
-            match (records.pop(), peer) {
-                (Some(record), _) => return Ok(Some(record)),
-                (None, Peer::Gone) => return Ok(None),
-                (None, Peer::Open) => {}
+            self.received.extend(records);
+            if self.received.is_empty() && peer == Peer::Gone {
+                return Ok(None);
             }
         }
     }
@@ -119,8 +131,6 @@ pub struct Link {
 #[derive(Debug)]
 struct Shared {
     channel: Channel,
-    /// Readable at the end of the leader's process.
-    leader_ends: Option<OwnedFd>,
     wake: Wake,
     leader: usize,
     process: u32,
@@ -133,6 +143,8 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     regions: Vec<RegionState>,
+    /// The leader has read and verified everything.
+    is_whole: bool,
     /// Reason why the leader sends nothing any more.
     failure: Option<Error>,
 }
@@ -171,13 +183,13 @@ impl Link {
     pub(crate) fn begin(joining: Joining, plan: &RankPlan, users: &[usize]) -> Result<Self> {
         let wake = Wake::new().map_err(cannot_receive)?;
         let shared = Arc::new(Shared {
-            leader_ends: joining.channel.end_of_process(),
             channel: joining.channel,
             wake,
             leader: joining.leader,
             process: std::process::id(),
             state: Mutex::new(State {
                 regions: Vec::new(),
+                is_whole: false,
                 failure: None,
             }),
             events: EventCount::default(),
@@ -194,6 +206,9 @@ impl Link {
             regions.push(state);
         }
         shared.state.lock().regions = regions;
+        for (record, carried) in joining.received {
+            shared.take(record, carried)?;
+        }
         let receiver = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("tload-link".to_owned())
@@ -246,6 +261,33 @@ impl Link {
         }
     }
 
+    /// Waits until the leader has read and verified everything, or `cancel` is set.
+    ///
+    /// # Errors
+    ///
+    /// The error of the leader; [`ErrorKind::Peer`] if it is gone before.
+    pub(crate) fn wait_until_whole(&self, cancel: &CancelFlag) -> Result<()> {
+        let shared = Arc::downgrade(&self.shared);
+        cancel.on_cancel(move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.events.notify();
+            }
+        });
+        loop {
+            let changes = self.shared.events.count();
+            {
+                let state = self.shared.state.lock();
+                if state.is_whole || cancel.is_cancelled() {
+                    return Ok(());
+                }
+                if let Some(failure) = &state.failure {
+                    return Err(failure.again());
+                }
+            }
+            self.shared.events.wait_past(changes);
+        }
+    }
+
     /// Tells the leader that this rank has finished.
     pub(crate) fn finish(&self, statistics: &RankStatistics) {
         if let Ok(statistics) = payload::write(statistics) {
@@ -277,8 +319,10 @@ fn release(link: &Weak<Shared>, region: usize) {
     }
     let view = shared.state.lock().regions[region].view.take();
     drop(view);
-    let region = u32::try_from(region).expect("regions are counted before");
-    shared.tell(Record::Release { region });
+    let number = u32::try_from(region).expect("regions are counted before");
+    shared.tell(Record::Release { region: number });
+    // The lane may have memory for other regions now.
+    shared.events.notify();
 }
 
 impl Shared {
@@ -309,16 +353,10 @@ impl Shared {
     }
 
     fn step(&self) -> Result<Peer> {
-        let mut flags = PollFlags::IN;
+        let mut waits = vec![(self.wake.as_fd(), PollFlags::IN)];
+        waits.extend(self.channel.incoming());
         if self.channel.has_queued() {
-            flags |= PollFlags::OUT;
-        }
-        let mut waits = vec![
-            (self.wake.as_fd(), PollFlags::IN),
-            (self.channel.as_fd(), flags),
-        ];
-        if let Some(end) = &self.leader_ends {
-            waits.push((end.as_fd(), PollFlags::IN));
+            waits.push((self.channel.as_fd(), PollFlags::OUT));
         }
         let ready = wait_for(&waits, None).map_err(cannot_receive)?;
         if ready[0] {
@@ -334,10 +372,6 @@ impl Shared {
             // An error here is noticed with the next message.
             let _ = self.channel.flush();
         }
-        // What the leader had sent has been received above.
-        if ready.get(2) == Some(&true) {
-            return Ok(Peer::Gone);
-        }
         Ok(peer)
     }
 
@@ -349,7 +383,9 @@ impl Shared {
                 let view = {
                     let state = self.state.lock();
                     let found = state.regions.get(region).ok_or_else(unknown)?;
-                    found.view.clone()
+                    // This rank may have begun to read it into the place of the view.
+                    let is_lost = found.is_gone || state.failure.is_some();
+                    found.view.clone().filter(|_| !is_lost)
                 };
                 if let Some(view) = view {
                     view.show(memory)?;
@@ -373,6 +409,7 @@ impl Shared {
                 let mut state = self.state.lock();
                 state.failure.get_or_insert(failure.error());
             }
+            (Record::Whole, _) => self.state.lock().is_whole = true,
             _ => {}
         }
         Ok(())

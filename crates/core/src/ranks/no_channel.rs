@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::event::PollFlags;
+
 use super::wire::Record;
 
 /// Descriptor that a record carries, with what keeps it open.
@@ -75,7 +77,7 @@ impl Channel {
         match *self {}
     }
 
-    pub(super) fn end_of_process(&self) -> Option<OwnedFd> {
+    pub(super) fn incoming(&self) -> std::iter::Empty<(BorrowedFd<'_>, PollFlags)> {
         match *self {}
     }
 

@@ -13,6 +13,7 @@ use super::holdings::NODE_RANKS_MAX;
 use super::hub::Hub;
 use super::link::Joining;
 use super::messages::Request;
+use super::payload;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Place of a rank in its node.
@@ -50,7 +51,9 @@ pub(crate) fn join(
 ) -> Result<Node> {
     let rank = group.rank();
     let listener = if shares {
-        Listener::new().map_err(|error| error.to_string())
+        let memory = payload::write(&()).map_err(|error| format!("cannot share memory: {error}"));
+        let listen = || Listener::new().map_err(|error| format!("cannot share: {error}"));
+        memory.and_then(|_| listen())
     } else {
         Err("not requested".to_owned())
     };
@@ -70,17 +73,18 @@ pub(crate) fn join(
     let mut leader = rank;
     let mut reason = None;
     match listener {
-        Ok(listener) => {
-            if let Some((number, joining)) = follow(&hellos[..rank], rank, request, deadline)? {
+        Ok(listener) => match follow(&hellos[..rank], rank, request, deadline) {
+            Ok(Some((number, joining))) => {
                 leader = number;
                 role = Some(Role::Follower(joining));
-            } else {
-                match lead(listener, rank, request) {
-                    Ok(led) => role = Some(led),
-                    Err(error) => reason = Some(error.message().to_owned()),
-                }
             }
-        }
+            Ok(None) => match lead(listener, rank, request) {
+                Ok(led) => role = Some(led),
+                Err(error) => reason = Some(error.message().to_owned()),
+            },
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(error) => reason = Some(error.message().to_owned()),
+        },
         Err(error) => reason = Some(error),
     }
     let choice = NodeChoice {

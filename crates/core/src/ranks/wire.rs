@@ -32,6 +32,8 @@ pub(super) enum Record {
     Failed,
     /// From a rank: it has finished; its statistics follow in the descriptor.
     Done,
+    /// From the leader: everything has been read, and verified where that was requested.
+    Whole,
 }
 
 impl Record {
@@ -56,6 +58,7 @@ impl Record {
             Self::Release { region } => (8, region, 0, 0),
             Self::Failed => (9, 0, 0, 0),
             Self::Done => (10, 0, 0, 0),
+            Self::Whole => (11, 0, 0, 0),
         };
         let mut bytes = [0; RECORD_BYTES];
         bytes[..4].copy_from_slice(&kind.to_le_bytes());
@@ -86,6 +89,7 @@ impl Record {
             8 => Self::Release { region },
             9 => Self::Failed,
             10 => Self::Done,
+            11 => Self::Whole,
             _ => return None,
         })
     }
@@ -112,6 +116,7 @@ mod tests {
             Record::Release { region: 5 },
             Record::Failed,
             Record::Done,
+            Record::Whole,
         ];
         for record in all {
             assert_eq!(Record::decode(&record.encode()), Some(record));
@@ -121,7 +126,7 @@ mod tests {
     #[test]
     fn other_bytes_are_no_record() {
         assert_eq!(Record::decode(&[0; RECORD_BYTES]), None);
-        assert_eq!(Record::decode(&[11; RECORD_BYTES]), None);
+        assert_eq!(Record::decode(&[12; RECORD_BYTES]), None);
         assert_eq!(Record::decode(&[1; RECORD_BYTES - 1]), None);
     }
 }

@@ -10,6 +10,8 @@ pub struct Groups {
     depths: Vec<Depth>,
     /// Indexed by source; a source beyond the end is in group 0 under its own number.
     members: Vec<Member>,
+    /// Group that is read in file order whatever the order of the load.
+    sequential: Option<usize>,
 }
 
 /// Group of a source, and its index there.
@@ -29,7 +31,18 @@ impl Groups {
 
     /// Creates a group for each of `depths`; `members` assigns each source to one of them.
     pub fn new(depths: Vec<Depth>, members: Vec<Member>) -> Self {
-        Self { depths, members }
+        Self {
+            depths,
+            members,
+            sequential: None,
+        }
+    }
+
+    /// Reads one group in file order, whatever the order of the load.
+    #[must_use]
+    pub fn in_file_order(mut self, group: Option<usize>) -> Self {
+        self.sequential = group;
+        self
     }
 
     /// Lowers the limits to `jobs` jobs in flight, over all groups.
@@ -44,6 +57,11 @@ impl Groups {
 
     pub(super) fn len(&self) -> usize {
         self.depths.len()
+    }
+
+    /// Returns whether the sources of a group are read one after another.
+    pub(super) fn is_sequential(&self, group: usize) -> bool {
+        self.sequential == Some(group)
     }
 
     pub(super) fn limits(&self, group: usize) -> Depth {

@@ -68,7 +68,8 @@ impl Schedule {
     /// one after another.
     pub fn new(plan: &Plan, order: Order, groups: Groups) -> Self {
         let group_of = |source| groups.member(source).group;
-        let (queues, numbers) = Queues::new(plan, order, groups.len(), group_of);
+        let in_order = |group| order == Order::File || groups.is_sequential(group);
+        let (queues, numbers) = Queues::new(plan, groups.len(), in_order, group_of);
         let depths = (0..groups.len()).map(|group| groups.limits(group));
         let controllers = depths.map(Controller::new).collect();
         let turns = order == Order::File && groups.len() > 1;

@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 
-use super::Order;
 use super::least_loaded::LeastLoaded;
 use crate::plan::Plan;
 
@@ -53,11 +52,11 @@ pub(super) enum Candidate {
 
 impl Queues {
     /// Creates the queues of `groups` groups. Also returns the index of each source in its group.
-    /// In file order a group counts as one source.
+    /// A group that is read in file order counts as one source.
     pub(super) fn new(
         plan: &Plan,
-        order: Order,
         groups: usize,
+        in_file_order: impl Fn(usize) -> bool,
         group_of: impl Fn(usize) -> usize,
     ) -> (Vec<Self>, Vec<usize>) {
         let mut queues: Vec<Vec<SourceQueue>> = (0..groups).map(|_| Vec::new()).collect();
@@ -68,7 +67,7 @@ impl Queues {
             let group = group_of(region.source);
             let sources = &mut queues[group];
             // Regions come in file order, so a new source begins a new queue.
-            if last_source != Some(region.source) && (order == Order::Ready || sources.is_empty()) {
+            if last_source != Some(region.source) && (!in_file_order(group) || sources.is_empty()) {
                 sources.push(SourceQueue::default());
             }
             last_source = Some(region.source);

@@ -201,6 +201,7 @@ impl Simulation {
                     check.report(report);
                 }
             }),
+            settle: Box::new(|_| Ok(())),
             verify: Box::new(move |_| {
                 counted.fetch_add(1, Ordering::SeqCst);
                 check.as_ref().map_or(Ok(()), |check| check.finish())

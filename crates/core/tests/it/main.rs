@@ -17,6 +17,8 @@ mod memory;
 mod overlay;
 mod page_cache;
 mod ranks;
+#[cfg(target_os = "linux")]
+mod ranks_of_processes;
 mod requirement;
 #[cfg(target_os = "linux")]
 mod retries;

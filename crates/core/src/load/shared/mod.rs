@@ -10,6 +10,7 @@ mod reader;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use reader::Reader;
@@ -42,6 +43,8 @@ pub(crate) struct Joined {
     pub(crate) report: GroupReport,
     /// Reads of the leader for all ranks of its node.
     pub(crate) reader: Option<Arc<Reader>>,
+    /// Bytes that this rank reads in place of the leader.
+    reread_bytes: Arc<AtomicU64>,
 }
 
 impl Loader {
@@ -70,7 +73,7 @@ impl Loader {
             ..GroupReport::default()
         };
         let Node { ranks, role, .. } = node;
-        let (joining, reader) = match role {
+        let (mut joining, reader) = match role {
             Role::Alone => {
                 "none".clone_into(&mut report.share);
                 report.reason = self.reason(node.reason);
@@ -79,14 +82,19 @@ impl Loader {
                     shares: None,
                     report,
                     reader: None,
+                    reread_bytes: Arc::default(),
                 }));
             }
             Role::Follower(joining) => (joining, None),
             Role::Leader(hub, joining) => {
                 let led = self.lead(&hub, group.rank(), &ranks, deadline);
-                let reader = led.inspect_err(|error| {
-                    hub.failed(group.rank(), error);
+                let reader = led.map_err(|error| {
+                    hub.failed(group.rank(), &error);
                     hub.close();
+                    match error.ranks() {
+                        [] => error.with_ranks([group.rank()]),
+                        _ => error,
+                    }
                 })?;
                 (joining, Some(reader))
             }
@@ -98,10 +106,16 @@ impl Loader {
         let plan = joining.plan(deadline)?;
         report.unique_bytes = plan.unique_bytes;
         report.join_seconds = started.elapsed().as_secs_f64();
+        let reread_bytes = Arc::<AtomicU64>::default();
         Ok(Some(Joined {
-            shares: Some(Shares { plan, joining }),
+            shares: Some(Shares {
+                plan,
+                joining,
+                reread_bytes: Arc::clone(&reread_bytes),
+            }),
             report,
             reader,
+            reread_bytes,
         }))
     }
 
@@ -237,6 +251,7 @@ impl Joined {
         let (mut group, reader) = (self.report.clone(), self.reader.as_ref());
         group.read_bytes = report.read_bytes;
         group.received_bytes = report.received_bytes;
+        group.reread_bytes = self.reread_bytes.load(Ordering::Relaxed);
         let mut all = report.read_bytes;
         if let Some(reader) = reader {
             reader.complete(report);

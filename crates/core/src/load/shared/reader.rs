@@ -158,6 +158,7 @@ impl Reader {
             .prepared
             .lanes(&self.options, &self.feed, &self.counters, None);
         if lanes.is_empty() {
+            self.hub.whole();
             return Ok(());
         }
         self.lanes.store(lanes.len(), Ordering::SeqCst);
@@ -229,8 +230,9 @@ impl Reader {
             return;
         }
         let check = || self.check.as_ref().map_or(Ok(()), |check| check.finish());
-        if let Err(error) = sources.verify_unchanged().and_then(|()| check()) {
-            self.fail(&error);
+        match sources.verify_unchanged().and_then(|()| check()) {
+            Ok(()) => self.hub.whole(),
+            Err(error) => self.fail(&error),
         }
     }
 }

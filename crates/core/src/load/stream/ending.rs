@@ -209,6 +209,7 @@ mod tests {
             lanes,
             report: Report::default(),
             complete: Box::new(|_| ()),
+            settle: Box::new(|_| Ok(())),
             verify: Box::new(verify),
         };
         Shared::new(setup)

@@ -32,8 +32,10 @@ pub(crate) struct StreamSetup {
     pub(crate) report: Report,
     /// Completes a report: memory, copies, notes.
     pub(crate) complete: Box<dyn Fn(&mut Report) + Send + Sync>,
-    /// Called once by the last lane that ends; its argument is true if the load was complete.
-    /// Checks that the files are unchanged.
+    /// Called once by the last lane that ends; its argument is true if the load was complete. Waits
+    /// for what other processes have to say about it.
+    pub(crate) settle: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
+    /// Called then, with the same argument. Checks that the files are unchanged.
     pub(crate) verify: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
 }
 
@@ -145,6 +147,11 @@ impl Shared {
         }
     }
 
+    /// Tells other processes that this load has finished: no lane does.
+    pub(crate) fn has_nothing_to_read(&self) -> Result<()> {
+        (self.setup.verify)(false)
+    }
+
     /// Records that a lane has ended and that all its reads have returned.
     pub(crate) fn lane_ended(&self, result: Result<()>) {
         // Before the last lane checks the files: a failed read explains more than a changed file.
@@ -154,8 +161,11 @@ impl Shared {
         };
         // Outside the lock: queries file systems and stores.
         let verified = lane::caught(|| {
+            // Before the memory is freed, which sets the flag that ends this wait.
+            let settled = (self.setup.settle)(is_whole);
             self.setup.feed.close();
-            (self.setup.verify)(is_whole)
+            let verified = (self.setup.verify)(is_whole && settled.is_ok());
+            settled.and(verified)
         });
         let mut inner = self.lock();
         inner.state.checked(verified);

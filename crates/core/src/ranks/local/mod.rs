@@ -2,8 +2,8 @@
 //!
 //! A star: rank 0 listens, and a thread of it gathers the messages of all ranks and sends each
 //! rank all of them. `wire.rs` and `verdict.rs` are its messages, `gather.rs` its decisions,
-//! `server.rs` the thread, `connection.rs` one connection, `socket_file.rs` the socket at the path,
-//! and `process.rs` the process behind a connection. This file is the view of one rank.
+//! `server.rs` the thread, `connection.rs` one connection, and `socket_file.rs` the socket at the
+//! path. This file is the view of one rank.
 
 mod connection;
 mod gather;

@@ -1,0 +1,488 @@
+//! Shared loads of real processes: killed, stopped, cancelled, slow, short of resources.
+//!
+//! A failure here is a rank that hangs, that gets other bytes than its files have, or that fails
+//! where it should not.
+
+#![expect(unsafe_code, reason = "forks, and installs a seccomp filter")]
+
+mod process;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use process::{Rank, moment};
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tload::testing::fixtures::Rng;
+use tload::verify::{ManifestTarget, Verification, VerifyOptions};
+use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Rule};
+
+use crate::files::{even, folder, location, mixed, write};
+use crate::requirement;
+
+const MIB: usize = 1 << 20;
+
+/// Room for a third of the checkpoint on the leader, and for two tensors on each of four ranks.
+const LITTLE: &str = "memory_limit=32MiB";
+
+/// Ends the process: the child of a fork, which uses nothing that it has inherited.
+fn fork_and_end() {
+    // SAFETY: the child ends at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends the child without the destructors and exit handlers of its parent.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: `child` is a child of this process, and `status` a local variable.
+    let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((ended, status), (child, 0));
+}
+
+/// Makes `memfd_create` fail on this thread and the threads that it starts.
+fn refuse_memfd() {
+    let call = u32::try_from(libc::SYS_memfd_create).expect("small");
+    let errno = u32::try_from(libc::EPERM).expect("small");
+    let filter = |code, jump_true, jump_false, k| libc::sock_filter {
+        code,
+        jt: jump_true,
+        jf: jump_false,
+        k,
+    };
+    // Load the number of the system call; return the error if it is this one, else allow the call.
+    let mut program = [
+        filter(0x20, 0, 0, 0),
+        filter(0x15, 0, 1, call),
+        filter(0x06, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
+        filter(0x06, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: 4,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: takes only numbers; affects this thread and the threads that it starts.
+    let plain = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    // SAFETY: `program` points to four instructions that outlive the call.
+    let seccomp = unsafe {
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const program,
+        )
+    };
+    assert_eq!((plain, seccomp), (0, 0), "seccomp works without privileges");
+}
+
+/// Folder with a checkpoint of 48 MiB, and room for sockets.
+struct Setting {
+    folder: TempDir,
+}
+
+impl Setting {
+    fn new() -> Self {
+        let folder = folder();
+        let path = folder.path().join("model");
+        write(&path.join("a.safetensors"), &even("a", 1, 20, 2 * MIB));
+        write(&path.join("b.safetensors"), &mixed("b", 2, 60, 300_000));
+        Self { folder }
+    }
+
+    fn model(&self) -> PathBuf {
+        self.folder.path().join("model")
+    }
+
+    fn group(&self, size: usize) -> Vec<Rank> {
+        self.group_of(size, &self.model())
+    }
+
+    fn group_of(&self, size: usize, checkpoint: &Path) -> Vec<Rank> {
+        let socket = self.folder.path().join("g.sock");
+        Rank::group(&socket, size, checkpoint, &self.model())
+    }
+}
+
+fn tell(ranks: &mut [Rank], line: &str) {
+    for rank in ranks {
+        rank.tell(line);
+    }
+}
+
+fn answers(ranks: &[Rank]) -> Vec<String> {
+    ranks.iter().map(Rank::answer).collect()
+}
+
+fn assert_answers(ranks: &[Rank], wanted: &str) {
+    for (index, answer) in answers(ranks).iter().enumerate() {
+        assert!(
+            answer.starts_with(wanted),
+            "{index}: {answer}, not {wanted}"
+        );
+    }
+}
+
+fn assert_complete(ranks: &[Rank]) {
+    assert_answers(ranks, "complete ");
+}
+
+/// Returns the bytes that a complete rank has read in place of the leader.
+fn reread(answer: &str) -> u64 {
+    let words: Vec<_> = answer.split(' ').collect();
+    assert_eq!(words[0], "complete", "{answer}");
+    words[1].parse().expect("a number")
+}
+
+#[test]
+fn rank_that_never_loads_is_named_by_all_others() {
+    let setting = Setting::new();
+    let mut ranks = setting.group(4);
+    ranks.swap(2, 3);
+    tell(&mut ranks[..3], "load join_timeout=300ms");
+    assert_answers(&ranks[..3], "peer [2] ");
+}
+
+#[test]
+fn differing_options_are_the_same_error_on_every_rank() {
+    let setting = Setting::new();
+    for (one, other) in [
+        ("share=node", "share=none"),
+        ("verify=off", "verify=auto"),
+        ("order=ready", "order=file"),
+        ("cache=auto", "cache=buffered"),
+        ("memory_limit=1GiB", "memory_limit=2GiB"),
+    ] {
+        let mut ranks = setting.group(4);
+        tell(&mut ranks[..3], &format!("load {one}"));
+        ranks[3].tell(&format!("load {other}"));
+        let found = answers(&ranks);
+        let name = one.split('=').next().expect("a name");
+        let wanted = format!("peer [3] the ranks disagree on {name}: ");
+        assert!(found[0].starts_with(&wanted), "{found:?}");
+        assert!(found.iter().all(|it| *it == found[0]), "{found:?}");
+        // The group itself is whole.
+        tell(&mut ranks, "load");
+        assert_complete(&ranks);
+    }
+}
+
+#[test]
+fn differing_files_are_the_same_error_on_every_rank() {
+    let setting = Setting::new();
+    let copy = |name: &str| {
+        let copy = setting.folder.path().join(name);
+        std::fs::create_dir(&copy).expect("a temporary folder");
+        for file in ["a.safetensors", "b.safetensors"] {
+            let (from, to) = (setting.model().join(file), copy.join(file));
+            std::fs::copy(from, to).expect("room");
+        }
+        copy
+    };
+    let other = copy("other");
+    // Of the same length.
+    write(&other.join("a.safetensors"), &even("a", 9, 20, 2 * MIB));
+    let fewer = copy("fewer");
+    std::fs::remove_file(fewer.join("b.safetensors")).expect("copied");
+    for (path, wanted) in [
+        (other, "peer [1] the ranks disagree on a.safetensors: "),
+        (
+            fewer,
+            "peer [1] the ranks disagree on the number of files: ",
+        ),
+    ] {
+        let socket = setting.folder.path().join("g.sock");
+        let model = setting.model();
+        let mut ranks = Rank::group_of(&socket, &[&model, &path, &model], &model);
+        tell(&mut ranks, "load");
+        let found = answers(&ranks);
+        assert!(found[0].starts_with(wanted), "{found:?}");
+        assert!(found.iter().all(|it| *it == found[0]), "{found:?}");
+    }
+}
+
+#[test]
+fn read_error_of_the_leader_reaches_every_rank() {
+    let setting = Setting::new();
+    let slowness = Slowness::default();
+    let mount = Mount::start("slow::serves", &setting.model(), &slowness);
+    let Some(mount) = requirement::requirement("fuse", mount) else {
+        return;
+    };
+    let mut ranks = setting.group_of(4, mount.path());
+    mount.fault(&Rule::always(Fault::Errno(libc::EIO)).from_byte(MIB as u64));
+    tell(&mut ranks, "load");
+    assert_answers(&ranks, "io [0] rank 0: ");
+    mount.clear_faults();
+    tell(&mut ranks, "load");
+    assert_complete(&ranks);
+}
+
+#[test]
+fn corrupt_digest_reaches_every_rank() {
+    let setting = Setting::new();
+    let mut options = VerifyOptions::default();
+    options.write = Some(ManifestTarget::Beside);
+    let model = setting.model();
+    let written = Verification::new(&location(&model)).options(options).run();
+    written.expect("can be written");
+    write(&model.join("a.safetensors"), &even("a", 9, 20, 2 * MIB));
+    let mut ranks = setting.group(4);
+    tell(&mut ranks, "load verify=require");
+    assert_answers(&ranks, "corrupt [0] rank 0: ");
+}
+
+#[test]
+fn too_small_budget_of_the_leader_reaches_every_rank() {
+    let setting = Setting::new();
+    let mut ranks = setting.group(4);
+    tell(&mut ranks, "load memory_limit=1MiB");
+    assert_answers(&ranks, "out_of_memory [0] ");
+}
+
+#[test]
+fn follower_that_dies_leaves_the_others() {
+    let setting = Setting::new();
+    for (end, wanted) in [
+        ("hold=2", "gone"),
+        ("drop=2", "dropped"),
+        ("panic=2", "gone"),
+    ] {
+        let mut ranks = setting.group(4);
+        tell(&mut ranks[..3], &format!("load {LITTLE}"));
+        ranks[3].tell(&format!("load {LITTLE} {end}"));
+        if end == "hold=2" {
+            assert_eq!(ranks[3].answer(), "holds");
+            ranks[3].signal(Signal::KILL);
+        }
+        assert_complete(&ranks[..3]);
+        assert_eq!(ranks[3].answer(), wanted);
+        if end == "drop=2" {
+            // It has left the load, and not the group.
+            tell(&mut ranks, "load");
+            assert_complete(&ranks);
+        }
+    }
+}
+
+#[test]
+fn rank_that_dies_before_it_joins_is_named() {
+    let setting = Setting::new();
+    let mut ranks = setting.group(4);
+    ranks[3].signal(Signal::KILL);
+    tell(&mut ranks[..3], "load");
+    assert_answers(&ranks[..3], "peer [3] ");
+}
+
+#[test]
+fn loss_of_the_leader_is_an_error_or_made_up_for() {
+    let setting = Setting::new();
+    for (policy, wanted) in [("error", "peer [0] rank 0, "), ("read", "complete ")] {
+        for private in [false, true] {
+            let mut ranks = setting.group(4);
+            let load = format!("load {LITTLE} hold=2 on_peer_loss={policy} private={private}");
+            tell(&mut ranks, &load);
+            assert_answers(&ranks, "holds");
+            ranks[0].signal(Signal::KILL);
+            assert_eq!(ranks[0].answer(), "gone");
+            tell(&mut ranks[1..], "go");
+            for (index, answer) in answers(&ranks[1..]).iter().enumerate() {
+                assert!(answer.starts_with(wanted), "{index}: {answer}");
+                if policy == "read" {
+                    assert!(reread(answer) > 20 * MIB as u64, "{answer}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn stopped_or_slow_rank_holds_up_no_other() {
+    let setting = Setting::new();
+    for laggard in [3, 0] {
+        for is_stopped in [true, false] {
+            // A stopped leader answers nobody.
+            if is_stopped && laggard == 0 {
+                continue;
+            }
+            let mut ranks = setting.group(4);
+            for (rank, it) in ranks.iter_mut().enumerate() {
+                let hold = if rank == laggard { " hold=2" } else { "" };
+                it.tell(&format!("load {LITTLE}{hold}"));
+            }
+            assert_eq!(ranks[laggard].answer(), "holds");
+            if is_stopped {
+                ranks[laggard].signal(Signal::STOP);
+            }
+            for rank in (0..4).filter(|rank| *rank != laggard) {
+                assert_eq!(reread(&ranks[rank].answer()), 0, "{rank}");
+            }
+            if is_stopped {
+                ranks[laggard].signal(Signal::CONT);
+            }
+            ranks[laggard].tell("go");
+            let bytes = reread(&ranks[laggard].answer());
+            assert!(bytes > 20 * MIB as u64, "{bytes}");
+        }
+    }
+}
+
+#[test]
+fn stopped_leader_goes_on() {
+    let setting = Setting::new();
+    let mut ranks = setting.group(4);
+    tell(&mut ranks, &format!("load {LITTLE} hold=2"));
+    assert_answers(&ranks, "holds");
+    ranks[0].signal(Signal::STOP);
+    tell(&mut ranks, "go");
+    ranks[0].signal(Signal::CONT);
+    assert_complete(&ranks);
+}
+
+#[test]
+fn leader_that_drops_its_stream_serves_the_others() {
+    let setting = Setting::new();
+    for end in ["drop=1", "drop=0"] {
+        let mut ranks = setting.group(4);
+        ranks[0].tell(&format!("load {LITTLE} {end}"));
+        tell(&mut ranks[1..], &format!("load {LITTLE} hold=1"));
+        assert_eq!(ranks[0].answer(), "dropped");
+        assert_answers(&ranks[1..], "holds");
+        ranks[0].tell("finish");
+        tell(&mut ranks[1..], "go");
+        assert_complete(&ranks[1..]);
+        assert_eq!(ranks[0].answer(), "true");
+    }
+}
+
+#[test]
+fn rank_whose_time_is_over_leaves_the_others() {
+    let setting = Setting::new();
+    for late in [3, 0] {
+        let mut ranks = setting.group(4);
+        for (rank, it) in ranks.iter_mut().enumerate() {
+            let late = if rank == late {
+                " timeout=1s hold=2"
+            } else {
+                ""
+            };
+            it.tell(&format!("load {LITTLE} join_timeout=60s{late}"));
+        }
+        let first = ranks[late].answer();
+        for rank in (0..4).filter(|rank| *rank != late) {
+            assert!(ranks[rank].answer().starts_with("complete "));
+        }
+        if first == "holds" {
+            // On a busy machine the time may be over before.
+            ranks[late].tell("go");
+            let last = ranks[late].answer();
+            let may = ["timed_out ", "complete "];
+            assert!(may.iter().any(|may| last.starts_with(may)), "{last}");
+        }
+    }
+}
+
+#[test]
+fn refused_memory_is_a_reason_or_an_error() {
+    let setting = Setting::new();
+    for refused in [3, 0] {
+        let mut ranks = setting.group(4);
+        ranks[refused].tell("refuse-memfd");
+        assert_eq!(ranks[refused].answer(), "refused");
+        tell(&mut ranks, "load join_timeout=20s");
+        for (rank, answer) in answers(&ranks).iter().enumerate() {
+            assert!(answer.starts_with("complete 0 "), "{rank}: {answer}");
+            if rank == refused {
+                assert!(answer.contains(" none ") && answer.len() > 20, "{answer}");
+            }
+        }
+    }
+}
+
+#[test]
+fn few_descriptors_of_the_leader_are_enough() {
+    let setting = Setting::new();
+    let mut ranks = setting.group(2);
+    ranks[0].tell("descriptors 48");
+    assert_eq!(ranks[0].answer(), "limited");
+    ranks[0].tell("load");
+    ranks[1].tell("load hold=1");
+    assert_eq!(ranks[1].answer(), "holds");
+    ranks[1].tell("go");
+    assert_complete(&ranks);
+}
+
+#[test]
+fn groups_load_again_and_beside_each_other() {
+    let setting = Setting::new();
+    let mut ranks = setting.group(2);
+    let beside = setting.folder.path().join("beside.sock");
+    let mut others = Rank::group(&beside, 8, &setting.model(), &setting.model());
+    for _ in 0..3 {
+        tell(&mut ranks, "load");
+        tell(&mut others, "load");
+        assert_complete(&ranks);
+        assert_complete(&others);
+    }
+    // A dead run leaves its socket behind.
+    ranks[0].signal(Signal::KILL);
+    assert_eq!(ranks[0].answer(), "gone");
+    let mut again = setting.group(2);
+    tell(&mut again, "load fork=3");
+    assert_complete(&again);
+}
+
+#[test]
+fn loads_leave_nothing() {
+    let folder = folder();
+    let path = folder.path().join("model");
+    write(&path.join("a.safetensors"), &mixed("a", 3, 12, 20_000));
+    let mut ranks = Rank::group(&folder.path().join("g.sock"), 2, &path, &path);
+    tell(&mut ranks, "repeat 200");
+    assert_complete(&ranks);
+}
+
+/// Kills or stops a random rank at a random moment: every other rank completes, or fails for the
+/// loss of its leader.
+#[test]
+fn deaths_at_random_moments_hang_no_rank() {
+    let variable = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let rounds = variable("TLOAD_DEATHS").unwrap_or(50);
+    let seed: u64 = variable("TLOAD_DEATHS_SEED").unwrap_or(18);
+    let setting = Setting::new();
+    for round in 0..rounds {
+        let mut rng = Rng::new(seed * 1_000_003 + round);
+        let size = rng.pick(&[2, 2, 4, 4, 8]);
+        let victim = rng.index(size);
+        let is_killed = rng.below(2) == 0;
+        let policy = rng.pick(&["error", "read"]);
+        let mut ranks = setting.group(size);
+        let limit = rng.pick(&["memory_limit=64MiB", "memory_limit=1GiB"]);
+        tell(
+            &mut ranks,
+            &format!("load {limit} on_peer_loss={policy} join_timeout=60s"),
+        );
+        std::thread::sleep(moment(&mut rng, Duration::from_millis(400)));
+        let signal = if is_killed {
+            Signal::KILL
+        } else {
+            Signal::STOP
+        };
+        ranks[victim].signal(signal);
+        let about = format!("round {round}: {signal:?} of {victim} in {size}, {policy}, {limit}");
+        if !is_killed {
+            if victim > 0 {
+                // No sooner than the others are done, unless it is needed to join.
+                std::thread::sleep(moment(&mut rng, Duration::from_millis(1500)));
+            }
+            ranks[victim].signal(Signal::CONT);
+        }
+        for (rank, answer) in answers(&ranks).iter().enumerate() {
+            let is_right = match answer.split(' ').next() {
+                Some("complete") => true,
+                Some("gone") => is_killed && rank == victim,
+                // Before the ranks have agreed, or the leader.
+                Some("peer") => is_killed && answer.contains(&format!("[{victim}]")),
+                _ => false,
+            };
+            assert!(is_right, "{about}: {rank}: {answer}");
+        }
+    }
+}
