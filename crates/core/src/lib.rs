@@ -76,6 +76,7 @@ pub use options::{
 };
 pub use plan::{Selection, Slice, Steps};
 pub use probe::ceiling::Ceiling;
+pub use ranks::sharding::{Sharded, Sharding};
 pub use ranks::{Group, LocalGroup};
 pub use report::{
     DepthReport, DeviceReport, EngineReport, GroupReport, Report, StageTimes, StagingReport,

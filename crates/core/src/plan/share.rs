@@ -310,6 +310,38 @@ mod tests {
         fn whole(&self) -> RankWant {
             self.rows(0..self.rows)
         }
+
+        /// Returns the slice of one of `size` ranks along a dimension.
+        fn even_share(&self, dim: usize, rank: usize, size: usize) -> RankWant {
+            let all = [self.rows, self.columns][dim];
+            let len = all.div_ceil(size);
+            let share = (rank * len).min(all)..((rank + 1) * len).min(all);
+            if dim == 0 {
+                self.rows(share)
+            } else {
+                self.columns(share)
+            }
+        }
+
+        /// Returns everything, a slice of rows, one of columns, or one of both, by `kind`.
+        fn any_share(&self, kind: usize, dims: [(u32, u32, usize); 2]) -> RankWant {
+            if kind == 0 {
+                return self.whole();
+            }
+            let mut rows = within(dims[0], self.rows);
+            let mut columns = within(dims[1], self.columns);
+            if kind == 1 {
+                columns = (0..self.columns).into();
+            } else if kind == 2 {
+                rows = (0..self.rows).into();
+            }
+            // Single bytes of long rows are many runs.
+            if self.columns > 1000 {
+                columns.count = (columns.count * columns.step).min(self.columns - columns.start);
+                columns.step = 1;
+            }
+            self.cut([rows, columns])
+        }
     }
 
     /// Returns one want for each of `size` ranks: its even share of `len` indices.
@@ -535,7 +567,7 @@ mod tests {
             let width = prop::sample::select(vec![0, 10, 1000, 4096, 65_536, 300_000, 1 << 20]);
             let any_steps = (any::<u32>(), any::<u32>(), 1usize..4);
             let dims = [any_steps.clone(), any_steps];
-            let want = (0..4, dims, any::<bool>());
+            let want = (0usize..4, dims, any::<bool>());
             // Even shares along a dimension, or anything.
             let split = prop::option::of(0usize..2);
             let tensor = (
@@ -564,36 +596,11 @@ mod tests {
                 };
                 start += gap + (rows * columns) as u64;
                 for (rank, (kind, dims, is_wanted)) in wants.into_iter().enumerate() {
-                    let mut want = match split {
-                        Some(dim) => {
-                            let len = [rows, columns][dim].div_ceil(size);
-                            let cut =
-                                |all: usize| (rank * len).min(all)..((rank + 1) * len).min(all);
-                            if dim == 0 {
-                                matrix.rows(cut(rows))
-                            } else {
-                                matrix.columns(cut(columns))
-                            }
-                        }
-                        None if !is_wanted => continue,
-                        None if kind == 0 => matrix.whole(),
-                        None => {
-                            let mut steps = [(dims[0], rows), (dims[1], columns)]
-                                .map(|(at, len)| within(at, len));
-                            if kind == 1 {
-                                steps[1] = (0..columns).into();
-                            } else if kind == 2 {
-                                steps[0] = (0..rows).into();
-                            }
-                            // Single bytes of long rows are many runs.
-                            if columns > 1000 {
-                                steps[1].count =
-                                    (steps[1].count * steps[1].step).min(columns - steps[1].start);
-                                steps[1].step = 1;
-                            }
-                            matrix.cut(steps)
-                        }
+                    let want = match split {
+                        Some(dim) => Some(matrix.even_share(dim, rank, size)),
+                        None => is_wanted.then(|| matrix.any_share(kind, dims)),
                     };
+                    let Some(mut want) = want else { continue };
                     want.source = index / per_source;
                     by_rank[rank].push(want);
                 }
@@ -694,7 +701,9 @@ mod tests {
             let by = by.index(wants.len());
             let mut turned = wants.clone();
             turned.rotate_left(by);
-            turned.iter_mut().for_each(|wants| wants.reverse());
+            for wants in &mut turned {
+                wants.reverse();
+            }
             let other = share(&turned, &rules);
             let ranges = |plan: &SharePlan| -> Vec<_> {
                 (plan.shared.iter())
@@ -704,7 +713,9 @@ mod tests {
             prop_assert_eq!(ranges(&plan), ranges(&other));
             prop_assert_eq!(plan.unique_bytes, other.unique_bytes);
             let mut places = other.by_rank;
-            places.iter_mut().for_each(|places| places.reverse());
+            for places in &mut places {
+                places.reverse();
+            }
             places.rotate_right(by);
             prop_assert_eq!(plan.by_rank, places);
         }

@@ -52,8 +52,8 @@ impl Counter {
 /// Returns the number of different bytes of slices that repeat at the same distances, as those of
 /// one dimension do; `None` for others.
 ///
-/// Worked example: columns 0..4 and 2..6 of a matrix of 10 columns and 3 rows of bytes. The union of
-/// their first runs has 6 bytes, which repeat 3 times.
+/// Worked example: columns 0..4 and 2..6 of a matrix of 10 columns and 3 rows of bytes. The union
+/// of their first runs has 6 bytes, which repeat 3 times.
 fn repeated(cluster: &[Claim<'_>]) -> Option<u64> {
     let start = cluster[0].want.range.start;
     let first = cluster[0].want.strides.as_ref()?;
