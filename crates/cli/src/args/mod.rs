@@ -10,6 +10,7 @@ mod links;
 mod location;
 mod ls;
 mod parse;
+mod ranks;
 mod store;
 mod synth;
 mod time;
@@ -29,6 +30,7 @@ pub(crate) use generate::{CompletionsArgs, ManArgs, completions, manual, program
 pub(crate) use links::LinkArgs;
 pub(crate) use ls::{LsArgs, SortArg};
 pub(crate) use parse::{Refusal, parse};
+pub(crate) use ranks::{RankArgs, ShardArg};
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
 pub(crate) use tuning::{SelectArgs, TuningArgs};
@@ -114,7 +116,7 @@ pub(crate) struct LoadArgs {
     #[arg(long)]
     pub(crate) keep: bool,
     /// Print one digest of all tensors; they must go to CPU memory
-    #[arg(long)]
+    #[arg(long, conflicts_with = "ranks")]
     pub(crate) digest: bool,
     /// Print JSON
     #[arg(long)]
@@ -134,6 +136,8 @@ pub(crate) struct LoadArgs {
     /// first match applies, and of several matching names the longest; other tensors go to --device
     #[arg(long, value_name = "NAME|GLOB=DEVICE", help_heading = "Destination")]
     pub(crate) device_map: Vec<String>,
+    #[command(flatten, next_help_heading = "Ranks")]
+    pub(crate) ranks: RankArgs,
 }
 
 /// Check this machine for problems that slow down or break loads, and suggest fixes.
