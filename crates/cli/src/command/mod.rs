@@ -8,6 +8,10 @@ mod load;
 mod ls;
 mod man;
 mod open;
+#[cfg(target_os = "linux")]
+mod ranks;
+#[cfg(not(target_os = "linux"))]
+#[path = "ranks/elsewhere.rs"]
 mod ranks;
 mod synth;
 mod verify;

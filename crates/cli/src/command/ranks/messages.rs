@@ -4,9 +4,9 @@
 //!  command                                    rank
 //!    job and seat          ───────────────▶     joins the others, opens, loads
 //!    draws the progress    ◀───────────────   progress, again and again
-//!    waits for all ranks   ◀───────────────   loaded, with all tensors still kept
-//!    measures memory, then "report" ──────▶     what it read is final once all have loaded
-//!    shows the table       ◀───────────────   finished
+//!    waits for all ranks   ◀───────────────   loaded
+//!    "report"              ───────────────▶     what it read is final once all have loaded
+//!    measures memory       ◀───────────────   finished, with all tensors still kept
 //!    closes the pipe       ───────────────▶     drops its tensors and exits
 //! ```
 //!

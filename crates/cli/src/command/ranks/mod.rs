@@ -10,6 +10,7 @@ mod messages;
 mod program;
 mod rank;
 mod results;
+mod rounds;
 mod sharding;
 mod start;
 
@@ -20,6 +21,7 @@ use tload::{Options, Result};
 
 use self::messages::Job;
 use self::results::NodeLoad;
+pub(super) use self::rounds::run as bench;
 use crate::args::LoadArgs;
 use crate::interrupt::Interrupt;
 use crate::options;

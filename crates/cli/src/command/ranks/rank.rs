@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use tload::ranks::finish_serving;
 use tload::{
-    Error, ErrorKind, Loader, LocalGroup, Options, Report, Result, Selection, TensorStream,
+    Error, ErrorKind, Loader, LocalGroup, Options, Report, Result, Selection, Tensor, TensorStream,
 };
 
 use super::super::open::open;
@@ -27,6 +27,9 @@ use crate::output::answer::Answer as JsonAnswer;
 
 /// Interval between messages on the progress.
 const REDRAW: Duration = Duration::from_millis(100);
+
+/// Smallest page.
+const PAGE_BYTES: usize = 4096;
 
 /// Time that ranks have to join unless the user set one.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -85,8 +88,9 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
     }))?;
     lines.outlive();
     if lines.next().as_deref() == Some(REPORT) {
-        let report = stream.report();
-        tell(&Answer::Finished(finished(&report, &meter)))?;
+        let finished = finished(&stream.report(), &meter);
+        touch(&kept);
+        tell(&Answer::Finished(finished))?;
         // Until the command closes the pipe.
         lines.next();
     }
@@ -96,7 +100,7 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
 }
 
 /// Receives every tensor, and returns them if they are to be kept.
-fn receive(stream: &mut TensorStream, keeps: bool) -> Result<Vec<tload::Tensor>> {
+fn receive(stream: &mut TensorStream, keeps: bool) -> Result<Vec<Tensor>> {
     let total = stream.progress().bytes_total;
     let (mut kept, mut received) = (Vec::new(), 0);
     let mut told = Instant::now();
@@ -118,6 +122,15 @@ fn receive(stream: &mut TensorStream, keeps: bool) -> Result<Vec<tload::Tensor>>
         }
     }
     Ok(kept)
+}
+
+/// Reads every page of tensors in host memory, as their user would: pages of shared memory count as
+/// those of the processes that have touched them.
+fn touch(tensors: &[Tensor]) {
+    for tensor in tensors.iter().filter(|it| it.device_bytes().is_none()) {
+        let pages = tensor.bytes().iter().step_by(PAGE_BYTES);
+        std::hint::black_box(pages.fold(0, |all, byte| all ^ byte));
+    }
 }
 
 fn finished(report: &Report, meter: &Meter) -> Finished {

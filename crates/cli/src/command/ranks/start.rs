@@ -37,7 +37,7 @@ const DIRECTORY_BYTES_MAX: usize = 64;
 pub(super) struct RankLoad {
     pub(super) loaded: Loaded,
     pub(super) finished: Finished,
-    /// Proportional set size, when all ranks had loaded and held what they keep.
+    /// Proportional set size, while all ranks held what they keep.
     pub(super) pss_bytes: Option<u64>,
 }
 
@@ -54,15 +54,15 @@ pub(super) fn run(
     let progress = Progress::for_bytes(0, "loading");
     let mut ranks = Ranks::start(job, size, &socket, arguments)?;
     ranks.collect(interrupt, Some(&progress), |rank| rank.loaded.is_some())?;
+    for rank in &mut ranks.all {
+        rank.ask();
+    }
+    ranks.collect(interrupt, None, |rank| rank.finished.is_some())?;
     let system = System::real();
     for rank in &mut ranks.all {
         let file = format!("proc/{}/smaps_rollup", rank.process.id());
         rank.pss_bytes = system.field_bytes(&file, "Pss").ok();
     }
-    for rank in &mut ranks.all {
-        rank.ask();
-    }
-    ranks.collect(interrupt, None, |rank| rank.finished.is_some())?;
     let result = |rank: &mut Rank| {
         let (loaded, finished) = (rank.loaded.take()?, rank.finished.take()?);
         let pss_bytes = rank.pss_bytes;
