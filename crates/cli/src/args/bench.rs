@@ -44,7 +44,15 @@ JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, roun
       tload_ratio, cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds}],
     samples: [{round, position, contender, residency, bytes, seconds, bytes_per_second, cpu_seconds,
       cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds, engine, report}]}]}.
-`schema` increases when a key changes its meaning; null marks an unavailable value.")]
+`schema` increases when a key changes its meaning; null marks an unavailable value.
+
+With --ranks, loads that share and loads with --share none run by turns, in new processes, without
+ceiling and fio. Times are from the first start of a rank to the last end, and speed-up is the time
+without sharing divided by the time with it, within a round. JSON: {schema, command,
+  started_unix_seconds, tload, host, checkpoint, ranks, shard, mode, options, rounds, complete,
+  summaries: [{cache_state, share, samples, seconds, speed_up, read_bytes, amplification,
+    cpu_seconds, pss_bytes}],
+  samples: [{round, cache_state, share, residency, node, ranks}]}, with node and ranks of load.")]
 pub(crate) struct BenchArgs {
     #[arg(
         value_name = "LOCATION",

@@ -101,7 +101,13 @@ on offsets. In Python, of a dict of name to (dtype, shape, bytes):
 JSON: {gigabytes_per_second, digest, report}; `digest` is null without --digest; `report` has the
 fields of tload::Report in the crate's documentation. A load that fails after its start also prints
 its report (on standard error without --json), beside `error`: `outcome` names the failure, and
-`digest` is null."#;
+`digest` is null.
+
+JSON with --ranks: {node: {share, reason, unique_bytes, amplification, gigabytes_per_second, …},
+ranks: [{rank, report, …}]}, each with {read_bytes, received_bytes, tensor_bytes, seconds,
+cpu_seconds, pss_bytes}. The seconds of the node are from the first start to the last end, and its
+amplification is read_bytes divided by unique_bytes. PSS is the proportional set size while all
+ranks hold what they keep; kept tensors are read once before."#;
 
 /// Stream a checkpoint's tensors into CPU or GPU memory and print a report.
 ///
