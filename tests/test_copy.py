@@ -90,6 +90,12 @@ def test_mistakes_are_exceptions(folder: Path, tmp_path: Path) -> None:
     for own in (folder, folder / "config.json"):
         with pytest.raises(tload.InvalidRequestError, match="are the same directory"):
             tload.copy(own, folder)
+    (tmp_path / "link").symlink_to(folder)
+    for below in (folder / "new" / "deep", tmp_path / "link" / "new"):
+        with pytest.raises(tload.InvalidRequestError, match="the target is below the source"):
+            tload.copy(folder, below)
+    assert not (folder / "new").exists()
+    assert tload.copy(folder / "config.json", folder / "new").copied_files == 1
 
 
 def test_url_target_is_rejected(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

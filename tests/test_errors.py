@@ -34,6 +34,7 @@ EXPECTED: dict[str, tuple[type[tload.Error], type[Exception]]] = {
     "changed": (tload.ChangedError, OSError),
     "timed_out": (tload.LoadTimeoutError, TimeoutError),
     "cancelled": (tload.CancelledError, tload.Error),
+    "peer": (tload.PeerError, RuntimeError),
 }
 
 
@@ -62,6 +63,7 @@ def test_every_error_kind_carries_request(kind: str) -> None:
     assert tuple(getattr(error, name) for name in REQUEST_NAMES) == REQUEST
     error = _errors.make_error(kind, "message", None, None, None, None, None)
     assert all(getattr(error, name) is None for name in REQUEST_NAMES)
+    assert error.ranks == ()
 
 
 def test_every_exception_has_a_kind_and_is_public() -> None:
@@ -75,11 +77,11 @@ def test_every_exception_has_a_kind_and_is_public() -> None:
 
 def test_errors_survive_pickle_and_copy() -> None:
     for kind in _tload.ERROR_KINDS:
-        error = _errors.make_error(kind, "message", "a", "t", (1, 2), "hint", errno.ENOENT, REQUEST)
+        error = _errors.make_error(kind, "message", "a", "t", (1, 2), "hint", errno.ENOENT, REQUEST, None, (1, 3))
         for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
             assert type(again) is type(error)
             assert str(again) == "message"
-            for name in ("kind", "location", "tensor", "range", "hint", "errno", *REQUEST_NAMES):
+            for name in ("kind", "location", "tensor", "range", "hint", "errno", "ranks", *REQUEST_NAMES):
                 assert getattr(again, name) == getattr(error, name)
 
 

@@ -240,6 +240,15 @@ def test_public_names_are_all_that_dir_shows() -> None:
     assert "doctest" not in (tload.__doc__ or "")
 
 
+def test_submodules_are_attributes_imported_on_first_use() -> None:
+    script = (
+        "import sys, tload; early = [name for name in sys.modules if name.startswith('tload.transformers')]; "
+        "print(early, callable(tload.transformers.from_pretrained), hasattr(tload, 'transformer'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] True False\n"
+
+
 @pytest.mark.parametrize(
     ("code", "absent"),
     [

@@ -68,6 +68,8 @@ def test_keywords_override_options_override_environment(floats: Floats, monkeypa
             "hedge": "false",
             "timeout": "1m",
             "verify": "off",
+            "share": "none",
+            "on_peer_loss": "read",
         }
         text = special.get(name, "3")
         monkeypatch.setenv(variable, "1MiB" if name.endswith(("bytes", "limit")) else text)
@@ -135,6 +137,9 @@ def test_invalid_variable_named_in_error(
         ({"engine": "aio"}, 'engine is "aio"; it can be auto, uring, pread, tokio-uring'),
         ({"cache": "no"}, 'cache is "no"; it can be auto, direct, buffered, drop, map'),
         ({"order": "random"}, 'order is "random"; it can be ready, file'),
+        ({"share": "all"}, 'share is "all"; it can be node, cluster, none'),
+        ({"on_peer_loss": "wait"}, 'on_peer_loss is "wait"; it can be error, read'),
+        ({"join_timeout": 0}, "join_timeout is 0; it must be a positive duration"),
         ({"depth": -1}, "depth is -1; it must lie between 1 and 4096"),
         ({"depth": 0}, "depth is 0; it must lie between 1 and 4096"),
         ({"lanes": -1}, "lanes is -1; it must lie between 1 and 256"),
@@ -189,6 +194,7 @@ def test_invalid_values_are_rejected_by_options_and_calls(
         ({"cache": True}, "cache: wanted a str, found bool"),
         ({"writable": "no"}, "writable: wanted a bool, found str"),
         ({"writable": 1}, "writable: wanted a bool, found int"),
+        ({"private": "no"}, "private: wanted a bool, found str"),
     ],
 )
 def test_wrong_types_are_type_errors(keywords: dict[str, Any], message: str) -> None:
@@ -215,6 +221,20 @@ def test_unknown_keyword_names_called_function(floats: Floats) -> None:
             function(floats[0], framework="dlpack", deepth=3)  # type: ignore[call-overload]
         message = f"{name}() got an unexpected keyword argument 'deepth'; did you mean 'depth'?"
         assert str(caught.value) == message
+
+
+def test_unknown_keywords_of_copy_verify_and_options_suggest_nearest(tmp_path: Path) -> None:
+    here = tmp_path
+    cases: list[tuple[Any, tuple[Path, ...], str, str, str]] = [
+        (tload.copy, (here, here), "copy", "inclued", "include"),
+        (tload.verify, (here,), "verify", "signatur", "signature"),
+        (tload.Options, (), "Options.__init__", "memroy_limit", "memory_limit"),
+    ]
+    for call, arguments, name, wrong, near in cases:
+        with pytest.raises(TypeError) as caught:
+            call(*arguments, **{wrong: None})
+        assert str(caught.value) == f"{name}() got an unexpected keyword argument {wrong!r}; did you mean {near!r}?"
+        assert near in inspect.signature(call).parameters
 
 
 def test_help_of_load_names_every_keyword() -> None:
@@ -303,7 +323,7 @@ def test_misspelt_variables_are_reported_once(floats: Floats) -> None:
 def test_options_are_those_of_the_core() -> None:
     fields = {field.name for field in dataclasses.fields(tload.Options)}
     assert fields == _options.OptionKeywords.__optional_keys__
-    assert fields == {*_options.VARIABLES, "writable"}
+    assert fields == {*_options.VARIABLES, "writable", "private"}
 
 
 def test_options_show_what_was_set() -> None:

@@ -121,6 +121,9 @@ def test_all_config_keys_accepted() -> None:
         "hedge": False,
         "verify": "require",
         "timeout": 60,
+        "share": "none",
+        "join_timeout": 5,
+        "on_peer_loss": "read",
         "enable_weights_track": False,
     }
     extra = json.loads(json.dumps(extra))

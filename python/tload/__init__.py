@@ -14,6 +14,8 @@ being read:
 ...     print(checkpoint["lm_head.weight"].shape)
 """
 
+from typing import TYPE_CHECKING
+
 from tload import _logging
 from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
 from tload._copy import CopyPlan, CopyReport, ListedFile, PlannedFile, copy, list_files
@@ -30,10 +32,12 @@ from tload._errors import (
     NoSuchTensorError,
     NotFoundError,
     OutOfMemoryError,
+    PeerError,
     PermissionDeniedError,
     RemoteError,
     UnsupportedError,
 )
+from tload._group import Group
 from tload._into import load_into
 from tload._options import Options
 from tload._patch import patch
@@ -42,6 +46,7 @@ from tload._report import (
     DepthReport,
     DeviceReport,
     EngineReport,
+    GroupReport,
     Report,
     StageTimes,
     StagingReport,
@@ -49,6 +54,7 @@ from tload._report import (
     VerificationReport,
     VerifiedBy,
 )
+from tload._sharding import Sharding
 from tload._stream import TensorStream, load, stream
 from tload._tload import Tensor, __version__, parked_bytes, release_staging
 from tload._verify import FileReport, Mismatch, VerifyReport, verify
@@ -67,6 +73,8 @@ __all__ = [
     "Error",
     "FileReport",
     "FormatError",
+    "Group",
+    "GroupReport",
     "InvalidRequestError",
     "IoError",
     "ListedFile",
@@ -76,12 +84,14 @@ __all__ = [
     "NotFoundError",
     "Options",
     "OutOfMemoryError",
+    "PeerError",
     "PermissionDeniedError",
     "PlannedFile",
     "Progress",
     "RemoteError",
     "Report",
     "Shard",
+    "Sharding",
     "StageTimes",
     "StagingReport",
     "Tensor",
@@ -104,5 +114,22 @@ __all__ = [
     "stream",
     "verify",
 ]
+
+_SUBMODULES = frozenset({"compat", "dcp", "safetensors", "sglang", "transformers", "vllm"})
+"""Modules for other packages, which are imported when an attribute of their name is first read."""
+
+if not TYPE_CHECKING:  # for type checkers, every name would exist
+
+    def __getattr__(name: str) -> object:
+        if name in _SUBMODULES:
+            from importlib import import_module
+
+            return import_module(f"tload.{name}")
+        message = f"module 'tload' has no attribute {name!r}"
+        raise AttributeError(message)
+
+
+del TYPE_CHECKING
+
 
 _logging.configure_from_environment()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tload import _store, _tload
 from tload._checkpoint import check_location
-from tload._options import OptionKeywords, resolve
+from tload._options import OptionKeywords, resolve, suggests_keywords
 from tload._progress import shown
 from tload._report import decode
 from tload._selection import texts
@@ -90,6 +90,7 @@ class ListedFile(NamedTuple):
     """Length in bytes, or `None` where only opening the file would tell."""
 
 
+@suggests_keywords
 def copy(
     source: Location,
     target: str | os.PathLike[str],

@@ -6,7 +6,10 @@ Each class is an `Error` and also the built-in exception that Python programmers
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Error(Exception):
@@ -36,6 +39,8 @@ class Error(Exception):
         found: The checksum or length that was found instead.
         by: The origin of the expected value, for example `"manifest
             model_dir/tload-manifest.json"`.
+        ranks: The ranks of the `tload.Group` that the error is about: those that are missing,
+            disagree or failed. Empty for a load without a group.
     """
 
     kind: ClassVar[str] = "error"
@@ -54,6 +59,7 @@ class Error(Exception):
     expected: str | None
     found: str | None
     by: str | None
+    ranks: tuple[int, ...]
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class Error(Exception):
         expected: str | None = None,
         found: str | None = None,
         by: str | None = None,
+        ranks: Iterable[int] = (),
     ) -> None:
         """Store the message and the attributes."""
         super().__init__(message)
@@ -90,6 +97,7 @@ class Error(Exception):
         self.expected = expected
         self.found = found
         self.by = by
+        self.ranks = tuple(ranks)
 
     def __str__(self) -> str:
         # `KeyError` would show the message's repr, and `OSError` would put "[Errno 2]" in front of
@@ -112,6 +120,7 @@ class Error(Exception):
             "expected": self.expected,
             "found": self.found,
             "by": self.by,
+            "ranks": self.ranks,
         }
         return (_rebuild, (type(self), self.args[0], about))
 
@@ -213,6 +222,15 @@ class CancelledError(Error):
     kind = "cancelled"
 
 
+class PeerError(Error, RuntimeError):
+    """Another rank of the group did not join, disagrees, failed or is gone: look at that rank.
+
+    `ranks` are these ranks. If they disagree, `expected` and `found` are the two values.
+    """
+
+    kind = "peer"
+
+
 E = TypeVar("E", bound=Error)
 
 # Operation, status, code, request ID, attempts, origin of the credentials.
@@ -235,6 +253,7 @@ BY_KIND: dict[str, type[Error]] = {
         ChangedError,
         LoadTimeoutError,
         CancelledError,
+        PeerError,
     )
 }
 
@@ -249,6 +268,7 @@ def make_error(  # noqa: PLR0917  # positional, as Rust calls it
     errno: int | None,
     request: Request | None = None,
     comparison: tuple[str, str, str] | None = None,
+    ranks: tuple[int, ...] = (),
 ) -> Error:
     """Make the exception for an error of the core. The extension module calls this."""
     operation, status, code, request_id, attempts, credentials = request or (None,) * 6
@@ -269,12 +289,21 @@ def make_error(  # noqa: PLR0917  # positional, as Rust calls it
         expected=expected,
         found=found,
         by=by,
+        ranks=ranks,
     )
 
 
-def advise(error: type[E], message: str, hint: str, *, location: str | None = None, tensor: str | None = None) -> E:
+def advise(
+    error: type[E],
+    message: str,
+    hint: str,
+    *,
+    location: str | None = None,
+    tensor: str | None = None,
+    ranks: Iterable[int] = (),
+) -> E:
     """Make an error of the Python layer, with the hint at the same place as the core's errors."""
-    return error(f"{message}\n  hint: {hint}", hint=hint, location=location, tensor=tensor)
+    return error(f"{message}\n  hint: {hint}", hint=hint, location=location, tensor=tensor, ranks=ranks)
 
 
 def _rebuild(error: type[Error], message: str, about: dict[str, Any]) -> Error:

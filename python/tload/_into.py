@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tload import _cuda, _load_targets, _tload
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import UnsupportedError, advise
+from tload._group import raw_group
 from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve
 from tload._progress import Progress, watcher_for
 from tload._selection import rules
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     import torch
 
     from tload._checkpoint import Index, Source
+    from tload._group import Group
     from tload._progress import Callback
     from tload._report import Report
     from tload._selection import Names, Patterns
+    from tload._sharding import Sharding
     from tload._store import Store
 
 
@@ -39,7 +42,8 @@ def load_into(
     names: Names | None = None,
     glob: Names | None = None,
     regex: Patterns | None = None,
-    slices: Mapping[str, Index] | None = None,
+    slices: Mapping[str, Index] | Sharding | None = None,
+    group: Group | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
     progress: bool | Callback | None = None,
@@ -79,8 +83,10 @@ def load_into(
             `None`.
         regex: Load the tensors whose name contains a match of a regular expression (or of one of
             several), as text or compiled. Default: `None`.
-        slices: Load only a slice of some tensors, by name: see `tload.stream`. Their targets have
-            the shape of the slice. Default: whole tensors.
+        slices: Load only a slice of some tensors, by name or by a `Sharding`: see `tload.stream`.
+            Their targets have the shape of the slice. Default: whole tensors.
+        group: Load together with the other ranks of a `Group`: see `tload.stream`. Each rank fills
+            its own targets. Default: no group.
         store: Options of the object stores that the source is in: see `tload.open`.
         follow_symlinks: Allow symbolic links that lead out of the source's directory: see
             `tload.open`.
@@ -119,13 +125,14 @@ def load_into(
         # temporary tensors.
         message = "cache=map maps files into host memory, and load_into copies them into the caller's memory"
         raise advise(UnsupportedError, message, "use cache=auto")
+    joined = raw_group(group)
     targets = _load_targets.by_name(target)
     checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
     loader = _tload.Loader(
         checkpoint,
         **rules(checkpoint, names, glob, regex),
         device="cpu",
-        slices=slices_of(slices),
+        **slices_of(slices),
         options=resolved,
         targets=targets,
         strict=strict,
@@ -137,7 +144,7 @@ def load_into(
     if on_gpu:
         _cuda.check()
     written = loader.written()
-    raw = loader.stream(_cuda.Allocator() if on_gpu else None)
+    raw = loader.stream(_cuda.Allocator() if on_gpu else None, joined)
     try:
         watcher = watcher_for(progress, Progress(*raw.progress()).bytes_total)
         with TensorStream(raw, copy, watcher) as stream:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from tload import _tload
 from tload._errors import InvalidRequestError, advise
@@ -15,6 +16,8 @@ from tload._errors import InvalidRequestError, advise
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
+P = ParamSpec("P")
+R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., object]")
 
 Engine: TypeAlias = Literal["auto", "uring", "pread", "tokio-uring"]
@@ -25,6 +28,12 @@ Cache: TypeAlias = Literal["auto", "direct", "buffered", "drop", "map"]
 
 Order: TypeAlias = Literal["ready", "file"]
 """Values of `Options.order`."""
+
+Share: TypeAlias = Literal["node", "cluster", "none"]
+"""Values of `Options.share`."""
+
+OnPeerLoss: TypeAlias = Literal["error", "read"]
+"""Values of `Options.on_peer_loss`."""
 
 Size: TypeAlias = float | str
 """Bytes as a whole number (`4096`, `1e9`), or text with a unit: `"4 MiB"`, `"4 MB"`."""
@@ -141,6 +150,28 @@ class Options:
     if the load needs it: for a GPU towards the opening, else towards the load. Storage that does not
     respond delays the error by at most half a second. Default: `TLOAD_TIMEOUT` (the same text, or
     seconds), else no limit."""
+    share: Share | None = None
+    """Ranks that share what is read, in a load with a `group`. No effect without one. Default:
+    `TLOAD_SHARE`, else `"node"`.
+
+    - `"node"`: The ranks of one node: its storage is read once per node.
+    - `"cluster"`: All ranks: storage is read once, and nodes send each other the rest.
+    - `"none"`: Every rank reads for itself, as without a group.
+    """
+    join_timeout: Duration | None = None
+    """Time that the ranks of a group have to begin the load together: seconds, text with units, or
+    a `datetime.timedelta`. When exceeded, every rank raises a `PeerError` that names the missing
+    ones. No effect without a `group`. Default: `TLOAD_JOIN_TIMEOUT`, else 30 seconds."""
+    on_peer_loss: OnPeerLoss | None = None
+    """Reaction to the loss of the rank that reads for this one: `"error"` raises a `PeerError`;
+    `"read"` makes this rank read the missing bytes itself. No effect without a `group`. Default:
+    `TLOAD_ON_PEER_LOSS`, else `"error"`."""
+    private: bool | None = None
+    """With a `group`: whether tensors in host memory are private to the process and writable. If
+    `False`, tensors that several ranks of a node load are views of memory that the ranks share: one
+    copy for the node. They are read-only as with `writable=False`, and in libraries that ignore it,
+    such as torch, a write kills the process (`SIGSEGV`). No effect without a `group`, nor on
+    tensors on GPUs and in targets of `load_into`. Default: `False`."""
 
     def __post_init__(self) -> None:
         _tload.check_options(self)
@@ -191,6 +222,10 @@ class OptionKeywords(TypedDict, total=False):
     retries: int | None
     hedge: bool | None
     timeout: Duration | None
+    share: Share | None
+    join_timeout: Duration | None
+    on_peer_loss: OnPeerLoss | None
+    private: bool | None
 
 
 VARIABLES = dict(_tload.OPTION_VARIABLES)
@@ -226,6 +261,21 @@ def refuse_unknown(function: str, keywords: Mapping[str, object], known: frozens
         if name not in known:
             message = f"{function}() got an unexpected keyword argument {name!r}{suggestion(name, known)}"
             raise TypeError(message)
+
+
+def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function whose `TypeError` for an unknown keyword is to suggest the nearest one."""
+    known = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_unknown(function.__qualname__, kwargs, known)
+        return function(*args, **kwargs)
+
+    return call
+
+
+Options.__init__ = suggests_keywords(Options.__init__)  # type: ignore[method-assign]
 
 
 def suggestion(wanted: str, names: Collection[str]) -> str:

@@ -121,6 +121,40 @@ class VerificationReport:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupReport:
+    """Statistics of one rank of a load with a `Group`."""
+
+    rank: int
+    """This rank."""
+    size: int
+    """Number of ranks of the group."""
+    node_ranks: tuple[int, ...]
+    """Ranks of this rank's node that share their reads, this one included."""
+    leader: int
+    """Rank that reads the shared bytes of the node."""
+    share: str
+    """Scope of the sharing: `"node"`, `"cluster"` or `"none"`."""
+    reason: str | None
+    """Reason why less is shared than was requested, or `None`."""
+    unique_bytes: int
+    """Distinct bytes of the checkpoint that the ranks of the node want."""
+    read_bytes: int
+    """Bytes that this rank read from storage, for itself and for others."""
+    received_bytes: int
+    """Bytes that this rank received from the leader, in shared memory."""
+    reread_bytes: int
+    """Bytes that this rank read itself because it had fallen behind or had lost the leader."""
+    amplification: float
+    """Bytes read on the node divided by `unique_bytes`, as far as this rank knows them: on the
+    leader, those of all ranks that have finished."""
+    join_seconds: float
+    """Seconds that this rank waited for the other ranks before its first read."""
+    slowest_rank: int | None
+    """Rank whose part of the load was the last to be taken over, where the leader knows it, or
+    `None`."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageTimes:
     """Seconds that the lanes spent in each stage, sum of all lanes."""
 
@@ -174,6 +208,9 @@ class Report:
     """Bytes of files that tensors are views of (`cache="map"`)."""
     remote_bytes: int
     """Bytes received from object stores."""
+    received_bytes: int
+    """Bytes received from another rank of a `Group`, in shared memory. Not included in
+    `read_bytes`."""
     requests: int
     """Requests to object stores for tensor data."""
     copied_bytes: int
@@ -193,6 +230,8 @@ class Report:
     this load and by others of the checkpoint. Not included in `retries`."""
     last_retry: str | None
     """The last retry, in the data path or outside of it, and its cause, or `None`."""
+    group: GroupReport | None
+    """Sharing with other ranks, or `None` for a load without a `Group`."""
     stalls: int
     """Reads and requests that took much longer than others of this load."""
     hedges: int

@@ -8,16 +8,18 @@ import inspect
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, cast, overload
 
 from tload import _cuda, _imports, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import InvalidRequestError, LoadTimeoutError, advise
+from tload._group import raw_group
 from tload._imports import BackgroundImport
 from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve, suggestion
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
 from tload._selection import Names, Patterns, rules, texts
+from tload._sharding import Sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from tload._async import Waiter
     from tload._checkpoint import Checkpoint, Index, Source
+    from tload._group import Group
     from tload._progress import Callback
     from tload._store import Store
 
@@ -287,7 +290,8 @@ class LoadKeywords(OptionKeywords, total=False):
     names: Names | None
     glob: Names | None
     regex: Patterns | None
-    slices: Mapping[str, Index] | None
+    slices: Mapping[str, Index] | Sharding | None
+    group: Group | None
     store: Store | None
     follow_symlinks: bool | None
     progress: bool | Callback | None
@@ -316,7 +320,8 @@ def stream(
     names: Names | None = None,
     glob: Names | None = None,
     regex: Patterns | None = None,
-    slices: Mapping[str, Index] | None = None,
+    slices: Mapping[str, Index] | Sharding | None = None,
+    group: Group | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
     progress: bool | Callback | None = None,
@@ -363,7 +368,12 @@ def stream(
         slices: Load only a slice of some tensors: a mapping of names to indices, as in brackets
             behind a numpy array: an int, a slice with a positive step, `...`, or a tuple of them.
             Only the bytes of the slice are read, and gaps that are cheaper to read than to skip. It
-            does not select tensors. Default: whole tensors.
+            does not select tensors. Or a `Sharding`: of the selected tensors, load those of one
+            rank, and its slices of those that are split. Default: whole tensors.
+        group: Load together with the other ranks of a `Group`, each of which starts the same load:
+            they read the storage once and share what they read (`share`, `join_timeout`,
+            `on_peer_loss` and `private` in `Options`). `names`, `slices` and devices may differ
+            from rank to rank. Default: no group.
         store: Options of the object stores that the source is in; `tload.open` lists the keys.
             Invalid with an open `Checkpoint`, whose store is already connected. Default:
             `TLOAD_STORE`, and the environment of each store.
@@ -399,6 +409,8 @@ def stream(
         DeviceError: A GPU or its driver failed. Also raised while reading.
         RemoteError: An object store is unreachable, or requests still failed after all retries.
         CorruptError: With `verify`, bytes do not match their digest. Also raised while reading.
+        PeerError: With `group`, another rank did not join, disagrees, failed or is gone. Also
+            raised while reading.
         IoError, ChangedError, LoadTimeoutError, CancelledError: While reading.
 
     Examples:
@@ -408,6 +420,7 @@ def stream(
     """
     refuse_unknown("stream", keywords, OptionKeywords.__optional_keys__)
     framework = named(framework)
+    joined = raw_group(group)
     resolved = resolve(options, keywords)
     if framework == "torch":
         resolved = _torch.with_writable(resolved)
@@ -424,7 +437,7 @@ def stream(
         **rules(checkpoint, names, glob, regex),
         device=_cuda.device_name(device, framework),
         device_map=_device_map(device_map, framework),
-        slices=slices_of(slices),
+        **slices_of(slices),
         options=resolved,
     )
     dtypes = loader.dtypes()
@@ -440,7 +453,7 @@ def stream(
     if is_missing:
         _check(framework, dtypes, loader)
     allocator = _allocator(framework, loader.devices())
-    raw = loader.stream(allocator)
+    raw = loader.stream(allocator, joined)
     try:
         if is_missing:
             importing = BackgroundImport(framework, convert_with, resolved.timeout)
@@ -483,7 +496,8 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `glob=None`: Load only tensors whose whole name matches one of these globs.
             - `regex=None`: Load only tensors whose name contains a match of one of these regular
               expressions.
-            - `slices=None`: Load only slices of tensors, by name.
+            - `slices=None`: Load only slices of tensors, by name or by a `Sharding`.
+            - `group=None`: Load together with the other ranks of a `Group`.
             - `store=None`: Options of object stores: see `tload.open`.
             - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
               see `tload.open`.
@@ -600,15 +614,24 @@ def _device_map(device_map: Mapping[str, object] | None, framework: Framework) -
     return [(key, _cuda.device_name(device, framework)) for key, device in device_map.items()]
 
 
-def slices_of(slices: Mapping[str, Index] | None) -> list[tuple[str, Index]]:
+class Slices(TypedDict, total=False):
+    """Keyword arguments of the extension module's `Loader`."""
+
+    slices: list[tuple[str, Index]]
+    sharding: _tload.Sharding
+
+
+def slices_of(slices: Mapping[str, Index] | Sharding | None) -> Slices:
     if slices is None:
-        return []
+        return {}
+    if isinstance(slices, Sharding):
+        return {"sharding": slices._raw}  # noqa: SLF001
     if not isinstance(slices, Mapping):
-        message = f"slices: wanted a mapping of names to indices, found {type(slices).__qualname__}"
+        message = f"slices: wanted a mapping of names to indices or a tload.Sharding, found {type(slices).__qualname__}"
         raise TypeError(message)
     if slices:
         texts("slices", slices)
-    return list(slices.items())
+    return {"slices": list(slices.items())}
 
 
 def _allocator(framework: Framework, devices: Iterable[str]) -> _cuda.Allocator | None:

@@ -17,7 +17,9 @@ __all__ = [
     "STORE_KEYS",
     "Checkpoint",
     "FlatBytes",
+    "Group",
     "Loader",
+    "Sharding",
     "Stream",
     "Tensor",
     "__version__",
@@ -185,6 +187,41 @@ class Checkpoint:
     def read(self, name: str, index: Any, options: Options) -> Tensor: ...
     def require_files(self, options: Options) -> None: ...
 
+class _Members(Protocol):
+    """Called by `Group` and by `Loader.stream`, on any thread."""
+
+    rank: int
+    size: int
+
+    def exchange(self, message: bytes, timeout: float) -> list[bytes]:
+        """Send a message to every rank, and return those of all ranks, by rank."""
+
+    def interrupt(self) -> None:
+        """Make a waiting `exchange` raise."""
+
+    def close(self) -> None: ...
+
+@final
+class Group:
+    """The processes that load together, seen from one of them."""
+
+    @staticmethod
+    def local(path: str | PathLike[str], rank: int, size: int, timeout: float) -> Group: ...
+    @staticmethod
+    def over(members: _Members) -> Group:
+        """Make a group of an object that exchanges messages."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def exchange(self, message: bytes, timeout: float) -> list[bytes]:
+        """Send a message to every rank, and return those of all ranks, by rank."""
+
+    def close(self) -> None: ...
+
 @final
 class Loader:
     """A load that has not started."""
@@ -200,6 +237,7 @@ class Loader:
         options: Options,
         device_map: Sequence[tuple[str, str]] = ...,
         slices: Sequence[tuple[str, Any]] = ...,
+        sharding: Sharding | None = None,
         targets: Mapping[str, object] | None = None,
         strict: bool = True,
         cast: bool = False,
@@ -220,7 +258,23 @@ class Loader:
     def devices(self) -> list[str]:
         """Return the devices of `selected()`, each once."""
 
-    def stream(self, allocator: _Allocator | None = None) -> Stream: ...
+    def stream(self, allocator: _Allocator | None = None, group: Group | None = None) -> Stream: ...
+
+@final
+class Sharding:
+    """One rank's share of a checkpoint."""
+
+    @staticmethod
+    def tp(rank: int, size: int, dims: Sequence[tuple[str, int]]) -> Sharding: ...
+    @staticmethod
+    def ep(rank: int, size: int, pattern: str) -> Sharding: ...
+    @staticmethod
+    def pp(rank: int, size: int, pattern: str, first: Sequence[str], last: Sequence[str]) -> Sharding: ...
+    def both(self, other: Sharding) -> Sharding:
+        """Return the combination of both."""
+
+    def names(self, checkpoint: Checkpoint) -> list[str]: ...
+    def slices(self, checkpoint: Checkpoint) -> list[tuple[str, tuple[slice, ...]]]: ...
 
 @final
 class Stream:

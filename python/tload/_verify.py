@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tload import _store, _tload
 from tload._checkpoint import check_location, follows
 from tload._errors import CorruptError, InvalidRequestError, UnsupportedError
-from tload._options import OptionKeywords, resolve
+from tload._options import OptionKeywords, resolve, suggests_keywords
 from tload._progress import shown
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class VerifyReport:
             raise self.error
 
 
+@suggests_keywords
 def verify(
     location: Location,
     *,

@@ -6,6 +6,7 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
 use tload::{Error, ErrorKind, FailedRequest};
 
 /// Returns the exception for `error`, of the class of its kind.
@@ -28,6 +29,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
                 error
                     .comparison()
                     .map(|compared| (&compared.expected, &compared.found, &compared.by)),
+                PyTuple::new(py, error.ranks())?,
             ))
         });
     match made {

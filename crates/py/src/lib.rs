@@ -11,12 +11,15 @@ mod copy;
 mod dlpack;
 mod error;
 mod forked;
+mod group;
 mod index;
 mod interrupt;
 mod load_targets;
 mod loader;
 mod options;
+mod raised;
 mod readiness;
+mod sharding;
 mod store;
 mod stream;
 mod tensor;
@@ -39,9 +42,13 @@ mod _tload {
     #[pymodule_export]
     use crate::copy::{copy, has_secret, list_files, read_beside, show_location};
     #[pymodule_export]
+    use crate::group::Group;
+    #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]
     use crate::options::{check_options, format_bytes, option_from_variable, seconds, verify_mode};
+    #[pymodule_export]
+    use crate::sharding::Sharding;
     #[pymodule_export]
     use crate::store::{check_store, parse_store_option, store_secrets};
     #[pymodule_export]

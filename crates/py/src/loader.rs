@@ -4,16 +4,19 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tload::{Device, DeviceMap, LoadTargetRules};
+use tload::{Device, DeviceMap, LoadTargetRules, Selection};
 
-use crate::allocator::{PythonAllocator, Raised};
+use crate::allocator::PythonAllocator;
 use crate::checkpoint::{Checkpoint, Described, describe};
 use crate::error::exception;
 use crate::forked::Owned;
+use crate::group::Group;
 use crate::index::slice;
 use crate::interrupt;
 use crate::load_targets::LoadTargets;
 use crate::options::{self, selection};
+use crate::raised::Raised;
+use crate::sharding::Sharding;
 use crate::stream::Stream;
 use crate::tensor::Empties;
 
@@ -29,13 +32,14 @@ impl Loader {
     /// Loads the tensors that any name, glob or regular expression selects; without any, all
     /// tensors.
     ///
-    /// `slices` maps names to indices: only these elements are loaded. `device_map` lists the keys
-    /// of a [`DeviceMap`]. With `targets`, a mapping of names to torch tensors and numpy arrays,
-    /// tensors are loaded into these, on their devices.
+    /// `slices` maps names to indices: only these elements are loaded. With `sharding` in its
+    /// place, the rank's share of the selected tensors is loaded. `device_map` lists the keys of a
+    /// [`DeviceMap`]. With `targets`, a mapping of names to torch tensors and numpy arrays, tensors
+    /// are loaded into these, on their devices.
     #[new]
     #[pyo3(signature = (
         checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(),
-        slices=Vec::new(), targets=None, strict=true, cast=false
+        slices=Vec::new(), sharding=None, targets=None, strict=true, cast=false
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -51,6 +55,7 @@ impl Loader {
         options: &Bound<'_, PyAny>,
         device_map: Vec<(String, String)>,
         slices: Vec<(String, Bound<'_, PyAny>)>,
+        sharding: Option<&Bound<'_, Sharding>>,
         targets: Option<&Bound<'_, PyAny>>,
         strict: bool,
         cast: bool,
@@ -73,6 +78,15 @@ impl Loader {
             .device(device.parse().map_err(failed)?)
             .device_map(DeviceMap::new(keys).map_err(failed)?)
             .options(options::read(options)?);
+        if let Some(sharding) = sharding {
+            let mine = sharding.get().apply(inner.checkpoint()).map_err(failed)?;
+            let names: HashSet<&str> = mine.names.iter().map(String::as_str).collect();
+            let selected = inner.selected().map_err(failed)?;
+            let selected = selected.iter().map(tload::TensorInfo::name);
+            let selected = selected.filter(|name| names.contains(name));
+            let selected = Selection::names(selected);
+            inner = inner.tensors(selected).slices(mine.slices);
+        }
         if let Some(targets) = targets {
             let targets = LoadTargets::read(targets)?;
             if strict {
@@ -139,15 +153,31 @@ impl Loader {
         Ok(devices.into_iter().collect())
     }
 
-    /// Starts to read. GPU memory comes from `allocator`, if there is one: it is called on the
-    /// calling thread, here and in `Stream.receive`.
-    #[pyo3(signature = (allocator=None))]
-    fn stream(&self, py: Python<'_>, allocator: Option<Py<PyAny>>) -> PyResult<Stream> {
-        let loader = self.inner.clone();
+    /// Starts to read, together with the other ranks of `group`, if there is one. GPU memory comes
+    /// from `allocator`, if there is one: it is called on the calling thread, here and in
+    /// `Stream.receive`.
+    #[pyo3(signature = (allocator=None, group=None))]
+    fn stream(
+        &self,
+        py: Python<'_>,
+        allocator: Option<Py<PyAny>>,
+        group: Option<&Bound<'_, Group>>,
+    ) -> PyResult<Stream> {
+        let mut loader = self.inner.clone();
         let empties = Empties::for_loader(&loader).map_err(|error| exception(py, &error))?;
         let raised = Raised::default();
+        let join = |group: &Bound<'_, Group>| group.get().join(py, &raised, allocator.is_some());
+        let joining = group.map(join).transpose()?;
+        if let Some(joining) = &joining {
+            loader = loader.group(Arc::clone(&joining.group));
+        }
         let Some(allocator) = allocator else {
-            let stream = interrupt::run(py, move || loader.stream())?;
+            let start = move || Ok(loader.stream());
+            let started = match &joining {
+                Some(joining) => joining.run(py, start),
+                None => interrupt::run(py, start),
+            };
+            let stream = started?.map_err(|error| raised.exception(py, &error))?;
             return Ok(Stream::new(stream, empties, raised));
         };
         // Not on a thread of its own: the allocator uses the current device and stream of this

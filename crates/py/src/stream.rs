@@ -17,10 +17,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorInfo, TensorStream};
 
-use crate::allocator::Raised;
 use crate::checkpoint::{Described, describe};
 use crate::error::exception;
 use crate::interrupt::SIGNAL_STEP;
+use crate::raised::Raised;
 use crate::readiness::Readiness;
 use crate::tensor::{Empties, Tensor};
 

@@ -23,8 +23,8 @@ error.
 - `store`: Options of object stores, as `store=` of `tload.open`. vLLM logs its arguments: secrets
   are better kept in the environment.
 - `device`: `"cpu"` (the default), from which vLLM copies; or `"cuda"`, the GPU of each process.
-- The fields of `tload.Options`, except `writable`. `order` is `"file"` by default, as with vLLM's
-  own loader.
+- The fields of `tload.Options`, except `writable` and `private`. `order` is `"file"` by default, as
+  with vLLM's own loader.
 - `enable_weights_track`: As for vLLM's own loader: raise an error for weights that were not loaded.
 
 With several processes on a machine (tensor, pipeline or data parallel), each reads every tensor, as

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OWN_KEYS = ("source", "store", "device")
-OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name != "writable")
-"""Fields of `Options`, except `writable`: engines copy the tensors."""
+OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name not in {"writable", "private"})
+"""Fields of `Options`, except `writable` and `private`: engines copy the tensors."""
 RUNAI_KEYS = ("distributed", "concurrency", "memory_limit")
 """Keys of vLLM's and SGLang's loaders for `runai_streamer`."""
 

@@ -84,7 +84,12 @@ impl Settings {
                 format!("{flag} {value} ({variable})")
             })
         });
-        let shown: Vec<_> = shown.chain(self.others.iter().cloned()).collect();
+        let shown = shown.chain(self.others.iter().cloned());
+        let rejected = self
+            .rejected
+            .iter()
+            .map(|name| format!("{name} is invalid"));
+        let shown: Vec<_> = shown.chain(rejected).collect();
         let finding = match shown.as_slice() {
             [] => Finding::ok(ID, TITLE, "no TLOAD_* variable changes loads"),
             shown => Finding::ok(ID, TITLE, shown.join(", ")),
@@ -181,5 +186,13 @@ mod tests {
             wrong.change.expect("a command").command,
             "unset TLOAD_RETRIES"
         );
+    }
+
+    #[test]
+    fn rejected_variable_is_shown_as_invalid() {
+        let found = finding(&[("TLOAD_CACHE", "dirct")]);
+        assert_eq!(found.value, "TLOAD_CACHE is invalid");
+        let found = finding(&[("TLOAD_CACHE", "dirct"), ("TLOAD_DEPTH", "4")]);
+        assert_eq!(found.value, "depth 4 (TLOAD_DEPTH), TLOAD_CACHE is invalid");
     }
 }

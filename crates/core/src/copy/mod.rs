@@ -386,15 +386,16 @@ impl Copy {
             Some(source)
         };
         let folder = folder.unwrap_or(Path::new("."));
-        // A target that does not exist is no directory of the source.
-        match (folder.canonicalize(), self.target.canonicalize()) {
-            (Ok(from), Ok(to)) if from == to => Err(Error::invalid_request(
-                "source and target are the same directory",
-            )
+        let message = match (folder.canonicalize(), canonical(&self.target)) {
+            (Ok(from), Ok(to)) if from == to => "source and target are the same directory",
+            (Ok(from), Ok(to)) if to.starts_with(&from) && folder == source => {
+                "the target is below the source: the next copy would copy it too"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::invalid_request(message)
             .with_location(&self.source)
-            .with_hint("name another directory to copy to")),
-            _ => Ok(()),
-        }
+            .with_hint("name another directory to copy to"))
     }
 
     fn validate(&self) -> Result<()> {
@@ -482,6 +483,21 @@ impl Copy {
 
 fn cancelled() -> Error {
     Error::new(ErrorKind::Cancelled, "the copy was cancelled")
+}
+
+/// Returns the path without symbolic links of a directory that may not exist yet.
+fn canonical(path: &Path) -> std::io::Result<PathBuf> {
+    match path.canonicalize() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+                return Err(error);
+            };
+            let is_here = parent.as_os_str().is_empty();
+            let parent = if is_here { Path::new(".") } else { parent };
+            Ok(canonical(parent)?.join(name))
+        }
+        found => found,
+    }
 }
 
 #[cfg(test)]

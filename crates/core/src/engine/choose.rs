@@ -11,7 +11,6 @@ use std::sync::Arc;
 use super::object::{ObjectEngine, ObjectSetup};
 use super::pread::PreadEngine;
 use super::setup::{EngineSetup, Refusal};
-#[cfg(target_os = "linux")]
 use super::shared::{SharedEngine, SharedSetup};
 use super::{Engine, tokio_uring, uring};
 use crate::error::Result;
@@ -103,7 +102,6 @@ pub fn are_copied(files: &[ReadFile]) -> bool {
 }
 
 /// Opens the engine of a rank that another rank reads for.
-#[cfg(target_os = "linux")]
 pub(crate) fn open_shared(setup: &Arc<SharedSetup>) -> OpenedEngine {
     OpenedEngine {
         engine: Box::new(SharedEngine::open(setup)),

@@ -10,7 +10,6 @@ mod fill;
 mod object;
 mod pread;
 mod setup;
-#[cfg(target_os = "linux")]
 mod shared;
 #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
 mod tokio_uring;
@@ -26,13 +25,11 @@ mod work;
 
 #[cfg(feature = "object")]
 pub use choose::open_objects;
-#[cfg(target_os = "linux")]
 pub(crate) use choose::open_shared;
 pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open};
 #[cfg(feature = "object")]
 pub use object::ObjectSetup;
 pub use setup::{EngineSetup, Refusal, RingProbe};
-#[cfg(target_os = "linux")]
 pub(crate) use shared::{OpenStorage, SharedSetup, StorageEngines};
 pub use uring::probe_ring;
 

@@ -183,7 +183,7 @@ impl Engine for SharedEngine {
     fn in_flight(&self) -> usize {
         let storage = self.storage.iter();
         let engines = storage.flat_map(|storage| &storage.engines);
-        self.waiting.len() + engines.map(|engine| engine.in_flight()).sum::<usize>()
+        self.waiting.len() + engines.map(Engine::in_flight).sum::<usize>()
     }
 
     fn submit(&mut self, job: Job) {

@@ -11,7 +11,7 @@ const CLOSE: char = '›';
 
 /// Names that can be marked, sorted. Other text in `‹›` is not a mark: it may be the name of a
 /// file.
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 26] = [
     "cache",
     "depth",
     "device",
@@ -24,12 +24,16 @@ const NAMES: [&str; 22] = [
     "framework",
     "hedge",
     "in_flight_bytes",
+    "join_timeout",
     "lanes",
     LIST_NAMES,
     "memory_limit",
+    "on_peer_loss",
     "order",
+    "private",
     "range_bytes",
     "retries",
+    "share",
     "store",
     "timeout",
     "verify",

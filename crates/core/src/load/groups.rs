@@ -165,7 +165,9 @@ impl Sources {
     pub(crate) fn shared(&self) -> Option<Arc<SharedRegions>> {
         self.groups.iter().find_map(|group| match group {
             Group::Shared(shared) => Some(Arc::clone(shared)),
-            _ => None,
+            Group::Files(_) => None,
+            #[cfg(feature = "object")]
+            Group::Objects(_) => None,
         })
     }
 

@@ -20,10 +20,10 @@ pub mod pipeline;
 pub(crate) mod prepare;
 pub(crate) mod read_one;
 pub(crate) mod stream;
+mod wanted;
 
 mod loader;
 mod request;
-#[cfg(target_os = "linux")]
 mod shared;
 pub(crate) mod shares;
 mod start;

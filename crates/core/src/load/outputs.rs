@@ -8,7 +8,8 @@ use super::destinations::{Destination, Destinations};
 use super::device_alloc::DeviceAllocator;
 use super::lane::OpenSink;
 use super::pipeline::LeaseOrigin;
-use super::prepare::{Prepared, SharedPart};
+use super::prepare::Prepared;
+use super::shares::SharedSources;
 use crate::cuda::Context;
 use crate::error::Result;
 use crate::memory::cgroup::cgroup_memory;
@@ -236,7 +237,7 @@ impl Output {
 }
 
 /// Returns, by region of the plan, the region of the node that it shows.
-fn shows(prepared: &Prepared, shared: &SharedPart, options: &Options) -> Vec<Option<usize>> {
+fn shows(prepared: &Prepared, shared: &SharedSources, options: &Options) -> Vec<Option<usize>> {
     let shows = |region: &RegionPlan| {
         let shown = shared.region(region.source)?;
         prepared.is_received(region, options).then_some(shown)

@@ -3,22 +3,20 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use rustix::param::page_size;
-
 use super::destinations::{Destination, Destinations};
 use super::groups::{Group, SharedRegions, Sources};
 use super::lane::{LaneEngine, LaneSetup};
 use super::pipeline::Feed;
-use super::shares::{Shares, open_storage};
+use super::shares::{SharedSources, Shares, open_storage};
+use super::wanted::{layouts, own_shards, places, refuse_too_many_reads, wanted};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{self, EngineKind, EngineSetup, SharedSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileView, Slab};
 use crate::options::CacheMode;
-use crate::options::{EngineChoice, Options, format_bytes};
-use crate::plan::{self, Layout, Plan, RegionPlan, Wanted};
+use crate::options::{EngineChoice, Options};
+use crate::plan::{self, Plan, RegionPlan, Wanted};
 use crate::ranks::link::Link;
-use crate::ranks::messages::RegionOrigin;
 use crate::report::Counters;
 use crate::schedule::{Groups, LaneCount, Limits};
 #[cfg(feature = "object")]
@@ -27,10 +25,6 @@ use crate::storage::{ReadFile, ReadHints};
 #[cfg(feature = "object")]
 use crate::sync::retry::Retries;
 use crate::tensor::TensorInfo;
-
-/// Maximum number of reads of one load: the plan takes about 100 bytes for each, and 16 TiB in
-/// default extents need this many (2026-11).
-const EXTENTS_MAX: u64 = 1 << 22;
 
 /// Maximum number of lanes chosen automatically: beyond it, memory is the limit (an estimate of
 /// 2026-11: not measured on machines with more than 2 cores).
@@ -51,28 +45,9 @@ pub(crate) struct Prepared {
     /// By source: the files as memory, if tensors are to be views of them.
     pub(crate) views: Option<Vec<Arc<FileView>>>,
     /// The part that the leader of the node reads.
-    pub(crate) shared: Option<SharedPart>,
+    pub(crate) shared: Option<SharedSources>,
     /// By group.
     limits: Vec<Limits>,
-}
-
-/// Part of a load that the leader of the node reads.
-pub(crate) struct SharedPart {
-    pub(crate) link: Arc<Link>,
-    pub(crate) regions: Arc<SharedRegions>,
-    /// All regions of the node's plan.
-    origins: Vec<RegionOrigin>,
-    /// First source that is a shared region.
-    first_source: usize,
-    checkpoint: Checkpoint,
-}
-
-impl SharedPart {
-    /// Returns the region of the node that a source is, if it is one.
-    pub(crate) fn region(&self, source: usize) -> Option<usize> {
-        let index = source.checked_sub(self.first_source)?;
-        self.regions.regions.get(index).copied()
-    }
 }
 
 impl Prepared {
@@ -90,94 +65,62 @@ impl Prepared {
         shares: Option<Shares>,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
-        let mut places = shares.as_ref().map(|shares| shares.plan.tensors.iter());
-        let places: Vec<Option<(usize, u64)>> =
-            tensors.iter().map(|_| *places.as_mut()?.next()?).collect();
         if options.cache == CacheMode::Map {
             refuse_views(checkpoint, &tensors, &destinations, options)?;
         }
-        // Only shards with selected tensors; `source_of` numbers them.
-        let mut source_of = vec![None; checkpoint.shards().len()];
-        let mut shards = Vec::new();
-        let own = tensors
-            .iter()
-            .zip(&places)
-            .filter(|(_, place)| place.is_none());
-        for (tensor, _) in own.filter(|(tensor, _)| tensor.byte_len() > 0) {
-            let source = *source_of[tensor.shard()].get_or_insert_with(|| {
-                let source = checkpoint.shards()[tensor.shard()].source();
-                shards.push((source.clone(), Vec::new()));
-                shards.len() - 1
-            });
-            shards[source].1.push(tensor.file_range());
-        }
-        let first_source = shards.len();
-        let mut sources = Sources::open(shards, options)?;
+        let places = places(&tensors, shares.as_ref());
+        let (own, source_of) = own_shards(checkpoint, &tensors, &places);
+        let first_source = own.len();
+        let mut sources = Sources::open(own, options)?;
         let regions: BTreeSet<usize> = places.iter().flatten().map(|place| place.0).collect();
+        let regions: Vec<usize> = regions.into_iter().collect();
         if let Some(shares) = &shares {
             let origin = |region: &usize| (*region, shares.plan.regions[*region].shard);
-            let regions: Vec<_> = regions.iter().map(origin).collect();
-            sources.add_shared(SharedRegions::new(&regions, checkpoint.shards()));
+            let origins: Vec<_> = regions.iter().map(origin).collect();
+            sources.add_shared(SharedRegions::new(&origins, checkpoint.shards()));
         }
-        let regions: Vec<usize> = regions.into_iter().collect();
-        let wanted = |(index, tensor): (usize, &TensorInfo)| {
+        let position = |index: usize, tensor: &TensorInfo| {
             let range = tensor.file_range();
-            let (source, range) = match places[index] {
+            match places[index] {
                 None => (source_of[tensor.shard()].unwrap_or(0), range),
                 Some((region, offset)) => {
                     let source = regions.binary_search(&region).expect("one of them");
                     let len = range.end - range.start;
                     (first_source + source, offset..offset + len)
                 }
-            };
-            Wanted {
-                source,
-                range,
-                strides: tensor.strides().cloned(),
-                alignment: tensor.dtype().alignment(),
-                destination: destinations.index_for(index),
             }
         };
-        let mut wanted: Vec<(usize, Wanted)> =
-            tensors.iter().enumerate().map(wanted).enumerate().collect();
+        let mut wanted = wanted(&tensors, &destinations, position);
         // Shared regions come behind the files.
         wanted.sort_by_key(|(_, wanted)| (wanted.source, wanted.range.start));
         let (numbers, wanted): (Vec<usize>, Vec<Wanted>) = wanted.into_iter().unzip();
-        let layouts: Vec<Layout> = (0..sources.members().len())
-            .map(|source| {
-                let mut hints = sources.hints(source);
-                if shares.is_some() && source < first_source {
-                    // Other ranks may read what lies between.
-                    hints.gap_bytes = 0;
-                }
-                layout(&hints, options, destinations.staged())
-            })
-            .collect();
+        let shared_from = shares.as_ref().map(|_| first_source);
+        let layouts = layouts(&sources, shared_from, options, destinations.staged());
         refuse_too_many_reads(&wanted, &layouts)?;
         let mut plan = plan::build(&wanted, &layouts, &destinations.arrangements());
         plan.renumber(&numbers);
         let plan = Arc::new(plan);
-        let shared = shares
-            .map(|shares| {
-                let users = users(
-                    &plan,
-                    &destinations,
-                    options,
-                    &shares,
-                    first_source,
-                    &regions,
-                );
-                let link = Link::begin(shares.joining, &shares.plan, &users)?;
-                let regions = sources.shared().expect("added above");
-                Ok::<_, Error>(SharedPart {
-                    link: Arc::new(link),
-                    regions,
-                    origins: shares.plan.regions,
-                    first_source,
-                    checkpoint: checkpoint.clone(),
-                })
+        let mut users = vec![
+            0;
+            shares
+                .as_ref()
+                .map_or(0, |shares| shares.plan.regions.len())
+        ];
+        for region in &plan.regions {
+            if let Some(index) = region.source.checked_sub(first_source) {
+                users[regions[index]] += uses(&plan, &destinations, options, region);
+            }
+        }
+        let shared_regions = sources.shared();
+        let begin = |shares: Shares| {
+            Ok::<_, Error>(SharedSources {
+                link: Arc::new(Link::begin(shares.joining, &shares.plan, &users)?),
+                regions: shared_regions.expect("added above"),
+                origins: shares.plan.regions,
+                first_source,
+                checkpoint: checkpoint.clone(),
             })
-            .transpose()?;
+        };
         let limits = (0..sources.groups().len())
             .map(|group| limits(group, &sources, &plan, options))
             .collect();
@@ -186,8 +129,8 @@ impl Prepared {
             sources: Arc::new(sources),
             tensors,
             plan,
+            shared: shares.map(begin).transpose()?,
             destinations,
-            shared,
             limits,
         })
     }
@@ -383,27 +326,14 @@ impl Prepared {
     }
 }
 
-/// Returns the uses of each region of the node's plan by this rank: one for each region of `plan`
-/// that shows it, and one for each read that copies from it.
-fn users(
-    plan: &Plan,
-    destinations: &Destinations,
-    options: &Options,
-    shares: &Shares,
-    first_source: usize,
-    regions: &[usize],
-) -> Vec<usize> {
-    let mut users = vec![0; shares.plan.regions.len()];
-    for region in &plan.regions {
-        if let Some(index) = region.source.checked_sub(first_source) {
-            users[regions[index]] += if is_received(plan, destinations, options, region) {
-                1
-            } else {
-                region.extents.len()
-            };
-        }
+/// Returns the number of uses that a region makes of the shared memory that it comes from: one if
+/// it shows it, else one for each read that copies from it.
+fn uses(plan: &Plan, destinations: &Destinations, options: &Options, region: &RegionPlan) -> usize {
+    if is_received(plan, destinations, options, region) {
+        1
+    } else {
+        region.extents.len()
     }
-    users
 }
 
 /// Returns whether a region over shared memory shows it.
@@ -494,49 +424,6 @@ fn refuse_views(
     Ok(())
 }
 
-/// Rejects plans with too many reads. A sparse file may claim a tensor of petabytes: planning its
-/// reads would take more memory than any budget.
-fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
-    let slices = wanted.iter().filter_map(|wanted| {
-        let strides = wanted.strides.as_ref()?;
-        let Layout {
-            gap_bytes,
-            alignment,
-            ..
-        } = layouts[wanted.source];
-        Some(strides.spans_of(gap_bytes.max(2 * alignment)))
-    });
-    let spans = slices.fold(0, u64::saturating_add);
-    if spans > EXTENTS_MAX {
-        return Err(Error::new(
-            ErrorKind::InvalidRequest,
-            format!("the slices have {spans} separate ranges, more than the maximum of {EXTENTS_MAX} reads"),
-        )
-        .with_hint("select fewer tensors, or load them whole and slice them in memory"));
-    }
-    let lengths = wanted
-        .iter()
-        .map(|wanted| wanted.range.end - wanted.range.start);
-    let bytes = lengths.fold(0, u64::saturating_add);
-    let smallest = layouts
-        .iter()
-        .map(|layout| layout.extent_bytes)
-        .min()
-        .unwrap_or(1);
-    if bytes / smallest > EXTENTS_MAX {
-        return Err(Error::new(
-            ErrorKind::InvalidRequest,
-            format!(
-                "{} in reads of {} would take more than {EXTENTS_MAX} reads",
-                format_bytes(bytes),
-                format_bytes(smallest)
-            ),
-        )
-        .with_hint("raise ‹extent_bytes›, or select fewer tensors"));
-    }
-    Ok(())
-}
-
 /// Returns the in-flight limits of a group: those of the caller, or else by the hints of its
 /// sources.
 fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Limits {
@@ -557,30 +444,5 @@ fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Li
         #[cfg(feature = "object")]
         Group::Objects(_) => Limits::for_objects(options, &hints, longest),
         Group::Shared(_) => Limits::for_files(&Options::default(), &hints, longest),
-    }
-}
-
-fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
-    let extent_bytes = match options.extent_bytes {
-        // No tensor is too large for staging memory: it passes through in smaller reads, at least
-        // two at a time.
-        None if staged && options.memory_limit.is_some() => {
-            let room = options.memory_limit.unwrap_or(u64::MAX) / 2;
-            let edges = 2 * hints.alignment;
-            let most = room.saturating_sub(edges) / hints.alignment * hints.alignment;
-            // Slots are whole pages, including edges, however short the reads.
-            let page = (page_size() as u64).saturating_sub(2 * hints.alignment.max(64));
-            let least = page.max(hints.alignment);
-            hints.extent_bytes.min(most.max(least))
-        }
-        // The option sets the length of requests, which span several extents.
-        Some(bytes) if hints.request_bytes > hints.extent_bytes => bytes.min(hints.extent_bytes),
-        Some(bytes) => bytes,
-        None => hints.extent_bytes,
-    };
-    Layout {
-        extent_bytes: extent_bytes.next_multiple_of(hints.alignment),
-        alignment: hints.alignment,
-        gap_bytes: hints.gap_bytes,
     }
 }

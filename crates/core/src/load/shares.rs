@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::groups::{Group, Sources};
+use super::groups::{Group, SharedRegions, Sources};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{self, Engine, EngineSetup, OpenStorage, StorageEngines};
 use crate::error::Result;
 use crate::options::Options;
-use crate::ranks::link::Joining;
+use crate::ranks::link::{Joining, Link};
 use crate::ranks::messages::{RankPlan, RegionOrigin};
 #[cfg(feature = "object")]
 use crate::storage::ObjectSource;
@@ -24,6 +24,25 @@ const DEPTH: usize = 16;
 pub(crate) struct Shares {
     pub(crate) plan: RankPlan,
     pub(crate) joining: Joining,
+}
+
+/// Part of a load that the leader of the node reads.
+pub(crate) struct SharedSources {
+    pub(crate) link: Arc<Link>,
+    pub(crate) regions: Arc<SharedRegions>,
+    /// All regions of the node's plan.
+    pub(crate) origins: Vec<RegionOrigin>,
+    /// First source that is a shared region.
+    pub(crate) first_source: usize,
+    pub(crate) checkpoint: Checkpoint,
+}
+
+impl SharedSources {
+    /// Returns the region of the node that a source is, if it is one.
+    pub(crate) fn region(&self, source: usize) -> Option<usize> {
+        let index = source.checked_sub(self.first_source)?;
+        self.regions.regions.get(index).copied()
+    }
 }
 
 /// Returns the function that opens the files of `regions` and the engines that read them.
@@ -44,6 +63,8 @@ fn open(
     options: &Options,
     cancel: &Arc<CancelFlag>,
 ) -> Result<StorageEngines> {
+    // Engines for files are told by the load.
+    let _ = cancel;
     let mut source_of = vec![None; checkpoint.shards().len()];
     let mut shards = Vec::new();
     for region in regions {

@@ -56,19 +56,15 @@ impl Loader {
         let selected = self.selected()?;
         let destinations = self.destinations(&selected)?;
         let mut joined = self.join(started)?;
-        let shares = joined.as_mut().and_then(|joined| joined.shares.take());
-        let is_shared = shares.is_some();
-        let options = &match &joined {
-            Some(joined) if is_shared => joined.options(options),
-            _ => options.clone(),
-        };
-        let prepared = Prepared::new(&self.checkpoint, selected, destinations, options, shares)?;
+        let part = joined.as_mut().and_then(|joined| joined.shares.take());
+        let is_shared = part.is_some();
+        let options = &joined
+            .as_ref()
+            .map_or_else(|| options.clone(), |it| it.options(options, is_shared));
+        let prepared = Prepared::new(&self.checkpoint, selected, destinations, options, part)?;
         // Where the ranks share, the leader verifies what it reads for all of them.
-        let check = if is_shared {
-            None
-        } else {
-            self.check(&prepared, started)?
-        };
+        let check = (!is_shared).then(|| self.check(&prepared, started));
+        let check = check.transpose()?.flatten();
         let given = allocator.as_deref_mut();
         let outputs = Outputs::new(&prepared, options, &self.region_cache, given)?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());

@@ -92,7 +92,7 @@ impl Lease {
     /// # Errors
     ///
     /// [`crate::ErrorKind::OutOfMemory`] when the kernel refuses.
-    pub(crate) fn make_private(&mut self) -> Result<(), crate::Error> {
+    pub(crate) fn make_private(&mut self) -> crate::error::Result<()> {
         if let Owner::Region { region, offset } = &self.owner
             && self.is_view()
         {

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use super::mapping::{HUGE_PAGE_BYTES, Mapping};
 use super::region::RegionWriter;
-use super::shared::{SharedMemory, SharedView};
+use super::shared::{SharedMemory, ViewRef};
 use crate::error::Result;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -223,7 +223,7 @@ impl Pool {
     /// `tensors` tensors, or returns `None` while the budget is used up.
     pub fn try_received(
         &self,
-        view: &Arc<SharedView>,
+        view: &ViewRef,
         offset: usize,
         len: usize,
         tensors: u32,

@@ -17,7 +17,7 @@ use super::file_view::FileView;
 use super::lease::{Lease, Owner};
 use super::mapping::Mapping;
 use super::pool::PoolLink;
-use super::shared::{SharedMemory, SharedView};
+use super::shared::{SharedMemory, ViewRef};
 use crate::error::Result;
 use crate::sync::{Arc, AtomicU32};
 
@@ -50,7 +50,7 @@ enum Memory {
     },
     /// `len` bytes at `offset` of memory that another process fills, charged to the budget.
     Received {
-        view: Arc<SharedView>,
+        view: ViewRef,
         offset: usize,
         len: usize,
         pool: PoolLink,
@@ -112,7 +112,7 @@ impl Region {
     ///
     /// # Safety
     ///
-    /// As for [`SharedView::make_private`].
+    /// As for [`super::SharedView::make_private`].
     pub(super) unsafe fn make_private(&self, offset: usize, len: usize) -> Result<()> {
         let Memory::Received {
             view,
@@ -223,7 +223,7 @@ impl RegionWriter {
     /// `tensors` tensors (at least one), whose charge returns to `pool`. Once they have been
     /// received, or the region is dropped, one use of `view` ends.
     pub(super) fn received(
-        view: &Arc<SharedView>,
+        view: &ViewRef,
         offset: usize,
         len: usize,
         tensors: u32,
@@ -234,7 +234,7 @@ impl RegionWriter {
             offset <= view.len() && len <= view.len() - offset,
             "a region leaves its view"
         );
-        let view = Arc::clone(view);
+        let view = ViewRef::clone(view);
         let memory = Memory::Received {
             view,
             offset,

@@ -11,6 +11,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -139,6 +140,9 @@ fn cannot_map(len: usize, errno: rustix::io::Errno) -> Error {
     )
     .with_source(io::Error::from(errno))
 }
+
+/// Reference to a view: to memory of another process, which no model of this one has.
+pub(super) type ViewRef = Arc<SharedView>;
 
 /// Callback for a view that is no longer used.
 type Released = Box<dyn Fn() + Send + Sync>;
@@ -284,7 +288,6 @@ impl fmt::Debug for SharedView {
 
 #[cfg(all(test, target_os = "linux", not(miri)))]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
 
     use super::*;
@@ -293,7 +296,7 @@ mod tests {
     fn write(memory: &SharedMemory, bytes: &[u8]) {
         assert!(bytes.len() <= memory.len());
         // SAFETY: inside the mapping, which this test owns.
-        unsafe { std::ptr::copy(bytes.as_ptr(), memory.start().as_ptr(), bytes.len()) };
+        unsafe { ptr::copy(bytes.as_ptr(), memory.start().as_ptr(), bytes.len()) };
     }
 
     #[test]
@@ -360,18 +363,23 @@ mod tests {
         view.show(&memory).expect("maps");
         // SAFETY: no reference to the second page exists.
         unsafe { view.make_private(4096..8192) }.expect("maps");
+        // SAFETY: inside the view.
+        let second = unsafe { view.start().add(4096) };
         // SAFETY: private to this test now.
-        unsafe { view.start().add(4096).write(7) };
-        // SAFETY: written above.
-        let (first, second) = unsafe { (view.bytes(0..6), view.bytes(4096..4097)) };
-        assert_eq!((first, second), (&b"shared"[..], &[7][..]));
+        unsafe { second.write(7) };
+        // SAFETY: written above, by this thread.
+        assert_eq!(unsafe { view.bytes(0..6) }, b"shared");
+        // SAFETY: as above.
+        assert_eq!(unsafe { view.bytes(4096..4097) }, [7]);
     }
 
     #[test]
     fn last_user_releases_view() {
         let released = Arc::<AtomicU32>::default();
         let counted = Arc::clone(&released);
-        let count = move || drop(counted.fetch_add(1, Ordering::SeqCst));
+        let count = move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        };
         let view = SharedView::reserve(1, 2, Box::new(count)).expect("addresses");
         view.user_done();
         assert_eq!(released.load(Ordering::SeqCst), 0);

@@ -185,9 +185,9 @@ pub struct Options {
     pub join_timeout: Option<Duration>,
     /// Reaction to the loss of the rank that reads for this one. Default: [`OnPeerLoss::Error`].
     pub on_peer_loss: OnPeerLoss,
-    /// With a group, makes tensors in host memory private and writable. Otherwise those that several
-    /// ranks of a node load are views of memory that the ranks share: one copy for the node, and
-    /// writing to it kills the process (`SIGSEGV`). Default: no.
+    /// With a group, makes tensors in host memory private and writable. Otherwise those that
+    /// several ranks of a node load are views of memory that the ranks share: one copy for the
+    /// node, and writing to it kills the process (`SIGSEGV`). Default: no.
     pub private: bool,
 }
 

@@ -96,6 +96,11 @@ impl Slice {
         Self(dims.into_iter().map(Into::into).collect())
     }
 
+    /// Returns the indices along the first dimensions; the others are whole.
+    pub fn dims(&self) -> &[Steps] {
+        &self.0
+    }
+
     /// Computes the bytes of the slice in a row-major tensor of this shape.
     ///
     /// # Errors

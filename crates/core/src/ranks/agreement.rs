@@ -54,10 +54,8 @@ impl Hello {
                 digest.update(format!("{name}\n{}\n", state(found)));
             }
             let digest = digest.finalize();
-            digest[..8]
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect()
+            let start: [u8; 8] = std::array::from_fn(|index| digest[index]);
+            format!("{:016x}", u64::from_be_bytes(start))
         };
         let digests = (digest(contents), digest(|state| state));
         let mut bytes = 0;
@@ -131,9 +129,13 @@ fn compare_files(
             let found = hello.files.get(index);
             found.map_or_else(
                 || "no such file".to_owned(),
-                |(found, text)| match found == name {
-                    true => state(text).to_owned(),
-                    false => format!("{found}, {}", state(text)),
+                |(found, text)| {
+                    let text = state(text);
+                    if found == name {
+                        text.to_owned()
+                    } else {
+                        format!("{found}, {text}")
+                    }
                 },
             )
         };

@@ -9,16 +9,15 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    connect, listen, recvmsg, sendmsg, socket_with, socketpair,
 };
 
+use super::process::Process;
 use super::wire::{DESCRIPTORS_MAX, RECORD_BYTES, RECORDS_MAX, Record};
 use crate::sync::lock::Mutex;
 
@@ -217,6 +216,12 @@ impl Channel {
         drop(forgotten);
     }
 
+    /// Returns a descriptor that becomes readable at the end of the process at the other end, where
+    /// there is one: a forked child of that process keeps the connection open.
+    pub(super) fn end_of_process(&self) -> Option<OwnedFd> {
+        Process::at_other_end(&self.socket).ok()?.end()
+    }
+
     /// Returns whether records wait to be sent.
     pub(super) fn has_queued(&self) -> bool {
         !self.outbox.lock().is_empty()
@@ -239,43 +244,16 @@ impl std::fmt::Debug for Channel {
 
 /// Returns whether the process at the other end belongs to the same user.
 fn is_same_user(socket: &OwnedFd) -> bool {
-    let peer = sockopt::socket_peercred(socket);
-    peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
-}
-
-/// Waits until one of the descriptors is ready for what is asked, or until the deadline. Returns
-/// which of them are.
-pub(super) fn wait_for(
-    descriptors: &[(BorrowedFd<'_>, PollFlags)],
-    deadline: Option<Instant>,
-) -> io::Result<Vec<bool>> {
-    let mut polled: Vec<_> = descriptors
-        .iter()
-        .map(|(descriptor, flags)| PollFd::from_borrowed_fd(*descriptor, *flags))
-        .collect();
-    loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.map(|left| Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        });
-        match poll(&mut polled, left.as_ref()) {
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-            Ok(_) => {
-                return Ok(polled
-                    .iter()
-                    .map(|polled| !polled.revents().is_empty())
-                    .collect());
-            }
-        }
-    }
+    Process::at_other_end(socket).is_ok_and(Process::is_same_user)
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::PollFlags;
+
     use super::*;
     use crate::memory::SharedMemory;
+    use crate::ranks::wait::wait_for;
 
     #[test]
     fn records_and_descriptors_arrive_in_order() {

@@ -70,7 +70,9 @@ impl<M: Clone> Holdings<M> {
     pub(super) fn new(regions: impl IntoIterator<Item = (u64, Vec<usize>)>) -> Self {
         let held = |(bytes, ranks): (u64, Vec<usize>)| {
             let mut needed_by = RankSet::default();
-            ranks.into_iter().for_each(|rank| needed_by.insert(rank));
+            for rank in ranks {
+                needed_by.insert(rank);
+            }
             Held {
                 memory: None,
                 bytes,

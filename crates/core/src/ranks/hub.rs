@@ -7,13 +7,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use rustix::event::PollFlags;
 
 pub(crate) use super::channel::Carried;
-use super::channel::{Channel, Listener, Peer, wait_for};
+use super::channel::{Channel, Listener, Peer};
 use super::holdings::Holdings;
 use super::messages::{Failure, RankPlan, RankStatistics, Request};
 use super::payload;
+use super::wait::{Wake, wait_for};
 use super::wire::Record;
 use crate::error::{Error, Result};
 use crate::memory::Region;
@@ -34,7 +35,7 @@ struct Shared {
     state: Mutex<State>,
     /// Signalled when a rank has joined, and at the end.
     changed: Condvar,
-    wake: OwnedFd,
+    wake: Wake,
 }
 
 #[derive(Default)]
@@ -85,8 +86,8 @@ impl Hub {
     /// Starts a hub for ranks that connect to `listener`, and one that is connected already: the
     /// leader's own.
     pub(super) fn start(listener: Listener, own: Channel) -> Result<Self> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let wake = wake.map_err(|errno| Error::from_io("cannot start sharing", errno.into()))?;
+        let wake = Wake::new();
+        let wake = wake.map_err(|error| Error::from_io("cannot start sharing", error))?;
         let hub = Self(Arc::new(Shared {
             state: Mutex::default(),
             changed: Condvar::default(),
@@ -116,7 +117,8 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Peer`] with the ranks that have not, at the deadline or when the hub has ended.
+    /// [`crate::ErrorKind::Peer`] with the ranks that have not, at the deadline or when the hub has
+    /// ended.
     pub(crate) fn requests(&self, ranks: &[usize], deadline: Instant) -> Result<Vec<Request>> {
         let mut state = self.0.state.lock();
         loop {
@@ -179,8 +181,7 @@ impl Hub {
             }
         };
         drop(unheard);
-        // The counter is full only if the hub has not looked for 2^64 events.
-        let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
+        self.0.wake.set();
     }
 }
 
@@ -244,6 +245,8 @@ struct Follower {
     /// Its position among the ranks of the node, once there is a plan.
     position: Option<usize>,
     heard: Instant,
+    /// Readable at the end of its process.
+    ends: Option<OwnedFd>,
 }
 
 /// State of the hub's thread.
@@ -275,7 +278,7 @@ impl<'a> Serving<'a> {
 
     /// Serves until every rank has left.
     fn run(&mut self) {
-        while !self.is_closed && !(self.load.is_some() && self.followers.is_empty()) {
+        while !(self.is_closed || self.load.is_some() && self.followers.is_empty()) {
             if self.step().is_err() {
                 // The system refuses to wait: the ranks notice that their connections close.
                 return;
@@ -296,15 +299,26 @@ impl<'a> Serving<'a> {
                 }
                 waits.push((follower.channel.as_fd(), flags));
             }
+            let ends = self
+                .followers
+                .iter()
+                .filter_map(|follower| follower.ends.as_ref());
+            waits.extend(ends.map(|end| (end.as_fd(), PollFlags::IN)));
             let tick = self.load.as_ref().map(|_| Instant::now() + TICK);
             wait_for(&waits, tick)?
         };
         if ready[0] {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&self.shared.wake, &mut count);
+            self.shared.wake.clear();
         }
         let events = std::mem::take(&mut self.shared.state.lock().inbox);
-        let has_moved = !events.is_empty() || ready[2..].contains(&true);
+        let (is_heard, ended) = ready[2..].split_at(self.followers.len());
+        let has_moved = !events.is_empty() || is_heard.contains(&true);
+        let ending = self.followers.iter().enumerate();
+        let ending = ending.filter(|(_, follower)| follower.ends.is_some());
+        let mut gone: Vec<usize> = ending
+            .zip(ended)
+            .filter_map(|((index, _), has_ended)| has_ended.then_some(index))
+            .collect();
         for event in events {
             self.take(event);
         }
@@ -313,8 +327,7 @@ impl<'a> Serving<'a> {
                 self.followers.push(Follower::new(channel));
             }
         }
-        let mut gone = Vec::new();
-        for (index, is_ready) in ready[2..].iter().enumerate() {
+        for (index, is_ready) in is_heard.iter().enumerate() {
             if *is_ready && !self.listen(index) {
                 gone.push(index);
             }
@@ -461,11 +474,13 @@ impl<'a> Serving<'a> {
 
 impl Follower {
     fn new(channel: Channel) -> Self {
+        let ends = channel.end_of_process();
         Self {
             channel,
             rank: None,
             position: None,
             heard: Instant::now(),
+            ends,
         }
     }
 }

@@ -8,11 +8,12 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use rustix::event::PollFlags;
 
-use super::channel::{Channel, Peer, wait_for};
+use super::channel::{Channel, Peer};
 use super::messages::{Failure, RankPlan, RankStatistics, Request};
 use super::payload;
+use super::wait::{Wake, wait_for};
 use super::wire::Record;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::SharedView;
@@ -118,7 +119,9 @@ pub struct Link {
 #[derive(Debug)]
 struct Shared {
     channel: Channel,
-    wake: OwnedFd,
+    /// Readable at the end of the leader's process.
+    leader_ends: Option<OwnedFd>,
+    wake: Wake,
     leader: usize,
     process: u32,
     state: Mutex<State>,
@@ -166,9 +169,9 @@ impl Link {
     ///
     /// [`ErrorKind::OutOfMemory`] for threads or addresses.
     pub(crate) fn begin(joining: Joining, plan: &RankPlan, users: &[usize]) -> Result<Self> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let wake = wake.map_err(|errno| cannot_receive(errno.into()))?;
+        let wake = Wake::new().map_err(cannot_receive)?;
         let shared = Arc::new(Shared {
+            leader_ends: joining.channel.end_of_process(),
             channel: joining.channel,
             wake,
             leader: joining.leader,
@@ -288,7 +291,7 @@ impl Shared {
     }
 
     fn kick(&self) {
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        self.wake.set();
     }
 
     /// Receives until the leader is gone or the link is dropped.
@@ -310,13 +313,16 @@ impl Shared {
         if self.channel.has_queued() {
             flags |= PollFlags::OUT;
         }
-        let waits = [
+        let mut waits = vec![
             (self.wake.as_fd(), PollFlags::IN),
             (self.channel.as_fd(), flags),
         ];
+        if let Some(end) = &self.leader_ends {
+            waits.push((end.as_fd(), PollFlags::IN));
+        }
         let ready = wait_for(&waits, None).map_err(cannot_receive)?;
         if ready[0] {
-            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+            self.wake.clear();
         }
         let mut records = Vec::new();
         let peer = self.channel.receive(&mut records).map_err(cannot_receive)?;
@@ -327,6 +333,10 @@ impl Shared {
         if self.channel.has_queued() && peer == Peer::Open {
             // An error here is noticed with the next message.
             let _ = self.channel.flush();
+        }
+        // What the leader had sent has been received above.
+        if ready.get(2) == Some(&true) {
+            return Ok(Peer::Gone);
         }
         Ok(peer)
     }

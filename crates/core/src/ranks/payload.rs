@@ -6,7 +6,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -17,7 +16,7 @@ const BYTES_MAX: u64 = 1 << 30;
 
 /// Writes a value into memory whose descriptor can be sent.
 pub(super) fn write(value: &impl Serialize) -> io::Result<Carried> {
-    let memory = File::from(memfd_create("tload", MemfdFlags::CLOEXEC)?);
+    let memory = File::from(create()?);
     let bytes = serde_json::to_vec(value)?;
     memory.write_all_at(&bytes, 0)?;
     Ok(Arc::new(memory))
@@ -33,4 +32,15 @@ pub(super) fn read<T: DeserializeOwned>(memory: OwnedFd) -> io::Result<T> {
     let mut bytes = vec![0; usize::try_from(len).map_err(|_| io::ErrorKind::InvalidData)?];
     memory.read_exact_at(&mut bytes, 0)?;
     Ok(serde_json::from_slice(&bytes)?)
+}
+
+#[cfg(target_os = "linux")]
+fn create() -> io::Result<OwnedFd> {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    Ok(memfd_create("tload", MemfdFlags::CLOEXEC)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn create() -> io::Result<OwnedFd> {
+    Err(io::ErrorKind::Unsupported.into())
 }

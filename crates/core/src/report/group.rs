@@ -34,3 +34,17 @@ pub struct GroupReport {
     /// Rank whose part of the load was the last to be taken over, where the leader knows it.
     pub slowest_rank: Option<usize>,
 }
+
+/// Returns how many times over `read` bytes are the `unique` bytes; 0 if there are none.
+pub(crate) fn amplification(read: u64, unique: u64) -> f64 {
+    if unique == 0 {
+        return 0.0;
+    }
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a ratio; fifteen digits are enough"
+    )]
+    {
+        read as f64 / unique as f64
+    }
+}

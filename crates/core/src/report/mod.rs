@@ -13,6 +13,7 @@ use std::fmt;
 use std::ops::AddAssign;
 
 pub use group::GroupReport;
+pub(crate) use group::amplification;
 use serde::Serialize;
 pub use verification::{Unverified, VerificationReport, VerifiedBy};
 

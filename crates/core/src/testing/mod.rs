@@ -4,7 +4,8 @@
 //! Requires the feature `testing`. [`conformance`] checks what every engine and every sink must do;
 //! [`sim`] is an engine over memory with the worst behaviour that storage can have; [`simulation`]
 //! runs a whole load on it; [`storage`] models how long reads take on storage of any kind;
-//! [`fixtures`] makes bytes and files; [`fuzz`] has the targets of fuzzers.
+//! [`ranks_as_threads`] makes a group; [`fixtures`] makes bytes and files; [`fuzz`] has the targets
+//! of fuzzers.
 
 pub mod conformance;
 pub mod fixtures;
@@ -13,6 +14,9 @@ mod random_load;
 pub mod sim;
 pub mod simulation;
 pub mod storage;
+mod thread_ranks;
+
+pub use thread_ranks::ranks_as_threads;
 
 use crate::engine::Engine;
 use crate::error::Result;

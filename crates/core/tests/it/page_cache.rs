@@ -4,6 +4,7 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use rustix::fs::{Advice, fadvise};
 use tload::CacheMode;
 use tload::probe;
 use tload::storage::FileSource;
@@ -23,22 +24,35 @@ fn resident(path: &Path) -> u64 {
         .resident_bytes
 }
 
-/// Asserts that a load of a cold file reads it directly. On a busy machine, one load in some
-/// hundreds reads through the page cache, so it may be repeated.
-fn assert_read_directly(
-    path: &Path,
-    file: &[u8],
-    auto: &dyn Fn() -> Options,
-    evict: impl Fn() -> bool,
-) {
-    for is_last in [false, false, true] {
-        let (tensors, report) = load_with_report(path, auto());
+/// Reads the file at `path` and returns the result of `act`, which does not read it through the
+/// page cache, if all of the file is resident before and after. The kernel may evict pages at any
+/// time.
+fn while_resident<T>(path: &Path, file: &[u8], act: impl FnOnce() -> T) -> Option<T> {
+    assert_eq!(read(path), file);
+    let is_resident = || resident(path) >= file.len() as u64;
+    let was_resident = is_resident();
+    let result = act();
+    (was_resident && is_resident()).then_some(result)
+}
+
+/// Asserts that a load of a cold file reads it directly.
+fn assert_read_directly(path: &Path, file: &[u8], options: Options) {
+    let (tensors, report) = load_with_report(path, options);
+    assert_all(&tensors, &[file]);
+    let through_cache = (report.buffered_bytes, report.mapped_bytes);
+    assert_eq!(through_cache, (0, 0), "{report}");
+}
+
+/// Asserts that a load of a file that is resident while it is read does not read it directly.
+fn assert_copied(path: &Path, file: &[u8], options: Options) {
+    let loaded = while_resident(path, file, || load_with_report(path, options));
+    if let Some((tensors, report)) = loaded {
         assert_all(&tensors, &[file]);
-        let is_direct = (report.buffered_bytes, report.mapped_bytes) == (0, 0);
-        assert!(is_direct || !is_last, "{report}");
-        if is_direct || !evict() {
-            return;
-        }
+        assert_eq!(
+            (report.direct_bytes, report.mapped_bytes),
+            (0, 0),
+            "{report}"
+        );
     }
 }
 
@@ -58,14 +72,9 @@ fn resident_files_are_copied_and_cold_ones_read_directly() {
     for engine in engines() {
         let auto = || options(|it| it.engine = engine);
         if evict(folder.path()) {
-            assert_read_directly(&path, &file, &auto, || evict(folder.path()));
+            assert_read_directly(&path, &file, auto());
         }
-        assert_eq!(read(&path), file);
-        if resident(&path) >= file.len() as u64 {
-            let (tensors, report) = load_with_report(&path, auto());
-            assert_all(&tensors, &[&file]);
-            assert_eq!((report.direct_bytes, report.mapped_bytes), (0, 0));
-        }
+        assert_copied(&path, &file, auto());
     }
 }
 
@@ -78,36 +87,30 @@ fn resident_half_is_copied_and_cold_half_read_directly() {
     let file = even("t", 2, 32, 1 << 20);
     let path = write(&folder.path().join("m.safetensors"), &file);
     for engine in engines() {
-        // See `assert_read_directly`.
-        let mut is_split = None;
-        for _ in 0..3 {
-            let cold = evict(folder.path());
-            let opened = FileSource::open(&location(&path)).expect("just written");
-            let opened = opened.file();
-            rustix::fs::fadvise(opened, 0, None, rustix::fs::Advice::Random).expect("is advice");
-            let mut half = vec![0; file.len() / 2];
-            opened.read_exact_at(&mut half, 0).expect("is there");
-            let before = resident(&path);
-            let (tensors, report) = load_with_report(&path, options(|it| it.engine = engine));
-            assert_all(&tensors, &[&file]);
-            assert_eq!(
-                report.read_bytes,
-                report.direct_bytes + report.buffered_bytes
-            );
-            // The kernel may have read ahead, and may evict pages at any time.
-            if cold && (14 << 20..20 << 20).contains(&before) {
-                assert!(report.buffered_bytes >= 12 << 20, "{report}");
-                is_split = Some(report.direct_bytes >= 10 << 20);
-            }
-            if is_split != Some(false) {
-                break;
-            }
-        }
-        assert_ne!(
-            is_split,
-            Some(false),
-            "the cold half was never read directly"
+        let cold = evict(folder.path());
+        let opened = FileSource::open(&location(&path)).expect("just written");
+        let opened = opened.file();
+        fadvise(opened, 0, None, Advice::Random).expect("is advice");
+        let mut half = vec![0; file.len() / 2];
+        opened.read_exact_at(&mut half, 0).expect("is there");
+        // A page that the kernel has evicted: the copy brings it back, and nothing beyond it.
+        let page = std::num::NonZeroU64::new(4096);
+        fadvise(opened, 12 << 20, page, Advice::DontNeed).expect("is advice");
+        let before = resident(&path);
+        let (tensors, report) = load_with_report(&path, options(|it| it.engine = engine));
+        let after = resident(&path);
+        assert_all(&tensors, &[&file]);
+        assert_eq!(
+            report.read_bytes,
+            report.direct_bytes + report.buffered_bytes
         );
+        // The kernel may evict pages at any time.
+        let kept = 14 << 20..17 << 20;
+        if cold && kept.contains(&before) && after >= kept.start {
+            assert!(kept.contains(&after), "{after} bytes resident; {report}");
+            assert!(report.buffered_bytes >= 12 << 20, "{report}");
+            assert!(report.direct_bytes >= 15 << 20, "{report}");
+        }
     }
 }
 
@@ -128,15 +131,12 @@ fn files_on_overlay_are_copied_if_resident_else_read_directly() {
         let auto = || options(|it| it.engine = engine);
         if evict(folder.path()) {
             assert_eq!(resident(&path), 0);
-            assert_read_directly(&path, &file, &auto, || evict(folder.path()));
+            assert_read_directly(&path, &file, auto());
         }
-        assert_eq!(read(&below), file);
-        if resident(&below) >= file.len() as u64 {
-            assert_eq!(resident(&path), file.len() as u64);
-            let (tensors, report) = load_with_report(&path, auto());
-            assert_all(&tensors, &[&file]);
-            assert_eq!((report.direct_bytes, report.mapped_bytes), (0, 0));
+        if let Some(seen) = while_resident(&below, &file, || resident(&path)) {
+            assert_eq!(seen, file.len() as u64);
         }
+        assert_copied(&path, &file, auto());
     }
 }
 

@@ -44,7 +44,12 @@ const RANKS: [&[&str]; 15] = [
     &["load::groups", "load::load_target", "sink"],
     &["verify"],
     &["load::pipeline", "load::shares"],
-    &["load::device_alloc", "load::lane", "load::orphaned"],
+    &[
+        "load::device_alloc",
+        "load::lane",
+        "load::orphaned",
+        "load::wanted",
+    ],
     &["load::prepare", "load::stream"],
     &["load::outputs"],
     &["load"],

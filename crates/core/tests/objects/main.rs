@@ -24,6 +24,8 @@ mod redirects;
 mod refusals;
 mod requests;
 mod secrets;
+#[cfg(target_os = "linux")]
+mod sharing;
 mod sites;
 mod stalls;
 mod tampered;

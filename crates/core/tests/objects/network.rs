@@ -334,6 +334,11 @@ fn unreachable_proxy_is_reported() {
     let store = impatient(&[("proxy", "http://user:hunter2@127.0.0.1:1")]);
     let error = open("http://host.invalid/m.safetensors", &store).expect_err("no proxy");
     assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
-    assert!(error.hint().is_some(), "{}", error.chain());
+    assert_eq!(
+        error.message(),
+        "the proxy http://127.0.0.1:1 (option proxy) refuses connections"
+    );
+    let hint = error.hint().expect("says what to do");
+    assert!(hint.contains("add host.invalid to NO_PROXY"), "{hint}");
     assert!(!error.chain().contains("hunter2"), "{}", error.chain());
 }

@@ -1,9 +1,9 @@
 //! Loads of a group: the ranks agree, and one rank of each node reads what several of them want.
 //!
 //! ```text
-//!  leader   source ─▶ engine ─▶ (check) ─▶ publish sink ─▶ shared memory ─┐
-//!                                                                         ├─▶ shared engine ─▶ sink
-//!  every rank, its own part:  source ─▶ engine ─▶ sink                    └─▶ …   of each rank
+//!  leader      source ─▶ engine ─▶ (check) ─▶ publish sink ─▶ shared memory ─┐
+//!  every rank  shared engine ─▶ sink   ◀─────────────────────────────────────┘
+//!              source ─▶ engine ─▶ sink                  of what only it wants
 //! ```
 
 mod reader;
@@ -23,7 +23,7 @@ use crate::ranks::agreement::Hello;
 use crate::ranks::hub::{Hub, Start};
 use crate::ranks::messages::{RankStatistics, Request};
 use crate::ranks::node::{self, Node, Role};
-use crate::report::GroupReport;
+use crate::report::{GroupReport, amplification};
 use crate::storage::Source;
 
 /// Default time that ranks have to begin a load together.
@@ -35,7 +35,7 @@ const READ_ALIGNMENT: u64 = 4096;
 /// Options that must be equal on all ranks.
 const AGREED: [&str; 5] = ["share", "verify", "order", "cache", "memory_limit"];
 
-/// What a rank has agreed on with the others.
+/// Agreement of a rank with the others.
 pub(crate) struct Joined {
     /// `None` if the rank shares nothing.
     pub(crate) shares: Option<Shares>,
@@ -111,7 +111,7 @@ impl Loader {
             return None;
         }
         if self.options.cache == CacheMode::Map {
-            return Some("cache=map shares the page cache already".to_owned());
+            return Some("‹cache=map› shares the page cache already".to_owned());
         }
         let none = || "no other rank runs as this user in this network namespace".to_owned();
         Some(found.unwrap_or_else(none))
@@ -220,10 +220,10 @@ impl Loader {
 impl Joined {
     /// Returns the options of this rank's own load: `memory_limit` is for the node. Half of it is
     /// for shared memory, and the ranks divide the rest.
-    pub(crate) fn options(&self, options: &Options) -> Options {
+    pub(crate) fn options(&self, options: &Options, is_shared: bool) -> Options {
         let ranks = self.report.node_ranks.len() as u64;
         let mut options = options.clone();
-        if self.shares.is_some() {
+        if is_shared {
             let limit = options.memory_limit;
             options.memory_limit = limit.map(|limit| limit / 2 / ranks);
         }
@@ -249,9 +249,7 @@ impl Joined {
             let others = others.iter().filter(|(rank, _)| *rank != group.rank);
             all += others.map(|(_, found)| found.read_bytes).sum::<u64>() + reader.read_bytes();
         }
-        if group.unique_bytes > 0 {
-            group.amplification = all as f64 / group.unique_bytes as f64;
-        }
+        group.amplification = amplification(all, group.unique_bytes);
         report.group = Some(group);
     }
 }

@@ -61,9 +61,9 @@ impl Reader {
         options.order = Order::File;
         let destinations = Destinations::host(&tensors);
         let prepared = Prepared::new(checkpoint, tensors, destinations, &options, None)?;
-        let loaded = verify::Loaded::new(&prepared.plan, &prepared.tensors, loader.by_name);
+        let tensors = verify::Loaded::new(&prepared.plan, &prepared.tensors, loader.by_name);
         let given = loader.expectations.as_ref();
-        let check = verify::check(checkpoint, loaded, given, &options.verify, options.timeout)?;
+        let check = verify::check(checkpoint, tensors, given, &options.verify, options.timeout)?;
         let pool = published_pool(&prepared, &options)?;
         let events = Arc::clone(pool.events());
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
@@ -171,7 +171,7 @@ impl Reader {
             LaneEvents {
                 deliver: Box::new(Vec::clear),
                 failing: Box::new(move |error| failing.fail(error)),
-                ended: Box::new(move |result| ended.lane_ended(result)),
+                ended: Box::new(move |result| ended.lane_ended(&result)),
             }
         };
         let started = lane::start(lanes, &open_sink, events);
@@ -214,8 +214,8 @@ impl Reader {
         }
     }
 
-    fn lane_ended(&self, result: Result<()>) {
-        if let Err(error) = &result {
+    fn lane_ended(&self, result: &Result<()>) {
+        if let Err(error) = result {
             self.fail(error);
         }
         if self.lanes.fetch_sub(1, Ordering::SeqCst) > 1 {

@@ -7,7 +7,6 @@
 
 mod connection;
 mod gather;
-mod process;
 mod server;
 mod socket_file;
 mod verdict;
@@ -51,7 +50,7 @@ pub struct LocalGroup {
     process: u32,
     /// Connection to rank 0's thread. `None` in a group of one.
     link: Option<Link>,
-    /// What rank 0 owns.
+    /// Socket and thread of rank 0.
     host: Option<Host>,
 }
 

@@ -11,9 +11,9 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::connection::{Connection, wait};
 use super::gather::{Answer, Gather};
-use super::process::Process;
 use super::verdict::Verdict;
 use super::wire::{Frame, Frames};
+use crate::ranks::process::Process;
 
 /// Time for the last answers to leave after rank 0's end: ranks that wait read at once, a stopped
 /// one must not delay it for long.

@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
 use super::connection::wait;
-use super::process::Process;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ranks::process::Process;
 
 /// Longest path of a Unix socket, bytes, without the zero at its end.
 #[cfg(target_os = "linux")]

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::thread::scope;
+use std::thread::{ScopedJoinHandle, scope};
 
 use tempfile::TempDir;
 
@@ -35,7 +35,7 @@ impl Meeting {
         scope(|scope| {
             let join = |&(rank, size)| scope.spawn(move || self.join(rank, size));
             let threads: Vec<_> = ranks.iter().map(join).collect();
-            let joined = threads.into_iter().map(|thread| thread.join());
+            let joined = threads.into_iter().map(ScopedJoinHandle::join);
             joined.map(|joined| joined.expect("no panic")).collect()
         })
     }
@@ -70,7 +70,7 @@ fn exchange(
             .iter()
             .map(|group| scope.spawn(move || exchange(group)));
         let threads: Vec<_> = threads.collect();
-        let ended = threads.into_iter().map(|thread| thread.join());
+        let ended = threads.into_iter().map(ScopedJoinHandle::join);
         ended.map(|ended| ended.expect("no panic")).collect()
     })
 }

@@ -108,6 +108,11 @@ impl Cached {
         }
     }
 
+    /// Returns whether some ranges may be resident and others not.
+    pub(in crate::storage) fn is_partial(&self) -> bool {
+        matches!(self, Self::Ask { .. })
+    }
+
     /// Returns whether all but a few pages are resident.
     pub(in crate::storage) fn holds_nearly_all(&self) -> bool {
         match self {

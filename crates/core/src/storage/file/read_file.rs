@@ -194,6 +194,11 @@ impl ReadFile {
                 opened.source.verify(found)?;
                 opened.alignment = alignment(&file);
                 opened.direct = Some(file);
+                if opened.cached.is_partial() {
+                    // A copied range may miss pages; read-ahead would bring in those beyond it,
+                    // which are read directly: twice the work.
+                    residency::disable_read_ahead(opened.source.file());
+                }
             }
             Err(error) if cache == CacheMode::Direct => {
                 return Err(refused_error(&opened.source).with_source(error));

@@ -178,6 +178,11 @@ pub(in crate::storage) fn let_go(file: &File, offset: u64, len: u64) {
     linux::let_go(file, offset, len);
 }
 
+/// Tells the kernel to read nothing ahead of reads through `file`. Advisory.
+pub(in crate::storage) fn disable_read_ahead(file: &File) {
+    linux::disable_read_ahead(file);
+}
+
 /// Starts reading a range into the page cache. Advisory.
 pub(in crate::storage) fn read_ahead(file: &File, offset: u64, len: u64) {
     linux::read_ahead(file, offset, len);
@@ -289,11 +294,48 @@ mod linux {
         match read(ReadWriteFlags::NOWAIT) {
             Ok(_) => true,
             Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {
-                let since = Instant::now();
-                read(ReadWriteFlags::empty()).is_ok() && since.elapsed() < copied_within
+                let (before, since) = (Switches::now(), Instant::now());
+                let is_read = read(ReadWriteFlags::empty()).is_ok();
+                let elapsed = since.elapsed();
+                is_read && (elapsed < copied_within || before.show_no_wait(Switches::now()))
             }
             Err(_) => false,
         }
+    }
+
+    /// Context switches of a thread since it started.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) struct Switches {
+        /// The thread waited: for a device, a lock or a server.
+        pub(super) voluntary: i64,
+        /// Another thread took its core.
+        pub(super) involuntary: i64,
+    }
+
+    impl Switches {
+        /// Returns those of the calling thread; none where the system does not count them.
+        pub(super) fn now() -> Self {
+            // SAFETY: the struct consists of integers, for which zero is a value.
+            let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+            // SAFETY: `usage` outlives the call, which writes nothing else.
+            let _ = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+            Self {
+                voluntary: usage.ru_nvcsw,
+                involuntary: usage.ru_nivcsw,
+            }
+        }
+
+        /// Returns whether the thread has not waited until `after`, however long that took: on a
+        /// busy machine it waits for its core between any two instructions. Sandboxes may not count
+        /// switches, which shows nothing.
+        pub(super) fn show_no_wait(self, after: Self) -> bool {
+            let is_counted = after.voluntary > 0 || after.involuntary > 0;
+            is_counted && after.voluntary == self.voluntary
+        }
+    }
+
+    pub(in crate::storage) fn disable_read_ahead(file: &File) {
+        let _ = rustix::fs::fadvise(file, 0, None, Advice::Random);
     }
 
     pub(in crate::storage) fn let_go(file: &File, offset: u64, len: u64) {
@@ -346,6 +388,8 @@ mod linux {
         false
     }
 
+    pub(in crate::storage) fn disable_read_ahead(_file: &File) {}
+
     pub(in crate::storage) fn let_go(_file: &File, _offset: u64, _len: u64) {}
 
     pub(in crate::storage) fn read_ahead(_file: &File, _offset: u64, _len: u64) {}
@@ -389,6 +433,32 @@ mod tests {
                 assert!(by_count.is_none_or(|bytes| Some(bytes) == by_pages));
             }
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn preempted_reads_have_not_waited() {
+        use linux::Switches;
+        let switches = |voluntary, involuntary| Switches {
+            voluntary,
+            involuntary,
+        };
+        let before = switches(3, 5);
+        assert!(before.show_no_wait(switches(3, 6)), "preempted");
+        assert!(before.show_no_wait(switches(3, 5)), "a slow machine");
+        assert!(!before.show_no_wait(switches(4, 5)), "waited");
+        let none = switches(0, 0);
+        assert!(!none.show_no_wait(none), "not counted");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn waiting_thread_is_counted() {
+        let before = linux::Switches::now();
+        // Nothing is ever sent.
+        let _ = crossbeam_channel::never::<()>().recv_timeout(Duration::from_millis(1));
+        let after = linux::Switches::now();
+        assert!(!before.show_no_wait(after));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
 use super::remote::Remote;
-use super::store::{Connection, Fault, ResponseCapture, Store, proxy_name};
+use super::store::{Connection, Fault, ResponseCapture, Store};
 use super::{ObjectIdentity, ObjectSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Protocol;
@@ -113,9 +113,8 @@ impl ObjectSource {
         {
             probe.addresses = addresses;
             probe.is_loopback = is_direct && peer.ip().is_loopback();
-            probe.proxy = (!is_direct).then(|| {
-                proxy_name(self.remote().options(), probe.tls).unwrap_or_else(|| peer.to_string())
-            });
+            let proxy = captured.proxy.map(|proxy| proxy.to_string());
+            probe.proxy = (!is_direct).then(|| proxy.unwrap_or_else(|| peer.to_string()));
         }
     }
 }

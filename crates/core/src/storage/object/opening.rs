@@ -48,7 +48,9 @@ pub(super) async fn look(
             open_once(store, path, range.clone())
         })
     };
-    let (meta, bytes) = ask(0..first).await?;
+    let (meta, bytes) = ask(0..first)
+        .await
+        .map_err(|error| with_wildcard_hint(error, path))?;
     if ObjectIdentity::from_meta(&meta).is_versioned() {
         return Ok((meta, bytes, None));
     }
@@ -66,6 +68,17 @@ pub(super) async fn look(
     }
     let crcs = Crcs::new(&[&bytes, &more]);
     Ok((meta, bytes, Some(Sample { first, crcs })))
+}
+
+/// Adds to the error of a missing object that its name looks like a pattern, if it does.
+fn with_wildcard_hint(error: Error, path: &Path) -> Error {
+    if error.kind() != ErrorKind::NotFound || !path.as_ref().contains(['*', '?', '[']) {
+        return error;
+    }
+    error.with_hint(
+        "locations take no wildcards: pass the directory (all its shards are loaded), and select tensors by name, \
+         or files to copy with include",
+    )
 }
 
 /// Returns the end of the header if the object is named like a safetensors file and begins with
@@ -151,4 +164,21 @@ fn may_be_empty(fault: &Fault) -> bool {
             Some(status) => status == 416 || (200..300).contains(&status),
             None => fault.error.kind() == ErrorKind::Remote,
         }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_object_named_like_a_pattern_gets_hint_on_wildcards() {
+        let hint = |kind, path: &str| {
+            let error = Error::new(kind, "missing").with_hint("check the key");
+            let error = with_wildcard_hint(error, &Path::parse(path).expect("a path"));
+            error.hint().expect("a hint").to_owned()
+        };
+        assert!(hint(ErrorKind::NotFound, "m/x.safetensors").contains("key"));
+        assert!(hint(ErrorKind::Remote, "m/*.safetensors").contains("key"));
+        assert!(hint(ErrorKind::NotFound, "m/*.safetensors").contains("wildcards"));
+    }
 }

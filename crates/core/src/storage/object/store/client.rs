@@ -90,34 +90,6 @@ pub(in crate::storage) fn client_options(
     Ok(client)
 }
 
-/// Returns the proxy that the options or the environment name, without user and password, and where
-/// it is named.
-pub(crate) fn proxy_name(options: &StoreOptions, tls: bool) -> Option<String> {
-    let environment = Environment::unless_forbidden(options);
-    let variables: &[&str] = if tls {
-        &["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"]
-    } else {
-        &["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"]
-    };
-    let option = options.get("proxy").map(|url| (url, "option proxy"));
-    let variable = || {
-        let mut set = variables.iter();
-        set.find_map(|name| Some((environment.get(name)?, *name)))
-    };
-    let (url, origin) = option.or_else(variable)?;
-    let url = url::Url::parse(url)
-        .or_else(|_| url::Url::parse(&format!("http://{url}")))
-        .ok()?;
-    let port = url
-        .port()
-        .map_or_else(String::new, |port| format!(":{port}"));
-    Some(format!(
-        "{}://{}{port} ({origin})",
-        url.scheme(),
-        url.host_str()?
-    ))
-}
-
 fn headers(options: &StoreOptions, authorization: Option<HeaderValue>) -> Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     headers.extend(authorization.map(|value| (AUTHORIZATION, value)));
@@ -213,22 +185,6 @@ mod tests {
             excludes.contains("169.254.169.254") && excludes.ends_with(",intern"),
             "{excludes}"
         );
-    }
-
-    #[test]
-    fn proxy_is_shown_without_password() {
-        let name = |proxy| {
-            proxy_name(
-                &options(&[("proxy", proxy), ("environment", "false")]),
-                true,
-            )
-        };
-        assert_eq!(
-            name("http://me:hunter2@proxy:3128/?key=hunter2").as_deref(),
-            Some("http://proxy:3128 (option proxy)")
-        );
-        let none = options(&[("environment", "false")]);
-        assert_eq!(proxy_name(&none, false), None);
     }
 
     #[test]

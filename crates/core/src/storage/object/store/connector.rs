@@ -12,6 +12,8 @@ use object_store::client::{ClientConfigKey as Key, HttpClient, HttpConnector};
 use reqwest::{Certificate, NoProxy, Proxy, redirect};
 
 use super::addresses::Resolver;
+use super::environment::Environment;
+use super::proxy::Proxies;
 use super::redirects::Following;
 use super::response_capture::Capturing;
 
@@ -136,7 +138,17 @@ impl HttpConnector for Connector {
         Ok(HttpClient::new(Capturing::new(
             HttpClient::new(following),
             number,
+            proxies(options),
         )))
+    }
+}
+
+/// Returns the proxies that a client with these options uses.
+fn proxies(options: &ClientOptions) -> Proxies {
+    let value = |key| options.get_config_value(&key);
+    match value(Key::ProxyUrl) {
+        Some(url) => Proxies::new(&url, &value(Key::ProxyExcludes).unwrap_or_default()),
+        None => Proxies::from_environment(&Environment::from_process()),
     }
 }
 

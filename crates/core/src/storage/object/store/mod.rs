@@ -23,11 +23,13 @@ mod gcs;
 mod hub;
 mod pages;
 mod path;
+mod proxy;
 mod redactor;
 mod redirects;
 mod request_error;
 mod response_capture;
 mod s3;
+mod s3_endpoint;
 mod status_error;
 #[cfg(test)]
 mod tests;
@@ -40,7 +42,7 @@ use std::sync::Arc;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
-pub(crate) use self::client::{READ_TIMEOUT, proxy_name};
+pub(crate) use self::client::READ_TIMEOUT;
 #[cfg(feature = "testing")]
 pub(crate) use self::hub::assert_levels_are_whole;
 pub(crate) use self::hub::{cached, cached_copy, commit_in_cache, snapshot};

@@ -103,7 +103,8 @@ fn judge(
         return failure.0.clone();
     }
     if let Some(failure) = find::<HttpError>(error) {
-        let classification = transport_error::classification(failure, host, asked.hints);
+        let classification =
+            transport_error::classification(failure, host, captured.proxy.as_ref(), asked.hints);
         return if asked.own {
             classification
         } else {

@@ -20,6 +20,7 @@ use object_store::client::{
 use super::checksums::{Asks, stated};
 use super::error_body::Reply;
 use super::pages::{self, ANSWER_MAX, TooLong};
+use super::proxy::{Proxies, UsedProxy};
 use super::redactor::Sent;
 
 /// Limits on reading the response of a failed request: bytes, and time. Those of stores have a few
@@ -44,6 +45,8 @@ pub(crate) struct ResponseCapture {
     pub(crate) endpoint: Option<String>,
     /// Host and port that the request went to.
     pub(crate) host: Option<String>,
+    /// Proxy that the request went through.
+    pub(crate) proxy: Option<UsedProxy>,
     /// Connection that the first response came over.
     pub(crate) connection: Option<Connection>,
     /// The store's code for the failure.
@@ -92,11 +95,16 @@ pub(in crate::storage) async fn capture<T>(
 pub(in crate::storage) struct Capturing {
     inner: HttpClient,
     number: usize,
+    proxies: Proxies,
 }
 
 impl Capturing {
-    pub(in crate::storage) fn new(inner: HttpClient, number: usize) -> Self {
-        Self { inner, number }
+    pub(in crate::storage) fn new(inner: HttpClient, number: usize, proxies: Proxies) -> Self {
+        Self {
+            inner,
+            number,
+            proxies,
+        }
     }
 }
 
@@ -137,6 +145,7 @@ impl HttpService for Capturing {
                     .zip(host.as_ref())
                     .map(|(scheme, host)| format!("{scheme}://{host}")),
                 host,
+                proxy: self.proxies.used_for(request.uri()),
                 sent,
                 began: Some(Instant::now()),
                 client: self.number,

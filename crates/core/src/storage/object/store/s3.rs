@@ -13,6 +13,7 @@ use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials};
 use super::environment::{Environment, Variables};
 use super::response_capture::ResponseCapture;
+use super::s3_endpoint::{require_scheme, require_url};
 use super::status_error::by_code;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -168,6 +169,10 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     let ambient = ambient
         .into_iter()
         .filter(|(key, _)| !configured.hides(*key));
+    require_scheme(
+        opening.environment,
+        configured.is_given || configured.is_ignored,
+    )?;
     for (key, value) in ambient.chain(passed) {
         if let AmazonS3ConfigKey::Client(key) = key {
             client_settings.push((key, value));
@@ -223,19 +228,6 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
 fn endpoint(builder: &AmazonS3Builder) -> Option<String> {
     let value = |key| builder.get_config_value(&key);
     value(AmazonS3ConfigKey::S3Endpoint).or_else(|| value(AmazonS3ConfigKey::Endpoint))
-}
-
-/// Requires that the endpoint is a URL: signing a request to anything else panics in
-/// `object_store`. A bucket before an IP address is one example.
-fn require_url(endpoint: Option<&str>) -> Result<()> {
-    let Some(error) = endpoint.and_then(|endpoint| url::Url::parse(endpoint).err()) else {
-        return Ok(());
-    };
-    Err(Error::new(
-        ErrorKind::InvalidRequest,
-        format!("the endpoint with the bucket's name added is not a URL: {error}"),
-    )
-    .with_hint("write endpoint=http://host:port; with an IP address use addressing=path"))
 }
 
 /// Endpoints that variables and a profile configure, and which of them count.
@@ -631,6 +623,19 @@ mod tests {
         ] {
             let (_, credential_source) = built("s3://b/k", &options, &AMBIENT).expect("a builder");
             assert_eq!(credential_source, wanted);
+        }
+    }
+
+    #[test]
+    fn variable_with_endpoint_without_scheme_is_named() {
+        for name in super::super::s3_endpoint::ENDPOINTS {
+            let variables = [(name, "me:hunter2@localhost:9000")];
+            let error = built("s3://b/k", &[], &variables).expect_err(name);
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+            assert!(error.message().contains(name), "{error}");
+            assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+            let given = [("endpoint", "http://minio:9000")];
+            built("s3://b/k", &given, &variables).expect("the option counts");
         }
     }
 

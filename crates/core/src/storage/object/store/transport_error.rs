@@ -9,17 +9,19 @@ use object_store::client::{HttpError, HttpErrorKind};
 use super::addresses::Narrower;
 use super::classification::{Cause, Classification, Hints, causes, find, texts};
 use super::pages::TooLong;
+use super::proxy::UsedProxy;
 use super::redirects::Refused;
 use crate::error::ErrorKind;
 use crate::sync::retry::Transient;
 
 const BROKE: &str = "check the network between this machine and the server, and the server's log";
 
-/// Classifies the failure of a request to `host` that got no response, or of the body of a
-/// response.
+/// Classifies the failure of a request to `host`, through `proxy` if there is one, that got no
+/// response, or of the body of a response.
 pub(in crate::storage) fn classification(
     error: &HttpError,
     host: &str,
+    proxy: Option<&UsedProxy>,
     hints: &Hints,
 ) -> Classification {
     let texts = texts(error);
@@ -45,7 +47,7 @@ pub(in crate::storage) fn classification(
     } else if says("certificate") {
         certificate(host, &texts)
     } else if connecting {
-        unreachable(error, host, &texts, hints.unreachable)
+        unreachable(error, host, proxy, &texts, hints.unreachable)
     } else if error.kind() == HttpErrorKind::Timeout {
         Classification::new(
             ErrorKind::TimedOut,
@@ -99,6 +101,7 @@ fn certificate(host: &str, texts: &[String]) -> Classification {
 fn unreachable(
     error: &HttpError,
     host: &str,
+    proxy: Option<&UsedProxy>,
     texts: &[String],
     advice: Option<&'static str>,
 ) -> Classification {
@@ -108,6 +111,29 @@ fn unreachable(
             .downcast_ref::<io::Error>()
             .is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     });
+    let is_unknown = says("lookup address") || says("dns error");
+    if let Some(proxy) = proxy
+        && !says("tunnel")
+        && !says("InvalidContentType")
+    {
+        // The connection is to the proxy. Only through a tunnel does it lead further.
+        let message = if error.kind() == HttpErrorKind::Timeout {
+            format!("connecting to {host} through the proxy {proxy} timed out")
+        } else if refused {
+            format!("the proxy {proxy} refuses connections")
+        } else if is_unknown {
+            format!("the host of the proxy {proxy} is unknown")
+        } else {
+            format!("the proxy {proxy} cannot be reached")
+        };
+        let origin = proxy.origin;
+        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        return Classification::new(ErrorKind::Remote, message)
+            .hint(format!(
+                "start the proxy, correct or unset {origin}, or add {name} to NO_PROXY"
+            ))
+            .transient(Transient::Unreachable);
+    }
     let (message, hint) = if error.kind() == HttpErrorKind::Timeout {
         (
             format!("connecting to {host} timed out"),
@@ -116,12 +142,9 @@ fn unreachable(
     } else if refused {
         (
             format!("{host} refuses connections"),
-            advice.unwrap_or(
-                "check host and port of the endpoint, that the server runs, and the proxy if there is one (option proxy, \
-                 HTTPS_PROXY)",
-            ),
+            advice.unwrap_or("check host and port of the endpoint, and that the server runs"),
         )
-    } else if says("lookup address") || says("dns error") {
+    } else if is_unknown {
         (
             format!("the host {host} is unknown"),
             advice.unwrap_or("check the endpoint, the names of bucket and region, and the network"),
@@ -303,6 +326,7 @@ mod tests {
             let classification = classification(
                 &layered(kind, &["error sending request", text], errno),
                 "host:9",
+                None,
                 &Hints::NONE,
             );
             assert_eq!(classification.message, message, "{text}");
@@ -320,9 +344,50 @@ mod tests {
     }
 
     #[test]
+    fn failed_connections_to_proxy_name_it_and_its_origin() {
+        let proxy = UsedProxy {
+            url: "http://proxy:3128".to_owned(),
+            origin: "HTTPS_PROXY",
+        };
+        for (text, errno, message) in [
+            (
+                "tcp",
+                Some(libc::ECONNREFUSED),
+                "the proxy PROXY refuses connections",
+            ),
+            ("dns error", None, "the host of the proxy PROXY is unknown"),
+            (
+                "tcp",
+                Some(libc::ENETUNREACH),
+                "the proxy PROXY cannot be reached",
+            ),
+            (
+                "unsuccessful tunnel",
+                None,
+                "the proxy does not connect to host:9",
+            ),
+        ] {
+            let error = layered(HttpErrorKind::Connect, &[text], errno);
+            let found = classification(&error, "host:9", Some(&proxy), &Hints::NONE);
+            let wanted = message.replace("PROXY", &proxy.to_string());
+            assert_eq!(found.message, wanted);
+            assert_eq!(found.transient, Some(Transient::Unreachable));
+            let hint = found.hint.expect("a hint");
+            assert!(
+                hint.contains("HTTPS_PROXY") && hint.contains("NO_PROXY"),
+                "{hint}"
+            );
+        }
+    }
+
+    #[test]
     fn unknown_host_of_hub_names_its_variables() {
         let error = layered(HttpErrorKind::Connect, &["dns error"], None);
-        let hint = |hints| classification(&error, "host", hints).hint.expect("a hint");
+        let hint = |hints| {
+            classification(&error, "host", None, hints)
+                .hint
+                .expect("a hint")
+        };
         assert!(hint(&Hints::NONE).contains("bucket"));
         let of_hub = hint(&super::super::hub::PROTOCOL.hints);
         for variable in ["HF_ENDPOINT", "HF_HUB_OFFLINE"] {
@@ -346,6 +411,7 @@ mod tests {
             let classification = classification(
                 &layered(HttpErrorKind::Connect, &[text], None),
                 "host",
+                None,
                 &Hints::NONE,
             );
             assert!(
@@ -360,6 +426,7 @@ mod tests {
         let classification = classification(
             &HttpError::new(HttpErrorKind::Decode, TooLong),
             "host",
+            None,
             &Hints::NONE,
         );
         assert_eq!(

@@ -5,8 +5,7 @@
 #![expect(unsafe_code, reason = "reads the credentials of a socket's peer")]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Process that has connected or that listens, as the kernel recorded it at that time.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +22,7 @@ impl Process {
     /// Not rustix's `socket_peercred`: the number is 0 for a process of another container, which
     /// its type cannot hold (1.1.6).
     #[cfg(target_os = "linux")]
-    pub(super) fn at_other_end(stream: &UnixStream) -> io::Result<Self> {
+    pub(super) fn at_other_end(socket: impl AsFd) -> io::Result<Self> {
         let mut found = libc::ucred {
             pid: 0,
             uid: 0,
@@ -34,7 +33,7 @@ impl Process {
         // SAFETY: `found` and `length` are local variables, and `length` is the size of `found`.
         let result = unsafe {
             libc::getsockopt(
-                stream.as_raw_fd(),
+                socket.as_fd().as_raw_fd(),
                 libc::SOL_SOCKET,
                 libc::SO_PEERCRED,
                 (&raw mut found).cast(),
@@ -52,10 +51,11 @@ impl Process {
 
     /// Returns the process at the other end, whose number is not known here.
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn at_other_end(stream: &UnixStream) -> io::Result<Self> {
+    pub(super) fn at_other_end(socket: impl AsFd) -> io::Result<Self> {
         let (mut user, mut group) = (0, 0);
         // SAFETY: `user` and `group` are local variables.
-        let result = unsafe { libc::getpeereid(stream.as_raw_fd(), &raw mut user, &raw mut group) };
+        let result =
+            unsafe { libc::getpeereid(socket.as_fd().as_raw_fd(), &raw mut user, &raw mut group) };
         if result != 0 {
             return Err(io::Error::last_os_error());
         }

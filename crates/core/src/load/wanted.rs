@@ -1,0 +1,161 @@
+//! Inputs of a load's plan: tensors with their sources, and the layouts of these.
+
+use std::ops::Range;
+
+use rustix::param::page_size;
+
+use super::destinations::Destinations;
+use super::groups::Sources;
+use super::shares::Shares;
+use crate::checkpoint::{Checkpoint, ShardSource};
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::{Options, format_bytes};
+use crate::plan::{Layout, Wanted};
+use crate::storage::ReadHints;
+use crate::tensor::TensorInfo;
+
+/// Maximum number of reads of one load: the plan takes about 100 bytes for each, and 16 TiB in
+/// default extents need this many (2026-11).
+const EXTENTS_MAX: u64 = 1 << 22;
+
+/// Describes the tensors to load, with the source and the range in it that `position` returns. Each
+/// comes with its index.
+pub(super) fn wanted(
+    tensors: &[TensorInfo],
+    destinations: &Destinations,
+    position: impl Fn(usize, &TensorInfo) -> (usize, Range<u64>),
+) -> Vec<(usize, Wanted)> {
+    let wanted = |(index, tensor): (usize, &TensorInfo)| {
+        let (source, range) = position(index, tensor);
+        let wanted = Wanted {
+            source,
+            range,
+            strides: tensor.strides().cloned(),
+            alignment: tensor.dtype().alignment(),
+            destination: destinations.index_for(index),
+        };
+        (index, wanted)
+    };
+    tensors.iter().enumerate().map(wanted).collect()
+}
+
+/// Returns the layout of each source. `shared_from` is the first source that is a shared region, in
+/// a load whose ranks share.
+pub(super) fn layouts(
+    sources: &Sources,
+    shared_from: Option<usize>,
+    options: &Options,
+    staged: bool,
+) -> Vec<Layout> {
+    let layout = |source: usize| {
+        let mut hints = sources.hints(source);
+        if shared_from.is_some_and(|first| source < first) {
+            // Other ranks may read the bytes between.
+            hints.gap_bytes = 0;
+        }
+        layout(&hints, options, staged)
+    };
+    (0..sources.members().len()).map(layout).collect()
+}
+
+/// Returns, by tensor, the region that the leader of the node reads it into and its offset there;
+/// none for a tensor that this rank reads itself.
+pub(super) fn places(tensors: &[TensorInfo], shares: Option<&Shares>) -> Vec<Option<(usize, u64)>> {
+    let known = shares.map_or(&[][..], |shares| &shares.plan.tensors);
+    let places = known.iter().copied().chain(std::iter::repeat(None));
+    places.take(tensors.len()).collect()
+}
+
+/// Shards that a load reads itself, each with the ranges that it wants of it; and the position of
+/// each shard among them.
+pub(super) type OwnShards = (Vec<(ShardSource, Vec<Range<u64>>)>, Vec<Option<usize>>);
+
+pub(super) fn own_shards(
+    checkpoint: &Checkpoint,
+    tensors: &[TensorInfo],
+    places: &[Option<(usize, u64)>],
+) -> OwnShards {
+    let mut source_of = vec![None; checkpoint.shards().len()];
+    let mut shards: Vec<(ShardSource, Vec<Range<u64>>)> = Vec::new();
+    let own = tensors
+        .iter()
+        .zip(places)
+        .filter(|(_, place)| place.is_none());
+    for (tensor, _) in own.filter(|(tensor, _)| tensor.byte_len() > 0) {
+        let source = *source_of[tensor.shard()].get_or_insert_with(|| {
+            let source = checkpoint.shards()[tensor.shard()].source();
+            shards.push((source.clone(), Vec::new()));
+            shards.len() - 1
+        });
+        shards[source].1.push(tensor.file_range());
+    }
+    (shards, source_of)
+}
+
+pub(super) fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
+    let extent_bytes = match options.extent_bytes {
+        // No tensor is too large for staging memory: it passes through in smaller reads, at least
+        // two at a time.
+        None if staged && options.memory_limit.is_some() => {
+            let room = options.memory_limit.unwrap_or(u64::MAX) / 2;
+            let edges = 2 * hints.alignment;
+            let most = room.saturating_sub(edges) / hints.alignment * hints.alignment;
+            // Slots are whole pages, including edges, however short the reads.
+            let page = (page_size() as u64).saturating_sub(2 * hints.alignment.max(64));
+            let least = page.max(hints.alignment);
+            hints.extent_bytes.min(most.max(least))
+        }
+        // The option sets the length of requests, which span several extents.
+        Some(bytes) if hints.request_bytes > hints.extent_bytes => bytes.min(hints.extent_bytes),
+        Some(bytes) => bytes,
+        None => hints.extent_bytes,
+    };
+    Layout {
+        extent_bytes: extent_bytes.next_multiple_of(hints.alignment),
+        alignment: hints.alignment,
+        gap_bytes: hints.gap_bytes,
+    }
+}
+
+/// Rejects plans with too many reads. A sparse file may claim a tensor of petabytes: planning its
+/// reads would take more memory than any budget.
+pub(super) fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
+    let slices = wanted.iter().filter_map(|wanted| {
+        let strides = wanted.strides.as_ref()?;
+        let Layout {
+            gap_bytes,
+            alignment,
+            ..
+        } = layouts[wanted.source];
+        Some(strides.spans_of(gap_bytes.max(2 * alignment)))
+    });
+    let spans = slices.fold(0, u64::saturating_add);
+    if spans > EXTENTS_MAX {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!("the slices have {spans} separate ranges, more than the maximum of {EXTENTS_MAX} reads"),
+        )
+        .with_hint("select fewer tensors, or load them whole and slice them in memory"));
+    }
+    let lengths = wanted
+        .iter()
+        .map(|wanted| wanted.range.end - wanted.range.start);
+    let bytes = lengths.fold(0, u64::saturating_add);
+    let smallest = layouts
+        .iter()
+        .map(|layout| layout.extent_bytes)
+        .min()
+        .unwrap_or(1);
+    if bytes / smallest > EXTENTS_MAX {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!(
+                "{} in reads of {} would take more than {EXTENTS_MAX} reads",
+                format_bytes(bytes),
+                format_bytes(smallest)
+            ),
+        )
+        .with_hint("raise ‹extent_bytes›, or select fewer tensors"));
+    }
+    Ok(())
+}
