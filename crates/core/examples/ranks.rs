@@ -25,7 +25,10 @@ fn main() -> Result<()> {
         println!("{} {:?}", tensor.name(), tensor.shape());
     }
     if let Some(group) = stream.report().group {
-        println!("read {}, received {}", group.read_bytes, group.received_bytes);
+        println!(
+            "read {}, received {}",
+            group.read_bytes, group.received_bytes
+        );
     }
     // Other ranks may still receive what this process reads.
     #[cfg(target_os = "linux")]
@@ -34,5 +37,8 @@ fn main() -> Result<()> {
 }
 
 fn usage() -> Error {
-    Error::new(ErrorKind::InvalidRequest, "usage: ranks LOCATION SOCKET RANK SIZE")
+    Error::new(
+        ErrorKind::InvalidRequest,
+        "usage: ranks LOCATION SOCKET RANK SIZE",
+    )
 }

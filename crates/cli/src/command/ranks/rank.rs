@@ -54,24 +54,24 @@ pub(crate) fn run() -> u8 {
 }
 
 fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
-    let mut set = Options::default();
+    let mut tuning = Options::default();
     for (name, text) in &job.options {
-        set.set(name, text)?;
+        tuning.set(name, text)?;
     }
     let (rank, size) = (seat.rank, seat.size);
-    let join_timeout = set.join_timeout.unwrap_or(JOIN_TIMEOUT);
+    let join_timeout = tuning.join_timeout.unwrap_or(JOIN_TIMEOUT);
     let group = LocalGroup::join(Path::new(&seat.socket), rank, size, join_timeout)?;
     let meter = Meter::start();
     let started = seconds();
     // Signals end this process as they do by default.
     let interrupt = Interrupt::unattached(JsonAnswer::default());
     let from = (&job.store, &job.links);
-    let checkpoint = open(&job.location, from, set.timeout, &interrupt)?;
+    let checkpoint = open(&job.location, from, tuning.timeout, &interrupt)?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&job.select)?)
         .device(options::device(&job.device)?)
         .device_map(options::device_map(&job.device_map)?)
-        .options(set);
+        .options(tuning);
     let selected = loader.selected()?;
     let of_rank = sharding::of_rank(job.shard, &selected, rank, size)?;
     let loader = match of_rank.names {

@@ -49,7 +49,8 @@ pub(super) struct Node {
 /// Load of one rank.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Rank {
-    rank: usize,
+    #[serde(rename = "rank")]
+    number: usize,
     #[serde(flatten)]
     usage: Usage,
     report: Value,
@@ -112,7 +113,7 @@ impl NodeLoad {
             }
             let report = finished.report;
             ranks.push(Rank {
-                rank,
+                number: rank,
                 usage,
                 report,
             });
@@ -134,7 +135,7 @@ impl NodeLoad {
         let rows = self
             .ranks
             .iter()
-            .map(|rank| row(rank.rank.to_string(), &rank.usage));
+            .map(|rank| row(rank.number.to_string(), &rank.usage));
         let node = row("node".to_owned(), &self.node.usage);
         let text = render(&HEADER, rows.chain([node]));
         write!(out, "{}", style::header(&text))?;

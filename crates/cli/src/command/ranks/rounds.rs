@@ -128,10 +128,10 @@ pub(in crate::command) fn run(
     if mode == Mode::Keep {
         target.fits_in_memory(copies as u64, &System::real())?;
     }
-    let scopes: &[Share] = match options.share {
-        Share::None => &[Share::None],
-        scope => &[scope, Share::None],
-    };
+    let mut scopes = vec![options.share];
+    if options.share != Share::None {
+        scopes.push(Share::None);
+    }
     let states = match target.path() {
         Some(_) => options::cache_states(args),
         None => vec![CacheState::Remote],
@@ -172,7 +172,7 @@ pub(in crate::command) fn run(
         samples: Vec::new(),
     };
     results.write_head(out).map_err(standard_output)?;
-    let measure = measure(&measured, &states, scopes, &mut results, args);
+    let measure = measure(&measured, &states, &scopes, &mut results, args);
     if let (Some(path), Err(error)) = (&args.json, &measure) {
         export::write_failure(path, Some(&results), interrupt.failure(error));
     }

@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn slices_are_of_the_first_dimension_that_divides() {
         let rows = even_slice(&[8, 6], 16, 1, 4);
-        assert_eq!(rows, Some(Slice::new([2..4])));
+        assert_eq!(rows, Some(Slice::new([Steps::from(2..4)])));
         let columns = even_slice(&[6, 8], 16, 3, 4);
         assert_eq!(columns, Some(Slice::new([0..6, 6..8])));
         for shape in [&[8][..], &[], &[6, 6], &[0, 0]] {
@@ -92,6 +92,9 @@ mod tests {
         }
         // Rows of one and a half bytes.
         assert_eq!(even_slice(&[4, 3], 4, 1, 4), None);
-        assert_eq!(even_slice(&[4, 3], 4, 1, 2), Some(Slice::new([2..4])));
+        assert_eq!(
+            even_slice(&[4, 3], 4, 1, 2),
+            Some(Slice::new([Steps::from(2..4)]))
+        );
     }
 }
