@@ -208,14 +208,13 @@ impl Engine for SharedEngine {
         }
         if done.len() == before && wait == Wait::ForOne && self.in_flight() > 0 {
             let reading = self.engines().find(|engine| engine.in_flight() > 0);
-            match reading {
-                Some(engine) => engine.reap(Wait::ForOne, done),
-                None => {
-                    // Once only: the lane may have memory for another region by now, and the leader
-                    // none for what this one waits for until that has been taken.
-                    self.setup.link.events().wait_past(changes);
-                    self.look(done);
-                }
+            if let Some(engine) = reading {
+                engine.reap(Wait::ForOne, done);
+            } else {
+                // Once only: the lane may have memory for another region by now, and the leader
+                // none for what this one waits for until that has been taken.
+                self.setup.link.events().wait_past(changes);
+                self.look(done);
             }
         }
         self.count_reread(&done[before..]);

@@ -62,9 +62,7 @@ impl Loader {
             .as_ref()
             .map_or_else(|| options.clone(), |it| it.options(options, is_shared));
         let prepared = Prepared::new(&self.checkpoint, selected, destinations, options, part)?;
-        // Where the ranks share, the leader verifies what it reads for all of them.
-        let check = (!is_shared).then(|| self.check(&prepared, started));
-        let check = check.transpose()?.flatten();
+        let check = self.check(&prepared, started)?;
         let given = allocator.as_deref_mut();
         let outputs = Outputs::new(&prepared, options, &self.region_cache, given)?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
@@ -105,8 +103,7 @@ impl Loader {
             ),
         });
         if lanes.is_empty() {
-            shared.has_nothing_to_read()?;
-            return Ok(TensorStream::new(shared, Vec::new()));
+            return TensorStream::empty(shared);
         }
         let allocator = allocator
             .map(|allocator| AllocatorBridge::begin(allocator, outputs.regions, feed))
@@ -129,6 +126,10 @@ impl Loader {
     /// Returns the verification of a load, if it is requested. Takes no longer than the timeout
     /// leaves.
     fn check(&self, prepared: &Prepared, started: Instant) -> Result<Option<Arc<Check>>> {
+        if prepared.shared.is_some() {
+            // The leader verifies what it reads for all ranks.
+            return Ok(None);
+        }
         let loaded = verify::Loaded::new(&prepared.plan, &prepared.tensors, self.by_name);
         let given = self.expectations.as_ref();
         let timeout = self.options.timeout;

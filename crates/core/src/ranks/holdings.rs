@@ -311,7 +311,7 @@ mod tests {
     const RANKS: usize = 3;
     const STEPS: u64 = 4;
 
-    /// What happens to a region: begun, one of its quarters filled; claimed, released; the rank
+    /// Event of a region: it is begun, or one of its quarters filled; a rank claims it, releases it,
     /// leaves, or falls behind.
     #[derive(Clone, Copy, Debug)]
     enum Happening {
@@ -323,7 +323,7 @@ mod tests {
         Behind(usize),
     }
 
-    /// The model: what a rank knows of a region, and what it may expect.
+    /// The model: knowledge of a rank about a region.
     #[derive(Clone, Debug, Default)]
     struct Known {
         needs: bool,
@@ -390,7 +390,9 @@ mod tests {
                     }
                     Happening::Leave(rank) => {
                         holdings.leave(rank);
-                        known.iter_mut().for_each(|known| known[rank].needs = false);
+                        for known in &mut known {
+                            known[rank].needs = false;
+                        }
                     }
                     Happening::Behind(rank) => {
                         for region in 0..2 {
@@ -400,21 +402,20 @@ mod tests {
                         }
                         holdings.drop_for(rank);
                     }
-                    _ => {}
+                    Happening::Begun | Happening::Filled(_) | Happening::Claim(_) => {}
                 }
                 for (rank, record, carried) in holdings.take_outgoing() {
-                    match record {
-                        Record::Here { region } => {
-                            proptest::prop_assert!(carried.is_some());
-                            known[region as usize][rank].here += 1;
-                        }
-                        Record::Filled { region, from, to } => {
-                            let known = &mut known[region as usize][rank];
-                            proptest::prop_assert_eq!(known.here, 1, "memory comes first");
-                            known.quarters.extend(from..to);
-                        }
-                        Record::Gone { region } => known[region as usize][rank].gone += 1,
-                        other => proptest::prop_assert!(false, "{:?}", other),
+                    if let Record::Here { region } = record {
+                        proptest::prop_assert!(carried.is_some());
+                        known[region as usize][rank].here += 1;
+                    } else if let Record::Filled { region, from, to } = record {
+                        let known = &mut known[region as usize][rank];
+                        proptest::prop_assert_eq!(known.here, 1, "memory comes first");
+                        known.quarters.extend(from..to);
+                    } else if let Record::Gone { region } = record {
+                        known[region as usize][rank].gone += 1;
+                    } else {
+                        proptest::prop_assert!(false, "{:?}", record);
                     }
                 }
                 for region in 0..2 {

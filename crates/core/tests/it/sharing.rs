@@ -265,3 +265,20 @@ fn rank_that_never_joins_is_named() {
         }
     });
 }
+
+#[test]
+fn more_ranks_than_one_node_can_have_share_nothing() {
+    let folder = folder();
+    let file = mixed("a", 7, 5, 10_000);
+    write(&folder.path().join("a.safetensors"), &file);
+    let loaded = all_good(load_all(129, folder.path(), |_, loader| loader));
+    for (tensors, report) in &loaded {
+        assert_all(tensors, &[&file]);
+        let group = of_group(report);
+        let reason = group.reason.as_deref().expect("shares nothing");
+        assert_eq!(
+            (&*group.share, reason),
+            ("none", "more than 128 ranks on one node")
+        );
+    }
+}

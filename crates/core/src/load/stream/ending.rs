@@ -19,6 +19,13 @@ use crate::load::pipeline::Waiting;
 const GRACE: Duration = Duration::from_millis(500);
 
 impl TensorStream {
+    /// Creates the stream of a load that has nothing to read. Other processes are told that it has
+    /// finished, which no lane does.
+    pub(crate) fn empty(shared: Arc<Shared>) -> Result<Self> {
+        (shared.setup.verify)(false)?;
+        Ok(Self::new(shared, Vec::new()))
+    }
+
     /// Drops the stream of a load that cannot begin. Lanes that have begun may already be reading;
     /// reads that cannot be cancelled are orphaned.
     pub(crate) fn refused(shared: Arc<Shared>, refused: Refused) -> Error {

@@ -147,11 +147,6 @@ impl Shared {
         }
     }
 
-    /// Tells other processes that this load has finished: no lane does.
-    pub(crate) fn has_nothing_to_read(&self) -> Result<()> {
-        (self.setup.verify)(false)
-    }
-
     /// Records that a lane has ended and that all its reads have returned.
     pub(crate) fn lane_ended(&self, result: Result<()>) {
         // Before the last lane checks the files: a failed read explains more than a changed file.

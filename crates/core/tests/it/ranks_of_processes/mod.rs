@@ -10,7 +10,7 @@ mod process;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use process::{Rank, moment};
+use process::{Rank, wait_for_a_moment};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tload::testing::fixtures::Rng;
@@ -37,6 +37,23 @@ fn fork_and_end() {
     // SAFETY: `child` is a child of this process, and `status` a local variable.
     let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((ended, status), (child, 0));
+}
+
+/// Leaves a child behind that keeps all descriptors but those to the test open, for a while.
+fn fork_and_stay() {
+    // SAFETY: the child makes system calls only.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        for descriptor in 0..2 {
+            // SAFETY: the child uses neither.
+            unsafe { libc::close(descriptor) };
+        }
+        // SAFETY: ends the child later.
+        unsafe { libc::alarm(20) };
+        // SAFETY: waits for that.
+        unsafe { libc::pause() };
+    }
+    assert!(child > 0);
 }
 
 /// Makes `memfd_create` fail on this thread and the threads that it starts.
@@ -293,12 +310,26 @@ fn loss_of_the_leader_is_an_error_or_made_up_for() {
     }
 }
 
+/// The end of its process counts, not that of its connection.
+#[test]
+fn loss_of_a_rank_whose_child_lives_is_noticed() {
+    let setting = Setting::new();
+    let mut ranks = setting.group(4);
+    ranks[0].tell(&format!("load {LITTLE} child=1 hold=2"));
+    tell(&mut ranks[1..], &format!("load {LITTLE} hold=2"));
+    assert_answers(&ranks, "holds");
+    ranks[0].signal(Signal::KILL);
+    assert_eq!(ranks[0].answer(), "gone");
+    tell(&mut ranks[1..], "go");
+    assert_answers(&ranks[1..], "peer [0] rank 0, ");
+}
+
 #[test]
 fn stopped_or_slow_rank_holds_up_no_other() {
     let setting = Setting::new();
     for laggard in [3, 0] {
         for is_stopped in [true, false] {
-            // A stopped leader answers nobody.
+            // A stopped leader answers no rank.
             if is_stopped && laggard == 0 {
                 continue;
             }
@@ -443,7 +474,7 @@ fn loads_leave_nothing() {
 /// loss of its leader.
 #[test]
 fn deaths_at_random_moments_hang_no_rank() {
-    let variable = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let variable = |name| std::env::var_os(name)?.to_str()?.parse().ok();
     let rounds = variable("TLOAD_DEATHS").unwrap_or(50);
     let seed: u64 = variable("TLOAD_DEATHS_SEED").unwrap_or(18);
     let setting = Setting::new();
@@ -459,7 +490,7 @@ fn deaths_at_random_moments_hang_no_rank() {
             &mut ranks,
             &format!("load {limit} on_peer_loss={policy} join_timeout=60s"),
         );
-        std::thread::sleep(moment(&mut rng, Duration::from_millis(400)));
+        wait_for_a_moment(&mut rng, Duration::from_millis(400));
         let signal = if is_killed {
             Signal::KILL
         } else {
@@ -470,7 +501,7 @@ fn deaths_at_random_moments_hang_no_rank() {
         if !is_killed {
             if victim > 0 {
                 // No sooner than the others are done, unless it is needed to join.
-                std::thread::sleep(moment(&mut rng, Duration::from_millis(1500)));
+                wait_for_a_moment(&mut rng, Duration::from_millis(1500));
             }
             ranks[victim].signal(Signal::CONT);
         }

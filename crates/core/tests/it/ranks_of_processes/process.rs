@@ -1,5 +1,11 @@
 //! A rank that is a process: started by a test, it obeys the lines of its input.
 
+#![expect(
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a rank answers its test, and panics on request"
+)]
+
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -89,13 +95,13 @@ struct Served {
 
 impl Served {
     /// Loads with options, `name=value`, and steps: `hold=3` waits for a line after three tensors,
-    /// `drop=3` drops the stream then, `panic=3` panics, `fork=3` forks a child that ends at once.
+    /// `drop=3` drops the stream then, `panic=3` panics, `fork=3` forks a child that ends at once, `child=3` one that stays.
     fn load(&self, words: &str, wait: &mut impl FnMut() -> String) -> String {
         let mut options = Options::default();
         let mut steps = Vec::new();
         for word in words.split_whitespace() {
             let (name, value) = word.split_once('=').expect("name=value");
-            if let "hold" | "drop" | "panic" | "fork" = name {
+            if let "hold" | "drop" | "panic" | "fork" | "child" = name {
                 steps.push((name, value.parse::<usize>().expect("a number")));
             } else {
                 options.set(name, value).expect("valid");
@@ -125,6 +131,7 @@ impl Served {
                         return "dropped".to_owned();
                     }
                     "fork" => super::fork_and_end(),
+                    "child" => super::fork_and_stay(),
                     _ => panic!("as requested"),
                 }
             }
@@ -190,7 +197,7 @@ impl Served {
     }
 }
 
-/// What a process has open.
+/// Open resources of a process.
 #[derive(Debug)]
 struct Leftovers {
     descriptors: usize,
@@ -201,14 +208,11 @@ struct Leftovers {
 impl Leftovers {
     fn of_this_process() -> Self {
         let entries = |folder| std::fs::read_dir(folder).expect("procfs").count();
-        let maps = std::fs::File::open("/proc/self/maps").expect("procfs");
-        let lines = BufReader::new(maps).lines();
+        let maps = String::from_utf8(read(Path::new("/proc/self/maps"))).expect("text");
         Self {
             descriptors: entries("/proc/self/fd"),
             threads: entries("/proc/self/task"),
-            memfds: lines
-                .filter(|line| line.as_ref().expect("text").contains("memfd:tload"))
-                .count(),
+            memfds: maps.matches("memfd:tload").count(),
         }
     }
 
@@ -306,8 +310,10 @@ impl Drop for Rank {
     }
 }
 
-/// Returns a random time, evenly distributed below `most`.
-pub(super) fn moment(rng: &mut Rng, most: Duration) -> Duration {
+/// Waits until a random moment, `most` later at most: this thread has nothing to wait for.
+pub(super) fn wait_for_a_moment(rng: &mut Rng, most: Duration) {
     let micros = u64::try_from(most.as_micros()).expect("short");
-    Duration::from_micros(rng.below(micros))
+    let (_sender, never) = channel::<()>();
+    let waited = never.recv_timeout(Duration::from_micros(rng.below(micros)));
+    assert_eq!(waited, Err(RecvTimeoutError::Timeout));
 }
