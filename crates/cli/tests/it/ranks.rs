@@ -50,9 +50,7 @@ impl Place {
 }
 
 fn number(value: &Value) -> u64 {
-    value
-        .as_u64()
-        .unwrap_or_else(|| panic!("{value} is no count"))
+    value.as_u64().expect("a count")
 }
 
 fn sum(found: &Value, field: &str) -> u64 {
