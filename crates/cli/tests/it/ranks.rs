@@ -50,9 +50,9 @@ impl Place {
 }
 
 fn number(value: &Value) -> u64 {
-    value
-        .as_u64()
-        .unwrap_or_else(|| panic!("{value} is no count"))
+    let number = value.as_u64();
+    assert!(number.is_some(), "{value} is no count");
+    number.unwrap()
 }
 
 fn sum(found: &Value, field: &str) -> u64 {
