@@ -1,6 +1,8 @@
 //! Loads a checkpoint as one of several processes of a node, which read it once together:
 //! `cargo run --example ranks LOCATION SOCKET RANK SIZE`.
 
+#![expect(clippy::print_stdout, reason = "an example prints")]
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -50,7 +50,9 @@ impl Place {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().expect("a count")
+    let number = value.as_u64();
+    assert!(number.is_some(), "{value} is no count");
+    number.unwrap()
 }
 
 fn sum(found: &Value, field: &str) -> u64 {
