@@ -52,6 +52,7 @@ NOT_RUN = {
     "docs/from/instanttensor.md": 2,
     "docs/from/tensorizer.md": 2,
     "docs/quickstart.md": 2,
+    "docs/scale-out.md": 2,
     "docs/sources.md": 4,
     "docs/troubleshooting.md": 4,
     "docs/tuning.md": 1,

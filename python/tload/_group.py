@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from tload._options import Duration
+
+
+# Seconds for which the end of a process waits for ranks that it still reads for.
+_SERVING_SECONDS = 30.0
 
 
 class Group:
@@ -34,6 +39,10 @@ class Group:
         """Wrap the group that `Group.torch` or `Group.local` joined."""
         self._raw = raw
         self._about = about
+        # Registered once, however often it is called: a process that ends takes what it reads for
+        # others with it.
+        atexit.unregister(_finish_serving)
+        atexit.register(_finish_serving)
 
     @classmethod
     def torch(cls, pg: ProcessGroup | None = None, *, timeout: Duration | None = None) -> Self:
@@ -117,6 +126,11 @@ class Group:
     def __repr__(self) -> str:
         closed = ", closed" if self._raw.is_closed else ""
         return f"<tload.Group {self._about}: rank {self.rank} of {self.size}{closed}>"
+
+
+def _finish_serving() -> None:
+    """Wait until this process reads for no other rank any more."""
+    _tload.finish_serving(_SERVING_SECONDS)
 
 
 def raw_group(group: object) -> _tload.Group | None:

@@ -148,6 +148,9 @@ def release_staging() -> int:
     exit of Python frees it too. Staging memory of a running load is not freed.
     """
 
+def finish_serving(timeout: float) -> bool:
+    """Wait until this process reads for no other rank any more, for `timeout` seconds at most."""
+
 def format_bytes(bytes: int) -> str:
     """Format a size with one decimal and a binary unit."""
 

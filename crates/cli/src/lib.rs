@@ -51,6 +51,9 @@ use crate::output::verbosity;
 /// ```
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
+    if let Some(status) = command::rank(&arguments) {
+        return status;
+    }
     let args = match args::parse(&arguments) {
         Ok(args) => args,
         Err(Refusal::Usage(error)) => {

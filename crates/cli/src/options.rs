@@ -45,6 +45,12 @@ pub(crate) fn location(text: &OsStr) -> Result<Location> {
     }
 }
 
+/// Returns a location as the user wrote it, or the path of one that the user did not write.
+pub(crate) fn written(location: &Location, argument: Option<&OsStr>) -> OsString {
+    let path = || location.as_path().map(Into::into);
+    argument.map(Into::into).or_else(path).unwrap_or_default()
+}
+
 /// Collects the options of object stores. Blank ones are skipped: the variable may end with one.
 pub(crate) fn store(args: &StoreArgs) -> Result<StoreOptions> {
     let mut options = StoreOptions::new();

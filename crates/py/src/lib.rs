@@ -58,6 +58,13 @@ mod _tload {
     #[pymodule_export]
     use crate::verify::{read_signature, verify};
 
+    /// Waits until this process reads for no other rank any more, for `timeout` seconds at most.
+    #[pyfunction]
+    fn finish_serving(py: Python<'_>, timeout: f64) -> bool {
+        let timeout = std::time::Duration::try_from_secs_f64(timeout).unwrap_or_default();
+        py.detach(|| tload::ranks::finish_serving(timeout))
+    }
+
     /// Runs the command `tload` and returns its exit status. `argv[0]` is the program's name.
     #[pyfunction]
     fn cli_main(py: Python<'_>, argv: Vec<OsString>) -> u8 {

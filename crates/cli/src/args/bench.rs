@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use super::device::DeviceArg;
 use super::links::LinkArgs;
 use super::location;
+use super::ranks::RankArgs;
 use super::store::StoreArgs;
 use super::synth::ModelArgs;
 use super::tuning::{SWEEP_HEADING, SweepArgs};
@@ -43,7 +44,15 @@ JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, roun
       tload_ratio, cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds}],
     samples: [{round, position, contender, residency, bytes, seconds, bytes_per_second, cpu_seconds,
       cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds, engine, report}]}]}.
-`schema` increases when a key changes its meaning; null marks an unavailable value.")]
+`schema` increases when a key changes its meaning; null marks an unavailable value.
+
+With --ranks, loads that share and loads with --share none run by turns, in new processes, without
+ceiling and fio. Times are from the first start of a rank to the last end, and speed-up is the time
+without sharing divided by the time with it, within a round. JSON: {schema, command,
+  started_unix_seconds, tload, host, checkpoint, ranks, shard, mode, options, rounds, complete,
+  summaries: [{cache_state, share, samples, seconds, speed_up, read_bytes, amplification,
+    cpu_seconds, pss_bytes}],
+  samples: [{round, cache_state, share, residency, node, ranks}]}, with node and ranks of load.")]
 pub(crate) struct BenchArgs {
     #[arg(
         value_name = "LOCATION",
@@ -90,10 +99,12 @@ pub(crate) struct BenchArgs {
     /// Measure the defaults and a grid of depths 1 to 64 with extents of 1, 4 and 16 MiB (or the
     /// values of --depth and --extent), and report how close the defaults come to the best: 22
     /// configurations, so use few --rounds
-    #[arg(long = "sweep", help_heading = SWEEP_HEADING)]
+    #[arg(long = "sweep", help_heading = SWEEP_HEADING, conflicts_with = "ranks")]
     pub(crate) with_defaults: bool,
     #[command(flatten)]
     pub(crate) sweep: SweepArgs,
+    #[command(flatten, next_help_heading = "Ranks")]
+    pub(crate) ranks: RankArgs,
     #[command(flatten, next_help_heading = "Synthetic checkpoint")]
     pub(crate) model: ModelArgs,
     /// Directory to write it to [default: the first of the temporary directory, the current
@@ -104,14 +115,29 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE", help_heading = "Exports")]
     pub(crate) json: Option<PathBuf>,
     /// Write every sample as CSV
-    #[arg(long, value_name = "FILE", help_heading = "Exports")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        help_heading = "Exports",
+        conflicts_with = "ranks"
+    )]
     pub(crate) csv: Option<PathBuf>,
     /// Write the summary as Markdown
-    #[arg(long, value_name = "FILE", help_heading = "Exports")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        help_heading = "Exports",
+        conflicts_with = "ranks"
+    )]
     pub(crate) markdown: Option<PathBuf>,
     /// Plot the speeds as SVG (FILE ends in .svg) over the swept setting with the most values,
     /// together with the ceiling
-    #[arg(long, value_name = "FILE", help_heading = "Exports")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        help_heading = "Exports",
+        conflicts_with = "ranks"
+    )]
     pub(crate) plot: Option<PathBuf>,
 }
 

@@ -1,6 +1,8 @@
 //! `--device` of `tload load` and `tload bench`.
 
-#[derive(Debug, clap::Args)]
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
 pub(crate) struct DeviceArg {
     /// Device for the tensors: cpu, or cuda:N for a CUDA GPU by its number in this process (cuda is
     /// cuda:0)

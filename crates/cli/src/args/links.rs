@@ -1,8 +1,9 @@
 //! `--follow-symlinks`.
 
 use clap::builder::BoolishValueParser;
+use serde::{Deserialize, Serialize};
 
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
 pub(crate) struct LinkArgs {
     /// Allow symbolic links to lead out of the checkpoint's directory. Not needed for files listed
     /// explicitly, links inside a Hub cache, or a linked root directory

@@ -10,6 +10,7 @@ mod links;
 mod location;
 mod ls;
 mod parse;
+mod ranks;
 mod store;
 mod synth;
 mod time;
@@ -29,6 +30,7 @@ pub(crate) use generate::{CompletionsArgs, ManArgs, completions, manual, program
 pub(crate) use links::LinkArgs;
 pub(crate) use ls::{LsArgs, SortArg};
 pub(crate) use parse::{Refusal, parse};
+pub(crate) use ranks::{RankArgs, ShardArg};
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
 pub(crate) use tuning::{SelectArgs, TuningArgs};
@@ -99,7 +101,13 @@ on offsets. In Python, of a dict of name to (dtype, shape, bytes):
 JSON: {gigabytes_per_second, digest, report}; `digest` is null without --digest; `report` has the
 fields of tload::Report in the crate's documentation. A load that fails after its start also prints
 its report (on standard error without --json), beside `error`: `outcome` names the failure, and
-`digest` is null."#;
+`digest` is null.
+
+JSON with --ranks: {node: {share, reason, unique_bytes, amplification, gigabytes_per_second, …},
+ranks: [{rank, report, …}]}, each with {read_bytes, received_bytes, tensor_bytes, seconds,
+cpu_seconds, pss_bytes}. The seconds of the node are from the first start to the last end, and its
+amplification is read_bytes divided by unique_bytes. PSS is the proportional set size while all
+ranks hold what they keep; kept tensors are read once before."#;
 
 /// Stream a checkpoint's tensors into CPU or GPU memory and print a report.
 ///
@@ -114,7 +122,7 @@ pub(crate) struct LoadArgs {
     #[arg(long)]
     pub(crate) keep: bool,
     /// Print one digest of all tensors; they must go to CPU memory
-    #[arg(long)]
+    #[arg(long, conflicts_with = "ranks")]
     pub(crate) digest: bool,
     /// Print JSON
     #[arg(long)]
@@ -134,6 +142,8 @@ pub(crate) struct LoadArgs {
     /// first match applies, and of several matching names the longest; other tensors go to --device
     #[arg(long, value_name = "NAME|GLOB=DEVICE", help_heading = "Destination")]
     pub(crate) device_map: Vec<String>,
+    #[command(flatten, next_help_heading = "Ranks")]
+    pub(crate) ranks: RankArgs,
 }
 
 /// Check this machine for problems that slow down or break loads, and suggest fixes.

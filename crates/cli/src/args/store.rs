@@ -4,12 +4,13 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 
+use serde::{Deserialize, Serialize};
 use tload::StoreOptions;
 
 /// Separator of options in the variable. Unlike a comma, it cannot be part of a value.
 const SEPARATOR: char = '\n';
 
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
 pub(crate) struct StoreArgs {
     /// Option of the object store, for example endpoint=http://127.0.0.1:9000; repeatable.
     /// `TLOAD_STORE` holds one per line; the flag takes precedence, key by key. See tload load

@@ -4,9 +4,10 @@
 use std::path::Path;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
+use serde::{Deserialize, Serialize};
 use tload::{OptionKey, OptionKind, Options, Verify, nearest_name};
 
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Tensor selection (any matching filter selects a tensor)")]
 pub(crate) struct SelectArgs {
     /// Select the tensor with this name

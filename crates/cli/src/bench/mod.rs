@@ -18,7 +18,7 @@ pub(crate) mod stats;
 pub(crate) mod sweep;
 pub(crate) mod table;
 pub(crate) mod target;
-mod usage;
+pub(crate) mod usage;
 pub(crate) mod warnings;
 
 use std::fmt;

@@ -88,6 +88,16 @@ pub(crate) struct Summary {
     pub(crate) first_tensor_seconds: Option<Spread>,
 }
 
+impl Build {
+    /// Returns the build that runs.
+    pub(crate) fn this() -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            debug: cfg!(debug_assertions),
+        }
+    }
+}
+
 impl Results {
     /// Returns results without samples. `cells` are those of the plan.
     pub(crate) fn new(
@@ -108,10 +118,7 @@ impl Results {
             schema: SCHEMA,
             command,
             started_unix_seconds,
-            tload: Build {
-                version: env!("CARGO_PKG_VERSION"),
-                debug: cfg!(debug_assertions),
-            },
+            tload: Build::this(),
             fio,
             host,
             checkpoint,

@@ -115,9 +115,17 @@ impl<'a> Target<'a> {
         if let (Some(gpu), true) = (gpu, keeps) {
             return gpu.has_room_for(self.checkpoint.total_bytes());
         }
-        let wanted = self.checkpoint.total_bytes() + SPARE_BYTES;
+        if keeps {
+            self.fits_in_memory(1, system)?;
+        }
+        Ok(())
+    }
+
+    /// Returns an error if so many copies of the tensors need more memory than is available.
+    pub(crate) fn fits_in_memory(&self, copies: u64, system: &System) -> Result<()> {
+        let wanted = copies * self.checkpoint.total_bytes() + SPARE_BYTES;
         match memory::available(system) {
-            Some(available) if keeps && available < wanted => Err(Error::new(
+            Some(available) if available < wanted => Err(Error::new(
                 ErrorKind::OutOfMemory,
                 format!(
                     "mode keep needs {} of memory, {} are available",

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tload::{Location, OpenOptions, Result, printable};
 
+use super::ranks;
 use crate::args::BenchArgs;
 use crate::bench::disk_runner::DiskRunner;
 use crate::bench::results::Results;
@@ -30,6 +31,11 @@ pub(crate) fn run(
     interrupt: &Interrupt,
     out: &mut dyn Write,
 ) -> Result<()> {
+    if let Some(size) = args.ranks.ranks {
+        let opening = options::opening(options::store(&args.store)?, &args.links);
+        let target = target(args, &opening, interrupt)?;
+        return ranks::bench(args, size.into(), &target, arguments, interrupt, out);
+    }
     let mut results = None;
     let outcome = bench(args, arguments, interrupt, out, &mut results);
     match (&args.json, &outcome) {

@@ -1,5 +1,6 @@
 //! `tload load`: streams a checkpoint into CPU or GPU memory, shows progress and prints the report.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::task::Poll;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use serde::Serialize;
 use tload::{Device, Error, ErrorKind, Loader, Report, Result, TensorStream, format_bytes};
 
 use super::open::open;
+use super::ranks;
 use crate::args::LoadArgs;
 use crate::digest::Digest;
 use crate::interrupt::Interrupt;
@@ -19,7 +21,15 @@ use crate::output::progress::Progress;
 /// Interval between updates of the progress bar while no tensor arrives.
 const REDRAW: Duration = Duration::from_millis(100);
 
-pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
+pub(crate) fn run(
+    args: &LoadArgs,
+    arguments: &[OsString],
+    interrupt: &Interrupt,
+    out: &mut dyn Write,
+) -> Result<()> {
+    if let Some(size) = args.ranks.ranks {
+        return ranks::load(args, size.into(), arguments, interrupt, out);
+    }
     let device = options::device(&args.device)?;
     let rules = options::device_map(&args.device_map)?;
     let from = (&args.store, &args.links);

@@ -8,6 +8,11 @@ mod load;
 mod ls;
 mod man;
 mod open;
+#[cfg(target_os = "linux")]
+mod ranks;
+#[cfg(not(target_os = "linux"))]
+#[path = "ranks/elsewhere.rs"]
+mod ranks;
 mod synth;
 mod verify;
 
@@ -17,6 +22,7 @@ use std::io::Write;
 use tload::Result;
 
 pub(crate) use self::ls::Order;
+pub(crate) use self::ranks::rank;
 
 use crate::args::{Args, Command, program};
 use crate::host::limits::Limits;
@@ -33,7 +39,7 @@ pub(crate) fn run(
 ) -> Result<()> {
     match args.command {
         Command::Ls(args) => ls::run(&args, interrupt, out),
-        Command::Load(args) => load::run(&args, interrupt, out),
+        Command::Load(args) => load::run(&args, arguments, interrupt, out),
         Command::Synth(args) => synth::run(&args, interrupt, out),
         Command::Bench(args) => bench::run(&args, arguments, interrupt, out),
         Command::Cp(args) => cp::run(&args, interrupt, out),

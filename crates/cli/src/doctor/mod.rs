@@ -12,6 +12,7 @@ mod procfs;
 mod program;
 mod ring;
 mod settings;
+mod sharing;
 mod store;
 mod threads;
 mod top_fix;
@@ -128,6 +129,7 @@ pub(crate) fn examine(
     let shards = opened.map(|checkpoint| checkpoint.shards().len());
     findings.push(files::finding(limits.files, shards));
     findings.push(threads::finding(system, limits.threads));
+    findings.extend(sharing::findings(system));
     findings.extend(gpu::findings(system, &gpu::Cuda::query()));
     findings.push(settings.finding());
     findings

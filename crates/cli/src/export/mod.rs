@@ -10,6 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use tload::{Error, Result};
 
 use crate::bench::results::Results;
@@ -65,13 +66,20 @@ impl Exports {
 }
 
 /// Writes the samples measured before a failure, and the failure, as JSON.
-pub(crate) fn write_failure(path: &Path, results: Option<&Results>, failure: Failure<'_>) {
+pub(crate) fn write_failure(path: &Path, results: Option<&impl Serialize>, failure: Failure<'_>) {
     let text = match results {
         Some(results) => output::json::text(&Outcome::new(results, Some(failure))),
         None => output::json::text(&Outcome::failed(failure)),
     };
     // If this fails too, standard error and the exit status still report the failure.
     drop(text.and_then(|text| fs::write(path, text)));
+}
+
+/// Writes results that have no other format than JSON.
+pub(crate) fn write_json(path: &Path, results: &impl Serialize) -> Result<()> {
+    let text = output::json::text(results);
+    let written = text.and_then(|text| fs::write(path, text));
+    written.map_err(|error| export_error(path, error))
 }
 
 fn export_error(path: &Path, error: io::Error) -> Error {

@@ -20,6 +20,8 @@ mod json;
 #[cfg(target_os = "linux")]
 mod limits;
 mod ls;
+#[cfg(target_os = "linux")]
+mod ranks;
 #[cfg(feature = "object")]
 mod remote;
 mod requirement;

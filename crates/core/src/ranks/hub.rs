@@ -6,6 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -189,11 +190,14 @@ impl std::fmt::Debug for Shared {
 
 /// Hubs of this process that still serve other ranks.
 static SERVING: Hubs = Hubs {
+    process: AtomicU32::new(0),
     count: std::sync::Mutex::new(0),
     ended: std::sync::Condvar::new(),
 };
 
 struct Hubs {
+    /// Process that serves: a forked child has the count, and no thread of a hub.
+    process: AtomicU32,
     count: std::sync::Mutex<usize>,
     ended: std::sync::Condvar,
 }
@@ -205,6 +209,9 @@ impl Hubs {
     }
 
     fn begin(&self) {
+        if self.process.swap(std::process::id(), Ordering::SeqCst) != std::process::id() {
+            *self.lock() = 0;
+        }
         *self.lock() += 1;
     }
 
@@ -244,6 +251,9 @@ impl Drop for Ending {
 /// A process that leads a node and exits before takes the memory of the ranks that it still reads
 /// for with it: they fail with [`crate::ErrorKind::Peer`], or read for themselves.
 pub fn finish_serving(timeout: Duration) -> bool {
+    if SERVING.process.load(Ordering::SeqCst) != std::process::id() {
+        return true;
+    }
     let deadline = Instant::now() + timeout;
     let mut count = SERVING.lock();
     while *count > 0 {

@@ -1,0 +1,46 @@
+//! Loads a checkpoint as one of several processes of a node, which read it once together:
+//! `cargo run --example ranks LOCATION SOCKET RANK SIZE`.
+
+#![expect(clippy::print_stdout, reason = "an example prints")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tload::{Error, ErrorKind, Loader, LocalGroup, Location, Result};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [location, socket, rank, size] = &arguments[..] else {
+        return Err(usage());
+    };
+    let number = |text: &String| text.parse::<usize>().map_err(|_| usage());
+    let (rank, size) = (number(rank)?, number(size)?);
+
+    let group = LocalGroup::join(Path::new(socket), rank, size, TIMEOUT)?;
+    let loader = Loader::open(&Location::parse(location)?)?.group(Arc::new(group));
+    let mut stream = loader.stream()?;
+    for tensor in &mut stream {
+        let tensor = tensor?;
+        println!("{} {:?}", tensor.name(), tensor.shape());
+    }
+    if let Some(group) = stream.report().group {
+        println!(
+            "read {}, received {}",
+            group.read_bytes, group.received_bytes
+        );
+    }
+    // Other ranks may still receive what this process reads.
+    #[cfg(target_os = "linux")]
+    tload::ranks::finish_serving(TIMEOUT);
+    Ok(())
+}
+
+fn usage() -> Error {
+    Error::new(
+        ErrorKind::InvalidRequest,
+        "usage: ranks LOCATION SOCKET RANK SIZE",
+    )
+}
