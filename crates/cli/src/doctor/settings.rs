@@ -190,9 +190,9 @@ mod tests {
 
     #[test]
     fn rejected_variable_is_shown_as_invalid() {
-        let found = finding(&[("TLOAD_CACHE", "dirct")]);
+        let found = finding(&[("TLOAD_CACHE", "directly")]);
         assert_eq!(found.value, "TLOAD_CACHE is invalid");
-        let found = finding(&[("TLOAD_CACHE", "dirct"), ("TLOAD_DEPTH", "4")]);
+        let found = finding(&[("TLOAD_CACHE", "directly"), ("TLOAD_DEPTH", "4")]);
         assert_eq!(found.value, "depth 4 (TLOAD_DEPTH), TLOAD_CACHE is invalid");
     }
 }
