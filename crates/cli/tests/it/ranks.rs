@@ -294,8 +294,8 @@ mod ends {
             }
         }
 
-        /// Waits for the end of the command and its ranks. Returns its output and the names of what is
-        /// left of its temporary files.
+        /// Waits for the end of the command and its ranks. Returns its output and the names of what
+        /// is left of its temporary files.
         fn end(self) -> (Output, Vec<OsString>) {
             let output = self.child.wait_with_output().unwrap();
             for rank in self.ranks {

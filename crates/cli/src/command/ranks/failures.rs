@@ -19,8 +19,8 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// Returns a smaller number for a failure that is more likely to be the cause of the others: the
-    /// death of a process, then an error of the rank itself, then one that it heard of.
+    /// Returns a smaller number for a failure that is more likely to be the cause of the others:
+    /// the death of a process, then an error of the rank itself, then one that it heard of.
     fn order(&self, rank: usize) -> u8 {
         match self {
             Self::Ended { status, .. } if signal(*status).is_some() => 0,
@@ -41,8 +41,8 @@ impl Failure {
     }
 }
 
-/// Returns the error that explains the others, with the number of those. `failures` are in the order
-/// in which they became known, at most one for each rank of `size`.
+/// Returns the error that explains the others, with the number of those. `failures` are in the
+/// order in which they became known, at most one for each rank of `size`.
 pub(super) fn first(failures: &[(usize, Failure)], size: usize) -> Option<Error> {
     let order = |(rank, failure): &&(usize, Failure)| failure.order(*rank);
     let (rank, failure) = failures.iter().min_by_key(order)?;

@@ -100,7 +100,7 @@ struct Summary {
     pss_bytes: Option<Spread>,
 }
 
-/// What is measured.
+/// Load that is measured.
 struct Measured<'a> {
     job: Job,
     size: usize,
