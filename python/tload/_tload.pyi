@@ -27,6 +27,7 @@ __all__ = [
     "check_store",
     "cli_main",
     "copy",
+    "finish_serving",
     "format_bytes",
     "has_secret",
     "list_files",
