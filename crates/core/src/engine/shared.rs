@@ -29,6 +29,8 @@ pub(crate) struct SharedSetup {
     /// Number of jobs in flight that the engine must accept.
     pub(crate) depth: usize,
     pub(crate) on_peer_loss: OnPeerLoss,
+    /// The leader verifies what it reads; nothing does so here.
+    pub(crate) is_verified: bool,
     /// Bytes that have been read in place of the leader.
     pub(crate) reread_bytes: Arc<AtomicU64>,
     /// Opens what reads from storage, on the thread that uses it.
@@ -93,6 +95,9 @@ impl SharedEngine {
             match self.setup.link.availability(region, &range) {
                 Availability::Filled => done.push(self.receive(job, region)),
                 Availability::Pending => still.push(job),
+                Availability::Gone if self.setup.is_verified => {
+                    done.push(Done::failed(job.extent, fell_behind()));
+                }
                 Availability::Gone => self.read(job, region, done),
                 Availability::Failed(error)
                     if error.kind() == ErrorKind::Peer
@@ -181,6 +186,14 @@ impl SharedEngine {
         }
         Ok(())
     }
+}
+
+/// Returns the error of a rank that would have to read by itself what must be verified.
+fn fell_behind() -> Error {
+    let message =
+        "this rank fell behind; the others went on, and it cannot verify what it would read itself";
+    Error::new(ErrorKind::Peer, message)
+        .with_hint("take tensors sooner, raise ‹memory_limit›, or use ‹verify=off›")
 }
 
 impl Engine for SharedEngine {

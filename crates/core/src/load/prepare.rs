@@ -14,7 +14,7 @@ use crate::engine::{self, EngineKind, EngineSetup, SharedSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileView, Slab};
 use crate::options::CacheMode;
-use crate::options::{EngineChoice, Options};
+use crate::options::{EngineChoice, Options, Verify};
 use crate::plan::{self, Plan, RegionPlan, Wanted};
 use crate::ranks::link::Link;
 use crate::report::Counters;
@@ -295,6 +295,7 @@ impl Prepared {
                 regions: shared.regions.clone(),
                 depth,
                 on_peer_loss: options.on_peer_loss,
+                is_verified: options.verify != Verify::Off,
                 reread_bytes: Arc::clone(&part.reread_bytes),
                 open_storage: open_storage(&part.checkpoint, &part.origins, options, cancel),
                 cancel: Arc::clone(cancel),

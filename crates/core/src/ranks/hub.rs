@@ -26,6 +26,10 @@ use crate::sync::lock::{Condvar, Mutex};
 /// behind.
 const LAG: Duration = Duration::from_secs(1);
 
+/// Interval at which the leader tells the ranks that it runs; less often than it may take to notice
+/// that it does not.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+
 /// Interval at which the leader looks whether a rank has fallen behind.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -291,6 +295,8 @@ struct Serving<'a> {
     load: Option<Box<Start>>,
     /// Reads have waited for memory since then.
     starved_since: Option<Instant>,
+    /// Time of the last sign of life.
+    signed: Instant,
     is_closed: bool,
 }
 
@@ -303,6 +309,7 @@ impl<'a> Serving<'a> {
             holdings: Holdings::new([]),
             load: None,
             starved_since: None,
+            signed: Instant::now(),
             is_closed: false,
         }
     }
@@ -358,6 +365,7 @@ impl<'a> Serving<'a> {
                 gone.push(index);
             }
         }
+        self.give_sign_of_life();
         self.send(&mut gone);
         gone.sort_unstable();
         gone.dedup();
@@ -454,6 +462,18 @@ impl<'a> Serving<'a> {
             }
         }
         matches!(peer, Ok(Peer::Open))
+    }
+
+    /// Tells the ranks that this process runs, if it is time.
+    fn give_sign_of_life(&mut self) {
+        if self.load.is_none() || self.signed.elapsed() < SIGN_OF_LIFE {
+            return;
+        }
+        self.signed = Instant::now();
+        let waiting = self.followers.iter();
+        for follower in waiting.filter(|follower| !follower.channel.has_queued()) {
+            follower.channel.post(Record::Alive, None);
+        }
     }
 
     /// Sends everything that is queued, and adds the ranks that are gone to `gone`.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
@@ -21,6 +21,12 @@ use crate::memory::SharedView;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
+
+/// Time without a message that counts as one silence: the leader gives more signs of life.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// Number of silences in a row after which the leader has stopped.
+const SILENCES_MAX: usize = 5;
 
 /// Connection to the leader before there is a plan.
 pub(crate) struct Joining {
@@ -95,7 +101,7 @@ impl Joining {
                     let failure: Failure = payload::read(failure).map_err(cannot_receive)?;
                     return Err(failure.error());
                 }
-                _ => return Err(lost(self.leader)),
+                _ => return Err(lost(self.leader, "is gone")),
             }
         }
     }
@@ -340,25 +346,34 @@ impl Shared {
 
     /// Receives until the leader is gone or the link is dropped.
     fn receive(&self) {
+        let mut silences = 0;
         let ended = loop {
-            match self.step() {
-                Ok(Peer::Open) if self.closing.get().is_some() => return,
-                Ok(Peer::Open) => {}
-                Ok(Peer::Gone) => break lost(self.leader),
+            let is_silent = match self.step() {
+                Ok((Peer::Open, _)) if self.closing.get().is_some() => return,
+                Ok((Peer::Open, is_silent)) => is_silent,
+                Ok((Peer::Gone, _)) => break lost(self.leader, "is gone"),
                 Err(error) => break error,
+            };
+            // Counted, not measured: if this process was stopped, the leader may have been, too.
+            silences = if is_silent { silences + 1 } else { 0 };
+            if silences == SILENCES_MAX {
+                break lost(self.leader, "has stopped");
             }
         };
         self.state.lock().failure.get_or_insert(ended);
         self.events.notify();
     }
 
-    fn step(&self) -> Result<Peer> {
+    /// Takes what has come. Also returns whether nothing came for [`SILENCE`].
+    fn step(&self) -> Result<(Peer, bool)> {
         let mut waits = vec![(self.wake.as_fd(), PollFlags::IN)];
         waits.extend(self.channel.incoming());
         if self.channel.has_queued() {
             waits.push((self.channel.as_fd(), PollFlags::OUT));
         }
-        let ready = wait_for(&waits, None).map_err(cannot_receive)?;
+        let deadline = Some(Instant::now() + SILENCE);
+        let ready = wait_for(&waits, deadline).map_err(cannot_receive)?;
+        let is_silent = !ready.contains(&true);
         if ready[0] {
             self.wake.clear();
         }
@@ -372,7 +387,7 @@ impl Shared {
             // An error here is noticed with the next message.
             let _ = self.channel.flush();
         }
-        Ok(peer)
+        Ok((peer, is_silent))
     }
 
     fn take(&self, record: Record, carried: Option<OwnedFd>) -> Result<()> {
@@ -437,10 +452,10 @@ fn cannot_receive(error: io::Error) -> Error {
 }
 
 /// Returns the error for the loss of the leader.
-fn lost(leader: usize) -> Error {
+fn lost(leader: usize, how: &str) -> Error {
     Error::new(
         ErrorKind::Peer,
-        format!("rank {leader}, which reads for this one, is gone"),
+        format!("rank {leader}, which reads for this one, {how}"),
     )
     .with_hint("see why it ended; ‹on_peer_loss=read› makes this rank read what is missing itself")
     .with_ranks([leader])

@@ -34,6 +34,8 @@ pub(super) enum Record {
     Done,
     /// From the leader: everything has been read, and verified where that was requested.
     Whole,
+    /// From the leader: its process runs.
+    Alive,
 }
 
 impl Record {
@@ -59,6 +61,7 @@ impl Record {
             Self::Failed => (9, 0, 0, 0),
             Self::Done => (10, 0, 0, 0),
             Self::Whole => (11, 0, 0, 0),
+            Self::Alive => (12, 0, 0, 0),
         };
         let mut bytes = [0; RECORD_BYTES];
         bytes[..4].copy_from_slice(&kind.to_le_bytes());
@@ -90,6 +93,7 @@ impl Record {
             9 => Self::Failed,
             10 => Self::Done,
             11 => Self::Whole,
+            12 => Self::Alive,
             _ => return None,
         })
     }
@@ -117,6 +121,7 @@ mod tests {
             Record::Failed,
             Record::Done,
             Record::Whole,
+            Record::Alive,
         ];
         for record in all {
             assert_eq!(Record::decode(&record.encode()), Some(record));
@@ -126,7 +131,7 @@ mod tests {
     #[test]
     fn other_bytes_are_no_record() {
         assert_eq!(Record::decode(&[0; RECORD_BYTES]), None);
-        assert_eq!(Record::decode(&[12; RECORD_BYTES]), None);
+        assert_eq!(Record::decode(&[13; RECORD_BYTES]), None);
         assert_eq!(Record::decode(&[1; RECORD_BYTES - 1]), None);
     }
 }

@@ -232,14 +232,19 @@ fn read_error_of_the_leader_reaches_every_rank() {
     assert_complete(&ranks);
 }
 
+/// Writes a manifest beside the files of a checkpoint.
+fn write_manifest(model: &Path) {
+    let mut options = VerifyOptions::default();
+    options.write = Some(ManifestTarget::Beside);
+    let written = Verification::new(&location(model)).options(options).run();
+    written.expect("can be written");
+}
+
 #[test]
 fn corrupt_digest_reaches_every_rank() {
     let setting = Setting::new();
-    let mut options = VerifyOptions::default();
-    options.write = Some(ManifestTarget::Beside);
     let model = setting.model();
-    let written = Verification::new(&location(&model)).options(options).run();
-    written.expect("can be written");
+    write_manifest(&model);
     write(&model.join("a.safetensors"), &even("a", 9, 20, 2 * MIB));
     let mut ranks = setting.group(4);
     tell(&mut ranks, "load verify=require");
@@ -329,7 +334,7 @@ fn stopped_or_slow_rank_holds_up_no_other() {
     let setting = Setting::new();
     for laggard in [3, 0] {
         for is_stopped in [true, false] {
-            // A stopped leader answers no rank.
+            // A stopped leader answers no rank, and is lost.
             if is_stopped && laggard == 0 {
                 continue;
             }
@@ -365,6 +370,42 @@ fn stopped_leader_goes_on() {
     tell(&mut ranks, "go");
     ranks[0].signal(Signal::CONT);
     assert_complete(&ranks);
+}
+
+#[test]
+fn leader_that_stays_stopped_is_lost() {
+    let setting = Setting::new();
+    for (policy, wanted) in [("error", "peer [0] rank 0, "), ("read", "complete ")] {
+        let mut ranks = setting.group(4);
+        tell(
+            &mut ranks,
+            &format!("load {LITTLE} hold=2 on_peer_loss={policy}"),
+        );
+        assert_answers(&ranks, "holds");
+        ranks[0].signal(Signal::STOP);
+        tell(&mut ranks[1..], "go");
+        assert_answers(&ranks[1..], wanted);
+        ranks[0].signal(Signal::KILL);
+    }
+}
+
+#[test]
+fn rank_that_fell_behind_hands_over_nothing_unverified() {
+    let setting = Setting::new();
+    write_manifest(&setting.model());
+    let mut ranks = setting.group(4);
+    tell(&mut ranks[..3], &format!("load {LITTLE} verify=require"));
+    ranks[3].tell(&format!("load {LITTLE} verify=require hold=2"));
+    assert_eq!(ranks[3].answer(), "holds");
+    ranks[3].signal(Signal::STOP);
+    assert_complete(&ranks[..3]);
+    ranks[3].signal(Signal::CONT);
+    ranks[3].tell("go");
+    let answer = ranks[3].answer();
+    assert!(
+        answer.starts_with("peer [] this rank fell behind"),
+        "{answer}"
+    );
 }
 
 #[test]
