@@ -472,7 +472,7 @@ fn refused_memory_is_a_reason_or_an_error() {
 fn few_descriptors_of_the_leader_are_enough() {
     let setting = Setting::new();
     let mut ranks = setting.group(2);
-    ranks[0].tell("descriptors 48");
+    ranks[0].tell("descriptors 96");
     assert_eq!(ranks[0].answer(), "limited");
     ranks[0].tell("load");
     ranks[1].tell("load hold=1");
