@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn every_error_kind_has_documented_status() {
-        let plain = [ErrorKind::Io, ErrorKind::Changed];
+        let plain = [ErrorKind::Io, ErrorKind::Changed, ErrorKind::Peer];
         for kind in ErrorKind::ALL {
             let status = status(&Error::new(kind, "x"));
             assert!(
