@@ -194,7 +194,7 @@ fn differing_files_are_the_same_error_on_every_rank() {
         copy
     };
     let other = copy("other");
-    // Of the same length.
+    // The other file is as long as the first.
     write(&other.join("a.safetensors"), &even("a", 9, 20, 2 * MIB));
     let fewer = copy("fewer");
     std::fs::remove_file(fewer.join("b.safetensors")).expect("copied");
