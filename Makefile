@@ -233,11 +233,11 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 ##@ Soundness
 
 # Concurrent loads of every kind, under faults, for MINUTES; then thousands that must not leak, and
-# ranks that die or stop at 500 random moments.
+# ranks: 500 of them die or stop at random moments, and two load 1,000 times.
 soak: ## stress loads of every kind for MINUTES (10)
 	TLOAD_SOAK_MINUTES=$(or $(MINUTES),10) cargo test --release --package tload --features aws-config,testing --test stress -- --nocapture streams
 	TLOAD_LOADS=10000 cargo test --release --package tload --features aws-config,testing --test leaks
-	TLOAD_DEATHS=500 cargo test --release --package tload --features aws-config,testing --test it -- deaths_at_random
+	TLOAD_DEATHS=500 TLOAD_LOADS=1000 cargo test --release --package tload --features aws-config,testing --test it -- deaths_at_random loads_leave_nothing
 
 # Up to four preemptions, where `make test` goes to three.
 loom: ## check interleavings with up to four preemptions

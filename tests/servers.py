@@ -186,6 +186,12 @@ class Web:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def bytes_requested(self, folder: str = "") -> int:
+        """Return the number of bytes in all ranges that do not begin at 0, as those of headers do."""
+        asked = [request for request in self.requests if request.path.startswith(f"/{folder}")]
+        ranges = (re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", "")) for request in asked)
+        return sum(int(found[2]) + 1 - int(found[1]) for found in ranges if found and int(found[1]) > 0)
+
     def wait_until_stalled(self, path: str) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: path in self.stalled, PATIENCE), f"no request waits for {path}"

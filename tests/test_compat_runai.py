@@ -320,19 +320,37 @@ def test_single_process_ignores_is_distributed(runai: Any, group: Any, floats: E
     assert len(stream(runai, [path], is_distributed=True)) == len(tensors)
 
 
-def test_several_processes_do_not_divide_files(
+def test_variable_decides_whether_processes_share(
     runai: Any, group: Any, floats: Every, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, tensors = floats
     monkeypatch.setattr(group, "get_world_size", lambda: 2)
-    assert len(stream(runai, [path], is_distributed=True)) == len(tensors), "gloo does not divide there, either"
-    monkeypatch.setenv("RUNAI_STREAMER_DIST", "1")
-    with pytest.raises(tload.UnsupportedError, match="RUNAI_STREAMER_DIST=0"):
-        stream(runai, [path], is_distributed=True)
-    with pytest.raises(tload.UnsupportedError, match="2 processes"), runai.DistributedStreamer() as streamer:
-        streamer.stream_files([], None, "cpu", is_distributed=True)
-    assert len(stream(runai, [path])) == len(tensors)
-    monkeypatch.setenv("RUNAI_STREAMER_DIST", "0")
-    assert len(stream(runai, [path], is_distributed=True)) == len(tensors)
+    shared: list[bool] = []
+    monkeypatch.setattr(tload.Group, "torch", lambda: shared.append(True))
+    for value in (None, "auto", "1", "0"):
+        if value is not None:
+            monkeypatch.setenv("RUNAI_STREAMER_DIST", value)
+        for asked in (True, False):
+            shared.clear()
+            assert len(stream(runai, [path], is_distributed=asked)) == len(tensors)
+            assert bool(shared) == (asked and value != "0"), value
     monkeypatch.setenv("RUNAI_STREAMER_DIST", "yes")
     assert "RUNAI_STREAMER_DIST='yes'" in str(refused(runai, path, is_distributed=True))
+    assert len(stream(runai, [path])) == len(tensors)
+    monkeypatch.undo()
+    with runai.DistributedStreamer() as streamer:
+        streamer.stream_files([runai.FileChunks(7, str(path), [0], [8])], None, "cpu", is_distributed=True)
+        ((id_, index, chunk),) = streamer.get_chunks()
+        assert (id_, index, raw(chunk)) == (7, 0, path.read_bytes()[:8])
+
+
+def test_variables_are_options_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = importlib.import_module("tload.compat.runai.environment")
+    assert environment.group_options() == {"join_timeout": 600}
+    monkeypatch.setenv("TLOAD_JOIN_TIMEOUT", "5s")
+    assert environment.group_options() == {}
+    monkeypatch.setenv("RUNAI_STREAMER_DIST_TIMEOUT", "7")
+    monkeypatch.setenv("RUNAI_STREAMER_DIST_GLOBAL", "1")
+    assert environment.group_options() == {"join_timeout": 7, "share": "cluster"}
+    monkeypatch.setenv("RUNAI_STREAMER_DIST_GLOBAL", "0")
+    assert "share" not in environment.group_options()

@@ -73,6 +73,19 @@ def failure(state: dict[str, Any], storage_reader: Any) -> str:
     return f"{type(error[0]).__name__}: {error[0]}"
 
 
+def test_links_out_of_the_directory_need_permission(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    torch = require("torch")
+    shard = next(folder.glob("*.safetensors"))
+    elsewhere = shard.rename(tmp_path_factory.mktemp("elsewhere") / "shard.safetensors")
+    shard.symlink_to(elsewhere)
+    assert "follow_symlinks=True" in failure({"scale": torch.zeros(())}, reader(folder))
+    state = empty(TENSORS)
+    dcp().load(state, storage_reader=reader(folder, follow_symlinks=True))
+    assert {name: raw(tensor) for name, tensor in state.items()} == {
+        name: content.raw for name, content in TENSORS.items()
+    }
+
+
 def test_metadata_equal_those_of_torch_reader(folder: Path) -> None:
     ours, theirs = reader(folder).read_metadata(), dcp().HuggingFaceStorageReader(str(folder)).read_metadata()
     assert ours.state_dict_metadata == theirs.state_dict_metadata

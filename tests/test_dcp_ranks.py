@@ -299,7 +299,8 @@ class Ranks:
         expected = {name: share.to_local() for name, share in self.shares(world, layout).items()}
         saves = [(f"of_{written}", MATRIX) for written in WORLDS] + [(f"even_of_{written}", EVEN) for written in WORLDS]
         for save, names in (*saves, ("grid", EVEN)):
-            ours = self.load(world, layout, reader(self.folder / save), names)
+            pg = self.meshes[world].get_group()
+            ours = self.load(world, layout, reader(self.folder / save, process_group=pg), names)
             theirs = self.load(world, layout, dcp().HuggingFaceStorageReader(str(self.folder / save)), names)
             for name in names:
                 assert torch.equal(theirs[name], expected[name]), (save, world, layout, name)

@@ -18,11 +18,10 @@ import pytest
 import tload
 from conftest import require
 from files import Content, tile, write_file
-from servers import unused_port
 from tload import _tload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 SHORT = 0.3
@@ -48,6 +47,9 @@ class Members:
         self.act()
         self.calls.append("exchanged")
         return [message, message]
+
+    def transport(self, ranks: Sequence[int], timeout: float) -> None:
+        raise AssertionError(ranks, timeout)
 
     def interrupt(self) -> None:
         self.calls.append("interrupted")
@@ -162,7 +164,10 @@ def test_options_of_groups_have_no_effect_without_one(path: Path) -> None:
 def test_ranks_of_torch_meet(path: Path) -> None:
     """Four ranks, one start of processes for all that they do, as it takes seconds."""
     torch = require("torch")
-    torch.multiprocessing.spawn(four_ranks, (unused_port(), path), nprocs=4)
+    # Not hosted by a rank: another process may take a port that was chosen before they start, and
+    # the host may end before another rank has finished.
+    host = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torch.multiprocessing.spawn(four_ranks, (host.port, path), nprocs=4)
 
 
 def four_ranks(rank: int, port: int, path: Path) -> None:
@@ -170,12 +175,16 @@ def four_ranks(rank: int, port: int, path: Path) -> None:
 
     with pytest.raises(tload.InvalidRequestError, match=r"torch\.distributed has no default process group"):
         tload.Group.torch()
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=4)
+    # Documented, and not in `__all__`.
+    distributed: Any = torch.distributed
+    store = distributed.TCPStore("127.0.0.1", port)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=4)
     with pytest.raises(TypeError, match=r"pg: wanted a torch\.distributed\.ProcessGroup, found int"):
         tload.Group.torch(3)  # type: ignore[arg-type]
     messages_of_two_groups(rank)
     subgroup_has_its_own_ranks(rank)
     load_with_group(path)
+    rank_that_cannot_begin_is_named(path, rank)
     missing_rank_is_named_on_every_rank(rank)
     rank_that_left_is_named(rank)
     interrupted_rank_is_named(rank)
@@ -189,7 +198,7 @@ def messages_of_two_groups(rank: int) -> None:
 
     from tload._torch_group import StoreExchange
 
-    first, second = StoreExchange(None, None), tload.Group.torch()
+    first, second = StoreExchange(None, None), tload.Group.torch(timeout=timedelta(seconds=LONG))
     groups = [group_of(first), second]  # type: ignore[arg-type]
     assert [(group.rank, group.size) for group in groups] == [(rank, 4)] * 2
     assert repr(second) == f"<tload.Group of torch.distributed: rank {rank} of 4>"
@@ -206,6 +215,8 @@ def messages_of_two_groups(rank: int) -> None:
     torch.distributed.barrier()
     kept = [key for key in first._store.underlying_store.list_keys() if "tload/group/" in key]
     assert kept == []
+    # No rank begins with groups of its own before all of them have looked.
+    torch.distributed.barrier()
 
 
 def subgroup_has_its_own_ranks(rank: int) -> None:
@@ -223,29 +234,63 @@ def subgroup_has_its_own_ranks(rank: int) -> None:
 
 def load_with_group(path: Path) -> None:
     with tload.Group.torch() as group:
-        loaded = tload.load(path, framework="numpy", group=group)
+        loaded = tload.load(path, framework="numpy", group=group, private=False)
+        assert not loaded["t"].flags.writeable
         assert loaded["t"].tobytes() == tile(0, 100_000)
-        with tload.stream(path, framework="numpy", group=group, private=True) as tensors:
+        with tload.stream(path, framework="numpy", group=group) as tensors:
             ((_, tensor),) = tensors
         assert tensor.flags.writeable
+        assert tensor.tobytes() == tile(0, 100_000)
+        import torch
+
+        # No rank sees what another one writes.
+        tensor[::2] = group.rank
+        torch.distributed.barrier()
+        assert tensor[1::2].tobytes() == tile(0, 100_000)[1::2]
+        assert set(tensor[::2].tolist()) == {group.rank}
         shared = tensors.report.group
         assert shared is not None
         assert (shared.rank, shared.size, shared.node_ranks) == (group.rank, 4, (0, 1, 2, 3)), shared.reason
         assert shared.unique_bytes == 100_000
         assert (shared.read_bytes > 0) == (shared.rank == shared.leader)
-        import torch
-
         target = {"t": torch.zeros(100_000, dtype=torch.uint8)}
         tload.load_into(target, path, group=group)
         assert target["t"].numpy().tobytes() == tile(0, 100_000)
 
 
+def rank_that_cannot_begin_is_named(path: Path, rank: int) -> None:
+    """The others do not wait until the limit, and the group can be used for another load."""
+    with tload.Group.torch() as group:
+        for load in (tload.load, load_into_zeros):
+            keywords: Any = {"group": group, "join_timeout": 10 * LONG}
+            if rank == 1:
+                with pytest.raises(tload.NotFoundError):
+                    load(path.parent / "nowhere", **keywords)
+            else:
+                with pytest.raises(tload.PeerError, match=r"rank 1 did not begin the load: .*nowhere") as caught:
+                    load(path, **keywords)
+                assert caught.value.ranks == (1,)
+        assert set(tload.load(path, framework="numpy", group=group)) == {"t"}
+
+
+def load_into_zeros(path: Path, **keywords: Any) -> None:
+    import torch
+
+    tload.load_into({"t": torch.zeros(100_000, dtype=torch.uint8)}, path, **keywords)
+
+
 def missing_rank_is_named_on_every_rank(rank: int) -> None:
     import torch.distributed
 
-    group = tload.Group.torch(timeout=timedelta(seconds=SHORT) if rank == 0 else LONG)
+    from tload._torch_group import StoreExchange
+
+    members = StoreExchange(None, SHORT if rank == 0 else LONG)
+    group = group_of(members)  # type: ignore[arg-type]
     if rank == 2:
         torch.distributed.barrier()
+    if rank == 0:
+        # Else the others may be missing, too: they have been started, and may be late.
+        members._store.wait(["message/0/1", "message/0/3"])
     started = time.monotonic()
     with pytest.raises(tload.PeerError) as caught:
         exchange(group, b"")
@@ -274,10 +319,14 @@ def interrupted_rank_is_named(rank: int) -> None:
     from tload._torch_group import StoreExchange
 
     class Signal(threading.Event):
-        """Interrupts the process as soon as the exchange waits."""
+        """Interrupts the process as soon as the exchange waits, once: a second interrupt may arrive
+        after the first was caught."""
+
+        is_raised = False
 
         def wait(self, timeout: float | None = None) -> bool:
-            if not self.is_set():
+            if not self.is_raised:
+                self.is_raised = True
                 signal.raise_signal(signal.SIGINT)
             return super().wait(timeout)
 

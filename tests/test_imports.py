@@ -41,6 +41,10 @@ def run():
     thread = threading.current_thread()
     entered.set()
     released.wait()
+def finish():
+    released.set()
+    entered.wait()
+    thread.join()
 """
 
 PRELUDE = """
@@ -52,6 +56,12 @@ def until(condition):
         os.sched_yield()
 def is_imported():
     return "torch" in sys.modules
+def is_waiting():
+    # The main thread waits for an import.
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None and frame.f_code is not tload._imports.BackgroundImport.wait.__code__:
+        frame = frame.f_back
+    return frame is not None
 """
 
 
@@ -158,7 +168,7 @@ async def first():
     async for _ in tload.stream(path, timeout=1):
         pass
 assert_late(lambda: {call})
-gate.released.set()
+gate.finish()
 """
     run(script, path, TLOAD_TIMEOUT="1")
 
@@ -171,7 +181,7 @@ try:
 except tload.LoadTimeoutError as error:
     assert str(error).startswith("the load took longer than its timeout of 1 s; importing numpy has taken "), error
     assert error.hint == "import numpy before the load, or raise timeout"
-gate.released.set()
+gate.finish()
 """
     run(script, path)
 
@@ -188,7 +198,7 @@ except tload.LoadTimeoutError as error:
     assert note.startswith("importing torch has taken ")
 else:
     raise AssertionError("no error")
-gate.released.set()
+gate.finish()
 """
     run(script, path, URL=f"{web.url}/a.safetensors")
 
@@ -199,7 +209,7 @@ def test_waiting_for_the_import_can_be_cancelled(end: str, path: Path) -> None:
 import logging
 logging.disable()  # a busy disk may still hold memory when the load ends, which is a note
 stream = tload.stream(path)
-threading.Thread(target=lambda: (gate.entered.wait(), stream.{end}())).start()
+threading.Thread(target=lambda: (until(is_waiting), stream.{end}())).start()
 try:
     next(stream)
 except tload.CancelledError:
@@ -208,7 +218,7 @@ except tload.CancelledError:
     assert stream.report.outcome == "cancelled"
 else:
     raise AssertionError("not cancelled")
-gate.released.set()
+gate.finish()
 """
     run(script, path)
 
@@ -221,7 +231,7 @@ try:
     next(stream)
 except tload.InvalidRequestError as error:
     assert str(error) == "the stream is closed", error
-gate.released.set()
+gate.finish()
 """
     run(script, path)
 
@@ -370,6 +380,34 @@ def test_exit_ends_the_import(path: Path) -> None:
         raise
 """.strip(),
         )
+    )
+    assert run("stream = tload.stream(path)\ngate.entered.wait()", path) == "ended\n"
+
+
+def test_exit_ends_an_import_in_a_callback(path: Path) -> None:
+    # As importlib's, which frees the lock of a module: it cannot raise the exception of the exit.
+    (path.parent / "gate.py").write_text(
+        GATE.replace(
+            "released.wait()",
+            """
+    import weakref
+    class Lock:
+        pass
+    def spin(_):
+        entered.set()
+        while True:
+            pass
+    lock = Lock()
+    reference = weakref.ref(lock, spin)
+    del lock
+    try:
+        while True:
+            pass
+    except SystemExit:
+        print("ended", flush=True)
+        raise
+""".strip(),
+        ).replace("    entered.set()\n    import", "    import")
     )
     assert run("stream = tload.stream(path)\ngate.entered.wait()", path) == "ended\n"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import pydoc
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -26,6 +28,16 @@ def report(path: Path, **keywords: Any) -> tload.Report:
     stream = tload.stream(path, framework="dlpack", **keywords)
     list(stream)
     return stream.report
+
+
+def test_help_explains_every_field() -> None:
+    shown = pydoc.plain(pydoc.render_doc(tload.Options))
+    for field in dataclasses.fields(tload.Options):
+        assert re.search(rf"\n \|      {field.name}:\n \|          [A-Z].{{20}}", shown), field.name
+    # Texts of several lines keep their lists.
+    assert '- `"direct"`: Read with direct I/O, or fail.' in shown
+    assert "InvalidRequestError: A value is invalid for every load." in shown
+    assert tload.Options().__doc__ == tload.Options.__doc__
 
 
 def test_options_are_values() -> None:

@@ -62,6 +62,24 @@ DAMAGED: dict[str, tuple[bytes, list[str]]] = {
 }
 
 
+def test_links_out_of_a_directory_need_permission(tmp_path: Path) -> None:
+    np = require("numpy")
+    import tload.safetensors.numpy
+
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_file(tmp_path / "elsewhere.safetensors", {"a": Content("U8", (3,), b"abc")})
+    (folder / "model.safetensors").symlink_to("../elsewhere.safetensors")
+    with pytest.raises(tload.PermissionDeniedError) as raised:
+        safe_open(folder, "np")
+    assert "follow_symlinks=True" in str(raised.value.hint)
+    with safe_open(folder, "np", follow_symlinks=True) as file:
+        assert file.get_tensor("a").tobytes() == b"abc"
+    assert tload.safetensors.numpy.load_file(folder, follow_symlinks=True)["a"].tobytes() == b"abc"
+    # A file by its path is always allowed.
+    assert np.array_equal(tload.safetensors.numpy.load_file(folder / "model.safetensors")["a"], list(b"abc"))
+
+
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damaged_files(case: str, tmp_path: Path) -> None:
     """Both packages refuse the same files with the same class. tload's message gives the

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
+import pickle
 import random
-import struct
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import pytest
 
 import tload
 from capsules import look
-from conftest import require, skip_loudly
+from conftest import require
 from files import Content, tile, write_file
 
 if TYPE_CHECKING:
@@ -114,21 +113,6 @@ def test_slices_read_only_needed_bytes(shaped: Shaped) -> None:
     assert wide.read_bytes <= 3 * 2 * 4096
 
 
-def test_gap_bytes_are_not_retained(shaped: Shaped) -> None:
-    path, arrays = shaped
-    stream = tload.stream(path, names="large", slices={"large": (slice(None), 0)}, framework="numpy")
-    loaded = dict(stream)
-    assert (loaded["large"] == arrays["large"][:, 0]).all()
-    # If the gaps were read too, the kernel's own count shows whether they stay in memory.
-    if not Path("/proc/self/pagemap").exists():
-        skip_loudly("proc", "no /proc to see which pages are there")
-    pages = arrays["large"].nbytes // mmap.PAGESIZE
-    with Path("/proc/self/pagemap").open("rb") as pagemap:
-        pagemap.seek(loaded["large"].ctypes.data // mmap.PAGESIZE * 8)
-        entries = struct.unpack(f"{pages}Q", pagemap.read(pages * 8))
-    assert sum(entry >> 63 for entry in entries) <= pages // 8
-
-
 def test_into_memory_of_the_callers(shaped: Shaped) -> None:
     np = require("numpy")
     path, arrays = shaped
@@ -185,13 +169,34 @@ def test_a_view_of_a_file_can_be_a_slice_without_gaps(shaped: Shaped) -> None:
         ("other", 0, tload.NoSuchTensorError, "no such tensor"),
     ],
 )
-def test_missing_names_raise_error(shaped: Shaped, name: str, index: Any, error: type[Exception], says: str) -> None:
-    path, _ = shaped
+def test_invalid_indices_raise_error(shaped: Shaped, name: str, index: Any, error: type[Exception], says: str) -> None:
+    np = require("numpy")
+    path, arrays = shaped
+    good: dict[str, Any] = {"wide": slice(2), "large": 0}
+    slices = {**good, name: index}
+    targets = {each: np.zeros_like(array) for each, array in arrays.items() if each not in good}
     with tload.open(path) as checkpoint:
-        with pytest.raises(error, match=says):
-            checkpoint.read(name, index, framework="numpy")
-        with pytest.raises(error, match=says):
-            tload.stream(checkpoint, slices={name: index}, framework="numpy")
+        calls: list[Callable[[], object]] = [
+            lambda: checkpoint.read(name, index, framework="numpy"),
+            lambda: tload.stream(checkpoint, slices=slices, framework="numpy"),
+            lambda: tload.load_into(targets, checkpoint, strict=False, slices=slices),
+        ]
+        for call in calls:
+            with pytest.raises(error, match=says) as raised:
+                call()
+            assert name in str(raised.value)
+            if error is TypeError:
+                assert str(path / "a.safetensors") in str(raised.value)
+                continue
+            assert isinstance(raised.value, tload.Error)
+            assert raised.value.tensor == name
+            if name != "other":
+                file = "b" if name == "scalar" else "a"
+                assert raised.value.location == str(path / f"{file}.safetensors")
+                assert raised.value.hint == f"the tensor's shape is {list(SHAPES[name])}"
+                assert isinstance(raised.value, tload.InvalidRequestError)
+                again = pickle.loads(pickle.dumps(raised.value))
+                assert (type(again), str(again)) == (type(raised.value), str(raised.value))
 
 
 def test_mistakes_in_the_mapping(shaped: Shaped) -> None:

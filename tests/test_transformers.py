@@ -81,6 +81,31 @@ def auto() -> Any:
     return require("transformers").AutoModelForCausalLM
 
 
+@pytest.fixture
+def linked(dense: Path, tmp_path: Path) -> Path:
+    """A model of which one shard is a symbolic link to a file elsewhere."""
+    folder = shutil.copytree(dense, tmp_path / "linked")
+    shard = min(folder.glob("*.safetensors"))
+    shard.rename(tmp_path / "elsewhere.safetensors")
+    shard.symlink_to("../elsewhere.safetensors")
+    return folder
+
+
+def test_links_out_of_the_directory_need_permission(linked: Path, dense: Path) -> None:
+    with pytest.raises(tload.PermissionDeniedError) as raised:
+        from_pretrained(auto(), linked)
+    assert "follow_symlinks=True" in str(raised.value.hint)
+    model = from_pretrained(auto(), linked, follow_symlinks=True)
+    models.assert_same(model, auto().from_pretrained(dense))
+
+
+def test_links_are_followed_as_by_safetensors_when_patched(linked: Path, dense: Path) -> None:
+    # transformers opens each shard by its path, and files that are listed are always allowed.
+    with tload.patch():
+        model = auto().from_pretrained(linked)
+    models.assert_same(model, auto().from_pretrained(dense))
+
+
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_model_equals_that_of_transformers(kind: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(kind)

@@ -215,12 +215,12 @@ def test_tensor_requested_again_is_verified_by_options(llama: Path, monkeypatch:
 
     strict, none = tload.Options(verify="require"), None
     with tload.open(llama) as checkpoint:
-        pretrained._load(Asks, checkpoint, (), {"tp_size": 2}, none)
+        pretrained._load(Asks, checkpoint, (), {"tp_size": 2}, options=none, group=None)
         with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
-            pretrained._load(Asks, checkpoint, (), {"tp_size": 2}, strict)
+            pretrained._load(Asks, checkpoint, (), {"tp_size": 2}, options=strict, group=None)
         monkeypatch.setenv("TLOAD_VERIFY", "require")
         with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
-            pretrained._load(Asks, checkpoint, (), {"tp_size": 2}, none)
+            pretrained._load(Asks, checkpoint, (), {"tp_size": 2}, options=none, group=None)
 
 
 def test_patched_transformers_rejects_unverifiable_parts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ tests."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import socket
@@ -124,6 +125,7 @@ def test_all_config_keys_accepted() -> None:
         "share": "none",
         "join_timeout": 5,
         "on_peer_loss": "read",
+        "private": False,
         "enable_weights_track": False,
     }
     extra = json.loads(json.dumps(extra))
@@ -141,13 +143,28 @@ def test_all_config_keys_accepted() -> None:
     assert _settings.read({"source": None, "store": None, "depth": None}) == nothing
 
 
-def test_ranks_share_the_page_cache_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _settings.read({}).for_ranks(1) == tload.Options(order="file")
-    assert _settings.read({}).for_ranks(2) == tload.Options(order="file", cache="buffered")
-    assert _settings.read({"cache": "direct"}).for_ranks(2).cache == "direct"
+def test_ranks_that_do_not_share_use_the_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = _settings.read({"share": "none"})
+    options = tload.Options(order="file", share="none")
+    assert alone.for_ranks(1) == options
+    assert alone.for_ranks(2) == dataclasses.replace(options, cache="buffered")
+    assert _settings.read({}).for_ranks(2) == tload.Options(order="file")
+    assert _settings.read({"cache": "direct", "share": "none"}).for_ranks(2).cache == "direct"
     monkeypatch.setenv("TLOAD_CACHE", "drop")
     monkeypatch.setenv("TLOAD_ORDER", "ready")
-    assert _settings.read({}).for_ranks(2) == tload.Options(order="ready", cache="drop")
+    assert alone.for_ranks(2).cache == "buffered"
+    again = _settings.read({"share": "none"}).for_ranks(2)
+    assert again == tload.Options(order="ready", cache="drop", share="none")
+
+
+def test_ranks_share_unless_they_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _settings.read({}).shares()
+    assert _settings.read({"verify": "off"}).shares()
+    assert not _settings.read({"verify": "auto"}).shares()
+    for share in ("node", "cluster", "none"):
+        assert _settings.read({"share": share, "verify": "auto"}).shares() == (share != "none")
+    monkeypatch.setenv("TLOAD_SHARE", "none")
+    assert not _settings.read({}).shares()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +172,7 @@ def test_ranks_share_the_page_cache_unless_told_otherwise(monkeypatch: pytest.Mo
     [
         ({}, None, ()),
         ({"distributed": False}, None, ()),
-        ({"distributed": True, "concurrency": 32}, None, ("distributed", "concurrency")),
+        ({"distributed": True, "concurrency": 32}, None, ("concurrency",)),
         ({"memory_limit": -1}, None, ("memory_limit",)),
         ({"memory_limit": 0}, None, ("memory_limit",)),
         ({"memory_limit": 1 << 30}, 1 << 30, ()),
@@ -167,6 +184,7 @@ def test_runai_streamer_keys_are_accepted(extra: Any, memory_limit: Any, ignored
     settings = _settings.read(extra, runai=True)
     assert settings.options.memory_limit == memory_limit
     assert settings.ignored == ignored
+    assert settings.options.share == {True: "node", False: "none"}.get(extra.get("distributed"))
     assert extra == given
 
 

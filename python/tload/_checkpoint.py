@@ -237,10 +237,10 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
         Raises:
             NoSuchTensorError: The checkpoint has no tensor of this name.
-            IndexError: The index is out of range, or a step is not positive.
+            InvalidRequestError: The index is out of range, or a step is not positive: then it is
+                also an `IndexError`. The checkpoint is closed; or the slice splits a byte that
+                holds several elements.
             TypeError: `index` is of another type.
-            InvalidRequestError: The checkpoint is closed; or the slice splits a byte that holds
-                several elements.
             UnsupportedError: The framework lacks the dtype.
             IoError, ChangedError, RemoteError, LoadTimeoutError, CancelledError: While reading.
         """

@@ -174,6 +174,10 @@ class InvalidRequestError(Error, ValueError):
     kind = "invalid_request"
 
 
+class InvalidIndexError(InvalidRequestError, IndexError):
+    """An index or slice does not fit to its tensor. Caught as one of its two bases."""
+
+
 class UnsupportedError(Error):
     """The engine, kernel, framework or build does not support the request: choose another."""
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import atexit
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tload import _tload
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Self
 
     from torch.distributed import ProcessGroup
 
-    from tload._options import Duration
+    from tload._options import Duration, Options
 
 
 # Seconds for which the end of a process waits for ranks that it still reads for.
@@ -27,8 +29,8 @@ class Group:
     storage once, and share what they read. Every rank starts the same loads, of the same files, in
     the same order; the selections, slices, devices and targets of a load may differ from rank to
     rank. A group serves any number of loads, one after the other; for loads at the same time, each
-    needs a group of its own. After a `PeerError` of the start of a load, every rank needs a new
-    group.
+    needs a group of its own. After a `PeerError` for a rank that is missing or has left, every rank
+    needs a new group.
 
     A group belongs to its process: it cannot be pickled, nor used after a fork.
     """
@@ -131,6 +133,21 @@ class Group:
 def _finish_serving() -> None:
     """Wait until this process reads for no other rank any more."""
     _tload.finish_serving(_SERVING_SECONDS)
+
+
+@contextmanager
+def beginning(group: object, options: Options) -> Iterator[_tload.Group | None]:
+    """Provide the group of the extension module for a load that begins.
+
+    An error is told to the other ranks, which then do not wait for this one.
+    """
+    raw = raw_group(group)
+    try:
+        yield raw
+    except Exception as error:
+        if raw is not None:
+            raw.give_up(error, options)
+        raise
 
 
 def raw_group(group: object) -> _tload.Group | None:

@@ -28,6 +28,9 @@ EXIT_SECONDS = 5.0
 """Seconds that the exit of the interpreter waits for an import to end: one that runs ends within
 one, one that hangs must not hang the exit too."""
 
+EXIT_POLL_SECONDS = 0.02
+"""Seconds between two looks whether an import that is to end has swallowed the exception."""
+
 _threads: set[threading.Thread] = set()
 
 
@@ -162,12 +165,40 @@ def _wait_for_imports() -> None:
 
 def _end_imports() -> None:
     """End imports that are still running, as Ctrl-C ends those of the main thread."""
-    for thread in list(_threads):
-        import ctypes
+    threads = list(_threads)
+    if not threads:
+        return
+    swallowed: set[threading.Thread] = set()
+    show = sys.unraisablehook
 
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-        with contextlib.suppress(RuntimeError):
-            thread.join(EXIT_SECONDS)
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        thread = threading.current_thread()
+        if unraisable.exc_type is SystemExit and thread in threads:
+            swallowed.add(thread)
+        else:
+            show(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        for thread in threads:
+            _end(thread, swallowed)
+    finally:
+        sys.unraisablehook = show
+
+
+def _end(thread: threading.Thread, swallowed: set[threading.Thread]) -> None:
+    """Raise `SystemExit` in a thread and wait until it ends, for `EXIT_SECONDS` at most."""
+    import ctypes
+
+    deadline = time.monotonic() + EXIT_SECONDS
+    swallowed.add(thread)
+    while thread.is_alive() and time.monotonic() < deadline:
+        # A callback of a weak reference, such as importlib's for the lock of each module, and a
+        # finalizer cannot pass the exception on: it is raised again.
+        if thread in swallowed:
+            swallowed.discard(thread)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        thread.join(EXIT_POLL_SECONDS)
 
 
 # In a forked process, the thread that imports a module does not exist, so that every import of the

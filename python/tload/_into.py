@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tload import _cuda, _load_targets, _tload
+from tload import _cuda, _dtensor, _indices, _load_targets, _tload
 from tload._checkpoint import TensorInfo, open_raw
-from tload._errors import UnsupportedError, advise
-from tload._group import raw_group
+from tload._errors import InvalidRequestError, UnsupportedError, advise
+from tload._group import beginning
 from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve
 from tload._progress import Progress, watcher_for
 from tload._selection import rules
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     import torch
+    from torch.distributed.tensor import DTensor
 
     from tload._checkpoint import Index, Source
     from tload._group import Group
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tload._selection import Names, Patterns
     from tload._sharding import Sharding
     from tload._store import Store
+    from tload._stream import Slices
 
 
 @lists(FIELDS)
@@ -53,7 +55,8 @@ def load_into(
     """Load tensors into a module's parameters and buffers, or into tensors or arrays by name.
 
     Each tensor of the checkpoint is loaded into the target of the same name, on the CPU or on an
-    NVIDIA GPU. Contiguous targets of the same dtype are written to directly, without a second copy
+    NVIDIA GPU. Of a target that is a `DTensor`, the part that this rank holds is loaded: see
+    `Sharding.of`. Contiguous targets of the same dtype are written to directly, without a second copy
     of the model in memory. Other targets are filled with `target.copy_(…)`, without gradients, from
     a temporary tensor on the same device, on torch's current stream. Such a copy may still be
     running when this function returns, so other streams have to wait for that stream. Parameters
@@ -84,7 +87,9 @@ def load_into(
         regex: Load the tensors whose name contains a match of a regular expression (or of one of
             several), as text or compiled. Default: `None`.
         slices: Load only a slice of some tensors, by name or by a `Sharding`: see `tload.stream`.
-            Their targets have the shape of the slice. Default: whole tensors.
+            Their targets have the shape of the slice. A mapping must not name a target that is a
+            `DTensor`; a `Sharding` comes first, and DTensors divide what it leaves. Default: whole
+            tensors.
         group: Load together with the other ranks of a `Group`: see `tload.stream`. Each rank fills
             its own targets. Default: no group.
         store: Options of the object stores that the source is in: see `tload.open`.
@@ -125,25 +130,37 @@ def load_into(
         # temporary tensors.
         message = "cache=map maps files into host memory, and load_into copies them into the caller's memory"
         raise advise(UnsupportedError, message, "use cache=auto")
-    joined = raw_group(group)
-    targets = _load_targets.by_name(target)
-    checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
-    loader = _tload.Loader(
-        checkpoint,
-        **rules(checkpoint, names, glob, regex),
-        device="cpu",
-        **slices_of(slices),
-        options=resolved,
-        targets=targets,
-        strict=strict,
-        cast=cast,
-    )
-    # Everything that can fail is done before the first byte is written.
-    copy = _load_targets.copier(targets, tuple(map(TensorInfo._make, loader.copied())))
-    on_gpu = any(_cuda.ordinal_of(device) is not None for device in loader.devices())
-    if on_gpu:
-        _cuda.check()
-    written = loader.written()
+    with beginning(group, resolved) as joined:
+        targets = _load_targets.by_name(target)
+        checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
+        chosen = rules(checkpoint, names, glob, regex)
+        divided = _dtensor.among(targets)
+        if divided:
+            targets = {**targets, **_dtensor.local(divided)}
+            # Targets that are not selected are left alone, whatever they are.
+            selected = _tload.Loader(checkpoint, **chosen, device="cpu", options=resolved).selected()
+            divided = {info[0]: divided[info[0]] for info in selected if info[0] in divided}
+        parts = _slices_of(slices, divided)
+        try:
+            loader = _tload.Loader(
+                checkpoint,
+                **chosen,
+                device="cpu",
+                **parts,
+                options=resolved,
+                targets=targets,
+                strict=strict,
+                cast=cast,
+            )
+        except (IndexError, TypeError, ValueError) as error:
+            _indices.raise_named(error, checkpoint, parts.get("slices", ()))
+            raise
+        # Everything that can fail is done before the first byte is written.
+        copy = _load_targets.copier(targets, tuple(map(TensorInfo._make, loader.copied())))
+        on_gpu = any(_cuda.ordinal_of(device) is not None for device in loader.devices())
+        if on_gpu:
+            _cuda.check()
+        written = loader.written()
     raw = loader.stream(_cuda.Allocator() if on_gpu else None, joined)
     try:
         watcher = watcher_for(progress, Progress(*raw.progress()).bytes_total)
@@ -157,4 +174,19 @@ def load_into(
     finally:
         # Nothing is written to the caller's memory after the call, whatever ended it.
         raw.close()
-        _load_targets.mark_changed(written)
+        # A DTensor and its memory each have a counter.
+        _load_targets.mark_changed([*written, *divided.values()])
+
+
+def _slices_of(slices: Mapping[str, Index] | Sharding | None, divided: Mapping[str, DTensor]) -> Slices:
+    """Return the slices of a load into targets of which some are DTensors."""
+    given = slices_of(slices)
+    if not divided:
+        return given
+    for name, _ in given.get("slices", ()):
+        if name in divided:
+            message = f"slices: {name!r} is a DTensor, of which this rank's part is loaded"
+            raise advise(InvalidRequestError, message, "leave it out of slices=", tensor=name)
+    sharding = _tload.Sharding.from_slices(_dtensor.parts(divided))
+    before = given.get("sharding")
+    return {**given, "sharding": sharding if before is None else before.both(sharding)}

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from tload import _tload
+from tload._docs import documents_fields
 from tload._errors import InvalidRequestError, advise
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ Duration: TypeAlias = float | str | timedelta
 """Seconds, text with units (`"500ms"`, `"10m"`, `"1h30m"`), or a `datetime.timedelta`."""
 
 
+@documents_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Limits and preferences of a load.
@@ -167,11 +169,12 @@ class Options:
     `"read"` makes this rank read the missing bytes itself. No effect without a `group`. Default:
     `TLOAD_ON_PEER_LOSS`, else `"error"`."""
     private: bool | None = None
-    """With a `group`: whether tensors in host memory are private to the process and writable. If
-    `False`, tensors that several ranks of a node load are views of memory that the ranks share: one
-    copy for the node. They are read-only as with `writable=False`, and in libraries that ignore it,
-    such as torch, a write kills the process (`SIGSEGV`). No effect without a `group`, nor on
-    tensors on GPUs and in targets of `load_into`. Default: `False`."""
+    """With a `group`: whether tensors in host memory are writable. Those that several ranks of a
+    node load are views of memory that the ranks share, one copy for the node, of which each rank
+    gets a copy of the pages that it writes to. If `False`, they are read-only as with
+    `writable=False`, and in libraries that ignore it, such as torch, a write kills the process
+    (`SIGSEGV`). No effect without a `group`, nor on tensors on GPUs and in targets of `load_into`.
+    Default: `True`."""
 
     def __post_init__(self) -> None:
         _tload.check_options(self)

@@ -142,11 +142,15 @@ class GroupReport:
     """Bytes that this rank read from storage, for itself and for others."""
     received_bytes: int
     """Bytes that this rank received from the leader, in shared memory."""
+    node_received_bytes: int
+    """Bytes that this rank received from other nodes, for the ranks of its own: if it leads the
+    node and nodes share with each other."""
     reread_bytes: int
-    """Bytes that this rank read itself because it had fallen behind or had lost the leader."""
+    """Bytes that this rank read itself because it had fallen behind or had lost the leader; or
+    another node, if it leads its own."""
     amplification: float
     """Bytes read on the node divided by `unique_bytes`, as far as this rank knows them: on the
-    leader, those of all ranks that have finished."""
+    leader, those of all ranks that have finished. Below 1 where other nodes read for this one."""
     join_seconds: float
     """Seconds that this rank waited for the other ranks before its first read."""
     slowest_rank: int | None
@@ -214,8 +218,8 @@ class Report:
     requests: int
     """Requests to object stores for tensor data."""
     copied_bytes: int
-    """Bytes copied in memory after reading: only tensors at offsets that are not a multiple of
-    their dtype's alignment; otherwise 0."""
+    """Bytes copied in memory after reading: only slices that are not contiguous in their file, and
+    tensors at offsets that are not a multiple of their dtype's alignment; otherwise 0."""
     short_reads: int
     """Reads that returned fewer bytes than requested and were continued."""
     retries: int

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tload import _tload
+from tload import _dtensor, _load_targets, _tload
 from tload._checkpoint import open_raw
 from tload._selection import texts
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Any, Self
+
+    import torch
 
     from tload._checkpoint import Source
     from tload._selection import Names
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 class Sharding:
     """One rank's share of a checkpoint: the tensors that it loads, and the slices of those it splits.
 
-    Made by `Sharding.tp`, `Sharding.ep` and `Sharding.pp`. Pass it as `slices=` to `tload.stream`,
+    Made by `Sharding.tp`, `Sharding.ep`, `Sharding.pp` and `Sharding.of`. Pass it as `slices=` to `tload.stream`,
     `load` or `load_into`: of the tensors that are selected, those of the rank are loaded, and of
     those that are split, the rank's slice. `a & b` combines two: `b` divides what `a` leaves to the
     rank.
@@ -106,6 +108,32 @@ class Sharding:
         """
         ends = [texts(name, globs) if globs else [] for name, globs in (("first", first), ("last", last))]
         return cls(_tload.Sharding.pp(rank, size, pattern, *ends))
+
+    @classmethod
+    def of(cls, target: torch.nn.Module | Mapping[str, Any]) -> Self:
+        """Take the parts that this rank holds of DTensors: FSDP, tensor parallelism of torch.
+
+        `load_into` does this by itself for targets that are DTensors. No rank communicates.
+
+        Args:
+            target: A `torch.nn.Module` (the tensors of its `state_dict`), or a mapping of names to
+                tensors. They may be on the meta device. Tensors that are no DTensors, and those of
+                the checkpoint that are not among them, are loaded whole.
+
+        Returns:
+            The sharding.
+
+        Raises:
+            InvalidRequestError: The part of a DTensor is no slice of the tensor, for example with
+                the placement `Partial`; or this rank is not part of its device mesh. When it is
+                used: a DTensor has another shape than the checkpoint's tensor.
+            UnsupportedError: torch is older than 2.7.
+            TypeError: `target` is neither a module nor a mapping of names.
+
+        Examples:
+            >>> state = tload.load("model_dir", slices=tload.Sharding.of(model))
+        """
+        return cls(_tload.Sharding.from_slices(_dtensor.parts(_dtensor.among(_load_targets.by_name(target)))))
 
     def names(self, source: Source) -> list[str]:
         """Return the names of this rank's tensors, in file order.

@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, cast, overload
 
-from tload import _cuda, _imports, _logging, _numpy, _tload, _torch
+from tload import _cuda, _imports, _indices, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import InvalidRequestError, LoadTimeoutError, advise
-from tload._group import raw_group
+from tload._group import beginning
 from tload._imports import BackgroundImport
 from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve, suggestion
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
@@ -398,9 +398,9 @@ def stream(
         NotFoundError, PermissionDeniedError, FormatError, TypeError: As for `tload.open`.
         NoSuchTensorError: A name or pattern selects no tensor, or a key of `device_map` matches no
             tensor of the checkpoint.
-        IndexError: A slice is out of range, or has a step that is not positive.
         InvalidRequestError: An argument is invalid; there is no GPU of that number; or
-            `framework="numpy"` with a GPU.
+            `framework="numpy"` with a GPU. It is also an `IndexError` if a slice is out of range,
+            or has a step that is not positive.
         UnsupportedError: The engine, the device, or the framework does not support the load, for
             example a tensor's dtype; there is no CUDA driver, or torch cannot use it.
         OutOfMemoryError: `memory_limit` or `device_memory_limit` is too small for the load, or the
@@ -420,39 +420,42 @@ def stream(
     """
     refuse_unknown("stream", keywords, OptionKeywords.__optional_keys__)
     framework = named(framework)
-    joined = raw_group(group)
     resolved = resolve(options, keywords)
     if framework == "torch":
         resolved = _torch.with_writable(resolved)
-    make_converter = _converters(framework, resolved)
-    importing = None
-    if framework == "torch" and _uses_gpu(device, device_map) and _imports.are_missing(["torch"]):
-        # Beside the opening, which may wait for a store.
-        importing = BackgroundImport("torch", lambda: make_converter((), tuple), resolved.timeout)
-    checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
-    if importing is not None:
-        importing.result()
-    loader = _tload.Loader(
-        checkpoint,
-        **rules(checkpoint, names, glob, regex),
-        device=_cuda.device_name(device, framework),
-        device_map=_device_map(device_map, framework),
-        **slices_of(slices),
-        options=resolved,
-    )
-    dtypes = loader.dtypes()
+    with beginning(group, resolved) as joined:
+        make_converter = _converters(framework, resolved)
+        importing = None
+        if framework == "torch" and _uses_gpu(device, device_map) and _imports.are_missing(["torch"]):
+            # Beside the opening, which may wait for a store.
+            importing = BackgroundImport("torch", lambda: make_converter((), tuple), resolved.timeout)
+        checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
+        if importing is not None:
+            importing.result()
+        divided = slices_of(slices)
+        chosen = rules(checkpoint, names, glob, regex)
+        cpu_or_gpu = _cuda.device_name(device, framework)
+        mapped = _device_map(device_map, framework)
+        try:
+            loader = _tload.Loader(
+                checkpoint, **chosen, device=cpu_or_gpu, device_map=mapped, **divided, options=resolved
+            )
+        except (IndexError, TypeError, ValueError) as error:
+            _indices.raise_named(error, checkpoint, divided.get("slices", ()))
+            raise
+        dtypes = loader.dtypes()
 
-    def convert_with() -> Callable[[_tload.Tensor], Any]:
-        # The converter gets the tensors' descriptions from the loader, not from each tensor: a load
-        # may be over by then.
-        return make_converter(dtypes, lambda: map(TensorInfo._make, loader.selected()))
+        def convert_with() -> Callable[[_tload.Tensor], Any]:
+            # The converter gets the tensors' descriptions from the loader, not from each tensor: a
+            # load may be over by then.
+            return make_converter(dtypes, lambda: map(TensorInfo._make, loader.selected()))
 
-    is_missing = _is_missing(framework, dtypes)
-    # Everything that can fail is done before the first read, except what needs the import.
-    convert = None if is_missing else convert_with()
-    if is_missing:
-        _check(framework, dtypes, loader)
-    allocator = _allocator(framework, loader.devices())
+        is_missing = _is_missing(framework, dtypes)
+        # Everything that can fail is done before the first read, except what needs the import.
+        convert = None if is_missing else convert_with()
+        if is_missing:
+            _check(framework, dtypes, loader)
+        allocator = _allocator(framework, loader.devices())
     raw = loader.stream(allocator, joined)
     try:
         if is_missing:
@@ -541,7 +544,12 @@ def read(
     importing = None
     if _is_missing(framework, ()):
         importing = BackgroundImport(framework, lambda: make_converter((), tuple), resolved.timeout)
-    tensor = open_raw(checkpoint, None).read(name, index, resolved)
+    raw = open_raw(checkpoint, None)
+    try:
+        tensor = raw.read(name, index, resolved)
+    except (IndexError, TypeError, ValueError) as error:
+        _indices.raise_named(error, raw, [(name, index)])
+        raise
     if importing is not None:
         importing.result()
     return make_converter([tensor.dtype], lambda: [checkpoint[name]])(tensor)

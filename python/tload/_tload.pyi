@@ -191,6 +191,18 @@ class Checkpoint:
     def read(self, name: str, index: Any, options: Options) -> Tensor: ...
     def require_files(self, options: Options) -> None: ...
 
+class _Transport(Protocol):
+    """Called by a load whose nodes share, on threads of its own: one that sends and one that
+    receives for each other node."""
+
+    def send(self, to: int, address: int, length: int, timeout: float) -> None:
+        """Send memory to a leader, by its position."""
+
+    def receive(self, origin: int, address: int, length: int, timeout: float) -> None:
+        """Receive into memory what a leader sends, by its position."""
+
+    def close(self) -> None: ...
+
 class _Members(Protocol):
     """Called by `Group` and by `Loader.stream`, on any thread."""
 
@@ -199,6 +211,9 @@ class _Members(Protocol):
 
     def exchange(self, message: bytes, timeout: float) -> list[bytes]:
         """Send a message to every rank, and return those of all ranks, by rank."""
+
+    def transport(self, ranks: Sequence[int], timeout: float) -> _Transport | None:
+        """Connect this rank with the others of `ranks`, ascending leaders of nodes."""
 
     def interrupt(self) -> None:
         """Make a waiting `exchange` raise."""
@@ -223,6 +238,9 @@ class Group:
     def is_closed(self) -> bool: ...
     def exchange(self, message: bytes, timeout: float) -> list[bytes]:
         """Send a message to every rank, and return those of all ranks, by rank."""
+
+    def give_up(self, error: BaseException, options: Options) -> None:
+        """Tell the other ranks that this one does not begin the load that they begin."""
 
     def close(self) -> None: ...
 
@@ -274,6 +292,8 @@ class Sharding:
     def ep(rank: int, size: int, pattern: str) -> Sharding: ...
     @staticmethod
     def pp(rank: int, size: int, pattern: str, first: Sequence[str], last: Sequence[str]) -> Sharding: ...
+    @staticmethod
+    def from_slices(slices: Sequence[tuple[str, Sequence[int], tuple[slice, ...]]]) -> Sharding: ...
     def both(self, other: Sharding) -> Sharding:
         """Return the combination of both."""
 

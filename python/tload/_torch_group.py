@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tload._errors import CancelledError, InvalidRequestError, PeerError, UnsupportedError, advise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup
+
+    from tload._torch_transport import GlooTransport
 
 POLL_SECONDS_MIN = 0.0005
 POLL_SECONDS_MAX = 0.02
@@ -47,6 +49,8 @@ class StoreExchange:
         self._lost_connection = distributed.DistNetworkError
         self._timeout = timeout
         self._exchanges = 0
+        self._connected: list[str] = []
+        """This rank's keys for its last connections."""
         self._failed = False
         self._interrupted = threading.Event()
 
@@ -59,20 +63,24 @@ class StoreExchange:
             timeout = min(timeout, self._timeout)
         number = self._exchanges
         self._exchanges += 1
-        try:
+        with self._joining(number):
             return self._exchange(number, message, timeout)
-        except self._lost_connection as error:
-            self._failed = True
-            hint = "the process that hosts the store has probably ended: usually rank 0, or the agent of torchrun"
-            raise advise(PeerError, "the store of the process group cannot be reached", hint) from error
-        except PeerError:
-            self._failed = True
-            raise
-        except BaseException:
-            self._failed = True
-            with contextlib.suppress(RuntimeError):
-                self._record(number, [self.rank], f"rank {self.rank} of {self.size} was interrupted while it joined")
-            raise
+
+    def transport(self, ranks: Sequence[int], timeout: float) -> GlooTransport | None:
+        """Connect this rank with the others of `ranks`, which do the same for the same load.
+
+        Returns `None` if torch cannot do that.
+        """
+        if not _distributed().is_gloo_available():
+            return None
+        from tload._torch_transport import GlooTransport
+
+        if self._timeout is not None:
+            timeout = min(timeout, self._timeout)
+        with self._joining(self._exchanges):
+            transport = GlooTransport(ranks, self.rank)
+            self._connect(transport, ranks, timeout)
+            return transport
 
     def interrupt(self) -> None:
         """Make a waiting `exchange` raise `CancelledError`. May be called from any thread."""
@@ -91,21 +99,63 @@ class StoreExchange:
                 for key in ("failure", "closed", *messages):
                     self._store.delete_key(key)
 
+    @contextlib.contextmanager
+    def _joining(self, number: int) -> Iterator[None]:
+        """Fail the group with the block, and raise a `PeerError` if the store is gone.
+
+        Other ranks see the failure of this one in exchange `number`.
+        """
+        try:
+            yield
+        except self._lost_connection as error:
+            self._failed = True
+            hint = "the process that hosts the store has probably ended: usually rank 0, or the agent of torchrun"
+            raise advise(PeerError, "the store of the process group cannot be reached", hint) from error
+        except PeerError:
+            self._failed = True
+            raise
+        except BaseException:
+            self._failed = True
+            with contextlib.suppress(RuntimeError):
+                self._record(number, [self.rank], f"rank {self.rank} of {self.size} was interrupted while it joined")
+            raise
+
+    def _connect(self, transport: GlooTransport, ranks: Sequence[int], timeout: float) -> None:
+        from tload._torch_transport import reason
+
+        distributed = _distributed()
+        deadline = time.monotonic() + timeout
+        # Every rank has exchanged as many messages before this load.
+        prefix = f"transport/{self._exchanges}"
+        self._store.set(f"{prefix}/{self.rank}", b"")
+        keys = {rank: f"{prefix}/{rank}" for rank in ranks}
+        self._await(list(keys.values()), deadline, lambda: self._not_connected(keys, timeout))
+        # The others have left the connections of an earlier load behind them.
+        for key in self._connected:
+            self._store.delete_key(key)
+        self._connected = [keys[self.rank]]
+        try:
+            # In ascending order on every rank, so that pairs never wait for each other in a circle.
+            for peer in ranks:
+                if peer != self.rank:
+                    pair = f"{prefix}/{min(self.rank, peer)}/{max(self.rank, peer)}"
+                    # A store that gloo waits in is locked.
+                    store = distributed.PrefixStore(pair, self._copy_of_store())
+                    # Gloo's key with the address of this rank: both of them wait for both keys.
+                    self._connected.append(f"{pair}/0/{int(self.rank > peer)}")
+                    transport.connect(store, peer, deadline - time.monotonic())
+        except self._lost_connection:
+            raise
+        except RuntimeError as error:
+            hint = "see whether their processes run, and the network between the nodes (GLOO_SOCKET_IFNAME)"
+            message = f"rank {self.rank} cannot connect with rank {peer}: {reason(error)}"
+            raise advise(PeerError, message, hint, ranks=[peer]) from None
+
     def _exchange(self, number: int, message: bytes, timeout: float) -> list[bytes]:
         keys = [_key(number, rank) for rank in range(self.size)]
         self._store.set(keys[self.rank], message)
-        began = time.monotonic()
-        while not self._store.check(keys):
-            self._check(number)
-            waited = time.monotonic() - began
-            if waited >= timeout:
-                self._give_up(number, keys, timeout)
-            # Not the store's own wait: a slice of it that times out prints warnings, and cannot be
-            # interrupted.
-            step = min(waited * POLL_SHARE, POLL_SECONDS_MAX, timeout - waited)
-            if self._interrupted.wait(max(step, POLL_SECONDS_MIN)):
-                reason = "the exchange of messages between the ranks was interrupted"
-                raise CancelledError(reason)
+        deadline = time.monotonic() + timeout
+        self._await(keys, deadline, lambda: self._give_up(number, keys, timeout), number)
         # The others may have given up before this rank came.
         self._check(number)
         messages: list[bytes] = self._store.multi_get(keys)
@@ -113,6 +163,34 @@ class StoreExchange:
             # Every rank has sent its message, and so has received those of the exchange before.
             self._store.delete_key(_key(number - 1, self.rank))
         return messages
+
+    def _await(
+        self, keys: list[str], deadline: float, give_up: Callable[[], NoReturn], number: int | None = None
+    ) -> None:
+        """Wait until the store has all keys, and stop if exchange `number` fails meanwhile."""
+        began = time.monotonic()
+        while not self._store.check(keys):
+            self._check(self._exchanges if number is None else number)
+            now = time.monotonic()
+            if now >= deadline:
+                give_up()
+            # Not the store's own wait: a slice of it that times out prints warnings, and cannot be
+            # interrupted.
+            step = min((now - began) * POLL_SHARE, POLL_SECONDS_MAX, deadline - now)
+            if self._interrupted.wait(max(step, POLL_SECONDS_MIN)):
+                reason = "the exchange of messages between the ranks was interrupted"
+                raise CancelledError(reason)
+
+    def _not_connected(self, keys: dict[int, str], timeout: float) -> NoReturn:
+        missing = [rank for rank, key in keys.items() if not self._store.check([key])]
+        message = f"{_listed(missing)} of {self.size} did not connect with other nodes within {timeout:g} s"
+        _raise({"message": message, "ranks": missing})
+
+    def _copy_of_store(self) -> Any:
+        """Return the same store over a connection of its own, where that is possible."""
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            return self._store.clone()
+        return self._store
 
     def _check(self, number: int) -> None:
         """Raise the failure of this exchange or an earlier one, if there is one."""

@@ -5,18 +5,20 @@
 >>> dcp.load(model.state_dict(), storage_reader=tload.dcp.StorageReader("s3://bucket/model"))
 
 This reader reads everything that `HuggingFaceStorageReader` reads, also from object stores. Each
-rank reads only its own parts of tensors, directly into their memory if dtype and layout are the
-same.
+rank loads only its own parts of tensors, directly into their memory if dtype and layout are the
+same, and the ranks of a node read together what several of them need.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import operator
 import os
 import uuid
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -37,11 +39,14 @@ from torch.futures import Future
 from tload import _boxes, _stream, _torch
 from tload._checkpoint import Checkpoint, open, show  # noqa: A004
 from tload._errors import Error, FormatError, InvalidRequestError, UnsupportedError, advise
+from tload._group import Group
 from tload._into import load_into
+from tload._options import OptionKeywords, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
     from tload._boxes import Box
@@ -105,8 +110,22 @@ class _Request:
         return _index(self.saved, self.box)
 
 
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """Loads that all ranks start together. Sent to each rank with its plan."""
+
+    size: int
+    """Number of ranks that load."""
+    loads: tuple[tuple[int, int], ...]
+    """Positions of checkpoints in `StorageReader._checkpoints`, each with a number of loads."""
+
+
 class StorageReader(_StorageReader):
-    """Storage reader for `torch.distributed.checkpoint.load`. Each rank reads independently.
+    """Storage reader for `torch.distributed.checkpoint.load`.
+
+    The ranks of a node read bytes that several of them need once: see `Group`. They begin each load
+    within the `join_timeout` of `options`, or all of them fail. With `share="none"` in `options`,
+    each rank reads for itself.
 
     After a failed load, the contents of the tensors are undefined. Names, shapes and dtypes that do
     not fit are found before a byte is written.
@@ -119,7 +138,9 @@ class StorageReader(_StorageReader):
         *,
         cast: bool = True,
         store: Store | None = None,
+        follow_symlinks: bool | None = None,
         options: Options | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         """Configure the source. Nothing is opened yet.
 
@@ -133,12 +154,19 @@ class StorageReader(_StorageReader):
                 `HuggingFaceStorageReader` does. If `False`, such a tensor is an error. Default:
                 `True`.
             store: Options of object stores: see `tload.open`.
-            options: Limits and preferences: see `tload.Options`.
+            follow_symlinks: Allow symbolic links that lead out of the source's directory: see
+                `tload.open`.
+            options: Limits and preferences: see `tload.Options`. `share`, `verify`, `order`, `cache`
+                and `memory_limit` must be the same on all ranks.
+            process_group: The process group that is passed to `torch.distributed.checkpoint.load`.
+                Default: the default process group. If they differ, each rank reads for itself.
         """
         self._source = path
         self._cast = cast
         self._store = store
+        self._follow_symlinks = follow_symlinks
         self._options = options
+        self._process_group = process_group
         self._checkpoints: list[Checkpoint] = []
         self._saved: dict[str, list[_Saved]] = {}
         self._places: dict[MetadataIndex, list[_Saved]] = {}
@@ -195,8 +223,12 @@ class StorageReader(_StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
-        return plans
+        """Return the plans, with the loads that all ranks start together."""
+        if len(plans) < 2 or resolve(self._options, OptionKeywords()).share == "none" or self._overlapping:  # noqa: PLR2004
+            # Overlapping files are compared first, for which others would have to wait.
+            return plans
+        together = _Together(len(plans), tuple(self._loads_together(plans)))
+        return [replace(plan, storage_data=together) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the tensors of the plan into the planner's tensors.
@@ -209,36 +241,75 @@ class StorageReader(_StorageReader):
             FormatError: Two files have different values for the same elements.
             InvalidRequestError: Shapes or dtypes do not fit.
         """
-        requests = [self._request(item, planner) for item in plan.items]
-        # A rank may have no elements of a tensor of which other ranks have some.
-        loaded = {item.storage_index.fqn for item in plan.items} | set(getattr(planner, "state_dict", None) or ())
-        self._refuse(requests, self._saved.keys() - loaded)
-        by_checkpoint: dict[int, list[_Request]] = {}
-        for request in requests:
-            self._compare_copies(request)
-            by_checkpoint.setdefault(request.saved.checkpoint, []).append(request)
-        for position, of_one in by_checkpoint.items():
-            for batch in _batches(of_one):
-                self._read(self._checkpoints[position], batch)
-            for request in of_one:
+        together = plan.storage_data if isinstance(plan.storage_data, _Together) else None
+        with self._group(together) as group:
+            requests = [self._request(item, planner) for item in plan.items]
+            # A rank may have no elements of a tensor of which other ranks have some.
+            loaded = {item.storage_index.fqn for item in plan.items} | set(getattr(planner, "state_dict", None) or ())
+            self._refuse(requests, self._saved.keys() - loaded)
+            batches: dict[int, list[dict[str, _Request]]] = defaultdict(list)
+            for request in requests:
+                self._compare_copies(request)
+                _add(request, batches[request.saved.checkpoint])
+            # The others wait for these.
+            for position, loads in together.loads if group is not None and together is not None else ():
+                own = batches.pop(position, [])
+                for batch in own + [{}] * (loads - len(own)):
+                    self._read(self._checkpoints[position], batch, group)
+            for position, own in batches.items():
+                for batch in own:
+                    self._read(self._checkpoints[position], batch, None)
+            for request in requests:
                 planner.commit_tensor(request.item, request.target)
         self._close()
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
+    def _group(self, together: _Together | None) -> contextlib.AbstractContextManager[Group | None]:
+        """Return the group of the ranks that load, if it is known and has loads.
+
+        When a rank leaves it early, because of an error, the others fail at once.
+        """
+        if together is None or not together.loads:
+            return contextlib.nullcontext()
+        if torch.distributed.get_world_size(self._process_group) != together.size:
+            return contextlib.nullcontext()
+        return Group.torch(self._process_group)
+
+    def _loads_together(self, plans: list[LoadPlan]) -> Iterator[tuple[int, int]]:
+        """Yield the checkpoints of which several ranks load the same tensor, with numbers of loads.
+
+        A load has at most one box of each tensor.
+        """
+        ranks: Counter[tuple[int, str]] = Counter()
+        loads: Counter[int] = Counter()
+        for plan in plans:
+            boxes = Counter((self._find(item)[0].checkpoint, item.storage_index.fqn) for item in plan.items)
+            ranks.update(boxes.keys())
+            for (position, _), count in boxes.items():
+                loads[position] = max(loads[position], count)
+        wanted = {position for (position, _), count in ranks.items() if count > 1}
+        yield from ((position, loads[position]) for position in sorted(wanted))
+
     def _request(self, item: ReadItem, planner: LoadPlanner) -> _Request:
         name = item.storage_index.fqn
         if item.type != LoadItemType.TENSOR:
             message = f"{name!r} is a tensor in the checkpoint, but not for the load's planner"
             raise InvalidRequestError(message, tensor=name)
+        saved, box = self._find(item)
+        return _Request(item, saved, box, planner.resolve_tensor(item).detach())
+
+    def _find(self, item: ReadItem) -> tuple[_Saved, Box]:
+        """Return the file's tensor that has an item of a plan, and the item's box."""
+        name = item.storage_index.fqn
         starts = list(map(sum, zip(item.storage_index.offset or (), item.storage_offsets, strict=True)))
         box = tuple((start, start + length) for start, length in zip(starts, item.lengths, strict=True))
         # Files of several saves may start at one position: any of them that has the whole box will
         # do if the others agree.
         for saved in self._places.get(item.storage_index, ()):
             if _boxes.contains(saved.box, box):
-                return _Request(item, saved, box, planner.resolve_tensor(item).detach())
+                return saved, box
         message = f"{show(self._source)}: the load's planner requests {name!r}{_boxes.show(box)}, which is in no file"
         raise InvalidRequestError(message, tensor=name)
 
@@ -262,13 +333,16 @@ class StorageReader(_StorageReader):
         tensor: torch.Tensor = _stream.read(checkpoint, saved.info.name, index, "torch", "cpu", options=self._options)
         return tensor
 
-    def _read(self, checkpoint: Checkpoint, requests: dict[str, _Request]) -> None:
+    def _read(self, checkpoint: Checkpoint, requests: dict[str, _Request], group: Group | None) -> None:
+        # A rank that needs nothing still takes part in a load of its group.
         load_into(
             {name: request.target for name, request in requests.items()},
             checkpoint,
-            names=list(requests),
+            names=list(requests) or None,
+            strict=bool(requests),
             slices={name: request.index for name, request in requests.items() if not request.is_whole},
             cast=self._cast,
+            group=group,
             options=self._options,
         )
 
@@ -338,7 +412,7 @@ class StorageReader(_StorageReader):
             yield self._source
             return
         try:
-            yield open(self._source, store=self._store)
+            yield open(self._source, store=self._store, follow_symlinks=self._follow_symlinks)
         except FormatError:
             # Ranks that have boxes of one tensor: their files do not form a checkpoint, but each is
             # one.
@@ -449,12 +523,10 @@ def _dtype(info: TensorInfo) -> torch.dtype:
     return dtype
 
 
-def _batches(requests: list[_Request]) -> Iterator[dict[str, _Request]]:
-    """Split requests into as few batches as possible in which each name occurs once."""
-    batches: list[dict[str, _Request]] = []
-    for request in requests:
-        free = next((batch for batch in batches if request.saved.info.name not in batch), None)
-        if free is None:
-            batches.append(free := {})
-        free[request.saved.info.name] = request
-    yield from batches
+def _add(request: _Request, batches: list[dict[str, _Request]]) -> None:
+    """Add a request to the first batch that has none of its name, or to a new one."""
+    name = request.saved.info.name
+    free = next((batch for batch in batches if name not in batch), None)
+    if free is None:
+        batches.append(free := {})
+    free[name] = request

@@ -24,13 +24,14 @@ from sglang.srt.model_loader.loader import DefaultModelLoader, get_model_loader
 from sglang.srt.plugins import load_plugins
 
 import tload
-from files import Content, write_checkpoint, write_file
+from files import Content, tile, write_checkpoint, write_file
+from ranks import start_ranks
 from tload.sglang import TloadModelLoader
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from servers import S3
+    from servers import S3, Web
 
 load_plugins()
 
@@ -173,3 +174,38 @@ def test_errors(folder: Path) -> None:
     assert isinstance(caught.value.__cause__, tload.FormatError)
     with pytest.raises(RuntimeError, match="tload cannot load the model weights of `/nowhere`"):
         weights_of(loader({"source": "/nowhere"}), config(folder))
+
+
+LARGE = {
+    f"layers.{index}.w.weight": Content("U8", (size,), tile(index, size)) for index, size in enumerate([3 << 20, 99])
+}
+
+
+def test_ranks_read_once(web: Web, tmp_path: Path) -> None:
+    write_file(tmp_path / "model.safetensors", LARGE)
+    total = sum(len(content.raw) for content in LARGE.values())
+    for phase in ("start", "alone"):
+        web.files[f"bucket/{phase}/model.safetensors"] = (tmp_path / "model.safetensors").read_bytes()
+    start_ranks(2, two_ranks, web.url, tmp_path)
+    assert total <= web.bytes_requested("bucket/start/") < 1.001 * total
+    assert 2 * total <= web.bytes_requested("bucket/alone/") < 2.001 * total
+
+
+def two_ranks(rank: int, endpoint: str, nowhere: Path) -> None:
+    from sglang.srt.distributed import parallel_state
+
+    world = parallel_state.init_world_group([0, 1], rank, "gloo")
+    module = sys.modules[TloadModelLoader.__module__]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "get_parallel", lambda: SimpleNamespace(world_group=world))
+        patch.setattr(module, "get_model", lambda: PUBLISHED)
+        patch.setattr(loaders, "get_model", lambda: PUBLISHED)
+        patch.setattr(loaders, "get_server_args", lambda: None)
+        store = {"endpoint": endpoint, "anonymous": True, "region": "us-east-1"}
+        # SGLang names no group for loads of one rank; other groups are passed in the same field.
+        for phase, fields in (("start", {}), ("alone", {"load_group": None})):
+            extra = {"source": f"s3://bucket/{phase}/model.safetensors", "store": store}
+            got = weights_of(loader(extra, **fields), config(nowhere))
+            assert {name: tensor.numpy().tobytes() for name, tensor in got.items()} == {
+                name: content.raw for name, content in LARGE.items()
+            }

@@ -22,13 +22,14 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.plugins import load_general_plugins
 
 import tload
-from files import Content, write_checkpoint, write_file
+from files import Content, tile, write_checkpoint, write_file
+from ranks import start_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from servers import S3
+    from servers import S3, Web
 
 load_general_plugins()
 
@@ -326,3 +327,57 @@ def test_ranks_of_a_machine_go_through_the_page_cache(folder: Path, monkeypatch:
     # The counted attributes exist in this version of vLLM.
     parallel = VllmConfig().parallel_config
     assert (parallel.local_world_size, max(1, parallel.data_parallel_size_local)) == (1, 1)
+
+
+LARGE = {
+    f"layers.{index}.w.weight": Content("U8", (size,), tile(index, size)) for index, size in enumerate([3 << 20, 99])
+}
+
+
+def test_ranks_that_load_together_read_once(web: Web, tmp_path: Path) -> None:
+    write_file(tmp_path / "model.safetensors", LARGE)
+    total = sum(len(content.raw) for content in LARGE.values())
+    phases = ("start", "draft", "reload", "runai")
+    for phase in phases:
+        web.files[f"bucket/{phase}/model.safetensors"] = (tmp_path / "model.safetensors").read_bytes()
+    start_ranks(4, two_stages_of_two, web.url, str(tmp_path))
+    for phase in phases:
+        assert total <= web.bytes_requested(f"bucket/{phase}/") < 1.001 * total, phase
+
+
+def two_stages_of_two(rank: int, endpoint: str, nowhere: str) -> None:
+    """Four ranks, one start of processes for all that they do, as it takes a minute."""
+    import torch.distributed
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.model_loader import weight_utils
+
+    from tload.compat import runai
+
+    def source(phase: str) -> dict[str, Any]:
+        url = f"s3://bucket/{phase}/model.safetensors"
+        return {"source": url, "store": {"endpoint": endpoint, "anonymous": True, "region": "us-east-1"}}
+
+    def check(got: dict[str, torch.Tensor]) -> None:
+        assert {name: tensor.numpy().tobytes() for name, tensor in got.items()} == {
+            name: content.raw for name, content in LARGE.items()
+        }
+
+    os.environ["VLLM_DIST_IDENT"] = "tests"  # a name for vLLM's own shared memory
+    with set_current_vllm_config(VllmConfig()):
+        parallel_state.init_distributed_environment(4, rank, backend="gloo")
+        parallel_state.initialize_model_parallel(2, 2, backend="gloo")
+        model = Model()
+        loader(source("start")).load_weights(model, config(nowhere, runner_type="generate"))
+        check(model.got)
+        if parallel_state.get_pp_group().is_last_rank:
+            model = Model()
+            loader(source("draft")).load_weights(model, config(nowhere, runner_type="draft"))
+            check(model.got)
+        else:
+            check(weights_of(loader(source("reload")), config(nowhere)))
+        # vLLM's own loader of Run:ai Model Streamer, with tload in place of its package.
+        weight_utils.SafetensorsStreamer = runai.SafetensorsStreamer
+        os.environ |= {"RUNAI_STREAMER_S3_ENDPOINT": endpoint, "RUNAI_STREAMER_S3_UNSIGNED": "1", "AWS_REGION": "x"}
+        check(dict(weight_utils.runai_safetensors_weights_iterator([source("runai")["source"]], False, True)))  # noqa: FBT003
+        torch.distributed.barrier()
+        parallel_state.destroy_model_parallel()

@@ -55,6 +55,8 @@ class Case:
     environment: dict[str, str] = field(default_factory=dict)
     fails: str | None = None
     """Regular expression for the error, if the run must fail."""
+    ranks: int = 1
+    """Number of processes, of which one reads for all."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,41 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
             {"model": llama, "load_format": "tload", **two},
             "Llama, 2 ranks, `auto`",
             unbound,
+            ranks=2,
         ),
+        Case(
+            "Llama, 2 ranks, `tload`, `share` is `none`",
+            {"model": llama, "load_format": "tload", "model_loader_extra_config": {"share": "none"}, **two},
+            "Llama, 2 ranks, `auto`",
+            unbound,
+        ),
+        Case("Mixtral, 2 ranks, `auto`", {"model": mixtral, **two}, environment=unbound),
+        Case(
+            "Mixtral, 2 ranks, views of shared memory, `tload`",
+            {"model": mixtral, "load_format": "tload", "model_loader_extra_config": {"private": False}, **two},
+            "Mixtral, 2 ranks, `auto`",
+            unbound,
+            ranks=2,
+        ),
+    ]
+    if s3 is not None:
+        listed += [
+            Case(
+                "Llama, 2 ranks, `source` is in a bucket, `tload`",
+                {"model": bare, "load_format": "tload", "model_loader_extra_config": extra, **two},
+                "Llama, 2 ranks, `auto`",
+                unbound,
+                ranks=2,
+            ),
+            Case(
+                "Llama, 2 ranks, the model is in a bucket, `TLOAD_REPLACE_RUNAI=1`, `distributed`",
+                {"model": url, "model_loader_extra_config": {"distributed": True}, **two},
+                "Llama, 2 ranks, `auto`",
+                environment | unbound | {"TLOAD_REPLACE_RUNAI": "1"},
+                ranks=2,
+            ),
+        ]
+    listed += [
         Case(
             "a quantisation that is none",
             {"model": str(folder / "quantised"), "load_format": "tload"},
@@ -241,13 +277,15 @@ def judge(case: Case, outcome: Outcome, earlier: dict[str, Outcome]) -> tuple[bo
     if case.reference is None:
         distinct = len({token for tokens, _ in outcome.said for token in tokens})
         return not ours and distinct > 3, f"the reference: {len(PROMPTS) * TOKENS} tokens, {distinct} different ones"
-    told = f"{ours} with {how}"
-    if not ours:
-        return False, "tload did not load it"
     reference = earlier.get(case.reference)
-    if reference is None:
-        return False, "its reference did not run"
-    return outcome.said == reference.said, told
+    if not ours or reference is None:
+        return False, "its reference did not run" if ours else "tload did not load it"
+    if case.ranks == 1:
+        return outcome.said == reference.said, f"{ours} with {how}"
+    shared = re.findall(r"([0-9.]+ \w+) shared by the ranks of this node", outcome.log)
+    read = re.findall(r"([0-9.]+ \w+) read by this rank", outcome.log)
+    told = f"{ours} on {len(shared)} ranks: {' + '.join(read)} read, {' + '.join(shared)} received"
+    return outcome.said == reference.said and len(shared) == case.ranks and len(read) == 1, told
 
 
 def report(rows: list[tuple[Case, bool, str]]) -> str:

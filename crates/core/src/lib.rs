@@ -77,7 +77,7 @@ pub use options::{
 pub use plan::{Selection, Slice, Steps};
 pub use probe::ceiling::Ceiling;
 pub use ranks::sharding::{Sharded, Sharding};
-pub use ranks::{Group, LocalGroup, finish_serving};
+pub use ranks::{Group, LocalGroup, Transport, finish_serving};
 pub use report::{
     DepthReport, DeviceReport, EngineReport, GroupReport, Report, StageTimes, StagingReport,
     Unverified, VerificationReport, VerifiedBy,

@@ -8,7 +8,7 @@ use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyBaseException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tload::{Error, ErrorKind, LocalGroup};
@@ -16,6 +16,7 @@ use tload::{Error, ErrorKind, LocalGroup};
 use crate::error::exception;
 use crate::forked::Owned;
 use crate::interrupt;
+use crate::options;
 use crate::raised::{Raised, is_order, shutting_down};
 use crate::sharding::count;
 
@@ -99,6 +100,29 @@ impl Group {
         let messages = messages.map_err(|error| raised.exception(py, &error))?;
         let messages = messages.iter();
         Ok(messages.map(|each| PyBytes::new(py, each)).collect())
+    }
+
+    /// Tells the other ranks that this one does not begin the load that they begin, because of
+    /// `error`.
+    fn give_up(
+        &self,
+        py: Python<'_>,
+        error: Bound<'_, PyBaseException>,
+        options: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let options = options::read(options)?;
+        // Nothing can be told in a group that is closed, or that belongs to another process.
+        let Ok(joining) = self.join(py, &Raised::default(), false) else {
+            return Ok(());
+        };
+        let raised = PyErr::from_value(error.into_any());
+        let unknown = || Error::new(ErrorKind::InvalidRequest, raised.to_string());
+        let reason = from_exception(py, &raised).unwrap_or_else(unknown);
+        let group = Arc::clone(&joining.group);
+        joining.run(py, move || {
+            tload::ranks::give_up(&*group, &reason, &options);
+            Ok(())
+        })
     }
 
     /// Leaves the group. Loads that run go on. In a forked process, does nothing.
@@ -232,6 +256,75 @@ impl tload::Group for PythonGroup {
                 .map_err(|raised| self.error(py, raised))
         });
         exchanged.unwrap_or_else(|| Err(shutting_down()))
+    }
+
+    fn transport(
+        &self,
+        leaders: &[usize],
+        deadline: Instant,
+    ) -> tload::Result<Option<Arc<dyn tload::Transport>>> {
+        let connected = Python::try_attach(|py| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let arguments = (leaders.to_vec(), left.as_secs_f64());
+            let connected = self.object.bind(py).call_method1("transport", arguments);
+            let connected = connected.map_err(|raised| self.error(py, raised))?;
+            let wrap = |object: Bound<'_, PyAny>| -> Arc<dyn tload::Transport> {
+                Arc::new(PythonTransport {
+                    object: object.unbind(),
+                })
+            };
+            Ok((!connected.is_none()).then(|| wrap(connected)))
+        });
+        connected.unwrap_or_else(|| Err(shutting_down()))
+    }
+}
+
+/// Connections that send and receive in Python, on the core's threads.
+#[derive(Debug)]
+struct PythonTransport {
+    /// Object with `send(to, address, length, timeout)`, `receive(…)` and `close()`.
+    object: Py<PyAny>,
+}
+
+impl PythonTransport {
+    fn call(
+        &self,
+        method: &str,
+        peer: usize,
+        (address, length): (usize, usize),
+        deadline: Instant,
+    ) -> tload::Result<()> {
+        let called = Python::try_attach(|py| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let arguments = (peer, address, length, left.as_secs_f64());
+            let called = self.object.bind(py).call_method1(method, arguments);
+            called.map(drop).map_err(|raised| {
+                from_exception(py, &raised).unwrap_or_else(|| {
+                    let message = "the connection between the nodes failed";
+                    Error::new(ErrorKind::Peer, message).with_source(raised.to_string())
+                })
+            })
+        });
+        called.unwrap_or_else(|| Err(shutting_down()))
+    }
+}
+
+impl tload::Transport for PythonTransport {
+    fn send(&self, to: usize, bytes: &[u8], deadline: Instant) -> tload::Result<()> {
+        let memory = (bytes.as_ptr().expose_provenance(), bytes.len());
+        self.call("send", to, memory, deadline)
+    }
+
+    fn receive(&self, from: usize, bytes: &mut [u8], deadline: Instant) -> tload::Result<()> {
+        let memory = (bytes.as_mut_ptr().expose_provenance(), bytes.len());
+        self.call("receive", from, memory, deadline)
+    }
+}
+
+impl Drop for PythonTransport {
+    fn drop(&mut self) {
+        // The connections end now, not when Python next runs. At its end, it closes them itself.
+        let _ = Python::try_attach(|py| self.object.bind(py).call_method0("close").map(drop));
     }
 }
 

@@ -32,10 +32,10 @@ impl Loader {
     /// Loads the tensors that any name, glob or regular expression selects; without any, all
     /// tensors.
     ///
-    /// `slices` maps names to indices: only these elements are loaded. With `sharding` in its
-    /// place, the rank's share of the selected tensors is loaded. `device_map` lists the keys of a
-    /// [`DeviceMap`]. With `targets`, a mapping of names to torch tensors and numpy arrays, tensors
-    /// are loaded into these, on their devices.
+    /// `slices` maps names to indices: only these elements are loaded. With `sharding`, the rank's
+    /// share of the selected tensors is loaded; no tensor may be divided by both. `device_map`
+    /// lists the keys of a [`DeviceMap`]. With `targets`, a mapping of names to torch tensors and
+    /// numpy arrays, tensors are loaded into these, on their devices.
     #[new]
     #[pyo3(signature = (
         checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(),
@@ -71,9 +71,8 @@ impl Loader {
             let wanted = info.map(|info| slice(&index, info.shape())).transpose()?;
             Ok((name, wanted.unwrap_or_default()))
         });
-        let slices = slices.collect::<PyResult<Vec<_>>>()?;
+        let mut slices = slices.collect::<PyResult<Vec<_>>>()?;
         let mut inner = tload::Loader::new(checkpoint)
-            .slices(slices)
             .tensors(selection(py, names, globs, regexes)?)
             .device(device.parse().map_err(failed)?)
             .device_map(DeviceMap::new(keys).map_err(failed)?)
@@ -85,8 +84,10 @@ impl Loader {
             let selected = selected.iter().map(tload::TensorInfo::name);
             let selected = selected.filter(|name| names.contains(name));
             let selected = Selection::names(selected);
-            inner = inner.tensors(selected).slices(mine.slices);
+            inner = inner.tensors(selected);
+            slices.extend(mine.slices);
         }
+        inner = inner.slices(slices);
         if let Some(targets) = targets {
             let targets = LoadTargets::read(targets)?;
             if strict {

@@ -5,6 +5,7 @@ use pyo3::types::{PySlice, PyTuple};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{exception, invalid_request};
+use crate::index::slice;
 
 /// One rank's share of a checkpoint: the tensors that it loads, and the slices of those that are
 /// split.
@@ -48,6 +49,18 @@ impl Sharding {
         Self::new(py, tload::Sharding::pp(rank, size, pattern, first, last))
     }
 
+    /// Takes slices of tensors: name, shape of the whole tensor, and index.
+    #[staticmethod]
+    fn from_slices(slices: Vec<(String, Vec<usize>, Bound<'_, PyAny>)>) -> PyResult<Self> {
+        let slices = slices.into_iter().map(|(name, shape, index)| {
+            let mine = slice(&index, &shape)?;
+            Ok((name, shape, mine))
+        });
+        let slices = slices.collect::<PyResult<Vec<_>>>()?;
+        let inner = tload::Sharding::from_slices(slices);
+        Ok(Self { inner })
+    }
+
     /// Returns the combination of both.
     fn both(&self, other: &Bound<'_, Self>) -> Self {
         let inner = self.inner.clone().and(other.get().inner.clone());
@@ -71,8 +84,10 @@ impl Sharding {
         let slices = slices.into_iter().map(|(name, slice)| {
             let ranges = slice.dims().iter().map(|steps| {
                 // Rows and columns of a safetensors file are fewer than addresses.
-                let end = steps.start + steps.count;
-                PySlice::new(py, steps.start.cast_signed(), end.cast_signed(), 1)
+                let last = steps.count.saturating_sub(1) * steps.step;
+                let end = steps.start + steps.count.min(1) + last;
+                let [start, end, step] = [steps.start, end, steps.step].map(usize::cast_signed);
+                PySlice::new(py, start, end, step)
             });
             Ok((name, PyTuple::new(py, ranges.collect::<Vec<_>>())?))
         });

@@ -70,6 +70,8 @@ class safe_open:  # noqa: N801  # the package's name
             compared before it is returned, even if only a part of it is requested. Default:
             `"mmap"`.
         store: Options of object stores: see `tload.open`.
+        follow_symlinks: Allow symbolic links that lead out of the source's directory: see
+            `tload.open`.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -94,9 +96,12 @@ class safe_open:  # noqa: N801  # the package's name
         *,
         backend: str = "mmap",
         store: Store | None = None,
+        follow_symlinks: bool | None = None,
     ) -> None:
         """Open the file and read its header."""
-        self._opened: Opened | None = Opened(filename, framework, device, backend, store)
+        self._opened: Opened | None = Opened(
+            filename, framework, device, backend, store, follow_symlinks=follow_symlinks
+        )
 
     def _open(self) -> Opened:
         if self._opened is None:

@@ -57,7 +57,14 @@ class Opened:
     """The mapped file, if tensors are views of it: not for GPUs, nor with verification."""
 
     def __init__(
-        self, filename: Source, framework: object, device: object, backend: object, store: Store | None
+        self,
+        filename: Source,
+        framework: object,
+        device: object,
+        backend: object,
+        store: Store | None,
+        *,
+        follow_symlinks: bool | None = None,
     ) -> None:
         """Open the source and read its header.
 
@@ -75,7 +82,7 @@ class Opened:
         is_mapped = backend == "mmap" and not self.is_on_gpu and not self.is_verified
         seen = look(path) if is_mapped else None
         with as_safetensors():
-            self.checkpoint = _open(filename, path, store)
+            self.checkpoint = _open(filename, path, store, follow_symlinks=follow_symlinks)
         # An index is a file too, but not the one to map.
         is_one = [shard.location for shard in self.checkpoint.shards] == [path]
         self.memory = seen.map() if seen is not None and is_one else None
@@ -208,14 +215,15 @@ def _path(filename: Source) -> str | None:
     return filename if isinstance(filename, str) else None
 
 
-def _open(filename: Source, path: str | None, store: Store | None) -> Checkpoint:
+def _open(filename: Source, path: str | None, store: Store | None, *, follow_symlinks: bool | None) -> Checkpoint:
     if isinstance(filename, Checkpoint):
-        open_raw(filename, store)  # Fails if it is closed, or if `store` is passed too late.
+        # Fails if it is closed, or if `store` is passed too late.
+        open_raw(filename, store, follow_symlinks=follow_symlinks)
         return filename
     if path is not None and (not path or "\0" in path):
         raise _not_found(path, None)
     try:
-        return open_checkpoint(filename, store=store)
+        return open_checkpoint(filename, store=store, follow_symlinks=follow_symlinks)
     except NotFoundError as error:
         if path is None or not _is_local(path) or Path(path).exists():
             raise

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["load", "load_file"]
 
 
-def load_file(filename: Source, *, backend: str = "mmap", store: Store | None = None) -> dict[str, Any]:
+def load_file(
+    filename: Source, *, backend: str = "mmap", store: Store | None = None, follow_symlinks: bool | None = None
+) -> dict[str, Any]:
     """Load the tensors of a file, or of any other source of `safe_open`, in file order.
 
     Args:
@@ -23,11 +25,13 @@ def load_file(filename: Source, *, backend: str = "mmap", store: Store | None = 
         backend: `"mmap"`: tensors are copied from the mapped file. `"pread"`: from a read. Default:
             `"mmap"`.
         store: Options of object stores: see `tload.open`.
+        follow_symlinks: Allow symbolic links that lead out of the source's directory: see
+            `tload.open`.
 
     Raises:
         SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
     """
-    with safe_open(filename, "flax", backend=backend, store=store) as file:
+    with safe_open(filename, "flax", backend=backend, store=store, follow_symlinks=follow_symlinks) as file:
         return file.get_tensors()
 
 

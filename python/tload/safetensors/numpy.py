@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["load", "load_file"]
 
 
-def load_file(filename: Source, *, backend: str = "mmap", store: Store | None = None) -> dict[str, npt.NDArray[Any]]:
+def load_file(
+    filename: Source, *, backend: str = "mmap", store: Store | None = None, follow_symlinks: bool | None = None
+) -> dict[str, npt.NDArray[Any]]:
     """Load the tensors of a file, or of any other source of `safe_open`, in file order.
 
     Args:
@@ -25,11 +27,13 @@ def load_file(filename: Source, *, backend: str = "mmap", store: Store | None = 
         backend: `"mmap"`: arrays are views of local files, without a copy. `"pread"`: they have
             memory of their own. Default: `"mmap"`.
         store: Options of object stores: see `tload.open`.
+        follow_symlinks: Allow symbolic links that lead out of the source's directory: see
+            `tload.open`.
 
     Raises:
         SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
     """
-    with safe_open(filename, "np", backend=backend, store=store) as file:
+    with safe_open(filename, "np", backend=backend, store=store, follow_symlinks=follow_symlinks) as file:
         return file.get_tensors()
 
 

@@ -24,6 +24,7 @@ def load_file(
     *,
     backend: str = "mmap",
     store: Store | None = None,
+    follow_symlinks: bool | None = None,
 ) -> dict[str, torch.Tensor]:
     """Load the tensors of a file, or of any other source of `safe_open`, in file order.
 
@@ -36,11 +37,13 @@ def load_file(
         device: Device of the tensors: see `tload.safetensors.safe_open`. Default: `"cpu"`.
         backend: `"mmap"` or `"pread"`. Default: `"mmap"`.
         store: Options of object stores: see `tload.open`.
+        follow_symlinks: Allow symbolic links that lead out of the source's directory: see
+            `tload.open`.
 
     Raises:
         SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
     """
-    with safe_open(filename, "pt", device, backend=backend, store=store) as file:
+    with safe_open(filename, "pt", device, backend=backend, store=store, follow_symlinks=follow_symlinks) as file:
         return file.get_tensors()
 
 
@@ -61,6 +64,7 @@ def load_model(
     *,
     backend: str = "mmap",
     store: Store | None = None,
+    follow_symlinks: bool | None = None,
 ) -> tuple[set[str], list[str]]:
     """Load a file into a module; of tied parameters, the file may hold one, as with `save_model`.
 
@@ -74,6 +78,8 @@ def load_model(
             `"cpu"`.
         backend: `"mmap"` or `"pread"`. Default: `"mmap"`.
         store: Options of object stores: see `tload.open`.
+        follow_symlinks: Allow symbolic links that lead out of the source's directory: see
+            `tload.open`.
 
     Returns:
         Names of the module that are not in the file, and names of the file that are not in the
@@ -83,7 +89,7 @@ def load_model(
         RuntimeError: With `strict`, names are missing or unexpected; or shapes differ.
         SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
     """
-    state = load_file(filename, device, backend=backend, store=store)
+    state = load_file(filename, device, backend=backend, store=store, follow_symlinks=follow_symlinks)
     removed = removed_names(model.state_dict(), preferred=state.keys())
     result = model.load_state_dict(state, strict=False)
     missing, unexpected = set(result.missing_keys), list(result.unexpected_keys)

@@ -10,7 +10,8 @@ config = sglang.srt.configs.load_config.LoadConfig(load_format=tload.sglang.Tloa
 Files are chosen as `--load-format auto` chooses them. Files other than safetensors are left to
 SGLang's own loader, or refused if `verify` is strict. The keys of `--model-loader-extra-config` are
 those of the plugin for vLLM, except `enable_weights_track`, which SGLang does not have: see
-`tload.vllm`. Each process reads every tensor, as with SGLang's own loader.
+`tload.vllm`. Of the processes that SGLang lets load together, one of each node reads for all of
+them, unless `share` is `"none"`.
 
 SGLang accepts a URL as the model only with its own formats. Pass the URL as `source`, with
 configuration and tokenizer from the model. Quantizations that SGLang loads with loaders of their

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.configs import load_config as load_configs
 from sglang.srt.configs.load_config import LoadFormat
 from sglang.srt.model_loader import weight_utils
 from sglang.srt.model_loader.loader import DefaultModelLoader
-from sglang.srt.runtime_context import get_model
+from sglang.srt.runtime_context import get_model, get_parallel
 
 from tload._checkpoint import show
 from tload._errors import InvalidRequestError, advise
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sglang.srt.configs.load_config import LoadConfig
+    from torch.distributed import ProcessGroup
 
     Weights = Iterator[tuple[str, torch.Tensor]]
 
@@ -86,8 +88,29 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         ranks = min(ranks, torch.cuda.device_count() or ranks)
         return _weights.stream(
-            source, self._settings, shown=shown, open_bar=_bar, logger=logger, ranks=ranks, unused=None
+            source,
+            self._settings,
+            shown=shown,
+            open_bar=_bar,
+            logger=logger,
+            ranks=ranks,
+            process_group=self._process_group(),
         )
+
+    def _process_group(self) -> ProcessGroup | None:
+        """Return the ranks that load the same weights at the same time, or `None` if there are none.
+
+        SGLang says which: all when it starts, and those of one pipeline stage for draft models and
+        updates of weights.
+        """
+        if not torch.distributed.is_initialized():
+            return None
+        # Versions without the field do not say it.
+        ranks = getattr(self.load_config, "load_group", None)
+        if ranks is getattr(load_configs, "_DEFAULT_LOAD_GROUP", ...):
+            ranks = get_parallel().world_group
+        group: ProcessGroup | None = None if ranks is None else ranks.cpu_group
+        return group
 
     def _place(self, source: DefaultModelLoader.Source) -> str | tuple[str, ...] | None:
         """Return the user's location of these weights, or `None` if SGLang has to find them."""

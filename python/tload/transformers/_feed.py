@@ -9,6 +9,9 @@ one is received.
 A requested tensor is always returned next, whatever the expected order was. So a wrong guess is
 slow but never wrong, and callers only wait for storage. Memory is bounded by dropping tensors that
 have not been requested: if one is requested later, it is read again.
+
+In a group, every window is a load of all ranks. They start all of them in the same order, also
+those of which a rank requests nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tload._errors import CancelledError
+from tload._into import load_into
 from tload._stream import stream
 
 if TYPE_CHECKING:
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tload._checkpoint import Checkpoint
+    from tload._checkpoint import Checkpoint, Index
+    from tload._group import Group
     from tload._options import Options
     from tload._stream import TensorStream
 
@@ -53,6 +58,7 @@ class Feed:
         device: str,
         device_map: Mapping[str, str],
         options: Options | None,
+        group: Group | None = None,
     ) -> None:
         """Prepare to stream the tensors with these names in this order.
 
@@ -63,12 +69,17 @@ class Feed:
             device: Device of the tensors: see `tload.stream`.
             device_map: Devices by module: see `tload.stream`.
             options: Limits and preferences of each stream.
+            group: The ranks that make the same feed.
         """
         self._checkpoint = checkpoint
         self._read = read
         self._device = device
         self._device_map = device_map
         self._options = options
+        self._group = group
+        # A group serves one load at a time.
+        self._running_max = WINDOWS_RUNNING if group is None else 1
+        self._divided: tuple[str, torch.Tensor] | None = None
         self._windows = deque(_windows(checkpoint, names))
         self._running: deque[tuple[set[str], TensorStream[torch.Tensor]]] = deque()
         self._waiting: dict[str, torch.Tensor] = {}
@@ -100,6 +111,29 @@ class Feed:
             self._waiting_bytes -= tensor.nbytes
             return tensor
 
+    def take_copy(self, name: str) -> torch.Tensor:
+        """Return a copy of the tensor `name` that shares no memory with other ranks."""
+        tensor = self.take(name)
+        return tensor.clone() if tensor.is_cpu else tensor
+
+    def take_part(self, name: str, index: Index) -> torch.Tensor:
+        """Return a copy of a part of the tensor `name`. Other parts may be taken next."""
+        if self._divided is None or self._divided[0] != name:
+            self._divided = (name, self.take(name))
+        return self._divided[1][index].clone()
+
+    def finish(self) -> None:
+        """Take part in the loads of the windows that are left: other ranks may need them."""
+        if self._group is None:
+            return
+        with self._lock:
+            while self._windows:
+                for _, running in self._running:
+                    running.close()
+                self._running.clear()
+                self._windows.popleft()
+                load_into({}, self._checkpoint, strict=False, group=self._group, options=self._options)
+
     def close(self) -> None:
         """Stop reading. Current and later calls of `take` raise a `CancelledError`."""
         self._closed = True
@@ -112,6 +146,7 @@ class Feed:
             self._windows.clear()
             self._waiting.clear()
             self._waiting_bytes = 0
+            self._divided = None
 
     def _check(self) -> None:
         if isinstance(self._failure, Exception) and not self._closed:
@@ -122,13 +157,13 @@ class Feed:
     def _is_coming(self, name: str) -> bool:
         """Return whether a stream will yield the tensor.
 
-        Windows before its own are skipped, unless they already run.
+        Windows before its own are skipped, unless they already run or are loads of a group.
         """
         if any(name in names for names, _ in self._running):
             return True
         if not any(name in names for names in self._windows):
             return False
-        while name not in self._windows[0]:
+        while self._group is None and name not in self._windows[0]:
             # None of these tensors was requested during its turn, and may never be.
             # (`lm_head.weight` of an encoder, or a further layer for speculation, never is.)
             self._windows.popleft()
@@ -136,13 +171,14 @@ class Feed:
 
     def _receive(self, wanted: str) -> None:
         """Wait for the next tensor of the streams, and keep it."""
-        while self._windows and len(self._running) < WINDOWS_RUNNING:
+        while self._windows and len(self._running) < self._running_max:
             names = self._windows.popleft()
             running = stream(
                 self._checkpoint,
                 names=names,
                 device=self._device,
                 device_map=self._device_map or None,
+                group=self._group,
                 options=self._options,
             )
             self._running.append((names, running))

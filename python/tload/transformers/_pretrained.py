@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tload import _stream
 from tload._checkpoint import SCHEMES, Checkpoint, open, opened_with, show  # noqa: A004
 from tload._errors import InvalidRequestError, UnsupportedError, advise
+from tload._group import raw_group
 from tload._options import OptionKeywords, Options
 from tload.transformers import _configuration
 from tload.transformers._classes import HUB, resolve_class
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from tload._checkpoint import Source
+    from tload._group import Group
     from tload._store import Store
 
 WEIGHTS = "model.safetensors"
@@ -57,7 +59,9 @@ def from_pretrained(
     dtype: str | torch.dtype | dict[str, Any] | None = None,
     device_map: str | int | torch.device | dict[str, Any] | None = None,
     store: Store | None = None,
+    follow_symlinks: bool | None = None,
     options: Options | None = None,
+    group: Group | None = None,
     **kwargs: Any,
 ) -> Any:
     """Load a model as `cls.from_pretrained` does, with weights streamed by tload.
@@ -88,10 +92,18 @@ def from_pretrained(
         device_map: As in transformers: a device, a mapping of modules to devices, `"auto"` and so
             on; needs the package accelerate. Default: the CPU.
         store: Options of object stores: see `tload.open`.
+        follow_symlinks: Allow symbolic links that lead out of the source's directory: see
+            `tload.open`.
         options: Limits and preferences of reading. `memory_limit` and `device_memory_limit` apply
             to each of two concurrent streams; in addition, up to 1 GiB of tensors may wait to be
             requested. Default: those of `tload.stream`; but in CPU memory, parameters are private
             views of local files (`cache="map"`), as with transformers' own loader.
+        group: Load together with the other ranks of a `Group`, which call this function with the
+            same model: a node reads the weights once, also with a tensor parallel plan or FSDP
+            (`distributed_config`). Parameters are copies that no ranks share. Each 512 MiB of
+            weights are a load, which the ranks begin within `join_timeout`. If this function fails,
+            this rank leaves the group. Default: every rank reads for itself; with
+            `distributed_config`, only its parts.
         **kwargs: As in transformers (`attn_implementation`, `quantization_config`,
             `output_loading_info`, `trust_remote_code` for the configuration, …), except
             `state_dict`, `gguf_file`, `variant` and `subfolder`.
@@ -118,6 +130,7 @@ def from_pretrained(
     _check_transformers()
     _check_integrations(source)
     _check_keywords(kwargs)
+    raw_group(group)
     location = source.location if isinstance(source, Checkpoint) else source
     # The location of an open checkpoint is shown without secrets.
     url, url_store = opened_with(source) if isinstance(source, Checkpoint) else (source, store)
@@ -135,7 +148,7 @@ def from_pretrained(
             if config is None:
                 if isinstance(location, (str, os.PathLike)) and not isinstance(source, Checkpoint):
                     # A path that does not exist has an error of its own, with what was meant.
-                    open(location, store=store).close()
+                    open(location, store=store, follow_symlinks=follow_symlinks).close()
                 hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
                 message = f"{show(source)}: is not a local file or directory, so config= is needed"
                 raise advise(InvalidRequestError, message, hint)
@@ -145,10 +158,12 @@ def from_pretrained(
         cls, config, kwargs = resolve_class(cls, config, {"dtype": dtype, "device_map": device_map, **kwargs})
         if kwargs.get("generation_config") is None and place is not None and cls.can_generate():
             kwargs["generation_config"] = _generation_config(place, kwargs)
-        checkpoint = source if isinstance(source, Checkpoint) else open(_weights(source), store=store)
-        if checkpoint is not source:
+        if isinstance(source, Checkpoint):
+            checkpoint = source
+        else:
+            checkpoint = open(_weights(source), store=store, follow_symlinks=follow_symlinks)
             stack.callback(checkpoint.close)
-        loaded = _load(cls, checkpoint, model_args, {"config": config, **kwargs}, options)
+        loaded = _load(cls, checkpoint, model_args, {"config": config, **kwargs}, options=options, group=group)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     _check_memory(model, checkpoint)
     model.name_or_path = model.config.name_or_path = checkpoint.location if folder is None else str(folder)
@@ -156,7 +171,13 @@ def from_pretrained(
 
 
 def _load(
-    cls: Any, checkpoint: Checkpoint, model_args: tuple[Any, ...], kwargs: dict[str, Any], options: Options | None
+    cls: Any,
+    checkpoint: Checkpoint,
+    model_args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    options: Options | None,
+    group: Group | None,
 ) -> Any:
     _stream.require_files(checkpoint, options)
 
@@ -164,17 +185,32 @@ def _load(
         tensor: torch.Tensor = _stream.read(checkpoint, name, index, "torch", "cpu", options=options)
         return tensor
 
+    is_divided = any(
+        kwargs.get(name) is not None for name in ("distributed_config", "tp_plan", "tp_size", "device_mesh")
+    )
     # Ranks that share a model read only their parts of tensors, as soon as these are known. Reading
     # ahead has no use.
-    if any(kwargs.get(name) is not None for name in ("distributed_config", "tp_plan", "tp_size", "device_mesh")):
+    if is_divided and group is None:
         return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, read, read), **kwargs)
     device, device_map = placement(kwargs.get("device_map"), checkpoint)
-    is_mapped = options is None and device == "cpu" and not device_map and _may_be_mapped(checkpoint)
+    is_alone = group is None and options is None
+    is_mapped = is_alone and device == "cpu" and not device_map and _may_be_mapped(checkpoint)
     ahead = Options(cache="map") if is_mapped else options
-    feed = Feed(checkpoint, in_order_of_use(checkpoint), read, device=device, device_map=device_map, options=ahead)
+    names = in_order_of_use(checkpoint)
+    feed = Feed(checkpoint, names, read, device=device, device_map=device_map, options=ahead, group=group)
+    # Tensors of a group cannot be written to, and a part would keep the memory of a whole one.
+    take = (feed.take, read) if group is None else (feed.take_copy, feed.take_part)
+    state = _lazy(checkpoint, *take)
     try:
         with _one_at_a_time():
-            return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, feed.take, read), **kwargs)
+            loaded = cls.from_pretrained(None, *model_args, state_dict=state, **kwargs)
+            feed.finish()
+            return loaded
+    except BaseException:
+        if group is not None:
+            # The others must not wait for this rank's next load.
+            group.close()
+        raise
     finally:
         feed.close()
 

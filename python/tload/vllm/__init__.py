@@ -23,17 +23,20 @@ error.
 - `store`: Options of object stores, as `store=` of `tload.open`. vLLM logs its arguments: secrets
   are better kept in the environment.
 - `device`: `"cpu"` (the default), from which vLLM copies; or `"cuda"`, the GPU of each process.
-- The fields of `tload.Options`, except `writable` and `private`. `order` is `"file"` by default, as
-  with vLLM's own loader.
+- The fields of `tload.Options`, except `writable`. `order` is `"file"` by default, as with vLLM's
+  own loader.
 - `enable_weights_track`: As for vLLM's own loader: raise an error for weights that were not loaded.
 
-With several processes on a machine (tensor, pipeline or data parallel), each reads every tensor, as
-with vLLM's own loader, except experts of other ranks with `--enable-ep-weight-filter`. `cache` is
-then `"buffered"` by default: the first process reads from the disk, the others from the page cache.
+With several processes (tensor, pipeline or data parallel), every process gets every tensor, as with
+vLLM's own loader, except experts of other ranks with `--enable-ep-weight-filter`. One process of
+each node reads for all of them: see `tload.Group`. `memory_limit` is then for the node. If some
+processes do not load at the same time, each of the others reads for itself after `join_timeout`,
+and a warning says so. `"share": "none"` makes each read for itself, as `verify` does unless
+`"share": "node"` is given; files then come from the page cache: `cache` is `"buffered"` by default.
 
 With `TLOAD_REPLACE_RUNAI=1` the plugin also replaces `runai_streamer`, whose package need not be
 installed. Its keys are accepted: `memory_limit` as above, except that -1 and 0 mean the default;
-`concurrency` and `distributed` are checked and then ignored.
+`distributed` as `"share": "node"` or `"none"`; `concurrency` is checked and then ignored.
 """
 
 from __future__ import annotations

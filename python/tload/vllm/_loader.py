@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.config import get_current_vllm_config_or_none
+from vllm.distributed import parallel_state
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import weight_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import torch
+    from torch.distributed import ProcessGroup
     from vllm.config import ModelConfig
     from vllm.config.load import LoadConfig
 
@@ -38,6 +40,8 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
     """Name of each model when `source` was loaded into it: a reload may use another location."""
 
     counter_before_loading_weights: float
+    _starts = False
+    """True from the start of the engine, when all ranks load the served model."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         """Check the extra config.
@@ -68,6 +72,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         self._loaded_from[model] = model_config.model
+        self._starts = getattr(model_config, "runner_type", None) != "draft"
         super().load_weights(model, model_config)
 
     def get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Weights:
@@ -129,6 +134,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             open_bar=self._bar,
             logger=logger,
             ranks=_ranks_here(),
+            process_group=_process_group(starts=self._starts),
             keep=None if experts is None else lambda name: not should_skip_weight(name, experts),
             unused=unused,
         )
@@ -178,3 +184,20 @@ def _ranks_here() -> int:
         return 1
     parallel = config.parallel_config
     return int(parallel.local_world_size) * max(1, int(parallel.data_parallel_size_local))
+
+
+def _process_group(*, starts: bool) -> ProcessGroup | None:
+    """Return the ranks that load the same weights at the same time, or `None` if there are none.
+
+    When the engine starts, these are all. Only the last stage of a pipeline loads a draft model, and
+    each replica reloads its weights by itself: then they are those of tensor parallelism.
+    """
+    config = get_current_vllm_config_or_none()
+    if config is not None and getattr(config.parallel_config, "enable_elastic_ep", False):
+        starts = False  # replicas come and go
+    try:
+        ranks = parallel_state.get_world_group() if starts else parallel_state.get_tp_group()
+    except AssertionError:  # not initialized
+        return None
+    group: ProcessGroup = ranks.cpu_group
+    return group

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from tload import _store
+from tload import _store, _tload
 from tload._errors import Error, InvalidRequestError, advise
 from tload._options import OptionKeywords, Options, is_strict, resolve, suggestion
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OWN_KEYS = ("source", "store", "device")
-OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name not in {"writable", "private"})
-"""Fields of `Options`, except `writable` and `private`: engines copy the tensors."""
+OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name != "writable")
+"""Fields of `Options`, except `writable`: engines copy the tensors."""
 RUNAI_KEYS = ("distributed", "concurrency", "memory_limit")
 """Keys of vLLM's and SGLang's loaders for `runai_streamer`."""
 
@@ -48,14 +48,25 @@ class Settings:
         """Return the options with which each of `ranks` processes here loads the same files.
 
         The default order is that of the files, as with the engine's own loaders. The default cache
-        for several processes is the page cache, so that a file is read from its disk only once.
+        for several processes that do not share is the page cache, so that a file is read from its
+        disk only once.
         """
         options = self.options
         if options.order is None:
             options = dataclasses.replace(options, order="file")
-        if options.cache is None and ranks > 1:
+        if options.cache is None and ranks > 1 and not self.shares():
             options = dataclasses.replace(options, cache="buffered")
         return options
+
+    def shares(self) -> bool:
+        """Return whether ranks that load together read once, and share the bytes.
+
+        By default, unless they are verified: a rank that falls behind the others then fails, and
+        engines may be slow to take tensors.
+        """
+        if self.options.share is not None:
+            return self.options.share != "none"
+        return _tload.verify_mode(self.options) == "off"
 
     def refuse_others(self, what: str, engine: str) -> None:
         """Check that unverified bytes are allowed, before the engine's own loader reads files.
@@ -168,18 +179,23 @@ def _device(given: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
 
 
 def _take_runai(given: dict[str, Any]) -> tuple[str, ...]:
-    """Check the keys of `runai_streamer` as its loaders do, and remove those that are ignored."""
+    """Check the keys of `runai_streamer` as its loaders do, and remove those that are ignored.
+
+    `distributed` becomes `share`.
+    """
     distributed = given.pop("distributed", None)
     if distributed is not None and not isinstance(distributed, bool):
         message = f"model_loader_extra_config: distributed must be a bool, got {distributed!r}"
         raise InvalidRequestError(message)
+    if distributed is not None:
+        given.setdefault("share", "node" if distributed else "none")
     concurrency = given.pop("concurrency", None)
     if concurrency is not None and (
         isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1
     ):
         message = f"model_loader_extra_config: concurrency must be a positive integer, got {concurrency!r}"
         raise InvalidRequestError(message)
-    words = {"distributed": distributed or None, "concurrency": concurrency}
+    words = {"concurrency": concurrency}
     # -1 is "as much as the files", 0 "as little as works": tload's default replaces both.
     if given.get("memory_limit") in (-1, 0) and not isinstance(given["memory_limit"], bool):
         words["memory_limit"] = given.pop("memory_limit")

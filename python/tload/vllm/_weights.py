@@ -9,21 +9,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import tload
 from tload import _stream, _tload
 from tload._checkpoint import show
-from tload._errors import Error
+from tload._errors import Error, PeerError
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Iterator, Sequence
 
     import torch
+    from torch.distributed import ProcessGroup
 
     from tload._checkpoint import Checkpoint
+    from tload._options import Options
     from tload.vllm._settings import Settings
 
 
@@ -81,6 +83,7 @@ def stream(
     open_bar: OpenBar,
     logger: logging.Logger,
     ranks: int = 1,
+    process_group: ProcessGroup | None = None,
     keep: Keep | None = None,
     unused: Keep | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -94,6 +97,8 @@ def stream(
         open_bar: Makes a bar for a total of bytes.
         logger: Logger for the statistics of the load.
         ranks: Number of processes on this machine that load the same files.
+        process_group: Processes that load them at the same time, to read once per node if the
+            settings say so. Those that do not come are done without. Default: none.
         keep: Predicate of tensor names to load. Default: all.
         unused: Predicate of names of tensors that the model does not use. Default: none.
 
@@ -102,14 +107,16 @@ def stream(
     """
     shown = show(shown)
     try:
-        with open_source(source, settings) as checkpoint:
-            names = wanted(list(checkpoint), keep, unused)
-            options = settings.for_ranks(ranks)
-            _stream.require_files(checkpoint, options)
+        options = settings.for_ranks(ranks)
+        # First, so that a rank that fails below has left the group, and the others need not wait.
+        joined = _group(process_group, logger) if settings.shares() else None
+        with joined or nullcontext() as group, open_source(source, settings) as opened:
+            names = wanted(list(opened), keep, unused)
+            _stream.require_files(opened, options)
             if names == []:
                 return
             with (
-                tload.stream(checkpoint, names=names, device=settings.device, options=options) as tensors,
+                _start(opened, names, settings.device, options, group, logger) as tensors,
                 open_bar(sum(info.nbytes for info in tensors.tensors)) as bar,
             ):
                 for name, tensor in tensors:
@@ -119,6 +126,36 @@ def stream(
     except Error as error:
         message = f"tload cannot load the model weights of `{shown}`: {error}"
         raise RuntimeError(message) from error
+
+
+def _group(process_group: ProcessGroup | None, logger: logging.Logger) -> tload.Group | None:
+    """Return the group of the ranks, or `None` if this one reads alone."""
+    if process_group is None or process_group.size() == 1:
+        return None
+    try:
+        return tload.Group.torch(process_group)
+    except Error as error:
+        logger.warning("tload reads on every rank, as the process group cannot be used: %s", error)
+        return None
+
+
+def _start(  # noqa: PLR0917
+    checkpoint: Checkpoint,
+    names: list[str] | None,
+    device: str,
+    options: Options,
+    group: tload.Group | None,
+    logger: logging.Logger,
+) -> tload.TensorStream[torch.Tensor]:
+    """Start to read together with the other ranks, or alone if some of them do not load now."""
+    try:
+        return tload.stream(checkpoint, names=names, device=device, options=options, group=group)
+    except PeerError as error:
+        # With other files or options on some ranks, the model would not be right.
+        if group is None or error.expected is not None:
+            raise
+        logger.warning("tload reads on every rank, as they do not load together: %s", error)
+        return tload.stream(checkpoint, names=names, device=device, options=options)
 
 
 def _is_consolidated(location: str) -> bool:
@@ -132,6 +169,12 @@ def _tell(report: tload.Report, shown: str, logger: logging.Logger) -> None:
         "as views of the files": report.mapped_bytes,
         "from object stores": report.remote_bytes,
     }
+    group = report.group
+    if group is not None and group.share != "none":
+        ways["shared by the ranks of this node"] = group.received_bytes
+        ways["read by this rank"] = group.read_bytes
+    if group is not None and group.reason is not None:
+        logger.warning("tload shares less than it could: %s", group.reason)
     how = ", ".join(f"{_tload.format_bytes(size)} {way}" for way, size in ways.items() if size)
     logger.info(
         "tload read %d tensors of `%s` in %.2f seconds with %s: %s",

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tload::{Location, OpenOptions, Result, printable};
 
+use super::local_path::require_local;
 use super::ranks;
 use crate::args::BenchArgs;
 use crate::bench::disk_runner::DiskRunner;
@@ -108,6 +109,7 @@ fn target<'a>(
     if let Some(location) = &args.location {
         return Target::open(&options::location(location)?, opening);
     }
+    args.dir.as_deref().map_or(Ok(()), require_local)?;
     let preset = options::preset(args.model.preset);
     let recipe = Recipe {
         preset,

@@ -5,6 +5,7 @@ mod completions;
 mod cp;
 mod doctor;
 mod load;
+mod local_path;
 mod ls;
 mod man;
 mod open;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use tload::{Result, format_bytes};
 
+use super::local_path::require_local;
 use crate::args::SynthArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
@@ -15,6 +16,7 @@ use crate::output::verbosity;
 use crate::synth::{Model, Synth, check_room};
 
 pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
+    require_local(&args.directory)?;
     let preset = options::preset(args.model.preset);
     let size = args.model.size.unwrap_or(preset.default_bytes());
     // First, because for an absurd size even the list of tensors would not fit in memory.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tload::verify::{FileOutcome, Verification, VerifyReport};
 use tload::{Error, Result};
 
+use super::local_path::require_local;
 use crate::args::VerifyArgs;
 use crate::deadline::Watch;
 use crate::interrupt::Interrupt;
@@ -18,6 +19,10 @@ use crate::output::progress::Progress;
 use crate::output::style;
 
 pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
+    args.write
+        .iter()
+        .flatten()
+        .try_for_each(|path| require_local(path))?;
     let location = options::location(&args.location)?;
     let store = options::store_within(&args.store, args.time.timeout)?;
     let verification = Verification::new(&location)

@@ -365,6 +365,20 @@ fn synth_does_not_write_into_a_file() {
 }
 
 #[test]
+fn nothing_is_written_to_a_path_that_looks_like_a_url() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().to_str().unwrap();
+    for arguments in [
+        &["synth", "s3://bucket/m", "--size", "1MiB"][..],
+        &["man", "gs://bucket/m"],
+        &["verify", model, "--write=s3://bucket/m.json"],
+        &["bench", "--dir", "s3://bucket/m", "--size", "1MiB"],
+    ] {
+        fails(arguments, 7, &["the target is a URL"]);
+    }
+}
+
+#[test]
 fn model_larger_than_free_space_is_rejected_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");

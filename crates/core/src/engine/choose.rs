@@ -10,6 +10,7 @@ use std::sync::Arc;
 #[cfg(feature = "object")]
 use super::object::{ObjectEngine, ObjectSetup};
 use super::pread::PreadEngine;
+use super::remote::{RemoteEngine, RemoteSetup};
 use super::setup::{EngineSetup, Refusal};
 use super::shared::{SharedEngine, SharedSetup};
 use super::{Engine, tokio_uring, uring};
@@ -106,6 +107,16 @@ pub(crate) fn open_shared(setup: &Arc<SharedSetup>) -> OpenedEngine {
     OpenedEngine {
         engine: Box::new(SharedEngine::open(setup)),
         name: "shared",
+        features: Vec::new(),
+        refusal: None,
+    }
+}
+
+/// Opens the engine of a leader for bytes that other nodes read.
+pub(crate) fn open_remote(setup: &Arc<RemoteSetup>) -> OpenedEngine {
+    OpenedEngine {
+        engine: Box::new(RemoteEngine::open(setup)),
+        name: "remote",
         features: Vec::new(),
         refusal: None,
     }

@@ -9,6 +9,8 @@ mod fill;
 #[cfg(feature = "object")]
 mod object;
 mod pread;
+mod remote;
+mod reread;
 mod setup;
 mod shared;
 #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
@@ -25,12 +27,14 @@ mod work;
 
 #[cfg(feature = "object")]
 pub use choose::open_objects;
-pub(crate) use choose::open_shared;
 pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open};
+pub(crate) use choose::{open_remote, open_shared};
 #[cfg(feature = "object")]
 pub use object::ObjectSetup;
+pub(crate) use remote::{RemoteSetup, RemoteSource};
+pub(crate) use reread::{RereadSetup, StorageEngines};
 pub use setup::{EngineSetup, Refusal, RingProbe};
-pub(crate) use shared::{OpenStorage, SharedSetup, StorageEngines};
+pub(crate) use shared::SharedSetup;
 pub use uring::probe_ring;
 
 pub use crate::report::Transfer;

@@ -13,7 +13,11 @@ use crate::tensor::TensorInfo;
 /// quarter of that, or the maximum in flight if that is larger. (A load over 16 connections of 20
 /// MB/s each lost a tenth of its time with less: connections idled at the end of each large tensor,
 /// 2026-11.)
-const MEMORY_LIMIT: u64 = 512 << 20;
+pub(crate) const MEMORY_LIMIT: u64 = 512 << 20;
+
+/// Default budget of a rank that another one reads for, in bytes: there are as many of them as the
+/// node has GPUs, and what they wait for is in memory.
+pub(crate) const RANK_MEMORY_LIMIT: u64 = 128 << 20;
 
 /// Default maximum of staging memory, in bytes: pinning more takes longer than the first reads.
 const STAGING_BYTES_MAX: u64 = 512 << 20;
@@ -36,6 +40,8 @@ const BESIDE_BYTES: u64 = 16 << 20;
 pub(crate) struct Demand<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) tensors: &'a [TensorInfo],
+    /// Default budget for tensors, in bytes, unless one of them is large.
+    pub(crate) default: u64,
     /// Bytes that may be in flight.
     pub(crate) in_flight: u64,
     /// Bytes in flight that staging memory should have room for.
@@ -221,7 +227,7 @@ impl Demand<'_> {
     }
 
     fn default_for(&self, largest: u64) -> u64 {
-        MEMORY_LIMIT.max(largest + self.in_flight.max(largest / 4))
+        self.default.max(largest + self.in_flight.max(largest / 4))
     }
 
     fn too_large(
@@ -353,6 +359,7 @@ mod tests {
         ask(&Demand {
             plan: &plan,
             tensors: &tensors,
+            default: MEMORY_LIMIT,
             in_flight: 8 * MIB,
             staged: 8 * MIB,
             reads: 8,

@@ -35,6 +35,8 @@ pub(crate) struct Destinations {
     of: Vec<usize>,
     /// By tensor.
     targets: Arc<[Option<Target>]>,
+    /// Bytes pass through staging memory.
+    staged: bool,
 }
 
 /// Identity of a destination.
@@ -84,6 +86,7 @@ impl Destinations {
             list: vec![Destination::Host],
             of: vec![0; tensors.len()],
             targets: tensors.iter().map(|_| None).collect(),
+            staged: has_gaps(tensors),
         }
     }
 
@@ -138,8 +141,11 @@ impl Destinations {
                 (Device::Cuda(ordinal), true) => Destination::CudaTargets(open(ordinal)?),
             })
         });
+        let list = list.collect::<Result<Vec<_>>>()?;
+        let in_place = |destination: &Destination| matches!(destination, Destination::Host);
         Ok(Self {
-            list: list.collect::<Result<_>>()?,
+            staged: !list.iter().all(in_place) || has_gaps(tensors),
+            list,
             of,
             targets: by_tensor.into(),
         })
@@ -168,8 +174,7 @@ impl Destinations {
 
     /// Returns whether bytes pass through staging memory.
     pub(crate) fn staged(&self) -> bool {
-        let in_place = |destination: &Destination| matches!(destination, Destination::Host);
-        !self.list.iter().all(in_place)
+        self.staged
     }
 
     /// Returns a GPU that reads from staging memory, if there is one.
@@ -179,6 +184,11 @@ impl Destinations {
             Destination::Host | Destination::HostTargets => None,
         })
     }
+}
+
+/// Returns whether any tensor is a slice with gaps.
+fn has_gaps(tensors: &[TensorInfo]) -> bool {
+    tensors.iter().any(|tensor| tensor.strides().is_some())
 }
 
 /// Rejects targets for tensors that are not loaded.

@@ -5,7 +5,10 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use rustix::param::page_size;
+
 use crate::checkpoint::{Shard, ShardSource};
+use crate::engine::RemoteSource;
 use crate::error::Result;
 #[cfg(feature = "object")]
 use crate::error::{Error, ErrorKind};
@@ -40,6 +43,27 @@ pub(crate) enum Group {
     Objects(Arc<[ObjectSource]>),
     /// Regions that the leader of the node reads.
     Shared(Arc<SharedRegions>),
+    /// Bytes that other nodes read.
+    Remote(Arc<RemoteSources>),
+}
+
+/// Bytes of a leader's load that other nodes read, as sources.
+#[derive(Debug)]
+pub(crate) struct RemoteSources {
+    /// By source of the group.
+    pub(crate) sources: Vec<RemoteSource>,
+    /// By source of the group: the location of the shard that it is of.
+    names: Vec<String>,
+}
+
+impl RemoteSources {
+    pub(crate) fn new(sources: Vec<RemoteSource>, shards: &[Shard]) -> Self {
+        let name = |source: &RemoteSource| shards[source.shard].location().to_string();
+        Self {
+            names: sources.iter().map(name).collect(),
+            sources,
+        }
+    }
 }
 
 /// Regions of a load that the leader of the node reads, as sources.
@@ -51,17 +75,23 @@ pub(crate) struct SharedRegions {
     pub(crate) shards: Vec<ShardSource>,
     /// By source of the group: the location of the shard that it is of.
     names: Vec<String>,
+    hints: ReadHints,
 }
 
 impl SharedRegions {
-    /// Describes regions, each with its number and its shard.
-    pub(crate) fn new(regions: &[(usize, usize)], shards: &[Shard]) -> Self {
+    /// Describes regions, each with its number and its shard. With `staged`, bytes pass through
+    /// staging memory.
+    pub(crate) fn new(regions: &[(usize, usize)], shards: &[Shard], staged: bool) -> Self {
         let mut numbers: Vec<usize> = regions.iter().map(|(_, shard)| *shard).collect();
         numbers.dedup();
         let name = |(_, shard): &(usize, usize)| shards[*shard].location().to_string();
         Self {
             regions: regions.iter().map(|(region, _)| *region).collect(),
             names: regions.iter().map(name).collect(),
+            hints: ReadHints {
+                alignment: page_size() as u64,
+                ..if staged { COPIED_HINTS } else { SHOWN_HINTS }
+            },
             shards: (numbers.into_iter())
                 .map(|shard| shards[shard].source().clone())
                 .collect(),
@@ -80,8 +110,9 @@ impl SharedRegions {
     }
 }
 
-/// Hints on shared memory: windows are whole pages, so that a rank can replace single ones.
-const SHARED_HINTS: ReadHints = ReadHints {
+/// Hints on shared memory that tensors show: windows are whole pages, so that a rank can replace
+/// single ones.
+const SHOWN_HINTS: ReadHints = ReadHints {
     extent_bytes: 4 << 20,
     request_bytes: 4 << 20,
     alignment: 4096,
@@ -89,6 +120,23 @@ const SHARED_HINTS: ReadHints = ReadHints {
     depth: 64,
     in_flight_bytes: 128 << 20,
     in_flight_bytes_max: 128 << 20,
+};
+
+/// Hints on shared memory that is copied: slots wait for the leader, and each rank has its own, so
+/// they are few and small.
+const COPIED_HINTS: ReadHints = ReadHints {
+    extent_bytes: 1 << 20,
+    request_bytes: 1 << 20,
+    depth: 16,
+    in_flight_bytes: 16 << 20,
+    in_flight_bytes_max: 16 << 20,
+    ..SHOWN_HINTS
+};
+
+/// Hints on bytes from other nodes: windows are whole pages, so that the file can be read instead.
+const REMOTE_HINTS: ReadHints = ReadHints {
+    gap_bytes: 0,
+    ..SHOWN_HINTS
 };
 
 /// All sources of a load.
@@ -161,11 +209,25 @@ impl Sources {
         self.groups.push(Group::Shared(Arc::new(shared)));
     }
 
+    /// Adds bytes that other nodes read, as the last sources.
+    pub(crate) fn add_remote(&mut self, remote: RemoteSources) {
+        let group = self.groups.len();
+        let members = 0..remote.sources.len();
+        self.members
+            .extend(members.map(|index| Member { group, index }));
+        self.groups.push(Group::Remote(Arc::new(remote)));
+    }
+
+    /// Numbers the sources anew: the new number `i` stands for what was the source `order[i]`.
+    pub(crate) fn arrange(&mut self, order: &[usize]) {
+        self.members = order.iter().map(|source| self.members[*source]).collect();
+    }
+
     /// Returns the shared regions, if there are any.
     pub(crate) fn shared(&self) -> Option<Arc<SharedRegions>> {
         self.groups.iter().find_map(|group| match group {
             Group::Shared(shared) => Some(Arc::clone(shared)),
-            Group::Files(_) => None,
+            Group::Files(_) | Group::Remote(_) => None,
             #[cfg(feature = "object")]
             Group::Objects(_) => None,
         })
@@ -240,7 +302,7 @@ impl Sources {
     fn objects(&self) -> impl Iterator<Item = &ObjectSource> {
         self.groups.iter().flat_map(|group| match group {
             Group::Objects(objects) => &**objects,
-            Group::Files(_) | Group::Shared(_) => &[],
+            Group::Files(_) | Group::Shared(_) | Group::Remote(_) => &[],
         })
     }
 
@@ -304,7 +366,8 @@ impl Group {
             Self::Files(files) => files[index].hints(),
             #[cfg(feature = "object")]
             Self::Objects(objects) => objects[index].hints(),
-            Self::Shared(_) => SHARED_HINTS,
+            Self::Shared(shared) => shared.hints,
+            Self::Remote(_) => REMOTE_HINTS,
         }
     }
 
@@ -314,6 +377,7 @@ impl Group {
             #[cfg(feature = "object")]
             Self::Objects(objects) => objects[index].location().to_string(),
             Self::Shared(shared) => shared.names[index].clone(),
+            Self::Remote(remote) => remote.names[index].clone(),
         }
     }
 
@@ -333,6 +397,7 @@ impl Group {
                 url.map_or_else(String::new, |url| url.scheme.clone())
             }
             Self::Shared(_) => "shared memory".to_owned(),
+            Self::Remote(_) => "other nodes".to_owned(),
         }
     }
 
@@ -348,7 +413,7 @@ impl Group {
                 .iter()
                 .map(|object| object.remote().retry_counter())
                 .collect(),
-            Self::Shared(_) => Vec::new(),
+            Self::Shared(_) | Self::Remote(_) => Vec::new(),
         }
     }
 
@@ -358,7 +423,7 @@ impl Group {
             Self::Files(files) => files,
             #[cfg(feature = "object")]
             Self::Objects(_) => &[],
-            Self::Shared(_) => &[],
+            Self::Shared(_) | Self::Remote(_) => &[],
         }
     }
 }

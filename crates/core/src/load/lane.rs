@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::pipeline::{self, Feed, LaneWork};
 #[cfg(feature = "object")]
 use crate::engine::ObjectSetup;
-use crate::engine::{self, Engine, EngineKind, EngineSetup, Refusal, SharedSetup};
+use crate::engine::{self, Engine, EngineKind, EngineSetup, Refusal, RemoteSetup, SharedSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::EngineChoice;
 use crate::report::{Counters, EngineReport};
@@ -44,6 +44,11 @@ pub(crate) enum LaneEngine {
     #[cfg(feature = "object")]
     Objects {
         setup: Arc<ObjectSetup>,
+        /// The requested engine, which applies to files.
+        choice: EngineChoice,
+    },
+    Remote {
+        setup: Arc<RemoteSetup>,
         /// The requested engine, which applies to files.
         choice: EngineChoice,
     },
@@ -313,6 +318,11 @@ impl LaneEngine {
                 engine::open_objects(setup),
                 choice.name(),
                 "for object stores".to_owned(),
+            ),
+            Self::Remote { setup, choice } => (
+                engine::open_remote(setup),
+                choice.name(),
+                "other nodes read for this one".to_owned(),
             ),
             Self::Shared {
                 setup,

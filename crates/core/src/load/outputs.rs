@@ -3,18 +3,19 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::budget::{Demand, HostBudget};
+use super::budget::{Demand, HostBudget, MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::{Destination, Destinations};
 use super::device_alloc::DeviceAllocator;
 use super::lane::OpenSink;
 use super::pipeline::LeaseOrigin;
 use super::prepare::Prepared;
-use super::shares::SharedSources;
+use super::shares::{SharedSources, is_received};
 use crate::cuda::Context;
 use crate::error::Result;
 use crate::memory::cgroup::cgroup_memory;
 use crate::memory::{
-    DeviceBudget, Mapping, Pool, RegionCache, Slab, Staging, StagingNeed, WriteGate, kept_staging,
+    DeviceBudget, Mapping, Pool, PublishedPool, RegionCache, SharedMemory, Slab, Staging,
+    StagingNeed, WriteGate, kept_staging,
 };
 use crate::options::Options;
 use crate::plan::{Plan, RegionPlan};
@@ -26,6 +27,10 @@ use crate::sink::{
 };
 use crate::sync::event_count::EventCount;
 use crate::tensor::Tensor;
+
+/// Bytes of shared memory that the leader of a node begins with: memory that is used again soon is
+/// cheaper to fill than more memory. (64 MiB were enough, 2026-11, `benches/results/`.)
+const WINDOW_BYTES: u64 = 128 << 20;
 
 /// Memory and sinks of one load.
 pub(crate) struct Outputs {
@@ -81,6 +86,10 @@ impl Outputs {
         let demand = Demand {
             plan: &prepared.plan,
             tensors: &prepared.tensors,
+            default: match prepared.shared {
+                Some(_) => RANK_MEMORY_LIMIT,
+                None => MEMORY_LIMIT,
+            },
             in_flight: prepared.in_flight_bytes(),
             staged: prepared.staged_bytes(),
             reads: prepared.reads_in_flight(),
@@ -106,7 +115,7 @@ impl Outputs {
             let output = match destination {
                 Destination::Host => {
                     let pool = host_pool.take().expect("there is one such destination");
-                    Output::host(prepared, options, pool)
+                    Output::host(prepared, pool)
                 }
                 Destination::HostTargets => Output::host_targets(prepared, &gate),
                 Destination::CudaTargets(context) => {
@@ -187,7 +196,7 @@ fn completion(sinks: Vec<SinkFactory>, slab: Option<&Slab>) -> Complete {
 }
 
 impl Output {
-    fn host(prepared: &Prepared, options: &Options, pool: Pool) -> Self {
+    fn host(prepared: &Prepared, pool: Pool) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
         let origin = match &prepared.views {
             Some(views) => LeaseOrigin::Views {
@@ -196,7 +205,7 @@ impl Output {
             },
             None => match &prepared.shared {
                 Some(shared) => LeaseOrigin::Received {
-                    shows: shows(prepared, shared, options),
+                    shows: shows(prepared, shared),
                     link: Arc::clone(&shared.link),
                     pool,
                 },
@@ -237,32 +246,50 @@ impl Output {
 }
 
 /// Returns, by region of the plan, the region of the node that it shows.
-fn shows(prepared: &Prepared, shared: &SharedSources, options: &Options) -> Vec<Option<usize>> {
+fn shows(prepared: &Prepared, shared: &SharedSources) -> Vec<Option<usize>> {
     let shows = |region: &RegionPlan| {
         let shown = shared.region(region.source)?;
-        prepared.is_received(region, options).then_some(shown)
+        is_received(&prepared.plan, &prepared.destinations, region).then_some(shown)
     };
     prepared.plan.regions.iter().map(shows).collect()
 }
 
-/// Returns the pool of a leader's reads, within its budget.
+/// Returns the pool of a leader's reads, within its budget, and the memory that they take place in
+/// if that is not the pool's.
+///
+/// A device needs four times the requests for shared memory of small pages: what it reads goes into
+/// private memory, and is copied. (8 threads, 2 GB/s, 2026-11, `benches/results/`: 0.50 s per GiB
+/// in place of 1.06.)
 ///
 /// # Errors
 ///
 /// [`crate::ErrorKind::OutOfMemory`] for a budget that is too small.
-pub(crate) fn published_pool(prepared: &Prepared, options: &Options) -> Result<Pool> {
+pub(crate) fn published(
+    prepared: &Prepared,
+    options: &Options,
+) -> Result<(PublishedPool, Option<Arc<Slab>>)> {
     let group = cgroup_memory(Path::new("/"));
     let demand = Demand {
         plan: &prepared.plan,
         tensors: &prepared.tensors,
+        default: MEMORY_LIMIT,
         in_flight: prepared.in_flight_bytes(),
-        staged: 0,
+        staged: prepared.in_flight_bytes(),
         reads: prepared.reads_in_flight(),
         group: group.as_ref(),
-        kept: 0,
+        kept: kept_staging() as u64,
     };
-    let budget = demand.host(Some(0), false, options)?;
-    Ok(Pool::new(budget.pool, Arc::default()))
+    let is_copied = prepared.reads_devices() && !SharedMemory::has_huge_pages();
+    let budget = match demand.host(Some(0), is_copied, options) {
+        // The copy is for speed.
+        Err(_) if is_copied => demand.host(Some(0), false, options)?,
+        budget => budget?,
+    };
+    let window = WINDOW_BYTES.max(2 * demand.in_flight);
+    let events = Arc::<EventCount>::default();
+    let pool = PublishedPool::new(budget.pool, window, Arc::clone(&events));
+    let slab = (budget.slots > 0).then(|| staging(budget, None, &events));
+    Ok((pool, slab.transpose()?))
 }
 
 fn staging_report(slab: &Slab) -> Option<StagingReport> {

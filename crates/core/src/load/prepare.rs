@@ -3,20 +3,19 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::destinations::{Destination, Destinations};
-use super::groups::{Group, SharedRegions, Sources};
+use super::destinations::Destinations;
+use super::groups::{Group, RemoteSources, SharedRegions, Sources};
 use super::lane::{LaneEngine, LaneSetup};
 use super::pipeline::Feed;
-use super::shares::{SharedSources, Shares, open_storage};
-use super::wanted::{layouts, own_shards, places, refuse_too_many_reads, wanted};
+use super::shares::{Others, RemoteShares, SharedSources, reread};
+use super::wanted::{in_file_order, layouts, own_shards, places, refuse_too_many_reads, wanted};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{self, EngineKind, EngineSetup, SharedSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileView, Slab};
 use crate::options::CacheMode;
-use crate::options::{EngineChoice, Options, Verify};
-use crate::plan::{self, Plan, RegionPlan, Wanted};
-use crate::ranks::link::Link;
+use crate::options::{EngineChoice, Options};
+use crate::plan::{self, Plan, Wanted};
 use crate::report::Counters;
 use crate::schedule::{Groups, LaneCount, Limits};
 #[cfg(feature = "object")]
@@ -46,6 +45,8 @@ pub(crate) struct Prepared {
     pub(crate) views: Option<Vec<Arc<FileView>>>,
     /// The part that the leader of the node reads.
     pub(crate) shared: Option<SharedSources>,
+    /// The part that other nodes read.
+    remote: Option<RemoteShares>,
     /// By group.
     limits: Vec<Limits>,
 }
@@ -62,14 +63,20 @@ impl Prepared {
         tensors: Vec<TensorInfo>,
         destinations: Destinations,
         options: &Options,
-        shares: Option<Shares>,
+        others: Option<Others>,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
         if options.cache == CacheMode::Map {
             refuse_views(checkpoint, &tensors, &destinations, options)?;
         }
+        let (shares, remote) = Others::split(others);
         let places = places(&tensors, shares.as_ref());
-        let (own, source_of) = own_shards(checkpoint, &tensors, &places);
+        let (remote_sources, of_others) = match &remote {
+            Some(remote) => remote.sources(&tensors),
+            None => (Vec::new(), vec![None; tensors.len()]),
+        };
+        let is_own = |index: usize| places[index].is_none() && of_others[index].is_none();
+        let (own, source_of) = own_shards(checkpoint, &tensors, is_own);
         let first_source = own.len();
         let mut sources = Sources::open(own, options)?;
         let regions: BTreeSet<usize> = places.iter().flatten().map(|place| place.0).collect();
@@ -77,10 +84,17 @@ impl Prepared {
         if let Some(shares) = &shares {
             let origin = |region: &usize| (*region, shares.plan.regions[*region].shard);
             let origins: Vec<_> = regions.iter().map(origin).collect();
-            sources.add_shared(SharedRegions::new(&origins, checkpoint.shards()));
+            let staged = destinations.staged();
+            sources.add_shared(SharedRegions::new(&origins, checkpoint.shards(), staged));
+        }
+        if remote.is_some() {
+            sources.add_remote(RemoteSources::new(remote_sources, checkpoint.shards()));
         }
         let position = |index: usize, tensor: &TensorInfo| {
             let range = tensor.file_range();
+            if let Some(source) = of_others[index] {
+                return (first_source + source, range);
+            }
             match places[index] {
                 None => (source_of[tensor.shard()].unwrap_or(0), range),
                 Some((region, offset)) => {
@@ -91,37 +105,24 @@ impl Prepared {
             }
         };
         let mut wanted = wanted(&tensors, &destinations, position);
-        // Shared regions come behind the files.
-        wanted.sort_by_key(|(_, wanted)| (wanted.source, wanted.range.start));
+        if remote.is_some() {
+            // All nodes take what they share in the same order.
+            sources.arrange(&in_file_order(&mut wanted, &tensors));
+        } else {
+            // Shared regions come behind the files.
+            wanted.sort_by_key(|(_, wanted)| (wanted.source, wanted.range.start));
+        }
         let (numbers, wanted): (Vec<usize>, Vec<Wanted>) = wanted.into_iter().unzip();
-        let shared_from = shares.as_ref().map(|_| first_source);
+        let all = remote.as_ref().map(|_| usize::MAX);
+        let shared_from = shares.as_ref().map(|_| first_source).or(all);
         let layouts = layouts(&sources, shared_from, options, destinations.staged());
         refuse_too_many_reads(&wanted, &layouts)?;
         let mut plan = plan::build(&wanted, &layouts, &destinations.arrangements());
         plan.renumber(&numbers);
         let plan = Arc::new(plan);
-        let mut users = vec![
-            0;
-            shares
-                .as_ref()
-                .map_or(0, |shares| shares.plan.regions.len())
-        ];
-        for region in &plan.regions {
-            if let Some(index) = region.source.checked_sub(first_source) {
-                users[regions[index]] += uses(&plan, &destinations, options, region);
-            }
-        }
-        let shared_regions = sources.shared();
-        let begin = |shares: Shares| {
-            Ok::<_, Error>(SharedSources {
-                link: Arc::new(Link::begin(shares.joining, &shares.plan, &users)?),
-                regions: shared_regions.expect("added above"),
-                reread_bytes: shares.reread_bytes,
-                origins: shares.plan.regions,
-                first_source,
-                checkpoint: checkpoint.clone(),
-            })
-        };
+        let from = (sources.shared(), first_source);
+        let begin = |it| SharedSources::begin(it, from, &plan, &destinations, options, checkpoint);
+        let received = shares.map(begin).transpose()?;
         let limits = (0..sources.groups().len())
             .map(|group| limits(group, &sources, &plan, options))
             .collect();
@@ -130,20 +131,32 @@ impl Prepared {
             sources: Arc::new(sources),
             tensors,
             plan,
-            shared: shares.map(begin).transpose()?,
+            shared: received,
+            remote,
             destinations,
             limits,
         })
     }
 
-    /// Returns whether a region of the plan shows shared memory; the bytes of others are copied.
-    pub(crate) fn is_received(&self, region: &RegionPlan, options: &Options) -> bool {
-        is_received(&self.plan, &self.destinations, options, region)
-    }
-
     /// Returns whether any tensor is at an offset that no view can align.
     pub(crate) fn realigns(&self) -> bool {
         self.plan.targets.iter().any(|target| target.realign)
+    }
+
+    /// Returns whether devices write what is read into memory, not the CPU, and nothing is received
+    /// from other nodes.
+    pub(crate) fn reads_devices(&self) -> bool {
+        if self.remote.is_some() {
+            // Slots that wait for other nodes could leave none for what those wait for.
+            return false;
+        }
+        let mut groups = self.sources.groups().iter();
+        groups.any(|group| match group {
+            Group::Files(files) => files.iter().any(|it| it.reads_direct() && !it.is_copied()),
+            #[cfg(feature = "object")]
+            Group::Objects(_) => false,
+            Group::Shared(_) | Group::Remote(_) => false,
+        })
     }
 
     /// Returns the groups of sources that share limits.
@@ -178,7 +191,7 @@ impl Prepared {
             Group::Files(_) => limits.depth.bytes(),
             #[cfg(feature = "object")]
             Group::Objects(_) => limits.depth.bytes(),
-            Group::Shared(_) => limits.depth.bytes(),
+            Group::Shared(_) | Group::Remote(_) => limits.depth.bytes(),
         };
         self.sources
             .groups()
@@ -256,6 +269,11 @@ impl Prepared {
                     self.objects_engine(group, objects, depth, options, feed),
                     LaneCount::fixed(1),
                 ),
+                Group::Remote(remote) => (
+                    self.remote_engine(remote, depth, options, feed),
+                    // Another thread receives.
+                    LaneCount::fixed(1),
+                ),
                 Group::Shared(shared) => (
                     self.shared_engine(shared, depth, options, feed),
                     // Bytes that tensors do not show are copied.
@@ -280,6 +298,20 @@ impl Prepared {
         lanes
     }
 
+    fn remote_engine(
+        &self,
+        remote: &RemoteSources,
+        depth: usize,
+        options: &Options,
+        feed: &Feed,
+    ) -> LaneEngine {
+        let part = self.remote.as_ref().expect("there are remote sources");
+        LaneEngine::Remote {
+            setup: Arc::new(part.setup(&remote.sources, &self.plan, depth, options, feed.cancel())),
+            choice: options.engine,
+        }
+    }
+
     fn shared_engine(
         &self,
         shared: &SharedRegions,
@@ -288,17 +320,19 @@ impl Prepared {
         feed: &Feed,
     ) -> LaneEngine {
         let part = self.shared.as_ref().expect("there are shared regions");
-        let cancel = feed.cancel();
         LaneEngine::Shared {
             setup: Arc::new(SharedSetup {
+                plan: Arc::clone(&self.plan),
                 link: Arc::clone(&part.link),
                 regions: shared.regions.clone(),
                 depth,
-                on_peer_loss: options.on_peer_loss,
-                is_verified: options.verify != Verify::Off,
-                reread_bytes: Arc::clone(&part.reread_bytes),
-                open_storage: open_storage(&part.checkpoint, &part.origins, options, cancel),
-                cancel: Arc::clone(cancel),
+                reread: reread(
+                    &part.checkpoint,
+                    &part.origins,
+                    &part.reread_bytes,
+                    options,
+                    feed.cancel(),
+                ),
             }),
             leader: part.link.leader(),
             choice: options.engine,
@@ -331,51 +365,6 @@ impl Prepared {
             choice: options.engine,
         }
     }
-}
-
-/// Returns the number of uses that a region makes of the shared memory that it comes from: one if
-/// it shows it, else one for each read that copies from it.
-fn uses(plan: &Plan, destinations: &Destinations, options: &Options, region: &RegionPlan) -> usize {
-    if is_received(plan, destinations, options, region) {
-        1
-    } else {
-        region.extents.len()
-    }
-}
-
-/// Returns whether a region over shared memory shows it.
-fn is_received(
-    plan: &Plan,
-    destinations: &Destinations,
-    options: &Options,
-    region: &RegionPlan,
-) -> bool {
-    let first = &plan.extents[region.extents.start];
-    let target = &plan.targets[plan.pieces[first.pieces.start].tensor];
-    let destination = &destinations.list()[region.destination];
-    matches!(destination, Destination::Host)
-        && !options.private
-        && !target.realign
-        && !target.join
-        && !shares_pages(plan, region)
-}
-
-/// Returns whether a region shows pages that another one of the same source shows too: neither can
-/// replace its pages without the other one's bytes.
-fn shares_pages(plan: &Plan, region: &RegionPlan) -> bool {
-    let span = |region: &RegionPlan| {
-        let extents = &plan.extents[region.extents.clone()];
-        let end = extents.last().map(|last| last.offset + last.window as u64);
-        (region.source, extents[0].offset, end.unwrap_or(0))
-    };
-    let of = |index: usize| plan.regions.get(index).map(span);
-    let extents = region.extents.start;
-    let index = (plan.regions).partition_point(|other| other.extents.start < extents);
-    let (source, start, end) = span(region);
-    let before = index.checked_sub(1).and_then(of);
-    let behind = of(index + 1);
-    before.is_some_and(|(other, _, its_end)| other == source && its_end > start)
-        || behind.is_some_and(|(other, its_start, _)| other == source && its_start < end)
 }
 
 /// Returns the engine for the files of a group, and how many lanes it has.
@@ -423,6 +412,17 @@ fn refuse_views(
     destinations: &Destinations,
     options: &Options,
 ) -> Result<()> {
+    if let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some()) {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            "‹cache=map› maps files as they are, but this slice is not contiguous in its file",
+        )
+        .with_location(checkpoint.location())
+        .with_tensor(tensor.name())
+        .with_hint(
+            "load the whole tensor and slice it in memory without a copy, or use ‹cache=auto›",
+        ));
+    }
     if destinations.staged() {
         return Err(Error::new(
             ErrorKind::Unsupported,
@@ -438,17 +438,6 @@ fn refuse_views(
             format!("‹engine={engine}› has no effect: ‹cache=map› reads nothing"),
         )
         .with_hint("omit one of the two options"));
-    }
-    if let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some()) {
-        return Err(Error::new(
-            ErrorKind::InvalidRequest,
-            "‹cache=map› maps files as they are, but this slice is not contiguous in its file",
-        )
-        .with_location(checkpoint.location())
-        .with_tensor(tensor.name())
-        .with_hint(
-            "load the whole tensor and slice it in memory without a copy, or use ‹cache=auto›",
-        ));
     }
     Ok(())
 }
@@ -472,6 +461,8 @@ fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Li
         Group::Files(_) => Limits::for_files(options, &hints, longest),
         #[cfg(feature = "object")]
         Group::Objects(_) => Limits::for_objects(options, &hints, longest),
-        Group::Shared(_) => Limits::for_files(&Options::default(), &hints, longest),
+        Group::Shared(_) | Group::Remote(_) => {
+            Limits::for_files(&Options::default(), &hints, longest)
+        }
     }
 }

@@ -112,7 +112,13 @@ fn read(info: TensorInfo, source: &dyn Source) -> Result<Tensor> {
         for extent in &plan.extents[region.extents.clone()] {
             let mut bytes = source.fetch(extent.offset, extent.needed)?;
             plan.gather(extent, &mut bytes);
-            let filled = memory.carve(extent.window).fill_from(&bytes);
+            let filled = match plan.slice_in(extent) {
+                None => memory.carve(extent.window).fill_from(&bytes),
+                Some(piece) => {
+                    let slice = &bytes[piece.extent_offset..piece.extent_offset + piece.len];
+                    memory.carve(piece.len).fill_from(slice)
+                }
+            };
             sink.submit(extent, filled)?;
         }
     }

@@ -107,6 +107,18 @@ impl Loader {
         self.checkpoint.located(error)
     }
 
+    /// Returns the tensors to load, and where they go.
+    ///
+    /// # Errors
+    ///
+    /// Those of the options, the selection and the devices.
+    pub(super) fn requested(&self) -> Result<(Vec<TensorInfo>, Destinations)> {
+        self.options.validate()?;
+        let selected = self.selected()?;
+        let destinations = self.destinations(&selected)?;
+        Ok((selected, destinations))
+    }
+
     /// Maps the selected tensors to destinations.
     pub(super) fn destinations(&self, tensors: &[TensorInfo]) -> Result<Destinations> {
         let names = self.names();

@@ -11,6 +11,7 @@ use super::lane::{self, OpenedEngine};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
 use super::prepare::Prepared;
+use super::shares::Others;
 use super::stream::{Shared, StreamSetup, TensorStream};
 use crate::error::Result;
 use crate::memory::Slab;
@@ -52,11 +53,11 @@ impl Loader {
 
     fn start(&self, mut allocator: Option<Box<dyn DeviceAllocator>>) -> Result<TensorStream> {
         let (started, options) = (Instant::now(), &self.options);
-        options.validate()?;
-        let selected = self.selected()?;
-        let destinations = self.destinations(&selected)?;
+        let requested = self.requested();
+        let (selected, destinations) = requested.inspect_err(|error| self.give_up(error))?;
         let mut joined = self.join(started)?;
         let part = joined.as_mut().and_then(|joined| joined.shares.take());
+        let part = part.map(Others::Leader);
         let is_shared = part.is_some();
         let options = &joined
             .as_ref()

@@ -66,6 +66,20 @@ pub(super) fn places(tensors: &[TensorInfo], shares: Option<&Shares>) -> Vec<Opt
     places.take(tensors.len()).collect()
 }
 
+/// Numbers the sources of `wanted` anew, so that tensors are in the order of their files although
+/// several sources have bytes of one. Returns the old numbers.
+pub(super) fn in_file_order(wanted: &mut [(usize, Wanted)], tensors: &[TensorInfo]) -> Vec<usize> {
+    wanted.sort_by_key(|(index, wanted)| (tensors[*index].shard(), wanted.range.start));
+    let mut order: Vec<usize> = Vec::new();
+    for (_, wanted) in wanted {
+        if order.last() != Some(&wanted.source) {
+            order.push(wanted.source);
+        }
+        wanted.source = order.len() - 1;
+    }
+    order
+}
+
 /// Shards that a load reads itself, each with the ranges that it wants of it; and the position of
 /// each shard among them.
 pub(super) type OwnShards = (Vec<(ShardSource, Vec<Range<u64>>)>, Vec<Option<usize>>);
@@ -73,15 +87,13 @@ pub(super) type OwnShards = (Vec<(ShardSource, Vec<Range<u64>>)>, Vec<Option<usi
 pub(super) fn own_shards(
     checkpoint: &Checkpoint,
     tensors: &[TensorInfo],
-    places: &[Option<(usize, u64)>],
+    is_own: impl Fn(usize) -> bool,
 ) -> OwnShards {
     let mut source_of = vec![None; checkpoint.shards().len()];
     let mut shards: Vec<(ShardSource, Vec<Range<u64>>)> = Vec::new();
-    let own = tensors
-        .iter()
-        .zip(places)
-        .filter(|(_, place)| place.is_none());
-    for (tensor, _) in own.filter(|(tensor, _)| tensor.byte_len() > 0) {
+    let own = tensors.iter().enumerate();
+    let own = own.filter(|(index, tensor)| is_own(*index) && tensor.byte_len() > 0);
+    for (_, tensor) in own {
         let source = *source_of[tensor.shard()].get_or_insert_with(|| {
             let source = checkpoint.shards()[tensor.shard()].source();
             shards.push((source.clone(), Vec::new()));

@@ -29,6 +29,8 @@ pub struct Lease {
     owner: Owner,
     /// The window was a view, whose pages are the lease's own now.
     private: bool,
+    /// Window that the bytes are copied to in the end.
+    destination: Option<Box<Lease>>,
 }
 
 /// Owner that keeps the window's memory alive.
@@ -59,7 +61,16 @@ impl Lease {
             len,
             owner,
             private: false,
+            destination: None,
         }
+    }
+
+    /// Makes this window the first place of bytes that go to `destination`. See
+    /// [`Filled::arrived`].
+    #[must_use]
+    pub fn on_the_way_to(mut self, destination: Self) -> Self {
+        self.destination = Some(Box::new(destination));
+        self
     }
 
     /// Address of the first byte, which identifies the window.
@@ -146,6 +157,32 @@ impl Lease {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len) }
     }
 
+    /// Returns bytes of the window, for engines that write to it in any order. Bytes that were not
+    /// written have any value.
+    ///
+    /// # Panics
+    ///
+    /// For a view, and for bytes outside of the window.
+    pub(crate) fn bytes_mut(&mut self, range: std::ops::Range<usize>) -> &mut [u8] {
+        assert!(!self.is_view(), "a load never writes to a view");
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "bytes outside of the window"
+        );
+        // SAFETY: inside the window, asserted above.
+        let start = unsafe { self.start.add(range.start) };
+        // SAFETY: windows lie in mappings, whose bytes the system has initialised; only this lease
+        // reaches them, and `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), range.len()) }
+    }
+
+    /// Converts a lease whose first `len` bytes have been written through [`Self::bytes_mut`].
+    pub(crate) fn written(self, len: usize) -> Filled {
+        assert!(!self.is_view(), "a load never writes to a view");
+        // SAFETY: initialised, as in `bytes_mut`.
+        unsafe { self.assume_filled(len) }
+    }
+
     /// Index under which an engine may have registered the window's memory with the kernel.
     pub fn registration(&self) -> Option<u16> {
         match &self.owner {
@@ -165,7 +202,11 @@ impl Lease {
             "filled {len} bytes of a window of {}",
             self.len
         );
-        Filled { lease: self, len }
+        Filled {
+            lease: self,
+            len,
+            is_gathered: false,
+        }
     }
 
     /// Fills the start of the window from memory: for engines that already have the bytes.
@@ -239,9 +280,22 @@ impl Filling {
 pub struct Filled {
     lease: Lease,
     len: usize,
+    is_gathered: bool,
 }
 
 impl Filled {
+    /// Declares that the engine has joined the bytes of slices. See [`crate::plan::Plan::gather`].
+    #[must_use]
+    pub(crate) fn gathered(mut self) -> Self {
+        self.is_gathered = true;
+        self
+    }
+
+    /// Returns whether the engine has joined the bytes of slices.
+    pub(crate) fn is_gathered(&self) -> bool {
+        self.is_gathered
+    }
+
     /// Bytes that were read.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer
@@ -264,6 +318,20 @@ impl Filled {
     /// Address of the first byte.
     pub(crate) fn start(&self) -> usize {
         self.lease.start()
+    }
+
+    /// Copies a range of the bytes to the window that they are on the way to, and returns that; or
+    /// the window itself, if they go nowhere else.
+    ///
+    /// # Panics
+    ///
+    /// When that window has no room for them.
+    #[must_use]
+    pub fn arrived(mut self, range: std::ops::Range<usize>) -> Self {
+        match self.lease.destination.take() {
+            Some(destination) => destination.fill_from(&self.bytes()[range]),
+            None => self,
+        }
     }
 
     /// Returns the region that the window lies in and its offset there; `None` for staging memory.

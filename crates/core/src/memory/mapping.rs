@@ -25,9 +25,6 @@ use crate::error::{Error, ErrorKind, Result};
 /// KiB-page arm64).
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Smallest range that is released to the system.
-const RELEASE_BYTES_MIN: usize = 64 << 10;
-
 /// Maximum number of threads that touch fresh memory in parallel: with about this many, clearing
 /// pages is bound by memory bandwidth.
 const POPULATE_THREADS_MAX: usize = 8;
@@ -153,16 +150,6 @@ impl Mapping {
         unsafe { advise_no_fork(self.start.as_ptr(), self.len) };
     }
 
-    /// Releases the pages behind `len` to the system if there are enough to be worth a call. They
-    /// stay mapped and read as zero; their contents are lost.
-    pub(super) fn release_from(&self, len: usize) {
-        let from = len.next_multiple_of(page_size());
-        if self.len.saturating_sub(from) >= RELEASE_BYTES_MIN {
-            // SAFETY: whole pages inside the mapping; the caller no longer uses their bytes.
-            unsafe { release(self.start.as_ptr().wrapping_add(from), self.len - from) };
-        }
-    }
-
     /// Splits off everything from `len` on (whole pages, inside the mapping) as a mapping of its
     /// own.
     pub(super) fn split_off(&mut self, len: usize) -> Self {
@@ -259,18 +246,6 @@ unsafe fn populate(start: *mut u8, len: usize) {
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxPopulateWrite) };
 }
 
-/// Releases the pages of the range. Only advice: if it is refused, the memory stays allocated.
-///
-/// # Safety
-///
-/// The range must be whole pages of a mapping that the caller owns, and their contents must no
-/// longer be needed.
-#[cfg(all(target_os = "linux", not(miri)))]
-unsafe fn release(start: *mut u8, len: usize) {
-    // SAFETY: the caller's promise: the lost contents are no longer needed.
-    let _ = unsafe { madvise(start.cast(), len, Advice::LinuxDontNeed) };
-}
-
 /// Keeps the range out of forked processes. Only advice: if it is refused, a fork costs more.
 ///
 /// # Safety
@@ -310,9 +285,6 @@ unsafe fn prefer_node(start: *mut u8, len: usize, node: u32) {
         )
     };
 }
-
-#[cfg(any(not(target_os = "linux"), miri))]
-unsafe fn release(_start: *mut u8, _len: usize) {}
 
 #[cfg(any(not(target_os = "linux"), miri))]
 unsafe fn advise_no_fork(_start: *mut u8, _len: usize) {}

@@ -14,6 +14,7 @@ mod mapping;
 #[cfg(miri)]
 mod miri_alloc;
 mod pool;
+mod published;
 mod region;
 mod shared;
 mod slab;
@@ -29,8 +30,9 @@ pub use lease::{Filled, Filling, Lease};
 pub use mapping::mapped_bytes;
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
 pub use pool::{Pool, PoolUsage, RegionCache};
+pub use published::PublishedPool;
 pub use region::{Region, RegionBytes, RegionWriter};
-pub use shared::{SharedMemory, SharedView};
+pub use shared::{SharedMemory, SharedView, ViewEnd};
 pub use slab::Slab;
 pub use staging::{Staging, StagingFacts, StagingNeed, kept_staging, release_staging};
 pub use target::{KeepAlive, Target};

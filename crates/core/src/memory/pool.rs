@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use super::mapping::{HUGE_PAGE_BYTES, Mapping};
 use super::region::RegionWriter;
-use super::shared::{SharedMemory, ViewRef};
+use super::shared::ViewRef;
 use crate::error::Result;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -201,25 +201,6 @@ impl Pool {
             mapping
         };
         Ok(Some(RegionWriter::new(mapping, tensors, self.link.clone())))
-    }
-
-    /// Allocates a region of `len` bytes for `tensors` tensors in memory that other processes can
-    /// map, or returns `None` while the budget is used up, or many descriptors of the
-    /// process. Such memory is not reused.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`SharedMemory::new`].
-    pub fn try_published(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
-        let wanted = Mapping::charge(len);
-        let is_first = self.usage().charged == 0;
-        // Memory comes back with the next region of this pool.
-        if (SharedMemory::takes_many_descriptors() && !is_first) || !self.try_charge(wanted) {
-            return Ok(None);
-        }
-        let memory = SharedMemory::new(wanted).inspect_err(|_| self.link.uncharge(wanted))?;
-        let link = self.link.clone();
-        Ok(Some(RegionWriter::published(memory, tensors, link)))
     }
 
     /// Creates a region over `len` bytes at `offset` of memory that another process fills, for

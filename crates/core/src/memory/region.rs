@@ -11,12 +11,13 @@
 )]
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::file_view::FileView;
 use super::lease::{Lease, Owner};
 use super::mapping::Mapping;
 use super::pool::PoolLink;
+use super::published::PublishedPool;
 use super::shared::{SharedMemory, ViewRef};
 use crate::error::Result;
 use crate::sync::{Arc, AtomicU32};
@@ -45,8 +46,11 @@ enum Memory {
     },
     /// Memory that this process fills for others, charged to the budget.
     Published {
-        memory: SharedMemory,
-        pool: PoolLink,
+        /// Only `None` while being dropped.
+        memory: Option<SharedMemory>,
+        pool: PublishedPool,
+        /// No process shows it.
+        is_reusable: AtomicBool,
     },
     /// `len` bytes at `offset` of memory that another process fills, charged to the budget.
     Received {
@@ -66,7 +70,10 @@ impl Region {
                 .start(),
             // SAFETY: `RegionWriter::over` asserted that the range lies inside the view.
             Memory::View { view, offset, .. } => unsafe { view.start().add(*offset) },
-            Memory::Published { memory, .. } => memory.start(),
+            Memory::Published { memory, .. } => memory
+                .as_ref()
+                .expect("the memory leaves only in drop")
+                .start(),
             // SAFETY: `RegionWriter::received` asserted that the range lies inside the view.
             Memory::Received { view, offset, .. } => unsafe { view.start().add(*offset) },
         }
@@ -78,7 +85,7 @@ impl Region {
         match &self.memory {
             Memory::Pooled { mapping, .. } => mapping.as_ref().map_or(0, Mapping::len),
             Memory::View { len, .. } | Memory::Received { len, .. } => *len,
-            Memory::Published { memory, .. } => memory.len(),
+            Memory::Published { memory, .. } => memory.as_ref().map_or(0, SharedMemory::len),
         }
     }
 
@@ -99,8 +106,24 @@ impl Region {
     /// Returns the memory for other processes, if the region is that.
     pub fn published(&self) -> Option<&SharedMemory> {
         match &self.memory {
-            Memory::Published { memory, .. } => Some(memory),
+            Memory::Published { memory, .. } => memory.as_ref(),
             Memory::Pooled { .. } | Memory::View { .. } | Memory::Received { .. } => None,
+        }
+    }
+
+    /// Removes memory for other processes from the budget: only those that show it need it.
+    pub fn lend(&self) {
+        if self.unreceived.swap(0, Ordering::AcqRel) > 0
+            && let Memory::Published { pool, .. } = &self.memory
+        {
+            pool.uncharge(self.len());
+        }
+    }
+
+    /// Allows the reuse of memory that no other process shows any more, once it is dropped.
+    pub fn allow_reuse(&self) {
+        if let Memory::Published { is_reusable, .. } = &self.memory {
+            is_reusable.store(true, Ordering::Release);
         }
     }
 
@@ -132,16 +155,7 @@ impl Region {
         match &self.memory {
             Memory::Pooled { .. } | Memory::Published { .. } => true,
             Memory::View { view, .. } => view.is_writable(),
-            Memory::Received { .. } => false,
-        }
-    }
-
-    /// Releases the pages behind `len` to the system; they stay mapped and read as zero.
-    fn release_from(&self, len: usize) {
-        if let Memory::Pooled { mapping, .. } = &self.memory
-            && let Some(mapping) = mapping
-        {
-            mapping.release_from(len);
+            Memory::Received { view, .. } => view.is_writable(),
         }
     }
 
@@ -149,14 +163,12 @@ impl Region {
     pub(crate) fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
             match &self.memory {
-                Memory::Pooled { pool, .. } | Memory::Published { pool, .. } => {
-                    pool.uncharge(self.len());
-                }
+                Memory::Pooled { pool, .. } => pool.uncharge(self.len()),
                 Memory::Received { view, pool, .. } => {
                     pool.uncharge(self.len());
                     view.user_done();
                 }
-                Memory::View { .. } => {}
+                Memory::View { .. } | Memory::Published { .. } => {}
             }
         }
     }
@@ -174,7 +186,20 @@ impl Drop for Region {
                 }
             }
             // A forked child only unmaps its own copy.
-            Memory::Published { pool, .. } if charged && pool.is_here() => pool.uncharge(len),
+            Memory::Published {
+                memory,
+                pool,
+                is_reusable,
+            } if pool.is_here() => {
+                if charged {
+                    pool.uncharge(len);
+                }
+                if let Some(memory) = memory.take()
+                    && is_reusable.load(Ordering::Acquire)
+                {
+                    pool.give_back(memory);
+                }
+            }
             Memory::Received { view, pool, .. } if charged && pool.is_here() => {
                 pool.uncharge(len);
                 view.user_done();
@@ -214,9 +239,14 @@ impl RegionWriter {
 
     /// Creates a region over memory for other processes, for `tensors` tensors (at least one),
     /// whose charge returns to `pool`.
-    pub(super) fn published(memory: SharedMemory, tensors: u32, pool: PoolLink) -> Self {
+    pub(super) fn published(memory: SharedMemory, tensors: u32, pool: PublishedPool) -> Self {
         assert!(tensors > 0, "a region belongs to at least one tensor");
-        Self::from_memory(Memory::Published { memory, pool }, tensors)
+        let memory = Memory::Published {
+            memory: Some(memory),
+            pool,
+            is_reusable: AtomicBool::new(false),
+        };
+        Self::from_memory(memory, tensors)
     }
 
     /// Creates a region over `len` bytes at `offset` of memory that another process fills, for
@@ -317,48 +347,6 @@ impl RegionBytes {
     /// Region that the bytes lie in.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
-    }
-
-    /// Moves `pieces` of a region (offset and length of each, in order) together to its start.
-    /// Whole pages behind them are released to the system.
-    ///
-    /// Returns the joined bytes and the number of bytes copied.
-    ///
-    /// # Panics
-    ///
-    /// For a view, which a load never writes to, and for pieces that are out of order or outside of
-    /// the region.
-    ///
-    /// # Safety
-    ///
-    /// All of the pieces must have been filled and the leases over them dropped; no other tensor
-    /// may live in the region.
-    pub(crate) unsafe fn join(
-        region: Arc<Region>,
-        pieces: impl Iterator<Item = (usize, usize)>,
-    ) -> (Self, usize) {
-        assert!(!region.is_view(), "a load never writes to a view");
-        let start = region.start();
-        let (mut len, mut copied) = (0, 0);
-        for (offset, bytes) in pieces {
-            assert!(
-                len <= offset && bytes <= region.len() - offset,
-                "pieces in order, inside their region"
-            );
-            if len < offset {
-                // SAFETY: inside the mapping, asserted above.
-                let from = unsafe { start.add(offset) };
-                // SAFETY: `to` lies before `from`, inside the mapping.
-                let to = unsafe { start.add(len) };
-                // SAFETY: both are inside the mapping, to which the caller promised exclusive
-                // access; `copy_to` allows the overlap.
-                unsafe { from.copy_to(to, bytes) };
-                copied += bytes;
-            }
-            len += bytes;
-        }
-        region.release_from(len);
-        (Self { region, start, len }, copied)
     }
 
     /// Moves the bytes down to the next lower multiple of `alignment` if they are misaligned.

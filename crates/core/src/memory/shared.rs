@@ -7,17 +7,20 @@
 #![expect(unsafe_code, reason = "maps memory of other processes")]
 
 use std::fmt;
+use std::fs;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::param::page_size;
 
 use super::mapping::Mapping;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::per_process::forks;
 
 /// Memories of this process that have not been dropped.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
@@ -73,6 +76,7 @@ impl SharedMemory {
         let start = mapped.map_err(|errno| cannot_map(len, errno))?;
         let start = NonNull::new(start.cast()).expect("mmap never returns null");
         let shared = Self { start, len, memory };
+        shared.ask_for_huge_pages();
         OPEN.fetch_add(1, Ordering::Relaxed);
         seal(&shared.memory).map_err(|error| {
             Error::new(ErrorKind::Unsupported, "cannot seal shared memory")
@@ -89,6 +93,30 @@ impl SharedMemory {
         let open = OPEN.load(Ordering::Relaxed) as u64;
         limit.is_some_and(|limit| open >= limit / 4)
     }
+
+    /// Returns whether the system gives such memory huge pages. With small ones, a device takes few
+    /// bytes in one request.
+    pub fn has_huge_pages() -> bool {
+        let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+        let allows = |setting: String| {
+            !["[never]", "[deny]"]
+                .iter()
+                .any(|off| setting.contains(off))
+        };
+        setting.is_ok_and(allows)
+    }
+
+    /// Has no effect where the system allows none.
+    #[cfg(target_os = "linux")]
+    fn ask_for_huge_pages(&self) {
+        use rustix::mm::{Advice, madvise};
+        let start = self.start.as_ptr().cast();
+        // SAFETY: the memory's own mapping; the advice changes no byte.
+        let _ = unsafe { madvise(start, self.len, Advice::LinuxHugepage) };
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn ask_for_huge_pages(&self) {}
 
     /// Pointer to the first byte.
     pub fn start(&self) -> NonNull<u8> {
@@ -157,17 +185,30 @@ fn cannot_map(len: usize, errno: rustix::io::Errno) -> Error {
 /// Reference to a view: to memory of another process, which no model of this one has.
 pub(super) type ViewRef = Arc<SharedView>;
 
-/// Callback for a view that is no longer used.
-type Released = Box<dyn Fn() + Send + Sync>;
+/// End of a view, in two steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ViewEnd {
+    /// All of its uses have ended; the bytes that it shows may still be needed.
+    Released,
+    /// It shows the memory no more, and neither does a fork of this process: other bytes may be
+    /// written there.
+    Unmapped,
+}
 
-/// Read-only view of memory that another process fills, at an address that is known before the
-/// memory exists.
+/// Callback for a view that ends.
+type OnEnd = Box<dyn Fn(ViewEnd) + Send + Sync>;
+
+/// View of memory that another process fills, at an address that is known before the memory exists.
+/// Writes of this process, where they are allowed, are private to it.
 pub struct SharedView {
     start: NonNull<u8>,
     len: usize,
+    is_writable: bool,
     /// Uses that have not ended.
     users: AtomicUsize,
-    released: Released,
+    /// Number of forks of this process before the view showed memory.
+    shown_at: OnceLock<usize>,
+    on_end: OnEnd,
 }
 
 // SAFETY: a view is plain memory; unmapping works from any thread.
@@ -177,13 +218,13 @@ unsafe impl Send for SharedView {}
 unsafe impl Sync for SharedView {}
 
 impl SharedView {
-    /// Reserves addresses for `len` bytes, whole pages. `released` is called once `users` uses have
-    /// ended.
+    /// Reserves addresses for `len` bytes, whole pages. `on_end` is called once `users` uses have
+    /// ended, and once the view has shown memory and no longer does.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::OutOfMemory`] when the process has no addresses left.
-    pub fn reserve(len: usize, users: usize, released: Released) -> Result<Self> {
+    pub fn reserve(len: usize, users: usize, on_end: OnEnd) -> Result<Self> {
         let len = Mapping::charge(len);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a null hint and an anonymous mapping: no existing memory is touched.
@@ -193,9 +234,24 @@ impl SharedView {
         Ok(Self {
             start,
             len,
+            is_writable: false,
             users: AtomicUsize::new(users),
-            released,
+            shown_at: OnceLock::new(),
+            on_end,
         })
+    }
+
+    /// Lets this process write to the view, once all of the memory has been filled: the kernel then
+    /// copies each page that is written to.
+    #[must_use]
+    pub fn writable(mut self, is_writable: bool) -> Self {
+        self.is_writable = is_writable;
+        self
+    }
+
+    /// Returns whether this process may write to the view.
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
     }
 
     /// Shows `memory` at the reserved addresses, all of it. To be called once, before any byte is
@@ -215,10 +271,17 @@ impl SharedView {
             );
             return Err(Error::new(ErrorKind::Peer, message));
         }
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let (protection, kind) = if self.is_writable {
+            let private = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            (ProtFlags::READ | ProtFlags::WRITE, private)
+        } else {
+            (ProtFlags::READ, MapFlags::SHARED)
+        };
+        let flags = kind | MapFlags::FIXED;
         let start = self.start.as_ptr().cast();
+        self.shown_at.get_or_init(forks);
         // SAFETY: replaces the view's own reservation, which nothing can have accessed.
-        let mapped = unsafe { mmap(start, self.len, ProtFlags::READ, flags, memory, 0) };
+        let mapped = unsafe { mmap(start, self.len, protection, flags, memory, 0) };
         mapped.map_err(|errno| cannot_map(self.len, errno))?;
         Ok(())
     }
@@ -233,9 +296,14 @@ impl SharedView {
     ///
     /// No reference to these pages may exist, and none of their bytes may be needed.
     pub unsafe fn make_private(&self, range: Range<usize>) -> Result<()> {
+        let page = page_size();
         assert!(
             range.start <= range.end && range.end <= self.len,
             "pages outside of the view"
+        );
+        assert!(
+            range.start.is_multiple_of(page) && range.len().is_multiple_of(page),
+            "parts of pages cannot be replaced"
         );
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -278,7 +346,7 @@ impl SharedView {
     /// Ends one use.
     pub fn user_done(&self) {
         if self.users.fetch_sub(1, Ordering::AcqRel) == 1 {
-            (self.released)();
+            (self.on_end)(ViewEnd::Released);
         }
     }
 }
@@ -286,7 +354,11 @@ impl SharedView {
 impl Drop for SharedView {
     fn drop(&mut self) {
         // SAFETY: mapped in `reserve`, and no other owner is left.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        // A fork of this process would see what is written there next.
+        if unmapped.is_ok() && self.shown_at.get() == Some(&forks()) {
+            (self.on_end)(ViewEnd::Unmapped);
+        }
     }
 }
 
@@ -317,7 +389,7 @@ mod tests {
         let memory = SharedMemory::new(10_000).expect("room");
         assert_eq!(memory.len(), 12_288);
         write(&memory, b"before");
-        let view = SharedView::reserve(10_000, 1, Box::new(|| ())).expect("addresses");
+        let view = SharedView::reserve(10_000, 1, Box::new(|_| ())).expect("addresses");
         view.show(&memory).expect("maps");
         // SAFETY: written above, by this thread.
         assert_eq!(unsafe { view.bytes(0..6) }, b"before");
@@ -330,7 +402,7 @@ mod tests {
     fn view_outlives_memory_of_its_writer() {
         let memory = SharedMemory::new(4096).expect("room");
         write(&memory, b"kept");
-        let view = SharedView::reserve(4096, 1, Box::new(|| ())).expect("addresses");
+        let view = SharedView::reserve(4096, 1, Box::new(|_| ())).expect("addresses");
         view.show(&memory).expect("maps");
         drop(memory);
         // SAFETY: written above, by this thread.
@@ -360,7 +432,7 @@ mod tests {
     #[test]
     fn view_rejects_shorter_memory() {
         let memory = SharedMemory::new(4096).expect("room");
-        let view = SharedView::reserve(8192, 1, Box::new(|| ())).expect("addresses");
+        let view = SharedView::reserve(8192, 1, Box::new(|_| ())).expect("addresses");
         let error = view.show(&memory).expect_err("too short");
         assert_eq!(
             error.message(),
@@ -369,10 +441,26 @@ mod tests {
     }
 
     #[test]
+    fn writable_view_is_a_copy_of_the_pages_written() {
+        let memory = SharedMemory::new(8192).expect("room");
+        write(&memory, b"shared");
+        let reserve = || SharedView::reserve(8192, 1, Box::new(|_| ())).expect("addresses");
+        let (own, other) = (reserve().writable(true), reserve());
+        own.show(&memory).expect("maps");
+        other.show(&memory).expect("maps");
+        // SAFETY: mapped for writing, and no reference to these bytes exists.
+        unsafe { own.start().as_ptr().write(b'S') };
+        // SAFETY: written above, by this thread.
+        assert_eq!(unsafe { own.bytes(0..6) }, b"Shared");
+        // SAFETY: as above.
+        assert_eq!(unsafe { other.bytes(0..6) }, b"shared");
+    }
+
+    #[test]
     fn private_pages_leave_other_pages_shared() {
         let memory = SharedMemory::new(8192).expect("room");
         write(&memory, b"shared");
-        let view = SharedView::reserve(8192, 1, Box::new(|| ())).expect("addresses");
+        let view = SharedView::reserve(8192, 1, Box::new(|_| ())).expect("addresses");
         view.show(&memory).expect("maps");
         // SAFETY: no reference to the second page exists.
         unsafe { view.make_private(4096..8192) }.expect("maps");
@@ -390,7 +478,8 @@ mod tests {
     fn last_user_releases_view() {
         let released = Arc::<AtomicU32>::default();
         let counted = Arc::clone(&released);
-        let count = move || {
+        let count = move |end| {
+            assert_eq!(end, ViewEnd::Released, "it never showed anything");
             counted.fetch_add(1, Ordering::SeqCst);
         };
         let view = SharedView::reserve(1, 2, Box::new(count)).expect("addresses");
@@ -398,5 +487,42 @@ mod tests {
         assert_eq!(released.load(Ordering::SeqCst), 0);
         view.user_done();
         assert_eq!(released.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn view_that_showed_memory_ends_when_it_is_unmapped() {
+        let memory = SharedMemory::new(4096).expect("room");
+        // Another test may fork meanwhile.
+        let ends = loop {
+            let before = forks();
+            let ends = Arc::<std::sync::Mutex<Vec<_>>>::default();
+            let seen = Arc::clone(&ends);
+            let note = move |end| seen.lock().expect("not poisoned").push(end);
+            let view = SharedView::reserve(4096, 1, Box::new(note)).expect("addresses");
+            view.show(&memory).expect("maps");
+            view.user_done();
+            drop(view);
+            if forks() == before {
+                break ends.lock().expect("not poisoned").clone();
+            }
+        };
+        assert_eq!(ends, [ViewEnd::Released, ViewEnd::Unmapped]);
+    }
+
+    #[test]
+    fn view_of_forked_process_is_never_unmapped() {
+        let memory = SharedMemory::new(4096).expect("room");
+        let note = |end| panic!("ended: {end:?}");
+        let view = SharedView::reserve(4096, 1, Box::new(note)).expect("addresses");
+        view.show(&memory).expect("maps");
+        // SAFETY: the child exits at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child without running what the parent has registered.
+            unsafe { libc::_exit(0) };
+        }
+        // SAFETY: a child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, ptr::null_mut(), 0) }, child);
+        drop(view);
     }
 }

@@ -251,8 +251,8 @@ impl Options {
             flag: Some("share"),
             kind: OptionKind::Choice(&["node", "cluster", "none"]),
             default: "node",
-            summary: "Ranks of a group that share what is read: node (those of one node), cluster (all) or \
-                none",
+            summary: "Ranks of a group that share what is read: node (those of one node), cluster (all; \
+                nodes send each other the rest) or none",
             field: field!(share),
         },
         OptionKey {
@@ -279,10 +279,10 @@ impl Options {
             name: "private",
             flag: None,
             kind: OptionKind::Flag,
-            default: "false",
-            summary: "Tensors in host memory are private and writable, not views of memory that the ranks \
-                of a node share",
-            field: field!(private),
+            default: "true",
+            summary: "Tensors in host memory are writable, and what one rank writes is its own; if false, \
+                those that ranks share can only be read",
+            field: field!(optional private),
         },
     ];
 

@@ -181,14 +181,16 @@ pub struct Options {
     /// [`Share::Node`].
     pub share: Share,
     /// Time that the ranks of a group have to begin the load together; when exceeded, it fails with
-    /// [`ErrorKind::Peer`]. Default: 30 seconds.
+    /// [`ErrorKind::Peer`]. With verification, also the time that a rank may keep the others
+    /// waiting. Default: 30 seconds.
     pub join_timeout: Option<Duration>,
     /// Reaction to the loss of the rank that reads for this one. Default: [`OnPeerLoss::Error`].
     pub on_peer_loss: OnPeerLoss,
-    /// With a group, makes tensors in host memory private and writable. Otherwise those that
-    /// several ranks of a node load are views of memory that the ranks share: one copy for the
-    /// node, and writing to it kills the process (`SIGSEGV`). Default: no.
-    pub private: bool,
+    /// With a group, makes tensors in host memory private and writable: those that several ranks of
+    /// a node load are views of memory that the ranks share, one copy for the node, and the kernel
+    /// copies each page that is written to. Otherwise writing to them kills the process
+    /// (`SIGSEGV`). Default: yes.
+    pub private: Option<bool>,
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 //!
 //! Bytes at edges where two windows meet are read twice.
 
+mod cluster;
 mod near_glob;
 mod place;
 mod select;
@@ -26,9 +27,10 @@ mod tests;
 use std::collections::HashMap;
 use std::ops::Range;
 
+pub use cluster::{JointRange, NodeWants, divide};
 pub use place::{Arrangement, Layout, build};
 pub use select::Selection;
-pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share};
+pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share, share_with};
 pub use slice::{Slice, Steps, Strides};
 
 /// A tensor to load, as the plan needs it.
@@ -78,8 +80,8 @@ pub struct RegionPlan {
     pub source: usize,
     /// Destination: an index into the arrangements.
     pub destination: usize,
-    /// Bytes of memory: the windows of all its extents if in place, its tensors if packed, 0 if
-    /// scattered.
+    /// Bytes of memory: the windows of all its extents if in place, its tensors if packed (slices
+    /// with gaps always are), 0 if scattered.
     pub bytes: usize,
     /// Its reads, as indices into [`Plan::extents`].
     pub extents: Range<usize>,
@@ -128,9 +130,6 @@ pub struct Target {
     /// True if the tensor is alone in its region and must be moved to an aligned address when
     /// complete: the file holds it at an offset from which direct reads cannot place it there.
     pub realign: bool,
-    /// True if the tensor is alone in its region, its pieces are apart there, and they must be
-    /// joined when complete.
-    pub join: bool,
 }
 
 impl Plan {
@@ -151,34 +150,36 @@ impl Plan {
     /// Joins the bytes of slices in the window that an extent was read into; does nothing for whole
     /// tensors.
     pub fn gather(&self, extent: &Extent, window: &mut [u8]) {
-        for piece in &self.pieces[extent.pieces.clone()] {
-            if let Some((strides, start)) = self.slices.get(&piece.tensor) {
-                let offset = signed(extent.offset) - signed(*start);
-                strides.gather(window, offset, piece.tensor_offset, piece.len as u64);
-            }
+        for (strides, (offset, first, len)) in self.slices_in(extent) {
+            strides.gather(window, offset, first, len);
         }
     }
 
-    /// Returns whether an extent contains a piece of a slice with gaps.
-    pub fn has_gaps(&self, extent: &Extent) -> bool {
-        // Slices are alone in their regions.
-        let first = self.pieces.get(extent.pieces.start);
-        !self.slices.is_empty()
-            && first.is_some_and(|piece| self.slices.contains_key(&piece.tensor))
+    /// Copies the bytes of slices from those of an extent to where [`Self::gather`] moves them to
+    /// in its window.
+    pub(crate) fn gather_from(&self, extent: &Extent, bytes: &[u8], window: &mut [u8]) {
+        for (strides, place) in self.slices_in(extent) {
+            strides.gather_from(bytes, window, place);
+        }
     }
 
-    /// Returns offset and length, in the region, of each piece of a tensor that is alone there.
-    pub fn pieces_in_place(&self, region: usize) -> impl Iterator<Item = (usize, usize)> {
-        let mut window_offset = 0;
-        let extents = &self.extents[self.regions[region].extents.clone()];
-        extents.iter().flat_map(move |extent| {
-            let start = window_offset;
-            window_offset += extent.window;
-            let pieces = &self.pieces[extent.pieces.clone()];
-            pieces
-                .iter()
-                .map(move |piece| (start + piece.extent_offset, piece.len))
+    /// Returns the strides of each slice of an extent, the offset of the extent in the slice, and
+    /// the number of its first byte there and how many there are.
+    fn slices_in(&self, extent: &Extent) -> impl Iterator<Item = (&Strides, (i64, u64, u64))> {
+        let extent_offset = signed(extent.offset);
+        let pieces = self.pieces[extent.pieces.clone()].iter();
+        pieces.filter_map(move |piece| {
+            let (strides, start) = self.slices.get(&piece.tensor)?;
+            let offset = extent_offset - signed(*start);
+            Some((strides, (offset, piece.tensor_offset, piece.len as u64)))
         })
+    }
+
+    /// Returns the piece of a slice with gaps that an extent contains, if it does.
+    pub fn slice_in(&self, extent: &Extent) -> Option<&Piece> {
+        // Slices are alone in their regions.
+        let first = self.pieces.get(extent.pieces.start);
+        first.filter(|piece| self.slices.contains_key(&piece.tensor))
     }
 
     /// Returns the size of the largest region of a destination, bytes: the least that its budget

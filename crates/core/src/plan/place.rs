@@ -29,7 +29,7 @@ pub struct Layout {
 /// Arrangement of a destination's tensors in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrangement {
-    /// As in the file, including alignment: reads go straight there.
+    /// As in the file, including alignment: reads go straight there. Slices with gaps are packed.
     InPlace,
     /// Each at an aligned address, else as in the file: bytes are copied there.
     Packed,
@@ -104,7 +104,6 @@ fn place(
             place: Some((region, offset)),
             pieces: 0,
             realign: run.realign,
-            join: false,
         };
     }
 
@@ -155,8 +154,8 @@ fn place(
 }
 
 /// Places a slice with gaps, which is alone in its region. Gaps worth reading are read; the wanted
-/// bytes are joined in each window ([`Plan::gather`]) and, in place, in the region
-/// ([`Target::join`]).
+/// bytes are joined in each window ([`Plan::gather`]) and, unless they are scattered, copied to the
+/// region, which has room for no others.
 fn place_slice(
     plan: &mut Plan,
     wanted: &[Wanted],
@@ -175,7 +174,7 @@ fn place_slice(
     let (region, first_extent) = (plan.regions.len(), plan.extents.len());
     // Windows of neighbours do not overlap.
     let gap = layout.gap_bytes.max(2 * alignment);
-    let (mut windows, mut found_bytes, mut read_end) = (0, 0, 0);
+    let (mut found_bytes, mut read_end) = (0, 0);
     for span in strides.spans(gap) {
         let mut offset = (start + span.start) / alignment * alignment;
         let end = (start + span.end).next_multiple_of(alignment);
@@ -203,23 +202,20 @@ fn place_slice(
                     tensor_offset: number,
                     len: to_len(len),
                 });
-                windows += to_len(extent_end - offset);
             }
             offset = extent_end;
         }
     }
     assert_eq!(found_bytes, strides.bytes(), "each byte in one window");
     let extents = first_extent..plan.extents.len();
-    let (bytes, join) = match arrangement {
-        Arrangement::InPlace => (windows, true),
-        Arrangement::Packed => (to_len(strides.bytes()), false),
-        Arrangement::Scattered => (0, false),
+    let bytes = match arrangement {
+        Arrangement::InPlace | Arrangement::Packed => to_len(strides.bytes()),
+        Arrangement::Scattered => 0,
     };
     plan.targets[tensor] = Target {
         place: Some((region, 0)),
         pieces: u32::try_from(extents.len()).expect("reads are counted before"),
         realign: false,
-        join,
     };
     plan.regions.push(RegionPlan {
         source: *source,

@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use super::place::ALIGNMENT_MIN;
-use super::{Strides, unique};
+use super::{JointRange, Strides, unique};
 
 /// Slices and shared ranges below this length, bytes, are joined with those that they touch: one
 /// read for several ranks costs less than one each.
@@ -60,6 +60,8 @@ pub struct SharedRange {
     pub range: Range<u64>,
     /// Ranks that want bytes of it, ascending.
     pub ranks: Vec<usize>,
+    /// Index of the range that several nodes want, if it is one.
+    pub common: Option<usize>,
 }
 
 /// Reads of a node, by who makes them.
@@ -74,6 +76,9 @@ pub struct SharePlan {
     /// tensor parallelism does, and for all whose slices have a bounded number of runs; for others
     /// the lesser of the wants' sum and the length from the first byte to the last.
     pub unique_bytes: u64,
+    /// Ranges of which the node reads all bytes, or nearly all, each with its source: ascending,
+    /// disjoint, merged where they touch.
+    pub dense: Vec<(usize, Range<u64>)>,
 }
 
 /// A want that has bytes, and its place in the argument of [`share`].
@@ -125,40 +130,52 @@ impl Claim<'_> {
 /// Everything else is shared: one range for each cluster, and one for neighbours that touch and are
 /// shorter than 1 MiB. Tensors must not overlap in the file.
 pub fn share(wants: &[Vec<RankWant>], rules: &ShareRules) -> SharePlan {
+    share_with(wants, rules, &[])
+}
+
+/// Like [`share`], where the leader also reads or receives the ranges that several nodes want:
+/// `common`, in file order. A rank reads by itself what lies in one of them only in part: bytes of
+/// slices that no plan counts as one range.
+pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRange]) -> SharePlan {
     let mut plan = SharePlan {
-        shared: Vec::new(),
         by_rank: wants.iter().map(|wants| vec![None; wants.len()]).collect(),
-        unique_bytes: 0,
+        ..SharePlan::default()
     };
     let claims = sorted_claims(wants);
+    let (astride, claims): (Vec<_>, Vec<_>) =
+        (claims.into_iter()).partition(|claim| is_astride(claim.want, common));
     let mut unique = unique::Counter::default();
     let (mut source, mut reads_left) = (None, INTERLEAVED_READS_MAX);
     // True while the last shared range may grow.
     let mut open = false;
     let mut rest = &claims[..];
     while let Some(first) = rest.first() {
-        let (cluster, range) = first_cluster(rest);
+        let in_common = joint_with(first.want, common);
+        let (cluster, range) = match in_common {
+            Some(index) => (claims_in(rest, &common[index]), common[index].range.clone()),
+            None => first_cluster(rest),
+        };
         rest = &rest[cluster.len()..];
-        plan.unique_bytes += unique.bytes(cluster, &range);
+        let unique_bytes = unique_bytes(&mut unique, cluster);
+        plan.unique_bytes += unique_bytes;
         if source != Some(first.want.source) {
             (source, reads_left) = (Some(first.want.source), INTERLEAVED_READS_MAX);
         }
-        let is_own = match cluster {
-            _ if rules.all => false,
-            [one] => one.is_worth_a_read(),
-            several => match own_reads(several, rules, reads_left) {
-                Some(reads) => {
-                    reads_left -= reads;
-                    true
-                }
-                None => false,
-            },
+        let own = match cluster {
+            _ if rules.all || in_common.is_some() => None,
+            [one] => one.is_worth_a_read().then_some(0),
+            several => own_reads(several, rules, reads_left),
         };
+        reads_left -= own.unwrap_or(0);
+        let is_own = own.is_some();
+        if !is_own || unique_bytes >= (range.end - range.start) / 5 * 4 {
+            plan.add_dense(first.want.source, &range);
+        }
         if is_own {
             open = false;
             continue;
         }
-        let small = range.end - range.start < SMALL_BYTES;
+        let small = in_common.is_none() && range.end - range.start < SMALL_BYTES;
         match plan.shared.last_mut() {
             Some(last)
                 if open
@@ -173,6 +190,7 @@ pub fn share(wants: &[Vec<RankWant>], rules: &ShareRules) -> SharePlan {
                 source: first.want.source,
                 range,
                 ranks: Vec::new(),
+                common: in_common,
             }),
         }
         open = small;
@@ -182,11 +200,69 @@ pub fn share(wants: &[Vec<RankWant>], rules: &ShareRules) -> SharePlan {
             plan.shared[index].ranks.push(claim.rank);
         }
     }
-    for shared in &mut plan.shared {
-        shared.ranks.sort_unstable();
-        shared.ranks.dedup();
+    plan.shared.iter_mut().for_each(SharedRange::sort_ranks);
+    if !astride.is_empty() {
+        plan.unique_bytes = unique_bytes(&mut unique, &sorted_claims(wants));
     }
     plan
+}
+
+impl SharedRange {
+    fn sort_ranks(&mut self) {
+        self.ranks.sort_unstable();
+        self.ranks.dedup();
+    }
+}
+
+impl SharePlan {
+    fn add_dense(&mut self, source: usize, range: &Range<u64>) {
+        match self.dense.last_mut() {
+            Some((last, before)) if *last == source && before.end >= range.start => {
+                before.end = before.end.max(range.end);
+            }
+            _ => self.dense.push((source, range.clone())),
+        }
+    }
+}
+
+/// Returns the number of different bytes that claims want.
+fn unique_bytes(unique: &mut unique::Counter, mut claims: &[Claim<'_>]) -> u64 {
+    let mut bytes = 0;
+    while !claims.is_empty() {
+        let (cluster, range) = first_cluster(claims);
+        bytes += unique.bytes(cluster, &range);
+        claims = &claims[cluster.len()..];
+    }
+    bytes
+}
+
+/// Returns whether a want lies in a common range only in part.
+fn is_astride(want: &RankWant, common: &[JointRange]) -> bool {
+    let start = (want.source, want.range.start);
+    let index = common.partition_point(|it| (it.source, it.range.end) <= start);
+    common.get(index).is_some_and(|it| {
+        let meets = it.tensor == want.tensor && it.range.start < want.range.end;
+        let holds = it.range.start <= want.range.start && want.range.end <= it.range.end;
+        meets && !holds
+    })
+}
+
+/// Returns the position of the common range that a want lies in.
+fn joint_with(want: &RankWant, common: &[JointRange]) -> Option<usize> {
+    let key = (want.source, want.range.start, want.tensor);
+    let behind = |it: &JointRange| (it.source, it.range.start, it.tensor) <= key;
+    let index = common.partition_point(behind).checked_sub(1)?;
+    let found = &common[index];
+    (found.tensor == want.tensor && want.range.start < found.range.end).then_some(index)
+}
+
+/// Returns the claims at the beginning of `claims` that lie in a common range.
+fn claims_in<'c, 'w>(claims: &'c [Claim<'w>], common: &JointRange) -> &'c [Claim<'w>] {
+    let is_inside = |claim: &&Claim<'_>| {
+        let RankWant { tensor, range, .. } = claim.want;
+        *tensor == common.tensor && range.start < common.range.end
+    };
+    &claims[..claims.iter().take_while(is_inside).count()]
 }
 
 /// Returns the wants that have bytes, by source and offset.
@@ -258,7 +334,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::{Slice, Steps};
+    use crate::plan::{NodeWants, Slice, Steps, divide};
 
     const RULES: ShareRules = ShareRules {
         all: false,
@@ -372,6 +448,54 @@ mod tests {
         let wants = even(8, 64, |rows| matrix.rows(rows));
         assert!(all_own(&wants));
         assert_eq!(share(&wants, &RULES).unique_bytes, 16 << 20);
+    }
+
+    /// Ranges that other nodes want too go through the leader, whatever their length.
+    #[test]
+    fn common_ranges_are_left_to_the_leader() {
+        let matrix = Matrix::new(64, 256 << 10);
+        let wants = even(8, 64, |rows| matrix.rows(rows));
+        let alone = share(&wants, &RULES);
+        assert_eq!(alone.dense, [(0, 4096..4096 + (16 << 20))]);
+        let common = [JointRange {
+            tensor: 0,
+            source: 0,
+            range: 4096..4096 + (8 << 20),
+            owner: 3,
+            nodes: vec![0, 3],
+        }];
+        let plan = share_with(&wants, &RULES, &common);
+        assert_eq!(shared(&plan), [(4096..4096 + (8 << 20), &[0, 1, 2, 3][..])]);
+        assert_eq!(plan.shared[0].common, Some(0));
+        assert_eq!(plan.by_rank[3], [Some(0)]);
+        assert_eq!(plan.by_rank[4], [None]);
+        assert_eq!(plan.unique_bytes, alone.unique_bytes);
+    }
+
+    /// Half of the columns of some rows, of which other nodes want the first ones only.
+    #[test]
+    fn rank_reads_itself_what_lies_in_a_common_range_in_part() {
+        let matrix = Matrix::new(1200, 4096);
+        let half = matrix.cut([(800..1200).into(), (0..2048).into()]);
+        let node = [vec![matrix.rows(0..800)], vec![half]];
+        let alone = share(&node, &RULES);
+        let other = share(&[vec![matrix.rows(0..1000)]], &RULES);
+        let common = common_of([&alone, &other], &[(0, matrix.whole().range)]);
+        assert_eq!(common.len(), 1);
+        assert_eq!(common[0].range, matrix.rows(0..1000).range);
+        let plan = share_with(&node, &RULES, &common);
+        assert_eq!(plan.by_rank, [[Some(0)], [None]]);
+        assert_eq!(plan.unique_bytes, alone.unique_bytes);
+    }
+
+    /// Returns what two nodes want of `tensors` together.
+    fn common_of(nodes: [&SharePlan; 2], tensors: &[(usize, Range<u64>)]) -> Vec<JointRange> {
+        let nodes = nodes.into_iter().enumerate();
+        let nodes = nodes.map(|(leader, plan)| NodeWants {
+            leader,
+            ranges: plan.dense.clone(),
+        });
+        divide(tensors, &nodes.collect::<Vec<_>>(), false)
     }
 
     #[test]
@@ -693,6 +817,37 @@ mod tests {
             own.extend(by_leader);
             own.sort_unstable_by_key(|(source, range)| (*source, range.start));
             prop_assert!(are_disjoint(&own));
+        }
+
+        #[test]
+        fn wants_lie_in_the_ranges_that_nodes_share((wants, rules) in cases()) {
+            let mut tensors: Vec<(usize, Range<u64>)> = Vec::new();
+            for tensor in 0..8 {
+                let wants = || wants.iter().flatten().filter(|want| want.tensor == tensor);
+                let start = wants().map(|want| want.range.start).min();
+                let end = wants().map(|want| want.range.end).max();
+                let source = wants().map(|want| want.source).next();
+                let before = tensors.last().map_or((0, 0), |(source, range)| (*source, range.end));
+                let (start, end) = (start.unwrap_or(before.1), end.unwrap_or(before.1));
+                tensors.push((source.unwrap_or(before.0), start..end));
+            }
+            let (first, second) = wants.split_at(wants.len() / 2);
+            let alone = [share(first, &rules), share(second, &rules)];
+            let common = common_of([&alone[0], &alone[1]], &tensors);
+            for (node, alone) in [first, second].into_iter().zip(alone) {
+                let plan = share_with(node, &rules, &common);
+                prop_assert_eq!(plan.unique_bytes, alone.unique_bytes);
+                for (want, shared) in node.iter().flatten().zip(plan.by_rank.iter().flatten()) {
+                    let Some(shared) = shared.map(|index| &plan.shared[index]) else {
+                        continue;
+                    };
+                    prop_assert!(shared.range.start <= want.range.start);
+                    prop_assert!(want.range.end <= shared.range.end);
+                }
+                // Each node asks for every common range that it wants of its owner.
+                let joint: Vec<_> = plan.shared.iter().filter_map(|it| it.common).collect();
+                prop_assert!(joint.is_sorted());
+            }
         }
 
         #[test]

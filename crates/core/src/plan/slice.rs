@@ -370,18 +370,45 @@ impl Strides {
     /// Moves the wanted bytes of a window together, behind the first of them. The window shows the
     /// tensor from `offset` on, relative to the slice's first byte; a negative offset is before it.
     pub(crate) fn gather(&self, window: &mut [u8], offset: i64, first: u64, len: u64) {
-        let at = |position: u64| {
+        for (run, to) in self.moves(offset, first, len) {
+            if to != run.start {
+                window.copy_within(run, to);
+            }
+        }
+    }
+
+    /// Copies the wanted bytes of a window to the places in another one that [`Self::gather`] moves
+    /// them to.
+    pub(super) fn gather_from(
+        &self,
+        from: &[u8],
+        window: &mut [u8],
+        (offset, first, len): (i64, u64, u64),
+    ) {
+        for (run, to) in self.moves(offset, first, len) {
+            window[to..to + run.len()].copy_from_slice(&from[run]);
+        }
+    }
+
+    /// Returns the wanted bytes of a window that shows the tensor from `offset` on, and where each
+    /// run of them goes.
+    fn moves(
+        &self,
+        offset: i64,
+        first: u64,
+        len: u64,
+    ) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let at = move |position: u64| {
             let index = i64::try_from(position).expect("files are shorter") - offset;
             usize::try_from(index).expect("inside the window")
         };
         let mut to = at(self.position(first));
-        for run in self.runs(first..first + len) {
-            let (from, end) = (at(run.start), at(run.end));
-            if to != from {
-                window.copy_within(from..end, to);
-            }
-            to += end - from;
-        }
+        self.runs(first..first + len).map(move |run| {
+            let run = at(run.start)..at(run.end);
+            let start = to;
+            to += run.len();
+            (run, start)
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::messages::Failure;
 use crate::error::{Comparison, Error, ErrorKind, Result};
 
 /// Version of the protocol between ranks.
@@ -14,6 +15,8 @@ const STATES_BYTES_MAX: usize = 40 << 10;
 /// Facts about one rank's load.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
+    /// Reason why the rank does not begin the load; everything else is empty then.
+    failure: Option<Failure>,
     /// Facts that must be equal on all ranks: name, in the notation of error messages, and value.
     facts: Vec<(String, String)>,
     /// Name and state of each file, as many as fit.
@@ -64,10 +67,19 @@ impl Hello {
             bytes <= STATES_BYTES_MAX
         };
         Self {
+            failure: None,
             facts,
             digests,
             files: files.into_iter().take_while(fits).collect(),
             socket: None,
+        }
+    }
+
+    /// Describes a rank that does not begin the load.
+    pub(crate) fn given_up(failure: Failure) -> Self {
+        Self {
+            failure: Some(failure),
+            ..Self::default()
         }
     }
 }
@@ -83,9 +95,15 @@ fn contents(state: &str) -> &str {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Peer`] with the ranks that differ from rank 0, the fact, and both values: the same
-/// on every rank.
+/// [`ErrorKind::Peer`] with the ranks that do not begin the load, and the first one's reason; or
+/// with the ranks that differ from rank 0, the fact, and both values: the same on every rank.
 pub(crate) fn compare(hellos: &[Hello]) -> Result<()> {
+    let failed: Vec<usize> = (0..hellos.len())
+        .filter(|rank| hellos[*rank].failure.is_some())
+        .collect();
+    if let Some(failure) = hellos.iter().find_map(|hello| hello.failure.as_ref()) {
+        return Err(failure.not_begun().with_ranks(failed));
+    }
     let Some(first) = hellos.first() else {
         return Ok(());
     };
@@ -231,6 +249,27 @@ mod tests {
             (&*compared.by, &*compared.expected, &*compared.found),
             ("memory_limit", "1 GiB", "2 GiB")
         );
+    }
+
+    #[test]
+    fn ranks_that_do_not_begin_are_named_with_first_reason() {
+        let given_up = |rank, message: &str| {
+            let error = Error::new(ErrorKind::NotFound, message).with_location("m");
+            Hello::given_up(Failure::new(rank, &error))
+        };
+        let hellos = [
+            hello("1 GiB", 1),
+            given_up(1, "no such directory"),
+            hello("2 GiB", 1),
+            given_up(3, "no weights"),
+        ];
+        let error = compare(&hellos).expect_err("two have given up");
+        assert_eq!(error.kind(), ErrorKind::Peer);
+        assert_eq!(
+            error.message(),
+            "rank 1 did not begin the load: m: no such directory"
+        );
+        assert_eq!(error.ranks(), [1, 3]);
     }
 
     #[test]

@@ -37,10 +37,10 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens under a new abstract name.
-    pub(crate) fn new() -> io::Result<Self> {
+    /// Listens under a new abstract name that begins with `prefix`.
+    pub(crate) fn new(prefix: &str) -> io::Result<Self> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
-        let name = format!("tload-{}-{:016x}", std::process::id(), fastrand::u64(..));
+        let name = format!("{prefix}{}-{:016x}", std::process::id(), fastrand::u64(..));
         bind(
             &socket,
             &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn listener_accepts_process_of_same_user() {
-        let listener = Listener::new().expect("a socket");
+        let listener = Listener::new("tload-").expect("a socket");
         assert!(listener.accept().expect("listens").is_none());
         let one = Channel::connect(listener.name()).expect("listens");
         let other = listener.accept().expect("listens").expect("connected");

@@ -1,15 +1,32 @@
 //! Which rank still needs which shared region: the state of a node's leader. Pure.
 //!
 //! ```text
-//!  begun ─▶ filled, range by range ─▶ complete ─▶ dropped, once no rank needs it
-//!    each rank:  claims ─▶ receives the memory, and what is filled ─▶ releases
+//!  begun ─▶ filled, range by range ─▶ complete ─▶ lent, once no rank needs it ─▶ reusable
+//!    each rank:  claims ─▶ receives the memory, and what is filled ─▶ releases ─▶ unmaps
 //!                   └─ or falls behind: the region is gone for it, and it reads for itself
 //! ```
+//!
+//! Memory is reused only when every rank that was given it says that it no longer shows it. A rank
+//! that has left may show it for ever, so that memory is dropped.
+
+use std::collections::VecDeque;
 
 use super::wire::Record;
 
 /// Most ranks of one node: bits of a [`RankSet`].
 pub(crate) const NODE_RANKS_MAX: usize = 128;
+
+/// Most regions that only their viewers need and that may still be reused: each has a descriptor.
+/// Ranks that drop their tensors soon need few, and with ranks that keep them none comes back.
+const LENT_MAX: usize = 8;
+
+/// Memory of a region.
+pub(super) trait SharedBytes: Clone {
+    /// Takes note that no rank needs it to be kept, but some still show it.
+    fn lend(&self);
+    /// Takes note that no rank shows it.
+    fn allow_reuse(&self);
+}
 
 /// Set of ranks of one node, by their position in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +68,10 @@ struct Held<M> {
     /// Ranks that still need it.
     needed_by: RankSet,
     claimed_by: RankSet,
+    /// Ranks that have been given the memory and have not unmapped it.
+    shown_by: RankSet,
+    /// A rank has left that may show it for ever.
+    is_shown_elsewhere: bool,
 }
 
 /// A record for a rank, with the memory of its region if it announces that.
@@ -60,10 +81,12 @@ pub(super) type Outgoing<M> = (usize, Record, Option<M>);
 #[derive(Debug)]
 pub(super) struct Holdings<M> {
     regions: Vec<Held<M>>,
+    /// Regions with memory that no rank needs, the oldest first.
+    lent: VecDeque<usize>,
     outgoing: Vec<Outgoing<M>>,
 }
 
-impl<M: Clone> Holdings<M> {
+impl<M: SharedBytes> Holdings<M> {
     /// Creates the state of regions, each with its bytes and the ranks that need it.
     pub(super) fn new(regions: impl IntoIterator<Item = (u64, Vec<usize>)>) -> Self {
         let held = |(bytes, ranks): (u64, Vec<usize>)| {
@@ -78,11 +101,14 @@ impl<M: Clone> Holdings<M> {
                 filled_bytes: 0,
                 needed_by,
                 claimed_by: RankSet::default(),
+                shown_by: RankSet::default(),
+                is_shown_elsewhere: false,
             }
         };
         let regions: Vec<_> = regions.into_iter().map(held).collect();
         Self {
             regions,
+            lent: VecDeque::new(),
             outgoing: Vec::new(),
         }
     }
@@ -96,9 +122,11 @@ impl<M: Clone> Holdings<M> {
     pub(super) fn begun(&mut self, region: usize, memory: M) {
         let held = &mut self.regions[region];
         if held.needed_by.is_empty() {
+            memory.allow_reuse();
             return;
         }
         for rank in held.claimed_by.iter() {
+            held.shown_by.insert(rank);
             announce(&mut self.outgoing, rank, region, &memory, &held.filled);
         }
         held.memory = Some(memory);
@@ -138,6 +166,7 @@ impl<M: Clone> Holdings<M> {
         }
         held.claimed_by.insert(rank);
         if let Some(memory) = &held.memory {
+            held.shown_by.insert(rank);
             announce(&mut self.outgoing, rank, region, memory, &held.filled);
         }
     }
@@ -148,16 +177,56 @@ impl<M: Clone> Holdings<M> {
             return;
         };
         held.claimed_by.remove(rank);
-        if held.needed_by.remove(rank) && held.needed_by.is_empty() {
-            held.memory = None;
+        if held.needed_by.remove(rank) {
+            self.settle(region);
+        }
+    }
+
+    /// Records that a rank no longer shows a region.
+    pub(super) fn unmapped(&mut self, rank: usize, region: usize) {
+        if let Some(held) = self.regions.get_mut(region)
+            && held.shown_by.remove(rank)
+        {
+            self.settle(region);
         }
     }
 
     /// Records that a rank has left.
     pub(super) fn leave(&mut self, rank: usize) {
         for region in 0..self.regions.len() {
-            self.release(rank, region);
+            let held = &mut self.regions[region];
+            held.claimed_by.remove(rank);
+            held.is_shown_elsewhere |= held.shown_by.remove(rank);
+            held.needed_by.remove(rank);
+            self.settle(region);
         }
+    }
+
+    /// Lends or drops the memory of a region that no rank needs.
+    fn settle(&mut self, region: usize) {
+        let held = &mut self.regions[region];
+        if !held.needed_by.is_empty() {
+            return;
+        }
+        let Some(memory) = &held.memory else { return };
+        if !held.shown_by.is_empty() && !held.is_shown_elsewhere {
+            if self.lent.contains(&region) {
+                return;
+            }
+            memory.lend();
+            self.lent.push_back(region);
+            if self.lent.len() > LENT_MAX
+                && let Some(oldest) = self.lent.pop_front()
+            {
+                self.regions[oldest].memory = None;
+            }
+            return;
+        }
+        if !held.is_shown_elsewhere {
+            memory.allow_reuse();
+        }
+        held.memory = None;
+        self.lent.retain(|lent| *lent != region);
     }
 
     /// Returns the ranks that keep a complete region from being dropped.
@@ -217,15 +286,33 @@ fn filled(region: usize, (from, to): (u64, u64)) -> Record {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::rc::Rc;
 
     use super::*;
 
-    fn two_regions() -> Holdings<Rc<()>> {
+    /// Memory that knows what has been said of it.
+    #[derive(Debug, Default)]
+    struct Noted {
+        is_lent: Cell<bool>,
+        is_reusable: Cell<bool>,
+    }
+
+    impl SharedBytes for Rc<Noted> {
+        fn lend(&self) {
+            assert!(!self.is_lent.replace(true), "lent once");
+        }
+
+        fn allow_reuse(&self) {
+            assert!(!self.is_reusable.replace(true), "reused once");
+        }
+    }
+
+    fn two_regions() -> Holdings<Rc<Noted>> {
         Holdings::new([(100, vec![0, 1]), (50, vec![1])])
     }
 
-    fn told(holdings: &mut Holdings<Rc<()>>) -> Vec<(usize, Record)> {
+    fn told(holdings: &mut Holdings<Rc<Noted>>) -> Vec<(usize, Record)> {
         let outgoing = holdings.take_outgoing().into_iter();
         outgoing.map(|(rank, record, _)| (rank, record)).collect()
     }
@@ -250,13 +337,65 @@ mod tests {
     #[test]
     fn memory_is_dropped_when_last_rank_releases() {
         let mut holdings = two_regions();
-        let memory = Rc::<()>::default();
+        let memory = Rc::<Noted>::default();
         holdings.begun(0, Rc::clone(&memory));
         holdings.release(0, 0);
         holdings.release(0, 0);
         assert_eq!(Rc::strong_count(&memory), 2);
         holdings.release(1, 0);
         assert_eq!(Rc::strong_count(&memory), 1);
+    }
+
+    #[test]
+    fn memory_is_reusable_when_last_viewer_has_unmapped_it() {
+        let mut holdings = two_regions();
+        let memory = Rc::<Noted>::default();
+        holdings.begun(0, Rc::clone(&memory));
+        holdings.claim(0, 0);
+        holdings.claim(1, 0);
+        drop(holdings.take_outgoing());
+        holdings.release(0, 0);
+        holdings.unmapped(0, 0);
+        assert!(!memory.is_lent.get(), "rank 1 needs it");
+        holdings.release(1, 0);
+        assert!(memory.is_lent.get() && !memory.is_reusable.get());
+        holdings.unmapped(1, 0);
+        assert!(memory.is_reusable.get());
+        assert_eq!(Rc::strong_count(&memory), 1);
+    }
+
+    #[test]
+    fn memory_that_lost_rank_may_show_is_not_reusable() {
+        let mut holdings = two_regions();
+        let memory = Rc::<Noted>::default();
+        holdings.begun(0, Rc::clone(&memory));
+        holdings.claim(0, 0);
+        holdings.claim(1, 0);
+        drop(holdings.take_outgoing());
+        holdings.leave(0);
+        holdings.release(1, 0);
+        assert_eq!(Rc::strong_count(&memory), 1);
+        holdings.unmapped(1, 0);
+        assert!(!memory.is_reusable.get());
+    }
+
+    #[test]
+    fn oldest_lent_memory_is_dropped() {
+        let regions = LENT_MAX + 2;
+        let mut holdings = Holdings::new(vec![(1, vec![0]); regions]);
+        let memory: Vec<Rc<Noted>> = (0..regions).map(|_| Rc::default()).collect();
+        for (region, memory) in memory.iter().enumerate() {
+            holdings.begun(region, Rc::clone(memory));
+            holdings.claim(0, region);
+            holdings.release(0, region);
+        }
+        // Queued announcements keep their memory.
+        drop(holdings.take_outgoing());
+        let kept: Vec<_> = memory.iter().map(|it| Rc::strong_count(it) - 1).collect();
+        assert_eq!(kept[..2], [0, 0]);
+        assert!(kept[2..].iter().all(|owners| *owners == 1));
+        holdings.unmapped(0, 0);
+        assert!(!memory[0].is_reusable.get());
     }
 
     #[test]
@@ -286,7 +425,7 @@ mod tests {
         let mut holdings = two_regions();
         holdings.leave(0);
         holdings.leave(1);
-        let memory = Rc::<()>::default();
+        let memory = Rc::<Noted>::default();
         holdings.begun(0, Rc::clone(&memory));
         assert_eq!(Rc::strong_count(&memory), 1);
         // Numbers from another process may be anything.
@@ -312,24 +451,29 @@ mod tests {
     const STEPS: u64 = 4;
 
     /// Event of a region: it is begun, or one of its quarters filled; a rank claims it, releases
-    /// it, leaves, or falls behind.
+    /// it, unmaps it, leaves, or falls behind.
     #[derive(Clone, Copy, Debug)]
     enum Happening {
         Begun,
         Filled(u64),
         Claim(usize),
         Release(usize),
+        Unmapped(usize),
         Leave(usize),
         Behind(usize),
     }
 
     /// The model: knowledge of a rank about a region.
+    #[expect(clippy::struct_excessive_bools, reason = "independent facts")]
     #[derive(Clone, Debug, Default)]
     struct Known {
         needs: bool,
         claimed: bool,
         here: u32,
         gone: u32,
+        /// It was given the memory and has not said that it shows it no more.
+        shows: bool,
+        left: bool,
         quarters: Vec<u64>,
     }
 
@@ -341,6 +485,7 @@ mod tests {
             6 => (0..STEPS).prop_map(Happening::Filled),
             4 => rank.clone().prop_map(Happening::Claim),
             3 => rank.clone().prop_map(Happening::Release),
+            3 => rank.clone().prop_map(Happening::Unmapped),
             1 => rank.clone().prop_map(Happening::Leave),
             1 => rank.prop_map(Happening::Behind),
         ];
@@ -363,7 +508,7 @@ mod tests {
                     known[region][rank].needs = needs[rank];
                 }
             }
-            let memory: Vec<Rc<()>> = (0..2).map(|_| Rc::default()).collect();
+            let memory: Vec<Rc<Noted>> = (0..2).map(|_| Rc::default()).collect();
             let mut begun = [false; 2];
             let mut quarters = [const { Vec::new() }; 2];
             for (region, happening) in happenings {
@@ -388,10 +533,15 @@ mod tests {
                         holdings.release(rank, region);
                         known[region][rank].needs = false;
                     }
+                    Happening::Unmapped(rank) if !known[region][rank].left => {
+                        holdings.unmapped(rank, region);
+                        known[region][rank].shows = false;
+                    }
                     Happening::Leave(rank) => {
                         holdings.leave(rank);
                         for known in &mut known {
                             known[rank].needs = false;
+                            known[rank].left = true;
                         }
                     }
                     Happening::Behind(rank) => {
@@ -402,12 +552,16 @@ mod tests {
                         }
                         holdings.drop_for(rank);
                     }
-                    Happening::Begun | Happening::Filled(_) | Happening::Claim(_) => {}
+                    Happening::Begun
+                    | Happening::Filled(_)
+                    | Happening::Claim(_)
+                    | Happening::Unmapped(_) => {}
                 }
                 for (rank, record, carried) in holdings.take_outgoing() {
                     if let Record::Here { region } = record {
                         proptest::prop_assert!(carried.is_some());
                         known[region as usize][rank].here += 1;
+                        known[region as usize][rank].shows = true;
                     } else if let Record::Filled { region, from, to } = record {
                         let known = &mut known[region as usize][rank];
                         proptest::prop_assert_eq!(known.here, 1, "memory comes first");
@@ -420,8 +574,12 @@ mod tests {
                 }
                 for region in 0..2 {
                     let is_needed = known[region].iter().any(|known| known.needs);
-                    let owners = 1 + usize::from(begun[region] && is_needed);
+                    let shown = known[region].iter().filter(|known| known.shows);
+                    let is_lent = shown.clone().count() > 0 && !shown.clone().any(|it| it.left);
+                    let owners = 1 + usize::from(begun[region] && (is_needed || is_lent));
                     proptest::prop_assert_eq!(Rc::strong_count(&memory[region]), owners);
+                    let is_free = begun[region] && !is_needed && shown.count() == 0;
+                    proptest::prop_assert_eq!(memory[region].is_reusable.get(), is_free);
                     for known in &known[region] {
                         let mut found = known.quarters.clone();
                         found.sort_unstable();

@@ -1,6 +1,8 @@
 //! A rank's end of the connection to the leader of its node: which shared memory it can see, and
 //! what of it is filled.
 
+#![expect(unsafe_code, reason = "reads memory that the leader has filled")]
+
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -17,7 +19,7 @@ use super::payload;
 use super::wait::{Wake, wait_for};
 use super::wire::Record;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::SharedView;
+use crate::memory::{SharedView, ViewEnd};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -142,7 +144,7 @@ struct Shared {
     process: u32,
     state: Mutex<State>,
     /// Notified whenever something has changed.
-    events: EventCount,
+    events: Arc<EventCount>,
     closing: OnceLock<()>,
 }
 
@@ -164,6 +166,8 @@ struct RegionState {
     is_gone: bool,
     /// Filled ranges, disjoint.
     filled: Vec<(usize, usize)>,
+    /// Bytes that must be filled before any of them is available.
+    least_bytes: usize,
 }
 
 /// Availability of bytes of a region.
@@ -181,12 +185,19 @@ pub(crate) enum Availability {
 
 impl Link {
     /// Begins to receive the regions of a plan. `users` are the uses of each region: once they have
-    /// ended, the leader need not keep it.
+    /// ended, the leader need not keep it. If `is_writable`, this process may write to their views,
+    /// and bytes are available when all of their region are: a page that is written to no longer
+    /// shows what the leader writes there.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::OutOfMemory`] for threads or addresses.
-    pub(crate) fn begin(joining: Joining, plan: &RankPlan, users: &[usize]) -> Result<Self> {
+    pub(crate) fn begin(
+        joining: Joining,
+        plan: &RankPlan,
+        users: &[usize],
+        is_writable: bool,
+    ) -> Result<Self> {
         let wake = Wake::new().map_err(cannot_receive)?;
         let shared = Arc::new(Shared {
             channel: joining.channel,
@@ -198,16 +209,20 @@ impl Link {
                 is_whole: false,
                 failure: None,
             }),
-            events: EventCount::default(),
+            events: Arc::default(),
             closing: OnceLock::new(),
         });
         let mut regions = Vec::with_capacity(plan.regions.len());
         for (region, (origin, users)) in plan.regions.iter().zip(users).enumerate() {
-            let mut state = RegionState::default();
+            let mut state = RegionState {
+                least_bytes: if is_writable { origin.filled_bytes } else { 0 },
+                ..RegionState::default()
+            };
             if *users > 0 {
                 let link = Arc::downgrade(&shared);
-                let released = Box::new(move || release(&link, region));
-                state.view = Some(Arc::new(SharedView::reserve(origin.len, *users, released)?));
+                let on_end = Box::new(move |end| ended(&link, region, end));
+                let view = SharedView::reserve(origin.len, *users, on_end)?;
+                state.view = Some(Arc::new(view.writable(is_writable)));
             }
             regions.push(state);
         }
@@ -232,8 +247,39 @@ impl Link {
     }
 
     /// Returns the count that changes with every message.
-    pub(crate) fn events(&self) -> &EventCount {
+    pub(crate) fn events(&self) -> &Arc<EventCount> {
         &self.shared.events
+    }
+
+    /// Returns the number of regions of the plan.
+    pub(super) fn regions(&self) -> usize {
+        self.shared.state.lock().regions.len()
+    }
+
+    /// Returns bytes of a view that are [filled](Availability::Filled).
+    ///
+    /// # Panics
+    ///
+    /// For bytes that are not.
+    pub(super) fn filled<'v>(
+        &self,
+        region: usize,
+        view: &'v SharedView,
+        range: Range<usize>,
+    ) -> &'v [u8] {
+        let availability = self.availability(region, &range);
+        assert!(
+            matches!(availability, Availability::Filled),
+            "bytes that are not there yet"
+        );
+        // SAFETY: the view shows the region, whose bytes the leader has filled, as asserted above,
+        // and does not write again.
+        unsafe { view.bytes(range) }
+    }
+
+    /// Tells the leader that this rank makes progress, although it needs nothing at the moment.
+    pub(super) fn give_sign_of_life(&self) {
+        self.shared.tell(Record::Alive);
     }
 
     /// Returns the view of a region that has not been released.
@@ -256,7 +302,15 @@ impl Link {
         let state = self.shared.state.lock();
         let found = &state.regions[region];
         let covers = |filled: &(usize, usize)| filled.0 <= range.start && range.end <= filled.1;
-        if found.is_here && found.filled.iter().any(covers) {
+        let filled_bytes = || {
+            found
+                .filled
+                .iter()
+                .map(|(from, to)| to - from)
+                .sum::<usize>()
+        };
+        let is_filled = || found.filled.iter().any(covers) && filled_bytes() >= found.least_bytes;
+        if found.is_here && is_filled() {
             Availability::Filled
         } else if let Some(failure) = &state.failure {
             Availability::Failed(failure.again())
@@ -317,15 +371,20 @@ impl Drop for Link {
     }
 }
 
-/// Tells the leader that a region is no longer needed, and forgets it.
-fn release(link: &Weak<Shared>, region: usize) {
+/// Tells the leader that a region is no longer needed, and forgets it; or that it is not mapped any
+/// more.
+fn ended(link: &Weak<Shared>, region: usize, end: ViewEnd) {
     let Some(shared) = link.upgrade() else { return };
     if shared.process != std::process::id() {
         return;
     }
+    let number = u32::try_from(region).expect("regions are counted before");
+    if end == ViewEnd::Unmapped {
+        shared.tell(Record::Unmapped { region: number });
+        return;
+    }
     let view = shared.state.lock().regions[region].view.take();
     drop(view);
-    let number = u32::try_from(region).expect("regions are counted before");
     shared.tell(Record::Release { region: number });
     // The lane may have memory for other regions now.
     shared.events.notify();

@@ -1,5 +1,7 @@
 //! Messages between ranks that are longer than a record.
 
+use std::error::Error as _;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
@@ -21,6 +23,10 @@ pub(crate) struct RankPlan {
     pub(crate) tensors: Vec<Option<(usize, u64)>>,
     /// Distinct bytes that the ranks of the node want.
     pub(crate) unique_bytes: u64,
+    /// Nodes share with each other too.
+    pub(crate) is_cluster: bool,
+    /// Reason why less is shared than requested, if so.
+    pub(crate) reason: Option<String>,
 }
 
 /// Bytes of a file that a shared region holds.
@@ -32,6 +38,8 @@ pub(crate) struct RegionOrigin {
     pub(crate) offset: u64,
     /// Length in bytes, whole reads.
     pub(crate) len: usize,
+    /// Bytes of it that are filled in the end.
+    pub(crate) filled_bytes: usize,
 }
 
 /// Statistics of a rank that has finished.
@@ -43,27 +51,41 @@ pub(crate) struct RankStatistics {
     pub(crate) seconds: f64,
 }
 
-/// Error of the leader, for the other ranks.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// Error of one rank, for the others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failure {
+    /// Ranks that the error is about.
+    ranks: Vec<usize>,
+    /// Rank that tells of it.
     rank: usize,
+    /// It happened there.
+    is_own: bool,
     kind: String,
     message: String,
     location: Option<String>,
     tensor: Option<String>,
     hint: Option<String>,
+    cause: Option<String>,
 }
 
 impl Failure {
-    /// Describes an error that `rank` ran into.
+    /// Describes an error that `rank` ran into, or has heard of from others.
     pub(crate) fn new(rank: usize, error: &Error) -> Self {
+        let is_own = error.ranks().is_empty();
         Self {
+            ranks: if is_own {
+                vec![rank]
+            } else {
+                error.ranks().to_vec()
+            },
             rank,
+            is_own,
             kind: error.kind().name().to_owned(),
             message: error.message().to_owned(),
             location: error.location().map(str::to_owned),
             tensor: error.tensor().map(str::to_owned),
             hint: error.marked_hint(),
+            cause: error.source().map(ToString::to_string),
         }
     }
 
@@ -76,17 +98,44 @@ impl Failure {
             None | Some(ErrorKind::Cancelled) => ErrorKind::Peer,
             Some(kind) => kind,
         };
-        let mut error = Error::new(kind, format!("rank {}: {}", self.rank, self.message));
+        let message = if self.is_own {
+            format!("rank {}: {}", self.rank, self.message)
+        } else {
+            self.message.clone()
+        };
+        let mut error = Error::new(kind, message);
         if let Some(location) = &self.location {
             error = error.with_location(location);
         }
         if let Some(tensor) = &self.tensor {
             error = error.with_tensor(tensor);
         }
+        self.advised(error)
+    }
+
+    /// Returns the error for ranks that cannot load because this one does not begin the load.
+    pub(crate) fn not_begun(&self) -> Error {
+        let place = self
+            .location
+            .as_ref()
+            .map(|location| format!("{location}: "));
+        let message = format!(
+            "rank {} did not begin the load: {}{}",
+            self.rank,
+            place.unwrap_or_default(),
+            self.message
+        );
+        self.advised(Error::new(ErrorKind::Peer, message))
+    }
+
+    fn advised(&self, mut error: Error) -> Error {
         if let Some(hint) = &self.hint {
             error = error.with_hint(hint);
         }
-        error.with_ranks([self.rank])
+        if let Some(cause) = &self.cause {
+            error = error.with_source(cause.as_str());
+        }
+        error.with_ranks(self.ranks.iter().copied())
     }
 }
 
@@ -99,6 +148,7 @@ mod tests {
         let error = Error::new(ErrorKind::Corrupt, "the digest differs")
             .with_location("m/a.safetensors")
             .with_tensor("w")
+            .with_source("the disk is gone")
             .with_hint("load it again, or use ‹verify=off›");
         let failure = Failure::new(3, &error);
         let text = serde_json::to_string(&failure).expect("serializes");
@@ -108,7 +158,17 @@ mod tests {
         assert_eq!(error.ranks(), [3]);
         assert_eq!(
             error.chain(),
-            "m/a.safetensors: tensor \"w\": rank 3: the digest differs\n  hint: load it again, or use verify=off"
+            "m/a.safetensors: tensor \"w\": rank 3: the digest differs\n  caused by: the disk is gone\n  hint: load it again, or use verify=off"
+        );
+    }
+
+    #[test]
+    fn failure_that_was_heard_of_keeps_its_ranks() {
+        let error = Error::new(ErrorKind::Io, "rank 1: cannot read").with_ranks([1]);
+        let error = Failure::new(3, &error).error();
+        assert_eq!(
+            (error.message(), error.ranks()),
+            ("rank 1: cannot read", &[1][..])
         );
     }
 

@@ -26,16 +26,22 @@ mod local;
 pub(crate) mod messages;
 pub(crate) mod node;
 mod payload;
+pub(crate) mod peers;
 mod process;
+mod serving;
 pub mod sharding;
+mod transport;
 mod wait;
 mod wire;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
-pub use hub::finish_serving;
 pub use local::LocalGroup;
+pub use node::give_up;
+pub use serving::finish_serving;
+pub use transport::Transport;
 
 use crate::error::Result;
 
@@ -63,4 +69,29 @@ pub trait Group: fmt::Debug + Send + Sync {
     /// not sent theirs by the `deadline`, or that are known to be gone. The group must not be used
     /// after an error.
     fn exchange(&self, message: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>>;
+
+    /// Connects this rank with the others of `leaders`, which are ascending ranks, this one
+    /// included. Called by all of them for the same load, and by no other rank. Returns `None` if
+    /// the group cannot do that: each node then reads for itself.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Peer`](crate::ErrorKind::Peer) for ranks that are not connected by the
+    /// `deadline`.
+    fn transport(
+        &self,
+        leaders: &[usize],
+        deadline: Instant,
+    ) -> Result<Option<Arc<dyn Transport>>> {
+        let _ = (leaders, deadline);
+        Ok(None)
+    }
+
+    /// Returns the number of the node that this rank pretends to be on: ranks with different ones
+    /// share no memory.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    fn simulated_node(&self) -> Option<usize> {
+        None
+    }
 }

@@ -16,7 +16,7 @@ pub(crate) type Carried = Arc<dyn AsFd + Send + Sync>;
 pub(crate) enum Listener {}
 
 impl Listener {
-    pub(crate) fn new() -> io::Result<Self> {
+    pub(crate) fn new(_prefix: &str) -> io::Result<Self> {
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "processes share memory on Linux only",

@@ -4,7 +4,7 @@
 //! over a socket that is visible within one network namespace: the lowest rank to which that works
 //! is the leader.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Group;
 use super::agreement::{Hello, NodeChoice, compare, compare_node};
@@ -12,9 +12,13 @@ use super::channel::{Channel, Listener};
 use super::holdings::NODE_RANKS_MAX;
 use super::hub::Hub;
 use super::link::Joining;
-use super::messages::Request;
+use super::messages::{Failure, Request};
 use super::payload;
 use crate::error::{Error, ErrorKind, Result};
+use crate::options::Options;
+
+/// Default time that ranks have to begin a load together.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Place of a rank in its node.
 pub(crate) struct Node {
@@ -22,8 +26,18 @@ pub(crate) struct Node {
     pub(crate) ranks: Vec<usize>,
     pub(crate) leader: usize,
     pub(crate) role: Role,
+    /// Leaders of all nodes that share with each other, ascending; none if they do not.
+    pub(crate) leaders: Vec<usize>,
     /// Reason why this rank shares with no other, if it cannot.
     pub(crate) reason: Option<String>,
+}
+
+/// Scope of the sharing that was requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Nothing,
+    Node,
+    Cluster,
 }
 
 /// Role of a rank in a load.
@@ -35,8 +49,33 @@ pub(crate) enum Role {
     Alone,
 }
 
-/// Agrees with all ranks of `group` on a load, and joins those of this node. Without `shares`, only
-/// agrees.
+/// Returns the time that ranks have to begin a load together.
+pub(crate) fn join_timeout(options: &Options) -> Duration {
+    options.join_timeout.unwrap_or(JOIN_TIMEOUT)
+}
+
+/// Returns the time by which all ranks must have begun a load that this one began at `started`.
+pub(crate) fn join_deadline(options: &Options, started: Instant) -> Instant {
+    let timeout = join_timeout(options);
+    started + options.timeout.map_or(timeout, |all| all.min(timeout))
+}
+
+/// Tells the other ranks of `group` that this one does not begin the load that they are about to
+/// begin, because of `error`: they fail with it at once, with [`ErrorKind::Peer`], and do not wait
+/// until their `join_timeout`. The group can be used for another load.
+///
+/// [`Loader::stream`](crate::Loader::stream) does so itself. Call this for an error before, such as
+/// that of [`Loader::open`](crate::Loader::open), or drop the group. Waits for the others, within
+/// the limits of `options`.
+pub fn give_up(group: &dyn Group, error: &Error, options: &Options) {
+    let hello = Hello::given_up(Failure::new(group.rank(), error));
+    let deadline = join_deadline(options, Instant::now());
+    // The error itself counts, not another one of telling it.
+    let _ = exchange::<Hello>(group, &hello, deadline);
+}
+
+/// Agrees with all ranks of `group` on a load, and joins those of this node, if there is something
+/// to share.
 ///
 /// # Errors
 ///
@@ -46,16 +85,16 @@ pub(crate) fn join(
     group: &dyn Group,
     mut hello: Hello,
     request: &Request,
-    shares: bool,
+    scope: Scope,
     deadline: Instant,
 ) -> Result<Node> {
     let rank = group.rank();
+    let shares = scope != Scope::Nothing;
+    let prefix = prefix(group);
     let listener = if shares {
-        let memory = payload::write(&()).map_err(|error| format!("cannot share memory: {error}"));
-        let listen = || Listener::new().map_err(|error| format!("cannot share: {error}"));
-        memory.and_then(|_| listen())
+        listen(&prefix)
     } else {
-        Err("not requested".to_owned())
+        Err(String::new())
     };
     hello.socket = listener.as_ref().ok().map(|it| it.name().to_owned());
     let hellos: Vec<Hello> = exchange(group, &hello, deadline)?;
@@ -64,29 +103,20 @@ pub(crate) fn join(
         ranks: vec![rank],
         leader: rank,
         role: Role::Alone,
+        leaders: Vec::new(),
         reason,
     };
     if !shares {
         return Ok(alone(None));
     }
-    let mut role = None;
-    let mut leader = rank;
-    let mut reason = None;
-    match listener {
-        Ok(listener) => match follow(&hellos[..rank], rank, request, deadline) {
-            Ok(Some((number, joining))) => {
-                leader = number;
-                role = Some(Role::Follower(joining));
-            }
-            Ok(None) => match lead(listener, rank, request) {
-                Ok(led) => role = Some(led),
-                Err(error) => reason = Some(error.message().to_owned()),
-            },
-            Err(error) if Instant::now() >= deadline => return Err(error),
-            Err(error) => reason = Some(error.message().to_owned()),
-        },
-        Err(error) => reason = Some(error),
-    }
+    let (leader, role) = choose(
+        listener,
+        (&hellos[..rank], &prefix),
+        rank,
+        request,
+        deadline,
+    )?;
+    let (role, reason) = role.map_or_else(|reason| (None, Some(reason)), |role| (Some(role), None));
     let choice = NodeChoice {
         leader,
         reason: reason.clone(),
@@ -97,39 +127,110 @@ pub(crate) fn join(
         }
     };
     let choices = exchange(group, &choice, deadline).inspect_err(|_| close(&role))?;
-    let is_beside =
-        |(_, other): &(usize, &NodeChoice)| other.leader == leader && other.reason.is_none();
-    let ranks: Vec<usize> = (choices.iter().enumerate())
-        .filter(is_beside)
-        .map(|(rank, _)| rank)
-        .collect();
-    if ranks.len() < 2 || ranks.len() > NODE_RANKS_MAX {
+    let ranks = ranks_of(&choices, leader);
+    let leaders = if scope == Scope::Cluster {
+        leaders(&choices)
+    } else {
+        Vec::new()
+    };
+    let shares = ranks.len() > 1 || leaders.contains(&rank);
+    if !shares || ranks.len() > NODE_RANKS_MAX {
         close(&role);
         let many = (ranks.len() > NODE_RANKS_MAX)
             .then(|| format!("more than {NODE_RANKS_MAX} ranks on one node"));
         return Ok(alone(reason.or(many)));
     }
-    compare_node(&hellos, &ranks).inspect_err(|_| close(&role))?;
+    // With several nodes, each rank compares those of all, so that none waits for the failed ones.
+    let nodes = leaders.iter().copied();
+    for leader in nodes.chain(leaders.is_empty().then_some(leader)) {
+        let compared = compare_node(&hellos, &ranks_of(&choices, leader));
+        compared.inspect_err(|_| close(&role))?;
+    }
     Ok(match role {
         Some(role) => Node {
             ranks,
             leader,
             role,
+            leaders,
             reason: None,
         },
         None => alone(reason),
     })
 }
 
+/// Listens for the other ranks of this node, or returns the reason why it cannot share with them.
+fn listen(prefix: &str) -> Result<Listener, String> {
+    payload::write(&()).map_err(|error| format!("cannot share memory: {error}"))?;
+    Listener::new(prefix).map_err(|error| format!("cannot share: {error}"))
+}
+
+/// Follows the leader of this node, or becomes it. Returns the leader, and the role or the reason
+/// why there is none.
+fn choose(
+    listener: Result<Listener, String>,
+    earlier: (&[Hello], &str),
+    rank: usize,
+    request: &Request,
+    deadline: Instant,
+) -> Result<(usize, Result<Role, String>)> {
+    let listener = match listener {
+        Ok(listener) => listener,
+        Err(reason) => return Ok((rank, Err(reason))),
+    };
+    let refused = |error: Error| error.message().to_owned();
+    Ok(match follow(earlier, rank, request, deadline) {
+        Ok(Some((leader, joining))) => (leader, Ok(Role::Follower(joining))),
+        Ok(None) => (rank, lead(listener, rank, request).map_err(refused)),
+        Err(error) if Instant::now() >= deadline => return Err(error),
+        Err(error) => (rank, Err(refused(error))),
+    })
+}
+
+/// Returns the ranks of the node that `leader` leads.
+fn ranks_of(choices: &[NodeChoice], leader: usize) -> Vec<usize> {
+    let is_beside =
+        |(_, choice): &(usize, &NodeChoice)| choice.leader == leader && choice.reason.is_none();
+    let beside = choices.iter().enumerate().filter(is_beside);
+    beside.map(|(rank, _)| rank).collect()
+}
+
+/// Returns the leaders of the nodes that can share with each other; none if there is one only, or
+/// if a node would serve too many.
+fn leaders(choices: &[NodeChoice]) -> Vec<usize> {
+    let leads = |rank: &usize| choices[*rank].leader == *rank && choices[*rank].reason.is_none();
+    let leaders = (0..choices.len()).filter(leads);
+    let is_small = |leader: &usize| ranks_of(choices, *leader).len() <= NODE_RANKS_MAX;
+    let leaders: Vec<usize> = leaders.filter(is_small).collect();
+    let ranks = leaders
+        .iter()
+        .map(|leader| ranks_of(choices, *leader).len());
+    let most = ranks.max().unwrap_or(0) + leaders.len().saturating_sub(1);
+    if leaders.len() > 1 && most <= NODE_RANKS_MAX {
+        leaders
+    } else {
+        Vec::new()
+    }
+}
+
+/// Returns the beginning of the names that ranks of this node listen under.
+fn prefix(group: &dyn Group) -> String {
+    #[cfg(feature = "testing")]
+    if let Some(node) = group.simulated_node() {
+        return format!("tload-{node}-");
+    }
+    let _ = group;
+    "tload-".to_owned()
+}
+
 /// Joins the first of the lower ranks that leads this node, if there is one.
 fn follow(
-    lower: &[Hello],
+    (lower, prefix): (&[Hello], &str),
     rank: usize,
     request: &Request,
     deadline: Instant,
 ) -> Result<Option<(usize, Joining)>> {
     for (leader, hello) in lower.iter().enumerate() {
-        if let Some(name) = &hello.socket
+        if let Some(name) = (hello.socket.as_ref()).filter(|name| name.starts_with(prefix))
             && let Some(joining) = Joining::join((name, leader), rank, request, deadline)?
         {
             return Ok(Some((leader, joining)));

@@ -1,12 +1,15 @@
 //! Slices of tensors by rank: tensor, expert and pipeline parallelism. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 use globset::{Glob, GlobMatcher};
 
 use crate::error::{Error, ErrorKind, Result, counted};
-use crate::plan::{Selection, Slice};
+use crate::plan::{Selection, Slice, Steps};
+
+/// Maximum number of tensors that an error names.
+const SHOWN: usize = 10;
 
 /// Place of the number in a pattern.
 const NUMBER: &str = "{}";
@@ -65,14 +68,16 @@ enum Split {
         first: Option<Selection>,
         last: Option<Selection>,
     },
+    /// Slices by name, each with the shape of the tensor that it is a slice of.
+    Slices(HashMap<String, (Vec<usize>, Slice)>),
 }
 
 /// Name, shape and remaining indices of a tensor.
 struct Divided<'t> {
     name: &'t str,
     shape: &'t [usize],
-    /// Indices along each dimension; all if empty.
-    ranges: Vec<Range<usize>>,
+    /// Indices along each dimension.
+    steps: Vec<Steps>,
     is_kept: bool,
 }
 
@@ -142,6 +147,15 @@ impl Sharding {
         }))
     }
 
+    /// Takes given slices of tensors, by name. Each comes with the shape of the tensor that it is a
+    /// slice of, which must be that of the checkpoint's, and keeps all of its dimensions. Other
+    /// tensors are loaded whole; names that the checkpoint lacks have no effect.
+    pub fn from_slices(slices: impl IntoIterator<Item = (String, Vec<usize>, Slice)>) -> Self {
+        let slices = slices.into_iter();
+        let slices = slices.map(|(name, shape, slice)| (name, (shape, slice)));
+        Self::from(Split::Slices(slices.collect()))
+    }
+
     /// Returns the combination of both: `other` divides what this sharding leaves to the rank.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
@@ -155,7 +169,8 @@ impl Sharding {
     /// # Errors
     ///
     /// * [`ErrorKind::NoSuchTensor`] for a pattern that matches nothing: it is probably misspelt.
-    /// * [`ErrorKind::InvalidRequest`] for a tensor that does not have the dimension of its rule.
+    /// * [`ErrorKind::InvalidRequest`] for a tensor that does not have the dimension of its rule,
+    ///   or the shape that its slice is of.
     pub fn apply<'t>(
         &self,
         tensors: impl IntoIterator<Item = (&'t str, &'t [usize])>,
@@ -163,7 +178,7 @@ impl Sharding {
         let tensors = tensors.into_iter().map(|(name, shape)| Divided {
             name,
             shape,
-            ranges: Vec::new(),
+            steps: shape.iter().map(|len| Steps::from(0..*len)).collect(),
             is_kept: true,
         });
         let mut tensors: Vec<Divided<'_>> = tensors.collect();
@@ -174,9 +189,9 @@ impl Sharding {
         let mut sharded = Sharded::default();
         for tensor in tensors.into_iter().filter(|tensor| tensor.is_kept) {
             sharded.names.push(tensor.name.to_owned());
-            let whole = tensor.shape.iter().map(|len| 0..*len);
-            if !tensor.ranges.is_empty() && !whole.eq(tensor.ranges.iter().cloned()) {
-                let slice = Slice::new(tensor.ranges);
+            let whole = tensor.shape.iter().map(|len| Steps::from(0..*len));
+            if !whole.eq(tensor.steps.iter().copied()) {
+                let slice = Slice::new(tensor.steps);
                 sharded.slices.push((tensor.name.to_owned(), slice));
             }
         }
@@ -238,6 +253,23 @@ impl Split {
                     };
                 }
             }
+            Self::Slices(slices) => {
+                let mut others = Vec::new();
+                for tensor in tensors {
+                    let Some((shape, slice)) = slices.get(tensor.name) else {
+                        continue;
+                    };
+                    let left = tensor.steps.iter().map(|steps| steps.count);
+                    if left.clone().eq(shape.iter().copied()) {
+                        tensor.keep(slice);
+                    } else if tensor.is_kept {
+                        others.push((tensor.name, left.collect::<Vec<_>>(), shape));
+                    }
+                }
+                if let Some((first, ..)) = others.first() {
+                    return Err(other_shapes(&others).with_tensor(*first));
+                }
+            }
         }
         Ok(())
     }
@@ -255,14 +287,43 @@ impl Divided<'_> {
                 .with_tensor(self.name)
                 .with_hint("dimensions count from 0; put a rule with a narrower glob first"));
         }
-        if self.ranges.is_empty() {
-            self.ranges = self.shape.iter().map(|len| 0..*len).collect();
-        }
-        let Range { start, end } = self.ranges[dim];
-        let mine = position.rounded_up_run(end - start);
-        self.ranges[dim] = start + mine.start..start + mine.end;
+        let mine = position.rounded_up_run(self.steps[dim].count);
+        narrow(&mut self.steps[dim], Steps::from(mine));
         Ok(())
     }
+
+    /// Keeps a slice of the indices.
+    fn keep(&mut self, slice: &Slice) {
+        for (steps, kept) in self.steps.iter_mut().zip(slice.dims()) {
+            narrow(steps, *kept);
+        }
+    }
+}
+
+/// Keeps some of the indices along a dimension; `kept` counts among them.
+fn narrow(steps: &mut Steps, kept: Steps) {
+    // Every second index from 4 on, and of these every third from the second on: every sixth index
+    // from 6 on. The start is past the end if nothing is kept.
+    *steps = Steps {
+        start: steps.start + kept.start * steps.step,
+        count: kept.count,
+        step: steps.step * kept.step,
+        single: kept.single,
+    };
+}
+
+/// Returns the error for tensors whose slices are of other shapes: name, found, wanted.
+fn other_shapes(others: &[(&str, Vec<usize>, &Vec<usize>)]) -> Error {
+    let shown = others.iter().take(SHOWN).map(|(name, found, wanted)| {
+        format!("{name:?} has shape {found:?} in the checkpoint, {wanted:?} here")
+    });
+    let mut shown: Vec<_> = shown.collect();
+    if others.len() > SHOWN {
+        shown.push(format!("and {} more", others.len() - SHOWN));
+    }
+    let count = counted(others.len() as u64, "divided tensor");
+    let message = format!("{count} with another shape: {}", shown.join("; "));
+    Error::invalid_request(message).with_hint("check whether the checkpoint is that of this model")
 }
 
 /// Returns the union of globs; `None` if there are none.
@@ -456,6 +517,56 @@ mod tests {
         assert_eq!(lens(3, 0), [0, 0, 0]);
         let (_, slices) = apply(&valid(Sharding::tp(7, 8, [("*embed*", 0)])));
         assert_eq!(slices, [(0, slice([10..10, 0..4]))]);
+    }
+
+    #[test]
+    fn given_slices_are_kept_and_divided_further() {
+        let every = |start, count, step| Steps {
+            start,
+            count,
+            step,
+            single: false,
+        };
+        let rows = Slice::new([every(1, 3, 3)]);
+        let given = [
+            ("lm_head.weight".to_owned(), vec![10, 4], rows.clone()),
+            ("unknown".to_owned(), vec![7], rows),
+        ];
+        let (names, slices) = apply(&Sharding::from_slices(given.clone()));
+        assert_eq!(names.len(), TENSORS.len());
+        let columns = Steps::from(0..4);
+        assert_eq!(slices, [(8, Slice::new([every(1, 3, 3), columns]))]);
+        // From rows 1, 4 and 7, the second of two ranks gets row 7; in the other order, rows 6 and
+        // 8 of 5 to 9.
+        let last = || valid(Sharding::tp(1, 2, [("lm_head.*", 0)]));
+        let both = Sharding::from_slices(given).and(last());
+        assert_eq!(apply(&both).1, [(8, Slice::new([every(7, 1, 3), columns]))]);
+        let odd = (
+            "lm_head.weight".to_owned(),
+            vec![5, 4],
+            Slice::new([every(1, 2, 2)]),
+        );
+        let both = last().and(Sharding::from_slices([odd]));
+        assert_eq!(apply(&both).1, [(8, Slice::new([every(6, 2, 2), columns]))]);
+    }
+
+    #[test]
+    fn slices_of_other_shapes_are_listed() {
+        let given = ["lm_head.weight", "model.norm.weight", "model.embed.weight"]
+            .map(|name| (name.to_owned(), vec![10, 4], Slice::new([0..5, 0..4])));
+        let error = error(Ok(Sharding::from_slices(given.clone())));
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        assert_eq!(error.tensor(), Some("model.norm.weight"));
+        assert_eq!(
+            error.message(),
+            "1 divided tensor with another shape: \"model.norm.weight\" has shape [4] in the \
+             checkpoint, [10, 4] here"
+        );
+        // Another rank's tensors do not matter.
+        let first = ["lm_head.*", "*.norm.*"];
+        let elsewhere = valid(Sharding::pp(1, 2, "*.layers.{}.*", first, []));
+        let mine = elsewhere.and(Sharding::from_slices(given)).apply(TENSORS);
+        assert_eq!(mine.expect("fits").slices.len(), 1);
     }
 
     #[test]

@@ -28,13 +28,15 @@ pub(super) enum Record {
     Gone { region: u32 },
     /// From a rank: it no longer needs the region to be kept.
     Release { region: u32 },
+    /// From a rank: it has unmapped the memory of the region, whose bytes may be replaced.
+    Unmapped { region: u32 },
     /// From the leader: the load has failed; the error is in the descriptor.
     Failed,
     /// From a rank: it has finished; its statistics follow in the descriptor.
     Done,
     /// From the leader: everything has been read, and verified where that was requested.
     Whole,
-    /// From the leader: its process runs.
+    /// The sender's process runs.
     Alive,
 }
 
@@ -62,6 +64,7 @@ impl Record {
             Self::Done => (10, 0, 0, 0),
             Self::Whole => (11, 0, 0, 0),
             Self::Alive => (12, 0, 0, 0),
+            Self::Unmapped { region } => (13, region, 0, 0),
         };
         let mut bytes = [0; RECORD_BYTES];
         bytes[..4].copy_from_slice(&kind.to_le_bytes());
@@ -94,6 +97,7 @@ impl Record {
             10 => Self::Done,
             11 => Self::Whole,
             12 => Self::Alive,
+            13 => Self::Unmapped { region },
             _ => return None,
         })
     }
@@ -122,6 +126,7 @@ mod tests {
             Record::Done,
             Record::Whole,
             Record::Alive,
+            Record::Unmapped { region: 6 },
         ];
         for record in all {
             assert_eq!(Record::decode(&record.encode()), Some(record));
@@ -131,7 +136,7 @@ mod tests {
     #[test]
     fn other_bytes_are_no_record() {
         assert_eq!(Record::decode(&[0; RECORD_BYTES]), None);
-        assert_eq!(Record::decode(&[13; RECORD_BYTES]), None);
+        assert_eq!(Record::decode(&[14; RECORD_BYTES]), None);
         assert_eq!(Record::decode(&[1; RECORD_BYTES - 1]), None);
     }
 }

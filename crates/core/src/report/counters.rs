@@ -49,6 +49,11 @@ impl Counters {
         self.read_bytes.load(Ordering::Relaxed)
     }
 
+    /// Returns the bytes that have been received from other ranks so far.
+    pub(crate) fn received_bytes(&self) -> u64 {
+        self.transfer.lock().received_bytes
+    }
+
     pub(crate) fn fill(&self, report: &mut Report) {
         report.extents = self.extents.load(Ordering::Relaxed);
         report.set_transfer(self.transfer.lock().clone());

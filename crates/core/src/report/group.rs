@@ -24,10 +24,14 @@ pub struct GroupReport {
     pub read_bytes: u64,
     /// Bytes that this rank received from the leader, in shared memory.
     pub received_bytes: u64,
-    /// Bytes that this rank read itself because it had fallen behind or had lost the leader.
+    /// Bytes that this rank received from other nodes, for the ranks of its own: if it leads the
+    /// node and nodes share with each other.
+    pub node_received_bytes: u64,
+    /// Bytes that this rank read itself because it had fallen behind or had lost the leader; or
+    /// another node, if it leads its own.
     pub reread_bytes: u64,
     /// Bytes read on the node divided by `unique_bytes`, as far as this rank knows them: on the
-    /// leader, those of all ranks that have finished.
+    /// leader, those of all ranks that have finished. Below 1 where other nodes read for this one.
     pub amplification: f64,
     /// Seconds that this rank waited for the other ranks before its first read.
     pub join_seconds: f64,

@@ -128,9 +128,10 @@ declare_report! {
         pub first_tensor_seconds: Option<f64>,
         /// Engine that was used, and why.
         pub engine: EngineReport,
-        /// Bytes copied in memory after they were read. These belong to tensors whose offset in the
-        /// file is not a multiple of their dtype's alignment, so that no direct read can place them
-        /// at an aligned address. Otherwise 0.
+        /// Bytes copied in memory after they were read. These belong to slices that are not
+        /// contiguous in their file, and to tensors whose offset in the file is not a multiple of
+        /// their dtype's alignment, so that no direct read can place them at an aligned address.
+        /// Otherwise 0.
         pub copied_bytes: u64,
         /// Retries outside the data path (open, header, list, stat) since the checkpoint was
         /// opened, by this load and by other loads of the same checkpoint. Not included in

@@ -1,8 +1,8 @@
 //! Tensors in host memory, in place: the engine has read straight into the memory that the tensor
 //! will own.
 //!
-//! Nothing is copied; the sink only counts. A tensor is complete when its last piece has arrived,
-//! on any lane.
+//! The sink only counts, and copies slices with gaps, which are read by way of staging memory. A
+//! tensor is complete when its last piece has arrived, on any lane.
 
 #![expect(
     unsafe_code,
@@ -55,8 +55,8 @@ impl HostSink {
         }
     }
 
-    /// Number of bytes that this load copied in memory: 0 unless a file holds tensors at offsets
-    /// that no address can be congruent to.
+    /// Number of bytes that this load copied in memory: those of slices with gaps, and of tensors
+    /// at offsets in their file that no address can be congruent to.
     pub fn copied_bytes(&self) -> u64 {
         self.shared.copied_bytes.load(Ordering::Relaxed)
     }
@@ -71,12 +71,19 @@ impl Sink for HostSink {
 
     fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
         let shared = &*self.shared;
+        let filled = if let Some(piece) = shared.plan.slice_in(extent) {
+            let copied = &shared.copied_bytes;
+            copied.fetch_add(piece.len as u64, Ordering::Relaxed);
+            filled.arrived(piece.extent_offset..piece.extent_offset + piece.len)
+        } else {
+            assert!(
+                filled.bytes().len() >= extent.needed,
+                "engines fill whole extents"
+            );
+            filled
+        };
         let (region, _) = filled.region().expect("host loads lease from regions");
         let region = Arc::clone(region);
-        assert!(
-            filled.bytes().len() >= extent.needed,
-            "engines fill whole extents"
-        );
         // The window's last owner must be gone before its tensors may be read.
         drop(filled);
         for piece in &shared.plan.pieces[extent.pieces.clone()] {
@@ -87,21 +94,8 @@ impl Sink for HostSink {
             }
             let target = &shared.plan.targets[piece.tensor];
             let info = shared.tensors[piece.tensor].clone();
-            let (at, offset) = target.place.expect("a tensor with pieces has a place");
+            let (_, offset) = target.place.expect("a tensor with pieces has a place");
             let len = usize::try_from(info.byte_len()).expect("mapped, so it fits");
-            if target.join {
-                let pieces = shared.plan.pieces_in_place(at);
-                // SAFETY: as below, and the plan puts such a tensor alone into its region.
-                let (bytes, copied) = unsafe { RegionBytes::join(Arc::clone(&region), pieces) };
-                // An error in a plan must not become a tensor.
-                assert_eq!(bytes.as_slice().len(), len, "all pieces of a slice");
-                shared
-                    .copied_bytes
-                    .fetch_add(copied as u64, Ordering::Relaxed);
-                self.ready
-                    .push((piece.tensor, Tensor::new(info, TensorBytes::Host(bytes))));
-                continue;
-            }
             // SAFETY: every piece of the tensor has arrived: its windows were filled as far as
             // needed and their leases were dropped before the count went down.
             let mut bytes = unsafe { RegionBytes::new(Arc::clone(&region), offset, len) };

@@ -6,13 +6,13 @@
 
 #![expect(
     unsafe_code,
-    reason = "reads entries that are published once and never freed"
+    reason = "reads entries that are published once and never freed; counts forks"
 )]
 
 use std::process;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Lock for a `static`, with a fresh value in each process.
 pub(crate) struct PerProcess<T: 'static> {
@@ -66,6 +66,29 @@ impl<T: Default + Send> PerProcess<T> {
     }
 }
 
+/// Forks of this process, once they are counted.
+static FORKS: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn fork_begins() {
+    FORKS.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Returns the number of forks of this process since the first call of this function. If the C
+/// library cannot tell, each call returns another number.
+///
+/// A fork by the bare system call, which does not go through the C library, is not seen.
+pub(crate) fn forks() -> usize {
+    static IS_COUNTED: OnceLock<bool> = OnceLock::new();
+    let is_counted = IS_COUNTED.get_or_init(|| {
+        // SAFETY: the handler only adds to an atomic, which is allowed before a fork.
+        unsafe { libc::pthread_atfork(Some(fork_begins), None, None) == 0 }
+    });
+    if !is_counted {
+        fork_begins();
+    }
+    FORKS.load(Ordering::SeqCst)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,5 +119,24 @@ mod tests {
         assert!(FORKED.lock().is_empty());
         FORKED.lock().push(2);
         assert_eq!((&*FORKED.lock(), &*held), (&vec![2], &vec![1]));
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn fork_is_counted_in_parent_and_child() {
+        let before = forks();
+        // SAFETY: the child only reads an atomic and exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = i32::from(FORKS.load(Ordering::SeqCst) == before);
+            // SAFETY: ends the child without running what the parent has registered.
+            unsafe { libc::_exit(code) };
+        }
+        assert!(child > 0, "forks");
+        let mut status = 0;
+        // SAFETY: a child of this process and a place for its status.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child has counted it, too");
+        assert!(forks() > before);
     }
 }

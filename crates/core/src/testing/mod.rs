@@ -4,19 +4,26 @@
 //! Requires the feature `testing`. [`conformance`] checks what every engine and every sink must do;
 //! [`sim`] is an engine over memory with the worst behaviour that storage can have; [`simulation`]
 //! runs a whole load on it; [`storage`] models how long reads take on storage of any kind;
-//! [`ranks_as_threads`] makes a group; [`fixtures`] makes bytes and files; [`fuzz`] has the targets
-//! of fuzzers.
+//! [`ranks_as_threads`] makes a group, [`nodes_as_threads`] one of several nodes, and
+//! `shared_engine` the engine of a rank that follows; [`fixtures`] makes bytes and files; [`fuzz`]
+//! has the targets of fuzzers.
 
 pub mod conformance;
 pub mod fixtures;
 pub mod fuzz;
 mod random_load;
+#[cfg(target_os = "linux")]
+mod shared_engine;
 pub mod sim;
 pub mod simulation;
 pub mod storage;
+mod thread_nodes;
 mod thread_ranks;
 
-pub use thread_ranks::ranks_as_threads;
+#[cfg(target_os = "linux")]
+pub use shared_engine::shared_engine;
+pub use thread_nodes::Network;
+pub use thread_ranks::{nodes_as_threads, ranks_as_threads};
 
 use crate::engine::Engine;
 use crate::error::Result;

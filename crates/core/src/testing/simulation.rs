@@ -115,6 +115,7 @@ impl Simulation {
                 header_bytes,
                 header: Crcs::new(&[header]),
                 tensors,
+                is_elsewhere: false,
             }
         });
         let facts: Vec<_> = facts.collect();

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::thread_nodes::Network;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ranks::Group;
+use crate::ranks::{Group, Transport};
 use crate::sync::lock::{Condvar, Mutex};
 
 /// Ranks of one process.
@@ -21,6 +22,8 @@ struct ThreadRank {
     threads: Arc<Threads>,
     rank: usize,
     round: Mutex<usize>,
+    /// Its node, and the network between that and others.
+    node: Option<(usize, Network)>,
 }
 
 impl Group for ThreadRank {
@@ -57,10 +60,35 @@ impl Group for ThreadRank {
             rounds = self.threads.arrived.wait_timeout(rounds, left);
         }
     }
+
+    fn transport(
+        &self,
+        leaders: &[usize],
+        _deadline: Instant,
+    ) -> Result<Option<Arc<dyn Transport>>> {
+        let network = self.node.as_ref().map(|(_, network)| network);
+        Ok(network.map(|network| network.connect(self.rank, leaders)))
+    }
+
+    fn simulated_node(&self) -> Option<usize> {
+        self.node.as_ref().map(|(node, _)| *node)
+    }
 }
 
 /// Creates a group of `size` ranks that are threads of this process.
 pub fn ranks_as_threads(size: usize) -> Vec<Arc<dyn Group>> {
+    threads(size, |_| None)
+}
+
+/// Creates a group of `nodes` simulated nodes with `ranks` threads of this process each, in order,
+/// and the network between them.
+pub fn nodes_as_threads(nodes: usize, ranks: usize) -> (Vec<Arc<dyn Group>>, Network) {
+    let network = Network::default();
+    let node = |rank: usize| Some((rank / ranks, network.clone()));
+    (threads(nodes * ranks, node), network)
+}
+
+fn threads(size: usize, node: impl Fn(usize) -> Option<(usize, Network)>) -> Vec<Arc<dyn Group>> {
     let threads = Arc::new(Threads {
         size,
         rounds: Mutex::default(),
@@ -71,6 +99,7 @@ pub fn ranks_as_threads(size: usize) -> Vec<Arc<dyn Group>> {
             threads: Arc::clone(&threads),
             rank,
             round: Mutex::default(),
+            node: node(rank),
         })
     };
     (0..size).map(rank).collect()

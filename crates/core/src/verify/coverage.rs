@@ -25,6 +25,8 @@ pub(crate) struct SourceFacts<'a> {
     pub(crate) header: Crcs,
     /// All tensors of the source in the checkpoint, in file order.
     pub(crate) tensors: &'a [TensorInfo],
+    /// Another node reads it, and compares it.
+    pub(crate) is_elsewhere: bool,
 }
 
 /// Outcome for one source.

@@ -34,6 +34,7 @@ pub use full_scan::{
 };
 pub use manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor};
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +57,8 @@ pub(crate) struct Loaded {
     tensors: Arc<[TensorInfo]>,
     /// True if the caller selected these tensors by name.
     by_name: bool,
+    /// Shards that another node reads and compares.
+    elsewhere: HashSet<usize>,
 }
 
 impl Loaded {
@@ -65,7 +68,14 @@ impl Loaded {
             plan: Arc::clone(plan),
             tensors: Arc::clone(tensors),
             by_name,
+            elsewhere: HashSet::new(),
         }
+    }
+
+    /// Leaves out shards that another node reads and compares.
+    pub(crate) fn without(mut self, shards: impl IntoIterator<Item = usize>) -> Self {
+        self.elsewhere.extend(shards);
+        self
     }
 }
 
@@ -120,11 +130,13 @@ fn new_check(
     }
     let facts: Vec<_> = shards
         .iter()
-        .map(|shard| SourceFacts {
+        .enumerate()
+        .map(|(index, shard)| SourceFacts {
             source: shard.source(),
             header_bytes: shard.header_bytes(),
             header: shard.header_crcs(),
             tensors: &checkpoint.tensors()[shard.tensors()],
+            is_elsewhere: loaded.elsewhere.contains(&index),
         })
         .collect();
     let Loaded { plan, tensors, .. } = loaded;

@@ -69,7 +69,7 @@ impl Check {
             let count = rest.partition_point(|tensor| tensor.shard() == shard);
             let wanted = first..first + count;
             first = wanted.end;
-            decided.push(if wanted.is_empty() {
+            decided.push(if wanted.is_empty() || facts.is_elsewhere {
                 None
             } else {
                 let tensors = &check.tensors[wanted.clone()];

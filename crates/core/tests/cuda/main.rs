@@ -4,6 +4,12 @@
 
 mod allocators;
 mod budgets;
+#[path = "../it/child.rs"]
+#[expect(
+    dead_code,
+    reason = "shared with the tests in `it`, which need more of it"
+)]
+mod child;
 mod devices;
 mod endings;
 mod faults;
@@ -14,6 +20,7 @@ mod loads;
 mod objects;
 mod pinning;
 mod processes;
+mod ranks;
 mod reuse;
 mod sinks;
 mod stub;

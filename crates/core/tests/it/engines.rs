@@ -275,6 +275,15 @@ fn opened_on(
     )
 }
 
+/// Jobs of the engine of a group come from a plan of what the leader reads, so they never go beyond
+/// it; a file that has become shorter is the leader's error.
+#[cfg(target_os = "linux")]
+#[test]
+fn shared_engine_keeps_contract() {
+    use tload::testing::conformance::engine_suite_within_sources;
+    engine_suite_within_sources("shared", &tload::testing::shared_engine);
+}
+
 /// More slots than `tokio-uring` registers, all in flight; also more tasks than its runtime runs in
 /// one turn.
 #[test]

@@ -4,10 +4,7 @@
 //! Each refusal is set up on a thread of its own where possible: the thread that calls `stream`
 //! starts the lanes, and they inherit its filters and its user.
 
-#![expect(
-    unsafe_code,
-    reason = "seccomp filters and per-thread user ids have no safe wrapper"
-)]
+#![expect(unsafe_code, reason = "per-thread user ids have no safe wrapper")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,41 +14,14 @@ use tload::{Ceiling, EngineChoice, ErrorKind, Loader, Location};
 
 use crate::files::{assert_all, even, evict, folder, location, mixed, options, write};
 use crate::requirement;
+use crate::seccomp::refuse;
 
 /// Runs `work` on a thread on which `io_uring_setup` (425 on every architecture) fails with
 /// `errno`.
 fn without_rings<T: Send>(errno: i32, work: impl FnOnce() -> T + Send) -> T {
-    let errno = u32::try_from(errno).expect("positive");
-    let filter = |code, jump_true, jump_false, k| libc::sock_filter {
-        code,
-        jt: jump_true,
-        jf: jump_false,
-        k,
-    };
-    // Load the number of the system call; return the error if it is 425, else allow the call.
-    let mut program = [
-        filter(0x20, 0, 0, 0),
-        filter(0x15, 0, 1, 425),
-        filter(0x06, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
-        filter(0x06, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
     std::thread::scope(|scope| {
         let filtered = scope.spawn(|| {
-            let program = libc::sock_fprog {
-                len: 4,
-                filter: program.as_mut_ptr(),
-            };
-            // SAFETY: takes only numbers; affects this thread and the threads that it starts.
-            let plain = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-            // SAFETY: `program` points to four instructions that outlive the call.
-            let seccomp = unsafe {
-                libc::prctl(
-                    libc::PR_SET_SECCOMP,
-                    libc::SECCOMP_MODE_FILTER,
-                    &raw const program,
-                )
-            };
-            assert_eq!((plain, seccomp), (0, 0), "seccomp works without privileges");
+            refuse(425, errno);
             work()
         });
         filtered.join().expect("the thread without rings")

@@ -2,6 +2,8 @@
 
 mod cancel_points;
 mod checkpoints;
+mod child;
+mod cluster;
 mod depth;
 mod engines;
 mod expectations;
@@ -22,6 +24,7 @@ mod ranks_of_processes;
 mod requirement;
 #[cfg(target_os = "linux")]
 mod retries;
+mod seccomp;
 mod security_md;
 #[cfg(target_os = "linux")]
 mod sharing;

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use tload::{ErrorKind, Loader, Options, Order, Tensor, parse_bytes};
+use tload::{EngineChoice, ErrorKind, Loader, Options, Order, Slice, Steps, Tensor, parse_bytes};
 
 use crate::files::{assert_all, even, folder, load, location, mixed, options, write};
+use crate::sharing::matrices;
 
 const MIB: u64 = 1 << 20;
 
@@ -243,4 +244,32 @@ fn sparse_file_of_too_many_reads_is_rejected() {
         error.message(),
         "64.0 GiB in reads of 4.0 KiB would take more than 4194304 reads"
     );
+}
+
+/// A slice takes memory for its own bytes, and for the reads in flight: not for all rows.
+#[test]
+fn columns_fit_into_budget_below_their_rows() {
+    let folder = folder();
+    let (rows, columns) = (16_384, 512);
+    let file = matrices(2, rows, columns);
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    let limit = 4 * MIB;
+    let slice = Slice::new([Steps::from(0..rows), Steps::from(8..40)]);
+    for engine in [EngineChoice::Auto, EngineChoice::Pread] {
+        let options = options(|it| (it.memory_limit, it.engine) = (Some(limit), engine));
+        let loader = Loader::open(&location(&path)).expect("opens");
+        let slices = ["m0", "m1"].map(|name| (name.to_owned(), slice.clone()));
+        let mut stream = (loader.options(options).slices(slices).stream()).expect("starts");
+        let tensors: tload::Result<Vec<_>> = stream.by_ref().collect();
+        let (tensors, report) = (tensors.expect("loads"), stream.report());
+        assert!(report.read_bytes > 2 * limit, "{report}");
+        assert!(report.memory_peak <= limit, "{report}");
+        assert_eq!(report.copied_bytes, report.tensor_bytes, "{report}");
+        let parsed = safetensors::SafeTensors::deserialize(&file).expect("valid");
+        for tensor in tensors {
+            let whole = parsed.tensor(tensor.name()).expect("is there");
+            let wanted = whole.data().chunks(2 * columns).map(|row| &row[16..80]);
+            assert!(wanted.flatten().eq(tensor.bytes()), "{}", tensor.name());
+        }
+    }
 }

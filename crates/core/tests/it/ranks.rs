@@ -2,48 +2,35 @@
 
 #![expect(unsafe_code, reason = "forks")]
 
-use std::io::{BufRead, BufReader, Read as _, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tload::{Group, LocalGroup};
 
+use crate::child::{self, Child, PATIENCE};
 use crate::files::folder;
 
-/// Path, rank and size of a process that is a rank.
-const MARK: &str = "TLOAD_TEST_RANK";
-
-/// Longer than any step here takes; only a failure waits so long.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Beginning of the lines that a rank answers with.
-const ANSWER: &str = "rank: ";
-
-/// Not a test: the processes that [`Rank::start`] starts run this function. It joins, then obeys
-/// the lines of its input.
+/// Not a test: the processes of [`joined`] run this function. It joins, then obeys the lines of its
+/// input.
 #[test]
 fn serves() {
-    let Some(words) = std::env::var_os(MARK) else {
+    let Some(words) = child::words() else {
         return;
     };
-    let words = words.into_string().expect("UTF-8");
-    let words: Vec<_> = words.split('\n').collect();
     let number = |text: &str| text.parse::<usize>().expect("a number");
-    let (path, rank, size) = (Path::new(words[0]), number(words[1]), number(words[2]));
+    let (path, rank, size) = (Path::new(&words[0]), number(&words[1]), number(&words[2]));
     let before = resources();
     let group = LocalGroup::join(path, rank, size, PATIENCE).expect("joins");
-    println!("\n{ANSWER}joined");
-    for line in std::io::stdin().lines() {
-        let line = line.expect("UTF-8");
+    child::answer("joined");
+    for line in child::lines() {
         let answer = match line.split_once(' ').expect("a command and its argument") {
             ("exchange", timeout) => exchange(&group, number(timeout)),
             ("fork", "end") => fork(&group, false),
             ("fork", "stay") => fork(&group, true),
             _ => panic!("{line}"),
         };
-        println!("\n{ANSWER}{answer}");
+        child::answer(&answer);
     }
     drop(group);
     let deadline = Instant::now() + PATIENCE;
@@ -107,93 +94,22 @@ fn resources() -> (usize, usize) {
     (entries("/proc/self/fd"), entries("/proc/self/task"))
 }
 
-/// A process that is a rank, killed at the end of the test.
-struct Rank {
-    process: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-}
-
-impl Rank {
-    fn start(path: &Path, rank: usize, size: usize) -> Self {
-        let this = std::env::current_exe().expect("a process knows its executable");
-        let mut process = Command::new(this)
-            .args([
-                "--exact",
-                "ranks::serves",
-                "--nocapture",
-                "--test-threads=1",
-            ])
-            .env(MARK, format!("{}\n{rank}\n{size}", path.display()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("starts");
-        Self {
-            input: process.stdin.take(),
-            output: BufReader::new(process.stdout.take().expect("piped")),
-            process,
-        }
+/// Starts all ranks of a group, and waits until they have joined.
+fn joined(path: &Path, size: usize) -> Vec<Child> {
+    let text = path.display().to_string();
+    let start = |rank: usize| {
+        let (rank, size) = (rank.to_string(), size.to_string());
+        Child::start("ranks::serves", &[&text, &rank, &size])
+    };
+    let ranks: Vec<_> = (0..size).map(start).collect();
+    for rank in &ranks {
+        assert_eq!(rank.answer(), "joined");
     }
-
-    /// Starts all ranks of a group, and waits until they have joined.
-    fn group(path: &Path, size: usize) -> Vec<Self> {
-        let mut ranks: Vec<_> = (0..size)
-            .map(|rank| Self::start(path, rank, size))
-            .collect();
-        for rank in &mut ranks {
-            assert_eq!(rank.answer(), "joined");
-        }
-        ranks
-    }
-
-    fn tell(&mut self, line: &str) {
-        let input = self.input.as_mut().expect("until the end");
-        writeln!(input, "{line}").expect("the process runs");
-    }
-
-    fn answer(&mut self) -> String {
-        let mut lines = self
-            .output
-            .by_ref()
-            .lines()
-            .map(|line| line.expect("UTF-8"));
-        let answer = lines.find_map(|line| line.strip_prefix(ANSWER).map(str::to_owned));
-        answer.expect("the process runs")
-    }
-
-    fn ask(&mut self, line: &str) -> String {
-        self.tell(line);
-        self.answer()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).expect("not waited for yet");
-    }
-
-    fn kill(&mut self) {
-        self.signal(Signal::KILL);
-        self.process.wait().expect("a child");
-    }
-
-    /// Lets the process leave the group, and checks what it leaves behind.
-    fn end(mut self) {
-        self.input = None;
-        let status = self.process.wait().expect("a child");
-        assert!(status.success(), "{status}");
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+    ranks
 }
 
 /// Lets several ranks exchange at once, and asserts the answer of each.
-fn assert_all(ranks: &mut [Rank], timeout_ms: u32, wanted: &str) {
+fn assert_all(ranks: &mut [Child], timeout_ms: u32, wanted: &str) {
     for rank in &mut *ranks {
         rank.tell(&format!("exchange {timeout_ms}"));
     }
@@ -210,13 +126,13 @@ fn processes_exchange_and_leave_nothing() {
     for size in [2, 4, 8] {
         let folder = folder();
         let path = folder.path().join("g.sock");
-        let mut ranks = Rank::group(&path, size);
+        let mut ranks = joined(&path, size);
         let messages: Vec<_> = (0..size).map(|rank| format!("from {rank}")).collect();
         for _ in 0..3 {
             assert_all(&mut ranks, LONG, &messages.join(", "));
         }
         assert!(path.exists());
-        ranks.into_iter().for_each(Rank::end);
+        ranks.into_iter().for_each(Child::end);
         assert!(!path.exists(), "removed");
     }
 }
@@ -225,80 +141,80 @@ fn processes_exchange_and_leave_nothing() {
 fn killed_rank_is_named_at_once() {
     let folder = folder();
     let path = folder.path().join("g.sock");
-    let mut ranks = Rank::group(&path, 4);
+    let mut ranks = joined(&path, 4);
     // While another waits, and afterwards.
     ranks[0].tell(&format!("exchange {LONG}"));
     ranks[2].kill();
     ranks.remove(2);
     assert_eq!(ranks[0].answer(), "peer [2] rank 2 has left the group");
     assert_all(&mut ranks, LONG, "peer [2] rank 2 has left the group");
-    ranks.into_iter().for_each(Rank::end);
+    ranks.into_iter().for_each(Child::end);
 }
 
 #[test]
 fn killed_rank_0_is_named_and_its_socket_replaced() {
     let folder = folder();
     let path = folder.path().join("g.sock");
-    let mut ranks = Rank::group(&path, 4);
+    let mut ranks = joined(&path, 4);
     // A child keeps its descriptors open.
     let child = ranks[0].ask("fork stay").parse().expect("a number");
     ranks[0].kill();
     ranks.remove(0);
     assert_all(&mut ranks, LONG, "peer [0] rank 0 has left the group");
     assert!(path.exists(), "left behind");
-    let mut again = Rank::group(&path, 2);
+    let mut again = joined(&path, 2);
     assert_all(&mut again, LONG, "from 0, from 1");
     let child = Pid::from_raw(child).expect("not 0");
     kill_process(child, Signal::KILL).expect("a descendant");
-    ranks.into_iter().chain(again).for_each(Rank::end);
+    ranks.into_iter().chain(again).for_each(Child::end);
 }
 
 /// The end of its process counts, not that of its connection.
 #[test]
 fn killed_rank_with_living_child_is_named_at_once() {
     let folder = folder();
-    let mut ranks = Rank::group(&folder.path().join("g.sock"), 3);
+    let mut ranks = joined(&folder.path().join("g.sock"), 3);
     let child = ranks[1].ask("fork stay").parse().expect("a number");
     ranks[1].kill();
     ranks.remove(1);
     assert_all(&mut ranks, LONG, "peer [1] rank 1 has left the group");
     let child = Pid::from_raw(child).expect("not 0");
     kill_process(child, Signal::KILL).expect("a descendant");
-    ranks.into_iter().for_each(Rank::end);
+    ranks.into_iter().for_each(Child::end);
 }
 
 #[test]
 fn stopped_rank_is_named_at_the_deadline() {
     let folder = folder();
-    let mut ranks = Rank::group(&folder.path().join("g.sock"), 2);
+    let mut ranks = joined(&folder.path().join("g.sock"), 2);
     ranks[1].signal(Signal::STOP);
     let text = "peer [1] rank 1 of 2 did not take part in an exchange by the deadline";
     assert_eq!(ranks[0].ask("exchange 100"), text);
     ranks[1].signal(Signal::CONT);
     assert_eq!(ranks[1].ask(&format!("exchange {LONG}")), text);
-    ranks.into_iter().for_each(Rank::end);
+    ranks.into_iter().for_each(Child::end);
 }
 
 #[test]
 fn stopped_rank_0_delays_no_deadline() {
     let folder = folder();
-    let mut ranks = Rank::group(&folder.path().join("g.sock"), 3);
+    let mut ranks = joined(&folder.path().join("g.sock"), 3);
     ranks[0].signal(Signal::STOP);
     let text = "peer [0] rank 0 did not answer by the deadline";
     assert_all(&mut ranks[1..], 100, text);
     ranks[0].signal(Signal::CONT);
-    ranks.into_iter().for_each(Rank::end);
+    ranks.into_iter().for_each(Child::end);
 }
 
 #[test]
 fn forked_child_is_refused_and_harmless() {
     let folder = folder();
     let path = folder.path().join("g.sock");
-    let mut ranks = Rank::group(&path, 2);
+    let mut ranks = joined(&path, 2);
     for rank in &mut ranks {
         assert_eq!(rank.ask("fork end"), "status 0");
     }
     assert!(path.exists());
     assert_all(&mut ranks, LONG, "from 0, from 1");
-    ranks.into_iter().for_each(Rank::end);
+    ranks.into_iter().for_each(Child::end);
 }

@@ -369,6 +369,33 @@ fn opening_ends_at_open_timeout() {
     }
 }
 
+/// A deadline does not hide why the server had to be asked again and again.
+#[test]
+fn opening_that_takes_too_long_names_the_last_failure() {
+    let server = FaultyServer::start();
+    server.put("models/m.safetensors", vec![0; 64]);
+    server.fault(Rule::always(Fault::status(503, "SlowDown")));
+    let location = Location::parse("s3://models/m.safetensors").expect("a URL");
+    let opened = |timeout: &str| {
+        let options = StoreOptions::from_pairs([
+            ("endpoint", server.url()),
+            ("anonymous", "true".to_owned()),
+            ("retries", "100000".to_owned()),
+            ("open_timeout", timeout.to_owned()),
+        ]);
+        let opened = Checkpoint::open_with(&location, options.expect("valid options"));
+        let error = opened.expect_err("the server refuses");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+        error.message().to_owned()
+    };
+    // A busy machine may not have an answer within the first.
+    let says_why = |timeout: &&str| {
+        let said = opened(timeout);
+        said.contains("the last failure: ") && said.contains("SlowDown")
+    };
+    assert!(["1", "10", "100"].iter().any(says_why));
+}
+
 /// Neither loads nor requests of an opened checkpoint are limited by `open_timeout`.
 #[test]
 fn open_timeout_does_not_limit_loads() {

@@ -20,9 +20,11 @@ Differences:
   host memory.
 - Failures are `ValueError`, as there, and name the file, tensor and bytes; `__cause__` is tload's
   exception. Failures of devices and memory are tload's `DeviceError` (a `RuntimeError`) and
-  `OutOfMemoryError` (a `MemoryError`).
-- Processes do not divide files among themselves. Where `is_distributed=True` would require it,
-  `UnsupportedError` is raised.
+  `OutOfMemoryError` (a `MemoryError`); those of other processes are its `PeerError` (a
+  `RuntimeError`).
+- With `is_distributed=True`, one process of each node reads what several of them want, and all map
+  its memory. Nothing is broadcast, so any backend and any device will do, and nothing is held on a
+  GPU. Ranges of files (`DistributedStreamer`) are read by every process.
 - `FileStreamer` reads ranges of files, not of objects, and yields them in order. In an object
   store, it lists the objects below the prefix, not all whose keys begin with that text.
 - `FileStreamer` does not verify ranges, and refuses to read if `TLOAD_VERIFY` is strict, such as
@@ -36,6 +38,8 @@ from tload's own (`TLOAD_*`).
 ==================================================  ==================================================================
 `RUNAI_STREAMER_MEMORY_LIMIT`                       Bytes of tensors that may wait for the caller. -1: all; 0: the
                                                     largest one and 2 MiB (on the way to a GPU: at least 64 MiB).
+                                                    With `is_distributed=True`, of all processes of a node; at least
+                                                    twice that minimum for each of them.
                                                     Unset: 512 MiB or more, see `tload.Options`, not 40 GB
 `RUNAI_STREAMER_FS_QUEUE_DEPTH`                     Reads of files in flight: only the first number counts. Unset:
                                                     tuned while reading
@@ -57,8 +61,11 @@ from tload's own (`TLOAD_*`).
 `RUNAI_STREAMER_GCS_CREDENTIAL_FILE`                The key file of a service account
 `RUNAI_STREAMER_GCS_USE_ANONYMOUS_CREDENTIALS`      1 or true: no credentials
 `CLOUD_STORAGE_EMULATOR_ENDPOINT`                   The endpoint of GCS
-`RUNAI_STREAMER_DIST`                               0: `is_distributed=True` is ignored; 1 and auto: see
-                                                    `DistributedStreamer`
+`RUNAI_STREAMER_DIST`                               0: `is_distributed=True` is ignored; 1 and auto: it is not, whatever
+                                                    the backend
+`RUNAI_STREAMER_DIST_GLOBAL`                        1: read once for all nodes, as `share="cluster"`. Else: once per
+                                                    node
+`RUNAI_STREAMER_DIST_TIMEOUT`                       Seconds in which all processes must have come. Unset: 600
 `RUNAI_STREAMER_LOG_LEVEL`, `_LOG_TO_STDERR`,       No effect: log records go to `logging`, to the loggers of this
 `_LOG_FILE`                                         package and `tload`
 `RUNAI_STREAMER_RING_BUFFERS`,                      No effect: there is no ring of buffers
@@ -77,7 +84,7 @@ from tload's own (`TLOAD_*`).
 `RUNAI_STREAMER_GCS_USE_GRPC`                       No effect: GCS is accessed over HTTP
 `RUNAI_STREAMER_EXPERIMENTAL_AZURE_CACHE_*`         No effect: such a cache is not supported
 `RUNAI_STREAMER_OVERRIDE_OBJ_PLUGIN`                No effect: `gs://` is GCS, not S3
-`RUNAI_STREAMER_DIST_*`,                            No effect: files are not divided among processes
+`RUNAI_STREAMER_DIST_*`, others,                    No effect: nothing is broadcast
 `RUNAI_STREAMER_CUDA_ALIGNMENT`,
 `RUNAI_STREAMER_PROCESS_GROUP_SIZE`
 `STREAMER_LIBRARY`                                  No effect

@@ -1,14 +1,13 @@
-"""Streaming by several processes that divide files among themselves; here each reads alone."""
+"""Streaming by the processes of a group: which of them read together."""
 
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
-from tload import InvalidRequestError, UnsupportedError
-from tload._errors import advise
-from tload.compat.runai.file_streamer import FileStreamer, device_name
+import tload
+from tload.compat.runai import environment
+from tload.compat.runai.file_streamer import FileStreamer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +27,8 @@ _logger = logging.getLogger(__name__)
 class DistributedStreamer:
     """A `FileStreamer` with the interface for dividing files among processes, which it does not do.
 
-    `is_distributed=True` is accepted where runai_model_streamer, too, would read alone: without a
-    process group, in a group of one, and with a backend that does not fit the device. Where it
-    would divide files, `stream_files` raises.
+    With `is_distributed=True` too, every process reads all of its ranges: those of one machine
+    share its page cache. `SafetensorsStreamer` reads once.
     """
 
     def __init__(self) -> None:
@@ -57,12 +55,9 @@ class DistributedStreamer:
         is_distributed: bool,  # noqa: FBT001  # the signature is theirs
         owned: bool = True,  # noqa: FBT001, FBT002
     ) -> None:
-        """Start to read ranges of files: see `FileStreamer.stream_files`.
-
-        Raises:
-            UnsupportedError: The processes of a group would divide the files among them.
-        """
-        refuse_to_divide(is_distributed=is_distributed, device=device)
+        """Start to read ranges of files: see `FileStreamer.stream_files`."""
+        if is_distributed:
+            _logger.info("is_distributed=True: ranges of files are read by every process")
         self.file_streamer.stream_files(file_stream_requests, credentials, device, owned=owned)
 
     def get_chunks(self) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -70,34 +65,20 @@ class DistributedStreamer:
         return self.file_streamer.get_chunks()
 
 
-def refuse_to_divide(*, is_distributed: bool, device: str | torch.device | None) -> None:
-    """Raise an error if runai_model_streamer would divide the files among a group's processes.
+def group_of_ranks(*, is_distributed: bool) -> tload.Group | None:
+    """Return the processes that read together: those of torch's default group.
+
+    `None` if this process reads alone: if it is not asked to share, or has no others to share with.
+    No bytes travel over the group, so its backend and the device of the tensors do not matter.
 
     Raises:
-        UnsupportedError: It would divide the files.
         InvalidRequestError: RUNAI_STREAMER_DIST is neither 0, 1 nor auto.
     """
-    if not is_distributed:
-        return
-    wanted = os.environ.get("RUNAI_STREAMER_DIST", "auto")
-    if wanted not in {"0", "1", "auto"}:
-        message = f"environment variable RUNAI_STREAMER_DIST={wanted!r}: wanted 0, 1 or auto"
-        raise InvalidRequestError(message)
-    processes, backend = _group()
-    on_host = device_name(device) == "cpu"
-    unfit = {"nccl": on_host, "gloo": not on_host}.get(backend, False)
-    if wanted == "0" or processes == 1 or unfit or (wanted == "auto" and backend != "nccl"):
-        _logger.info("is_distributed=True: this process reads alone (RUNAI_STREAMER_DIST=%s)", wanted)
-        return
-    message = f"is_distributed=True: dividing files among the {processes} processes of a group is not supported"
-    hint = "set RUNAI_STREAMER_DIST=0, or pass is_distributed=False: each process then reads all of its tensors"
-    raise advise(UnsupportedError, message, hint)
-
-
-def _group() -> tuple[int, str]:
-    """Return the size of the default process group, and its backend; `(1, "")` without one."""
+    if not is_distributed or not environment.is_shared():
+        return None
     from torch import distributed
 
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return 1, ""
-    return distributed.get_world_size(), distributed.get_backend()
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        _logger.info("is_distributed=True: this process reads alone, as torch.distributed has no other one")
+        return None
+    return tload.Group.torch()

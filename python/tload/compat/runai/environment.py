@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tload import InvalidRequestError
-from tload._options import OptionKeywords
+from tload._options import OptionKeywords, resolve
 from tload.compat.runai.errors import RunaiStreamerMemoryLimitException
 from tload.compat.runai.stores import Kind
 
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from tload.compat.runai.stores import S3Credentials
 
 MEMORY_LIMIT = "RUNAI_STREAMER_MEMORY_LIMIT"
+DISTRIBUTED = "RUNAI_STREAMER_DIST"
+
+JOIN_SECONDS = 600
+"""Time in which all processes of a group must have come, as in runai_model_streamer. Engines start
+their processes at different speeds, and end them all if one fails."""
 
 DEPTH_MAX = 4096
 """Maximum that tload accepts."""
@@ -49,6 +54,30 @@ def options(kind: Kind) -> OptionKeywords:
     if extent:
         least = FILE_EXTENT_BYTES_MIN if kind is Kind.FILE else OBJECT_EXTENT_BYTES_MIN
         found["extent_bytes"] = min(max(extent, least), EXTENT_BYTES_MAX)
+    return found
+
+
+def is_shared() -> bool:
+    """Return whether the processes of a group may share what they read.
+
+    Raises:
+        InvalidRequestError: RUNAI_STREAMER_DIST is neither 0, 1 nor auto.
+    """
+    wanted = os.environ.get(DISTRIBUTED, "auto")
+    if wanted not in {"0", "1", "auto"}:
+        message = f"environment variable {DISTRIBUTED}={wanted!r}: wanted 0, 1 or auto"
+        raise InvalidRequestError(message)
+    return wanted != "0"
+
+
+def group_options() -> OptionKeywords:
+    """Return the options of a load by the processes of a group, for `tload.stream`."""
+    found = OptionKeywords()
+    if _positive("RUNAI_STREAMER_DIST_GLOBAL"):
+        found["share"] = "cluster"
+    timeout = _positive("RUNAI_STREAMER_DIST_TIMEOUT")
+    if timeout or resolve(None, OptionKeywords()).join_timeout is None:
+        found["join_timeout"] = timeout or JOIN_SECONDS
     return found
 
 

@@ -19,9 +19,9 @@ class RunaiStreamerMemoryLimitException(Exception):  # noqa: N818  # the name is
     """RUNAI_STREAMER_MEMORY_LIMIT is smaller than the largest tensor or range."""
 
 
-# runai_model_streamer does not make these a `ValueError` either: torch and the allocator raise
-# them.
-_KEPT = (ValueError, tload.OutOfMemoryError, tload.DeviceError, tload.CancelledError)
+# runai_model_streamer does not make these a `ValueError` either: torch, torch.distributed and the
+# allocator raise them.
+_KEPT = (ValueError, tload.OutOfMemoryError, tload.DeviceError, tload.PeerError, tload.CancelledError)
 
 
 @contextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import tload
 from tload import InvalidRequestError
 from tload._errors import advise
 from tload.compat.runai import environment
-from tload.compat.runai.distributed_streamer import refuse_to_divide
+from tload.compat.runai.distributed_streamer import group_of_ranks
 from tload.compat.runai.errors import value_errors
 from tload.compat.runai.file_streamer import device_name
 from tload.compat.runai.object_storage import ObjectStorageModel, list_safetensors, pull_files
@@ -99,8 +100,9 @@ class SafetensorsStreamer:
             s3_credentials: Options of S3. Default: from the environment.
             device: Device of the tensors. Tensors are read to CUDA devices directly; to others,
                 they are copied with `tensor.to(device)`. Default: `"cpu"`.
-            is_distributed: Divide the reading among the processes of torch's default group. An
-                error where this would have an effect: see `DistributedStreamer`. Default: `False`.
+            is_distributed: Read once per node, together with the other processes of torch's
+                default group, all of which must make the same calls. `tensor_names` may differ.
+                Where there is no group, this process reads alone. Default: `False`.
             tensor_names: Read only the tensors with these names. Default: all.
             owned: Ignored: the caller always owns its tensors.
 
@@ -112,7 +114,8 @@ class SafetensorsStreamer:
                 are mixed.
             RunaiStreamerMemoryLimitException: RUNAI_STREAMER_MEMORY_LIMIT is smaller than the
                 largest tensor.
-            UnsupportedError: The files would have to be divided among processes.
+            PeerError: With `is_distributed`, a process does not join, has other files or options,
+                or reads for this one and is gone.
             DeviceError, OutOfMemoryError: As for `tload.stream`.
         """
         del owned
@@ -121,18 +124,21 @@ class SafetensorsStreamer:
             message = "the tensors of an earlier stream_files are outstanding"
             hint = "take them with get_tensors(), or close its generator, before the next stream_files"
             raise advise(InvalidRequestError, message, hint)
-        refuse_to_divide(is_distributed=is_distributed, device=device)
         self.device_str = device_name(device)
         self._began = time.monotonic()
-        opened = open_files(paths, s3_credentials)
+        # First, so that a process that fails below has left the group, and the others do not wait.
+        group = group_of_ranks(is_distributed=is_distributed)
         try:
+            opened = open_files(paths, s3_credentials)
             self._select(opened, names)
-            self._streams = self._start(opened, names, self._options(kind_of_all(paths)))
+            self._streams = self._start(opened, names, self._options(kind_of_all(paths), opened, group), group)
             # Everything that can fail before the first read is done here.
             with value_errors():
                 self._stream = next(self._streams, None)
         except BaseException:
             self._close(self._streams)
+            if group is not None:
+                group.close()
             raise
         if self._stream is None:
             self._close(self._streams)
@@ -182,25 +188,35 @@ class SafetensorsStreamer:
             tensor.get_bytesize() for tensors in self.files_to_tensors_metadata.values() for tensor in tensors
         )
 
-    def _options(self, kind: Kind) -> OptionKeywords:
+    def _options(self, kind: Kind, opened: OpenFiles, group: tload.Group | None) -> OptionKeywords:
         options = environment.options(kind)
-        sizes = [tensor.get_bytesize() for tensors in self.files_to_tensors_metadata.values() for tensor in tensors]
-        limit = environment.memory_limit(sizes)
+        # The limit of a group is equal on all processes, whatever names they want.
+        files = opened.files if group else self.files_to_tensors_metadata.values()
+        sizes = [tensor.get_bytesize() for tensors in files for tensor in tensors]
+        # Half of it is for shared memory, and each process gets its part of the other half.
+        parts = 2 * group.size if group else 1
+        limit = environment.memory_limit(sizes * parts)
         if limit is not None:
             least = max(sizes, default=0) + environment.REGION_BYTES
-            options["memory_limit"] = max(limit, least if self.device_str == "cpu" else environment.STAGING_BYTES)
+            options["memory_limit"] = max(
+                limit, parts * (least if self.device_str == "cpu" else environment.STAGING_BYTES)
+            )
+        if group:
+            options |= environment.group_options()
         return options
 
     def _start(
-        self, opened: OpenFiles, names: frozenset[str] | None, options: OptionKeywords
+        self, opened: OpenFiles, names: frozenset[str] | None, options: OptionKeywords, group: tload.Group | None
     ) -> Generator[tload.TensorStream[torch.Tensor]]:
         """Yield one stream after another, so that only one uses memory at a time."""
         device = self.device_str if self._is_brought() else "cpu"
-        with opened:
+        with opened, group or nullcontext():
+            # A process may want nothing of one of several checkpoints: it joins no load of that.
+            together = group if names is None or len(opened.checkpoints) == 1 else None
             for checkpoint in opened.checkpoints:
                 wanted = None if names is None else [name for name in checkpoint if name in names]
                 if wanted is None or wanted:
-                    with tload.stream(checkpoint, device=device, names=wanted, **options) as stream:
+                    with tload.stream(checkpoint, device=device, names=wanted, group=together, **options) as stream:
                         yield stream
 
     def _is_brought(self) -> bool:

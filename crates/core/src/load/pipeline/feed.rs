@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::in_flight::{InFlightReads, Waiting};
 use crate::engine::Job;
 use crate::error::Result;
-use crate::memory::{FileView, Lease, Pool, RegionWriter, Slab};
+use crate::memory::{FileView, Lease, Pool, PublishedPool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::ranks::link::Link;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
@@ -19,14 +19,14 @@ use crate::verify::Check;
 /// Origin of leases.
 #[derive(Debug)]
 pub enum LeaseOrigin {
-    /// Final memory of tensors.
+    /// Final memory of tensors: that of slices with gaps by way of the slots of the feed's slab.
     Regions(Pool),
     /// Slots of the feed's slab; the sink knows the final place of the bytes.
     Slots,
     /// Slots of the feed's slab, for device memory that regions get when they begin.
     Device(Arc<DeviceRegions>),
-    /// Memory that other processes can map.
-    Published(Pool),
+    /// Memory that other processes can map, by way of the slots of the feed's slab if there is one.
+    Published(PublishedPool),
     /// Memory that another process fills, where the plan's regions can show it; else final memory.
     Received {
         /// By region of the plan: the region of the node that it shows.
@@ -279,9 +279,9 @@ impl Feed {
         for memory in &self.origins {
             match memory {
                 LeaseOrigin::Regions(pool)
-                | LeaseOrigin::Published(pool)
                 | LeaseOrigin::Received { pool, .. }
                 | LeaseOrigin::Views { pool, .. } => pool.close(),
+                LeaseOrigin::Published(pool) => pool.close(),
                 LeaseOrigin::Device(regions) => regions.close(),
                 LeaseOrigin::Slots | LeaseOrigin::Whole(_) => {}
             }
@@ -302,7 +302,7 @@ impl Feed {
                 Ok(writer.is_some())
             }
             LeaseOrigin::Published(pool) => {
-                *writer = pool.try_published(planned.bytes, planned.tensors)?;
+                *writer = pool.try_region(planned.bytes, planned.tensors)?;
                 Ok(writer.is_some())
             }
             LeaseOrigin::Received { shows, link, pool } => {
@@ -398,17 +398,29 @@ impl Feed {
     ) -> Lease {
         let extent = &self.plan.extents[index];
         let region = &self.plan.regions[extent.region];
-        match &self.origins[region.destination] {
+        let origin = &self.origins[region.destination];
+        match origin {
             LeaseOrigin::Regions(_)
             | LeaseOrigin::Published(_)
             | LeaseOrigin::Received { .. }
             | LeaseOrigin::Views { .. } => {
                 let begun = writer.as_mut().expect("admitted before its extents");
-                let lease = begun.carve(extent.window);
+                let slice = self.plan.slice_in(extent);
+                let lease = begun.carve(slice.map_or(extent.window, |piece| piece.len));
                 if index + 1 == region.extents.end {
                     *writer = None;
                 }
-                lease
+                let is_copied = slice.is_some() || matches!(origin, LeaseOrigin::Published(_));
+                let slot = slab.filter(|_| is_copied);
+                let slot = slot.and_then(|slab| slab.try_lease(extent.window));
+                assert!(
+                    slot.is_some() || slice.is_none(),
+                    "slices with gaps are read into slots"
+                );
+                match slot {
+                    Some(slot) => slot.on_the_way_to(lease),
+                    None => lease,
+                }
             }
             LeaseOrigin::Slots | LeaseOrigin::Device(_) => slab
                 .and_then(|slab| slab.try_lease(extent.window))

@@ -195,7 +195,7 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
         let extent = &feed.plan.extents[done.extent];
         self.lane.counters.count(done.transfer);
         let result = done.result.and_then(|mut filled| {
-            if feed.plan.has_gaps(extent) {
+            if feed.plan.slice_in(extent).is_some() && !filled.is_gathered() {
                 feed.plan.gather(extent, filled.bytes_mut());
             }
             let Some(check) = &feed.check else {

@@ -6,6 +6,7 @@
 //!              source ─▶ engine ─▶ sink                  of what only it wants
 //! ```
 
+mod across;
 mod reader;
 
 use std::path::Path;
@@ -13,22 +14,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use across::Across;
 use reader::Reader;
 
 use super::Loader;
 use super::shares::Shares;
 use crate::error::{Error, Result};
 use crate::options::{CacheMode, OptionValue, Options, Order, Share, Verify, format_bytes};
-use crate::plan::{RankWant, ShareRules, Slice};
+use crate::plan::{self, RankWant, ShareRules, Slice};
+use crate::ranks::Group;
 use crate::ranks::agreement::Hello;
 use crate::ranks::hub::{Hub, Start};
 use crate::ranks::messages::{RankStatistics, Request};
-use crate::ranks::node::{self, Node, Role};
+use crate::ranks::node::{self, Role, Scope};
 use crate::report::{GroupReport, amplification};
 use crate::storage::Source;
 
-/// Default time that ranks have to begin a load together.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time that a rank may keep the others waiting if it can read by itself what they go on without.
+const LAG: Duration = Duration::from_secs(1);
 
 /// Alignment of reads that the cost of interleaved reads is counted with, bytes.
 const READ_ALIGNMENT: u64 = 4096;
@@ -58,12 +61,15 @@ impl Loader {
             return Ok(None);
         };
         let options = &self.options;
-        let timeout = options.join_timeout.unwrap_or(JOIN_TIMEOUT);
-        let timeout = options.timeout.map_or(timeout, |all| all.min(timeout));
-        let deadline = started + timeout;
-        let shares = options.share != Share::None && options.cache != CacheMode::Map;
+        let deadline = node::join_deadline(options, started);
+        let scope = match options.share {
+            _ if options.cache == CacheMode::Map => Scope::Nothing,
+            Share::None => Scope::Nothing,
+            Share::Node => Scope::Node,
+            Share::Cluster => Scope::Cluster,
+        };
         let request = self.request()?;
-        let node = node::join(&**group, self.hello(), &request, shares, deadline)?;
+        let node = node::join(&**group, self.hello(), &request, scope, deadline)?;
         let mut report = GroupReport {
             rank: group.rank(),
             size: group.size(),
@@ -72,8 +78,8 @@ impl Loader {
             share: "node".to_owned(),
             ..GroupReport::default()
         };
-        let Node { ranks, role, .. } = node;
-        let (mut joining, reader) = match role {
+        let nodes = (&node.ranks[..], &node.leaders[..]);
+        let (mut joining, reader) = match node.role {
             Role::Alone => {
                 "none".clone_into(&mut report.share);
                 report.reason = self.reason(node.reason);
@@ -87,7 +93,7 @@ impl Loader {
             }
             Role::Follower(joining) => (joining, None),
             Role::Leader(hub, joining) => {
-                let led = self.lead(&hub, group.rank(), &ranks, deadline);
+                let led = self.lead(&hub, &**group, nodes, deadline);
                 let reader = led.map_err(|error| {
                     hub.failed(group.rank(), &error);
                     hub.close();
@@ -99,11 +105,11 @@ impl Loader {
                 (joining, Some(reader))
             }
         };
-        if options.share == Share::Cluster && ranks.len() < group.size() {
-            let reason = "this version shares within nodes only";
-            report.reason = Some(reason.to_owned());
-        }
         let plan = joining.plan(deadline)?;
+        if plan.is_cluster {
+            "cluster".clone_into(&mut report.share);
+        }
+        report.reason.clone_from(&plan.reason);
         report.unique_bytes = plan.unique_bytes;
         report.join_seconds = started.elapsed().as_secs_f64();
         let reread_bytes = Arc::<AtomicU64>::default();
@@ -117,6 +123,13 @@ impl Loader {
             reader,
             reread_bytes,
         }))
+    }
+
+    /// Tells the other ranks of the group, if there is one, that this one does not begin the load.
+    pub(super) fn give_up(&self, error: &Error) {
+        if let Some(group) = self.group.as_ref().filter(|group| group.size() > 1) {
+            node::give_up(&**group, error, &self.options);
+        }
     }
 
     /// Returns the reason why nothing is shared.
@@ -167,12 +180,32 @@ impl Loader {
         })
     }
 
-    /// Plans the reads of a node and begins those for several ranks.
+    /// Plans the reads of a node and begins those for several ranks; with several nodes, also of
+    /// what they share.
     fn lead(
         &self,
         hub: &Hub,
-        rank: usize,
+        group: &dyn Group,
+        (ranks, leaders): (&[usize], &[usize]),
+        deadline: Instant,
+    ) -> Result<Arc<Reader>> {
+        let mut across = match leaders {
+            [] => None,
+            leaders => Across::connect(group, leaders, deadline)?,
+        };
+        let led = self.lead_node(hub, group, ranks, across.as_mut(), deadline);
+        if let (Err(error), Some(across)) = (&led, &across) {
+            across.peers.failed(group.rank(), error);
+        }
+        led
+    }
+
+    fn lead_node(
+        &self,
+        hub: &Hub,
+        group: &dyn Group,
         ranks: &[usize],
+        mut across: Option<&mut Across>,
         deadline: Instant,
     ) -> Result<Arc<Reader>> {
         let requests = hub.requests(ranks, deadline)?;
@@ -189,21 +222,51 @@ impl Loader {
             alignment: READ_ALIGNMENT,
             gap_bytes: 0,
         };
-        let shared = crate::plan::share(&wants, &rules);
-        let reader = Reader::new(self, &shared, hub.clone(), rank)?;
-        let plans = reader.plans(&wants, &shared)?;
+        let mut shared = plan::share(&wants, &rules);
+        if let Some(across) = &mut across {
+            across.agree(&self.checkpoint, &shared, &options.verify, deadline)?;
+            shared = plan::share_with(&wants, &rules, across.joint());
+        }
+        let across = across.as_deref();
+        let is_apart = across.is_none() && ranks.len() < group.size();
+        let reason = (options.share == Share::Cluster && is_apart)
+            .then_some("this group cannot send bytes between nodes");
+        let reader = Reader::new(self, &shared, hub.clone(), group.rank(), across)?;
+        let plans = reader.plans(&wants, &shared, reason)?;
+        let joined = across.map(|across| across.peers.join(hub, group.size()));
+        let (others, joined): (Vec<usize>, Vec<_>) =
+            joined.transpose()?.unwrap_or_default().into_iter().unzip();
+        let all = [ranks, &others].concat();
+        hub.requests(&all, deadline)?;
         let (starved, finished) = (Arc::downgrade(&reader), Arc::downgrade(&reader));
+        let (left, widened) = (Arc::downgrade(&reader), Arc::downgrade(&reader));
         hub.serve(Start {
-            ranks: ranks.to_vec(),
+            ranks: all,
+            own: ranks.len(),
             plans,
-            regions: reader.regions(&shared),
+            regions: reader.regions(&shared, across, ranks.len()),
+            left: Box::new(move || {
+                if let Some(reader) = left.upgrade() {
+                    reader.leave();
+                }
+            }),
             is_starved: Box::new(move || starved.upgrade().is_some_and(|it| it.is_starved())),
+            widen: Box::new(move || widened.upgrade().is_some_and(|it| it.widen())),
+            // Nothing verifies what a rank reads by itself.
+            patience: if options.verify == Verify::Off {
+                LAG
+            } else {
+                node::join_timeout(options)
+            },
             finished: Box::new(move || {
                 if let Some(reader) = finished.upgrade() {
                     reader.stop();
                 }
             }),
         });
+        if let Some(across) = across {
+            reader.serve(joined, &shared, across, deadline)?;
+        }
         reader.start()?;
         Ok(reader)
     }
@@ -256,6 +319,9 @@ impl Joined {
         if let Some(reader) = reader {
             reader.complete(report);
             group.read_bytes += reader.read_bytes();
+            let (received, reread) = reader.across_bytes();
+            group.node_received_bytes = received;
+            group.reread_bytes += reread;
             let others = reader.statistics();
             let slowest = |one: &&(usize, RankStatistics), other: &&(usize, RankStatistics)| {
                 one.1.seconds.total_cmp(&other.1.seconds)

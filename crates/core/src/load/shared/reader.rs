@@ -1,21 +1,27 @@
 //! The leader's reads for the ranks of its node: a load whose tensors are shared regions.
 
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
+use super::across::Across;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
 use crate::load::destinations::Destinations;
 use crate::load::lane::{self, LaneEvents, OpenSink, Refused};
-use crate::load::outputs::published_pool;
+use crate::load::outputs::published;
 use crate::load::pipeline::{Feed, LeaseOrigin};
 use crate::load::prepare::Prepared;
-use crate::memory::Region;
-use crate::options::{Options, Order};
-use crate::plan::{RankWant, SharePlan};
+use crate::load::shares::{Others, RemoteShares};
+use crate::memory::{PublishedPool, Region, Slab};
+use crate::options::{OnPeerLoss, Options, Order, Verify};
+use crate::plan::{RankWant, RegionPlan, SharePlan};
 use crate::ranks::hub::{Carried, Hub, encode_plan};
+use crate::ranks::link::Joining;
 use crate::ranks::messages::{RankPlan, RankStatistics, RegionOrigin};
+use crate::ranks::peers::{PeerEvent, Peers};
 use crate::report::Counters;
 use crate::schedule::Schedule;
 use crate::sink::{PublishSink, Publisher};
@@ -30,12 +36,21 @@ pub(crate) struct Reader {
     prepared: Prepared,
     /// By region of the plan.
     origins: Vec<RegionOrigin>,
+    pool: PublishedPool,
+    /// Memory that the reads take place in, if that is not the pool's; for the lanes.
+    slab: Mutex<Option<Arc<Slab>>>,
     feed: Arc<Feed>,
     counters: Arc<Counters>,
     check: Option<Arc<Check>>,
     /// Lanes that have not ended.
     lanes: AtomicUsize,
     failure: Mutex<Option<Error>>,
+    /// Leaders of the nodes that share with this one.
+    peers: Option<Arc<Peers>>,
+    /// Everything that this node reads has been read and verified.
+    is_read: AtomicBool,
+    /// Bytes read in place of other nodes.
+    reread_bytes: Arc<AtomicU64>,
     /// By region: announced.
     begun: Mutex<Vec<bool>>,
 }
@@ -47,6 +62,7 @@ impl Reader {
         shared: &SharePlan,
         hub: Hub,
         rank: usize,
+        across: Option<&Across>,
     ) -> Result<Arc<Self>> {
         let checkpoint: &Checkpoint = &loader.checkpoint;
         let tensors = shared.shared.iter().map(|range| {
@@ -60,36 +76,34 @@ impl Reader {
         options.memory_limit = options.memory_limit.map(|limit| limit / 2);
         options.order = Order::File;
         let destinations = Destinations::host(&tensors);
-        let prepared = Prepared::new(checkpoint, tensors, destinations, &options, None)?;
-        let tensors = verify::Loaded::new(&prepared.plan, &prepared.tensors, loader.by_name);
+        let owners = across.map(|across| across.owners(shared));
+        let elsewhere = tensors.iter().zip(owners.iter().flatten());
+        let elsewhere = elsewhere.filter(|(_, owner)| owner.is_some());
+        let elsewhere: HashSet<usize> = elsewhere.map(|(tensor, _)| tensor.shard()).collect();
+        let peers = across.map(|across| Arc::clone(&across.peers));
+        let reread_bytes = Arc::<AtomicU64>::default();
+        let received = owners.filter(|owners| owners.iter().any(Option::is_some));
+        let others = received.zip(peers.as_ref()).map(|(owners, peers)| {
+            Others::Nodes(RemoteShares {
+                peers: Arc::clone(peers),
+                owners,
+                reread_bytes: Arc::clone(&reread_bytes),
+                checkpoint: checkpoint.clone(),
+            })
+        });
+        let prepared = Prepared::new(checkpoint, tensors, destinations, &options, others)?;
+        // Their owners compare them.
+        let tensors = verify::Loaded::new(&prepared.plan, &prepared.tensors, loader.by_name)
+            .without(elsewhere);
         let given = loader.expectations.as_ref();
         let check = verify::check(checkpoint, tensors, given, &options.verify, options.timeout)?;
-        let pool = published_pool(&prepared, &options)?;
+        let (pool, slab) = published(&prepared, &options)?;
         let events = Arc::clone(pool.events());
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
-        let origins = vec![LeaseOrigin::Published(pool)];
+        let origins = vec![LeaseOrigin::Published(pool.clone())];
         let plan = Arc::clone(&prepared.plan);
-        let feed = Feed::new(plan, schedule, origins, None, events).checked(check.clone());
-        let origins: Vec<RegionOrigin> = prepared
-            .plan
-            .regions
-            .iter()
-            .map(|region| {
-                let first = &prepared.plan.extents[region.extents.start];
-                let piece = &prepared.plan.pieces[first.pieces.start];
-                RegionOrigin {
-                    shard: prepared.tensors[piece.tensor].shard(),
-                    offset: first.offset,
-                    len: region.bytes,
-                }
-            })
-            .collect();
-        if u32::try_from(origins.len()).is_err() {
-            let message = format!("{} shared regions are too many", origins.len());
-            return Err(
-                Error::new(ErrorKind::InvalidRequest, message).with_hint("select fewer tensors")
-            );
-        }
+        let feed = Feed::new(plan, schedule, origins, slab.clone(), events).checked(check.clone());
+        let origins = origins_of(&prepared)?;
         Ok(Arc::new(Self {
             rank,
             options,
@@ -97,11 +111,16 @@ impl Reader {
             begun: Mutex::new(vec![false; origins.len()]),
             origins,
             prepared,
+            pool,
+            slab: Mutex::new(slab),
             feed: Arc::new(feed),
             counters: Arc::default(),
             check,
             lanes: AtomicUsize::new(0),
             failure: Mutex::default(),
+            peers,
+            is_read: AtomicBool::new(false),
+            reread_bytes,
         }))
     }
 
@@ -110,6 +129,7 @@ impl Reader {
         &self,
         wants: &[Vec<RankWant>],
         shared: &SharePlan,
+        reason: Option<&str>,
     ) -> Result<Vec<Carried>> {
         let targets = &self.prepared.plan.targets;
         let place = |want: &RankWant, range: usize| {
@@ -117,20 +137,33 @@ impl Reader {
             let behind = want.range.start - shared.shared[range].range.start;
             (region, offset as u64 + behind)
         };
-        let plans = wants.iter().zip(&shared.by_rank).map(|(wants, ranges)| {
+        // Other nodes want nothing by name.
+        let nodes = self.peers.iter().flat_map(|peers| peers.ranks());
+        let nodes = nodes.map(|_| (&[][..], &[][..]));
+        let ranks = wants.iter().zip(&shared.by_rank);
+        let ranks = ranks.map(|(wants, ranges)| (&wants[..], &ranges[..]));
+        let plans = ranks.chain(nodes).map(|(wants, ranges)| {
             let places = wants.iter().zip(ranges);
             let tensors = places.map(|(want, range)| range.map(|range| place(want, range)));
             encode_plan(&RankPlan {
                 regions: self.origins.clone(),
                 tensors: tensors.collect(),
                 unique_bytes: shared.unique_bytes,
+                is_cluster: self.peers.is_some(),
+                reason: reason.map(str::to_owned),
             })
         });
         plans.collect()
     }
 
     /// Returns the bytes of each region, and the positions of the ranks that need it.
-    pub(super) fn regions(&self, shared: &SharePlan) -> Vec<(u64, Vec<usize>)> {
+    /// Behind `own` ranks come the nodes that they are sent to.
+    pub(super) fn regions(
+        &self,
+        shared: &SharePlan,
+        across: Option<&Across>,
+        own: usize,
+    ) -> Vec<(u64, Vec<usize>)> {
         let plan = &self.prepared.plan;
         let mut needed: Vec<(u64, Vec<usize>)> = plan
             .regions
@@ -146,19 +179,95 @@ impl Reader {
             };
             let ranks = &mut needed[region].1;
             ranks.extend(&range.ranks);
+            ranks.extend(across.iter().flat_map(|it| it.needed_by(range.common, own)));
             ranks.sort_unstable();
             ranks.dedup();
         }
         needed
     }
 
+    /// Begins to serve other nodes, which have `joined` the hub.
+    pub(super) fn serve(
+        self: &Arc<Self>,
+        joined: Vec<Joining>,
+        shared: &SharePlan,
+        across: &Across,
+        deadline: Instant,
+    ) -> Result<()> {
+        let with_plan = |mut joining: Joining| {
+            let plan = joining.plan(deadline)?;
+            Ok((joining, plan))
+        };
+        let joined = joined.into_iter().map(with_plan).collect::<Result<_>>()?;
+        // Ranks may wait for other nodes after this one's reads have ended.
+        let reader = Arc::clone(self);
+        let listener = Arc::new(move |event: &PeerEvent<'_>| match event {
+            PeerEvent::Failed(error) => reader.peer_failed(error),
+            PeerEvent::Whole => reader.announce_whole(),
+        });
+        across.peers.begin(
+            joined,
+            across.served(shared, &self.prepared.plan.targets),
+            &across.expected(),
+            self.options.verify != Verify::Off,
+            listener,
+        )
+    }
+
+    fn peer_failed(&self, error: &Error) {
+        let is_read_here = error.kind() == ErrorKind::Peer
+            && self.options.on_peer_loss == OnPeerLoss::Read
+            && self.options.verify == Verify::Off;
+        if !is_read_here {
+            self.fail(error);
+            self.feed.stop();
+        }
+    }
+
+    /// Announces that everything has been read and verified, here and on the nodes that read for
+    /// this one.
+    fn announce_whole(&self) {
+        let is_read = self.is_read.load(Ordering::SeqCst);
+        let is_verified = self.options.verify != Verify::Off;
+        let peers = self.peers.as_ref();
+        if is_read && peers.is_none_or(|peers| !is_verified || peers.are_whole()) {
+            self.hub.whole();
+            if let Some(peers) = peers {
+                peers.done();
+            }
+        }
+    }
+
+    /// Announces that everything that this node reads has been read and verified.
+    fn read(&self) {
+        self.is_read.store(true, Ordering::SeqCst);
+        if let Some(peers) = &self.peers {
+            peers.whole();
+        }
+        self.announce_whole();
+    }
+
+    /// Receives nothing more: no rank of this node needs it.
+    pub(super) fn leave(&self) {
+        if let Some(peers) = &self.peers {
+            peers.leave();
+        }
+    }
+
+    /// Bytes received from other nodes so far, and those read in their place.
+    pub(super) fn across_bytes(&self) -> (u64, u64) {
+        let reread = self.reread_bytes.load(Ordering::Relaxed);
+        (self.counters.received_bytes(), reread)
+    }
+
     /// Starts the lanes.
     pub(super) fn start(self: &Arc<Self>) -> Result<()> {
+        let slab = self.slab.lock().take();
         let lanes = self
             .prepared
-            .lanes(&self.options, &self.feed, &self.counters, None);
+            .lanes(&self.options, &self.feed, &self.counters, slab.as_ref());
         if lanes.is_empty() {
-            self.hub.whole();
+            self.read();
             return Ok(());
         }
         self.lanes.store(lanes.len(), Ordering::SeqCst);
@@ -190,6 +299,11 @@ impl Reader {
         self.lanes.load(Ordering::SeqCst) > 0 && self.feed.in_flight().jobs == 0
     }
 
+    /// Uses more of the budget. Returns false if all of it is in use.
+    pub(super) fn widen(&self) -> bool {
+        self.pool.widen()
+    }
+
     /// Bytes read from storage so far.
     pub(super) fn read_bytes(&self) -> u64 {
         self.counters.read_bytes()
@@ -212,6 +326,9 @@ impl Reader {
         if failure.is_none() && error.kind() != ErrorKind::Cancelled {
             *failure = Some(error.again());
             self.hub.failed(self.rank, error);
+            if let Some(peers) = &self.peers {
+                peers.failed(self.rank, error);
+            }
         }
     }
 
@@ -227,14 +344,38 @@ impl Reader {
         let sources = &self.prepared.sources;
         sources.files().for_each(crate::storage::ReadFile::finish);
         if !is_whole {
+            if let Some(peers) = &self.peers {
+                peers.done();
+            }
             return;
         }
         let check = || self.check.as_ref().map_or(Ok(()), |check| check.finish());
         match sources.verify_unchanged().and_then(|()| check()) {
-            Ok(()) => self.hub.whole(),
+            Ok(()) => self.read(),
             Err(error) => self.fail(&error),
         }
     }
+}
+
+/// Returns the bytes of files that the regions of a plan hold.
+fn origins_of(prepared: &Prepared) -> Result<Vec<RegionOrigin>> {
+    let plan = &prepared.plan;
+    if u32::try_from(plan.regions.len()).is_err() {
+        let message = format!("{} shared regions are too many", plan.regions.len());
+        let error = Error::new(ErrorKind::InvalidRequest, message);
+        return Err(error.with_hint("select fewer tensors"));
+    }
+    let origin = |region: &RegionPlan| {
+        let extents = &plan.extents[region.extents.clone()];
+        let piece = &plan.pieces[extents[0].pieces.start];
+        RegionOrigin {
+            shard: prepared.tensors[piece.tensor].shard(),
+            offset: extents[0].offset,
+            len: region.bytes,
+            filled_bytes: extents.iter().map(|extent| extent.needed).sum(),
+        }
+    };
+    Ok(plan.regions.iter().map(origin).collect())
 }
 
 impl Publisher for Reader {

@@ -223,7 +223,7 @@ impl ReadFile {
     }
 
     /// Returns whether anything is read with direct I/O.
-    fn reads_direct(&self) -> bool {
+    pub fn reads_direct(&self) -> bool {
         self.direct.is_some() && !self.is_refused()
     }
 

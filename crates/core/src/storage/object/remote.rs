@@ -128,6 +128,21 @@ impl Remote {
         open_deadline(&self.options)
     }
 
+    /// Returns the error of an opening that took too long, before which there had been `retries`.
+    fn too_late(&self, retries: u64) -> Error {
+        let (message, hint) = match self.retry_counter.so_far() {
+            (now, Some(why)) if now > retries => (
+                format!("opening took longer than its timeout; the last failure: {why}"),
+                "see that failure, or raise the shorter one of ‹timeout› and open_timeout",
+            ),
+            _ => (
+                "opening took longer than its timeout".to_owned(),
+                "check the endpoint and the network, or raise the shorter one of ‹timeout› and open_timeout",
+            ),
+        };
+        Error::new(ErrorKind::TimedOut, message).with_hint(hint)
+    }
+
     /// Runs `task` and waits for its result, until `deadline` if it is part of an opening. For
     /// ordinary threads, including those on which the caller's runtime runs `block_on`.
     pub(crate) fn run<T: Send + 'static>(
@@ -136,6 +151,7 @@ impl Remote {
         task: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         self.check_process()?;
+        let (before, _) = self.retry_counter.so_far();
         let (sender, receiver) = bounded(1);
         self.spawn(async move {
             // The receiver waits below.
@@ -151,11 +167,7 @@ impl Remote {
         match receiver.recv_deadline(deadline) {
             Ok(result) => result,
             Err(RecvTimeoutError::Disconnected) => panicked(),
-            Err(RecvTimeoutError::Timeout) => Err(Error::new(
-                ErrorKind::TimedOut,
-                "opening took longer than its timeout",
-            )
-            .with_hint("check the endpoint and the network, or raise the shorter one of ‹timeout› and open_timeout")),
+            Err(RecvTimeoutError::Timeout) => Err(self.too_late(before)),
         }
     }
 }

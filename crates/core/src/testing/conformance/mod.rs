@@ -9,7 +9,9 @@ mod sink;
 mod source;
 mod troubled;
 
-pub use engine::{EngineRequest, EngineUnderTest, Shrink, engine_suite};
+pub use engine::{
+    EngineRequest, EngineUnderTest, Shrink, engine_suite, engine_suite_within_sources,
+};
 pub use sink::{SinkRequest, sink_suite};
 pub use source::{SourceUnderTest, source_suite};
 pub use troubled::{Trouble, TroubledEngine, troubled_engine_suite};

@@ -3,20 +3,22 @@
 //! A failure here is a rank that hangs, that gets other bytes than its files have, or that fails
 //! where it should not.
 
-#![expect(unsafe_code, reason = "forks, and installs a seccomp filter")]
+#![expect(unsafe_code, reason = "forks")]
 
+mod failures;
 mod process;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use process::{Rank, wait_for_a_moment};
+use process::{group, group_of, wait_for_a_moment};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tload::testing::fixtures::Rng;
 use tload::verify::{ManifestTarget, Verification, VerifyOptions};
 use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Rule};
 
+use crate::child::Child;
 use crate::files::{even, folder, location, mixed, write};
 use crate::requirement;
 
@@ -56,40 +58,6 @@ fn fork_and_stay() {
     assert!(child > 0);
 }
 
-/// Makes `memfd_create` fail on this thread and the threads that it starts.
-fn refuse_memfd() {
-    let call = u32::try_from(libc::SYS_memfd_create).expect("small");
-    let errno = u32::try_from(libc::EPERM).expect("small");
-    let filter = |code, jump_true, jump_false, k| libc::sock_filter {
-        code,
-        jt: jump_true,
-        jf: jump_false,
-        k,
-    };
-    // Load the number of the system call; return the error if it is this one, else allow the call.
-    let mut program = [
-        filter(0x20, 0, 0, 0),
-        filter(0x15, 0, 1, call),
-        filter(0x06, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
-        filter(0x06, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog {
-        len: 4,
-        filter: program.as_mut_ptr(),
-    };
-    // SAFETY: takes only numbers; affects this thread and the threads that it starts.
-    let plain = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    // SAFETY: `program` points to four instructions that outlive the call.
-    let seccomp = unsafe {
-        libc::prctl(
-            libc::PR_SET_SECCOMP,
-            libc::SECCOMP_MODE_FILTER,
-            &raw const program,
-        )
-    };
-    assert_eq!((plain, seccomp), (0, 0), "seccomp works without privileges");
-}
-
 /// Folder with a checkpoint of 48 MiB, and room for sockets.
 struct Setting {
     folder: TempDir,
@@ -108,27 +76,33 @@ impl Setting {
         self.folder.path().join("model")
     }
 
-    fn group(&self, size: usize) -> Vec<Rank> {
+    fn group(&self, size: usize) -> Vec<Child> {
         self.group_of(size, &self.model())
     }
 
-    fn group_of(&self, size: usize, checkpoint: &Path) -> Vec<Rank> {
+    fn group_of(&self, size: usize, checkpoint: &Path) -> Vec<Child> {
         let socket = self.folder.path().join("g.sock");
-        Rank::group(&socket, size, checkpoint, &self.model())
+        group(&socket, size, checkpoint, &self.model())
+    }
+
+    /// Starts a group with a checkpoint for each rank, all with equal contents or none.
+    fn group_with(&self, checkpoints: &[&Path]) -> Vec<Child> {
+        let socket = self.folder.path().join("g.sock");
+        group_of(&socket, checkpoints, &self.model())
     }
 }
 
-fn tell(ranks: &mut [Rank], line: &str) {
+fn tell(ranks: &mut [Child], line: &str) {
     for rank in ranks {
         rank.tell(line);
     }
 }
 
-fn answers(ranks: &[Rank]) -> Vec<String> {
-    ranks.iter().map(Rank::answer).collect()
+fn answers(ranks: &[Child]) -> Vec<String> {
+    ranks.iter().map(Child::answer).collect()
 }
 
-fn assert_answers(ranks: &[Rank], wanted: &str) {
+fn assert_answers(ranks: &[Child], wanted: &str) {
     for (index, answer) in answers(ranks).iter().enumerate() {
         assert!(
             answer.starts_with(wanted),
@@ -137,7 +111,7 @@ fn assert_answers(ranks: &[Rank], wanted: &str) {
     }
 }
 
-fn assert_complete(ranks: &[Rank]) {
+fn assert_complete(ranks: &[Child]) {
     assert_answers(ranks, "complete ");
 }
 
@@ -146,15 +120,6 @@ fn reread(answer: &str) -> u64 {
     let words: Vec<_> = answer.split(' ').collect();
     assert_eq!(words[0], "complete", "{answer}");
     words[1].parse().expect("a number")
-}
-
-#[test]
-fn rank_that_never_loads_is_named_by_all_others() {
-    let setting = Setting::new();
-    let mut ranks = setting.group(4);
-    ranks.swap(2, 3);
-    tell(&mut ranks[..3], "load join_timeout=300ms");
-    assert_answers(&ranks[..3], "peer [2] ");
 }
 
 #[test]
@@ -205,9 +170,8 @@ fn differing_files_are_the_same_error_on_every_rank() {
             "peer [1] the ranks disagree on the number of files: ",
         ),
     ] {
-        let socket = setting.folder.path().join("g.sock");
         let model = setting.model();
-        let mut ranks = Rank::group_of(&socket, &[&model, &path, &model], &model);
+        let mut ranks = setting.group_with(&[&model, &path, &model]);
         tell(&mut ranks, "load");
         let found = answers(&ranks);
         assert!(found[0].starts_with(wanted), "{found:?}");
@@ -241,25 +205,6 @@ fn write_manifest(model: &Path) {
 }
 
 #[test]
-fn corrupt_digest_reaches_every_rank() {
-    let setting = Setting::new();
-    let model = setting.model();
-    write_manifest(&model);
-    write(&model.join("a.safetensors"), &even("a", 9, 20, 2 * MIB));
-    let mut ranks = setting.group(4);
-    tell(&mut ranks, "load verify=require");
-    assert_answers(&ranks, "corrupt [0] rank 0: ");
-}
-
-#[test]
-fn too_small_budget_of_the_leader_reaches_every_rank() {
-    let setting = Setting::new();
-    let mut ranks = setting.group(4);
-    tell(&mut ranks, "load memory_limit=1MiB");
-    assert_answers(&ranks, "out_of_memory [0] ");
-}
-
-#[test]
 fn follower_that_dies_leaves_the_others() {
     let setting = Setting::new();
     for (end, wanted) in [
@@ -282,15 +227,6 @@ fn follower_that_dies_leaves_the_others() {
             assert_complete(&ranks);
         }
     }
-}
-
-#[test]
-fn rank_that_dies_before_it_joins_is_named() {
-    let setting = Setting::new();
-    let mut ranks = setting.group(4);
-    ranks[3].signal(Signal::KILL);
-    tell(&mut ranks[..3], "load");
-    assert_answers(&ranks[..3], "peer [3] ");
 }
 
 #[test]
@@ -373,39 +309,17 @@ fn stopped_leader_goes_on() {
 }
 
 #[test]
-fn leader_that_stays_stopped_is_lost() {
+fn leader_that_stays_stopped_is_made_up_for() {
     let setting = Setting::new();
-    for (policy, wanted) in [("error", "peer [0] rank 0, "), ("read", "complete ")] {
-        let mut ranks = setting.group(4);
-        tell(
-            &mut ranks,
-            &format!("load {LITTLE} hold=2 on_peer_loss={policy}"),
-        );
-        assert_answers(&ranks, "holds");
-        ranks[0].signal(Signal::STOP);
-        tell(&mut ranks[1..], "go");
-        assert_answers(&ranks[1..], wanted);
-        ranks[0].signal(Signal::KILL);
-    }
-}
-
-#[test]
-fn rank_that_fell_behind_hands_over_nothing_unverified() {
-    let setting = Setting::new();
-    write_manifest(&setting.model());
     let mut ranks = setting.group(4);
-    tell(&mut ranks[..3], &format!("load {LITTLE} verify=require"));
-    ranks[3].tell(&format!("load {LITTLE} verify=require hold=2"));
-    assert_eq!(ranks[3].answer(), "holds");
-    ranks[3].signal(Signal::STOP);
-    assert_complete(&ranks[..3]);
-    ranks[3].signal(Signal::CONT);
-    ranks[3].tell("go");
-    let answer = ranks[3].answer();
-    assert!(
-        answer.starts_with("peer [] this rank fell behind"),
-        "{answer}"
+    tell(
+        &mut ranks,
+        &format!("load {LITTLE} hold=2 on_peer_loss=read"),
     );
+    assert_answers(&ranks, "holds");
+    ranks[0].signal(Signal::STOP);
+    tell(&mut ranks[1..], "go");
+    assert_complete(&ranks[1..]);
 }
 
 #[test]
@@ -486,7 +400,7 @@ fn groups_load_again_and_beside_each_other() {
     let setting = Setting::new();
     let mut ranks = setting.group(2);
     let beside = setting.folder.path().join("beside.sock");
-    let mut others = Rank::group(&beside, 8, &setting.model(), &setting.model());
+    let mut others = group(&beside, 8, &setting.model(), &setting.model());
     for _ in 0..3 {
         tell(&mut ranks, "load");
         tell(&mut others, "load");
@@ -506,46 +420,62 @@ fn loads_leave_nothing() {
     let folder = folder();
     let path = folder.path().join("model");
     write(&path.join("a.safetensors"), &mixed("a", 3, 12, 20_000));
-    let mut ranks = Rank::group(&folder.path().join("g.sock"), 2, &path, &path);
-    tell(&mut ranks, "repeat 200");
+    let mut ranks = group(&folder.path().join("g.sock"), 2, &path, &path);
+    let loads = number("TLOAD_LOADS").unwrap_or(200);
+    tell(&mut ranks, &format!("repeat {loads}"));
     assert_complete(&ranks);
 }
 
-/// Kills or stops a random rank at a random moment: every other rank completes, or fails for the
-/// loss of its leader.
+/// Returns the number that a variable sets.
+fn number(variable: &str) -> Option<u64> {
+    requirement::variable(variable)?.parse().ok()
+}
+
+/// Kills or stops a random rank at a random moment while it joins, while bytes are read, or while
+/// it keeps tensors and takes no more: every other rank completes, or fails for the loss of its
+/// leader. `TLOAD_DEATHS` sets how many.
 #[test]
 fn deaths_at_random_moments_hang_no_rank() {
-    let variable = |name| std::env::var_os(name)?.to_str()?.parse().ok();
-    let rounds = variable("TLOAD_DEATHS").unwrap_or(50);
-    let seed: u64 = variable("TLOAD_DEATHS_SEED").unwrap_or(18);
+    let rounds = number("TLOAD_DEATHS").unwrap_or(50);
+    let seed = number("TLOAD_SEED").unwrap_or(18);
     let setting = Setting::new();
     for round in 0..rounds {
         let mut rng = Rng::new(seed * 1_000_003 + round);
         let size = rng.pick(&[2, 2, 4, 4, 8]);
         let victim = rng.index(size);
-        let is_killed = rng.below(2) == 0;
+        let signal = rng.pick(&[Signal::KILL, Signal::STOP]);
+        let phase = rng.pick(&["join", "read", "delivery"]);
         let policy = rng.pick(&["error", "read"]);
-        let mut ranks = setting.group(size);
         let limit = rng.pick(&["memory_limit=64MiB", "memory_limit=1GiB"]);
-        tell(
-            &mut ranks,
-            &format!("load {limit} on_peer_loss={policy} join_timeout=60s"),
-        );
-        wait_for_a_moment(&mut rng, Duration::from_millis(400));
-        let signal = if is_killed {
-            Signal::KILL
-        } else {
-            Signal::STOP
-        };
+        let about =
+            format!("round {round}: {signal:?} of {victim} in {size}, {phase}, {policy}, {limit}");
+        let mut ranks = setting.group(size);
+        let load = format!("load {limit} on_peer_loss={policy} join_timeout=60s");
+        for (rank, it) in ranks.iter_mut().enumerate() {
+            let held = rng.index(40);
+            if phase == "delivery" && rank == victim {
+                it.tell(&format!("{load} hold={held}"));
+            } else {
+                it.tell(&load);
+            }
+        }
+        match phase {
+            "join" => wait_for_a_moment(&mut rng, Duration::from_millis(40)),
+            "read" => wait_for_a_moment(&mut rng, Duration::from_millis(400)),
+            _ => assert_eq!(ranks[victim].answer(), "holds", "{about}"),
+        }
         ranks[victim].signal(signal);
-        let about = format!("round {round}: {signal:?} of {victim} in {size}, {policy}, {limit}");
-        if !is_killed {
+        if signal == Signal::STOP {
             if victim > 0 {
                 // No sooner than the others are done, unless it is needed to join.
                 wait_for_a_moment(&mut rng, Duration::from_millis(1500));
             }
             ranks[victim].signal(Signal::CONT);
         }
+        if phase == "delivery" {
+            ranks[victim].tell("go");
+        }
+        let is_killed = signal == Signal::KILL;
         for (rank, answer) in answers(&ranks).iter().enumerate() {
             let is_right = match answer.split(' ').next() {
                 Some("complete") => true,

@@ -1,59 +1,43 @@
 //! A rank that is a process: started by a test, it obeys the lines of its input.
 
-#![expect(
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a rank answers its test, and panics on request"
-)]
+#![expect(clippy::panic, reason = "a rank panics on request")]
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use tload::ranks::give_up;
 use tload::testing::fixtures::Rng;
 use tload::{Error, Group, Loader, LocalGroup, Options, Tensor};
 
+use crate::child::{self, Child, PATIENCE, answer};
 use crate::files::{location, read};
 
-/// Socket, rank, size, checkpoint and its files of a process that is a rank.
-const MARK: &str = "TLOAD_TEST_LOADING_RANK";
-
-/// Longer than any step here takes; only a failure waits so long.
-pub(super) const PATIENCE: Duration = Duration::from_secs(180);
-
-/// Beginning of the lines that a rank answers with.
-const ANSWER: &str = "rank: ";
-
-/// Not a test: the processes that [`Rank::start`] starts run this function.
+/// Not a test: the processes that [`group`] starts run this function.
 #[test]
 fn serves() {
-    let Some(words) = std::env::var_os(MARK) else {
+    let Some(words) = child::words() else {
         return;
     };
-    let words = words.into_string().expect("UTF-8");
-    let words: Vec<_> = words.split('\n').collect();
     let number = |text: &str| text.parse::<usize>().expect("a number");
     let group = LocalGroup::join(
-        Path::new(words[0]),
-        number(words[1]),
-        number(words[2]),
+        Path::new(&words[0]),
+        number(&words[1]),
+        number(&words[2]),
         PATIENCE,
     );
     let served = Served {
         group: Arc::new(group.expect("joins")),
-        checkpoint: words[3].to_owned(),
-        files: files(Path::new(words[4])),
+        checkpoint: words[3].clone(),
+        files: files(Path::new(&words[4])),
     };
     answer("joined");
-    let mut lines = std::io::stdin().lines();
+    let mut lines = child::lines();
     while let Some(line) = lines.next() {
-        let line = line.expect("UTF-8");
         let (command, words) = line.split_once(' ').unwrap_or((&line, ""));
-        let mut wait = || lines.next().expect("go").expect("UTF-8");
+        let mut wait = || lines.next().expect("go");
         match command {
             "load" => answer(&served.load(words, &mut wait)),
             "repeat" => answer(&served.repeat(number(words))),
@@ -68,16 +52,12 @@ fn serves() {
                 answer("limited");
             }
             "refuse-memfd" => {
-                super::refuse_memfd();
+                crate::seccomp::refuse(libc::SYS_memfd_create, libc::EPERM);
                 answer("refused");
             }
-            _ => panic!("{line}"),
+            _ => unreachable!("{line}"),
         }
     }
-}
-
-fn answer(text: &str) {
-    println!("\n{ANSWER}{text}");
 }
 
 fn files(folder: &Path) -> Vec<Vec<u8>> {
@@ -112,7 +92,8 @@ impl Served {
             let ranks = error.ranks();
             format!("{} {ranks:?} {}", error.kind().name(), error.message())
         };
-        let opened = Loader::open(&location(Path::new(&self.checkpoint)));
+        let opened = Loader::open(&location(Path::new(&self.checkpoint)))
+            .inspect_err(|error| give_up(&*self.group, error, &options));
         let stream = opened.map(|it| it.options(options).group(Arc::clone(&self.group)).stream());
         let mut stream = match stream.and_then(|stream| stream) {
             Ok(stream) => stream,
@@ -202,113 +183,62 @@ impl Served {
 #[derive(Debug)]
 struct Leftovers {
     descriptors: usize,
-    threads: usize,
+    sockets: usize,
     memfds: usize,
+    threads: usize,
+    mapped_memfds: usize,
 }
 
 impl Leftovers {
     fn of_this_process() -> Self {
-        let entries = |folder| std::fs::read_dir(folder).expect("procfs").count();
+        let entries = |folder| std::fs::read_dir(folder).expect("procfs");
+        let descriptors: Vec<_> = entries("/proc/self/fd")
+            .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+            .collect();
+        let named = |part: &str| {
+            let names = descriptors.iter();
+            names
+                .filter(|it| it.to_string_lossy().contains(part))
+                .count()
+        };
         let maps = String::from_utf8(read(Path::new("/proc/self/maps"))).expect("text");
         Self {
-            descriptors: entries("/proc/self/fd"),
-            threads: entries("/proc/self/task"),
-            memfds: maps.matches("memfd:tload").count(),
+            descriptors: descriptors.len(),
+            sockets: named("socket:"),
+            memfds: named("memfd:"),
+            threads: entries("/proc/self/task").count(),
+            mapped_memfds: maps.matches("memfd:tload").count(),
         }
     }
 
     fn are_within(&self, others: &Self) -> bool {
         self.descriptors <= others.descriptors
-            && self.threads <= others.threads
+            && self.sockets <= others.sockets
             && self.memfds <= others.memfds
+            && self.threads <= others.threads
+            && self.mapped_memfds <= others.mapped_memfds
     }
 }
 
-/// A process that is a rank, killed at the end of the test.
-pub(super) struct Rank {
-    process: Child,
-    input: Option<ChildStdin>,
-    answers: Receiver<String>,
+/// Starts a group whose ranks load `checkpoint`, the `files` of which are in another folder.
+pub(super) fn group(socket: &Path, size: usize, checkpoint: &Path, files: &Path) -> Vec<Child> {
+    group_of(socket, &vec![checkpoint; size], files)
 }
 
-impl Rank {
-    fn start(socket: &Path, rank: usize, size: usize, (checkpoint, files): (&Path, &Path)) -> Self {
-        let this = std::env::current_exe().expect("a process knows its executable");
-        let name = "ranks_of_processes::process::serves";
-        let [socket, checkpoint, files] = [socket, checkpoint, files].map(Path::display);
-        let mut process = Command::new(this)
-            .args(["--exact", name, "--nocapture", "--test-threads=1"])
-            .env(
-                MARK,
-                format!("{socket}\n{rank}\n{size}\n{checkpoint}\n{files}"),
-            )
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("starts");
-        let (sender, answers) = channel();
-        let output = process.stdout.take().expect("piped");
-        std::thread::spawn(move || pass_on(output, &sender));
-        Self {
-            input: process.stdin.take(),
-            answers,
-            process,
-        }
+/// Starts a group with a checkpoint for each rank.
+pub(super) fn group_of(socket: &Path, checkpoints: &[&Path], files: &Path) -> Vec<Child> {
+    let size = checkpoints.len().to_string();
+    let [socket, files] = [socket, files].map(|path| path.display().to_string());
+    let start = |(rank, checkpoint): (usize, &&Path)| {
+        let (rank, checkpoint) = (rank.to_string(), checkpoint.display().to_string());
+        let words = [&*socket, &rank, &size, &checkpoint, &files];
+        Child::start("ranks_of_processes::process::serves", &words)
+    };
+    let ranks: Vec<_> = checkpoints.iter().enumerate().map(start).collect();
+    for rank in &ranks {
+        assert_eq!(rank.answer(), "joined");
     }
-
-    /// Starts a group whose ranks load `checkpoint`, the `files` of which are in another folder.
-    pub(super) fn group(socket: &Path, size: usize, checkpoint: &Path, files: &Path) -> Vec<Self> {
-        Self::group_of(socket, &vec![checkpoint; size], files)
-    }
-
-    /// Starts a group with a checkpoint for each rank.
-    pub(super) fn group_of(socket: &Path, checkpoints: &[&Path], files: &Path) -> Vec<Self> {
-        let size = checkpoints.len();
-        let start = |(rank, path): (usize, &&Path)| Self::start(socket, rank, size, (path, files));
-        let ranks: Vec<_> = checkpoints.iter().enumerate().map(start).collect();
-        for rank in &ranks {
-            assert_eq!(rank.answer(), "joined");
-        }
-        ranks
-    }
-
-    pub(super) fn tell(&mut self, line: &str) {
-        let input = self.input.as_mut().expect("until the end");
-        // A process that was killed reads nothing.
-        let _ = writeln!(input, "{line}");
-    }
-
-    /// Returns the next answer, `"gone"` if the process has ended.
-    pub(super) fn answer(&self) -> String {
-        match self.answers.recv_timeout(PATIENCE) {
-            Ok(answer) => answer,
-            Err(RecvTimeoutError::Disconnected) => "gone".to_owned(),
-            Err(RecvTimeoutError::Timeout) => panic!("rank {:?} hangs", self.process.id()),
-        }
-    }
-
-    pub(super) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).expect("not waited for yet");
-    }
-}
-
-fn pass_on(output: ChildStdout, sender: &std::sync::mpsc::Sender<String>) {
-    let mut lines = BufReader::new(output).lines().map_while(Result::ok);
-    let answers = lines.by_ref();
-    for line in answers {
-        if let Some(answer) = line.strip_prefix(ANSWER) {
-            // The test may have ended.
-            let _ = sender.send(answer.to_owned());
-        }
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+    ranks
 }
 
 /// Waits until a random moment, `most` later at most: this thread has nothing to wait for.

@@ -1,30 +1,24 @@
-//! The leader's end: a thread that tells the ranks of its node which shared memory is filled.
-//!
-//! It only moves messages; which rank needs which region is decided in `holdings.rs`.
+//! The hub's thread: hears the ranks, and sends each of them what it needs.
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-pub(crate) use super::channel::Carried;
-use super::channel::{Channel, Listener, Peer};
-use super::holdings::Holdings;
-use super::messages::{Failure, RankPlan, RankStatistics, Request};
-use super::payload;
-use super::wait::{Wake, wait_for};
-use super::wire::Record;
-use crate::error::{Error, Result};
+use super::{Event, Shared, Start};
 use crate::memory::Region;
-use crate::sync::lock::{Condvar, Mutex};
+use crate::ranks::channel::{Carried, Channel, Listener, Peer};
+use crate::ranks::holdings::{Holdings, SharedBytes};
+use crate::ranks::payload;
+use crate::ranks::wait::wait_for;
+use crate::ranks::wire::Record;
 
-/// Time without a sign of life after which a rank that keeps the others from going on has fallen
-/// behind.
-const LAG: Duration = Duration::from_secs(1);
+/// Time like [`Start::patience`] for another node, which is heard of every second or two as long as
+/// its leader runs. It passes over its own ranks in the meantime.
+const LAG_OF_NODE: Duration = Duration::from_secs(5);
 
 /// Interval at which the leader tells the ranks that it runs; less often than it may take to notice
 /// that it does not.
@@ -32,244 +26,6 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// Interval at which the leader looks whether a rank has fallen behind.
 const TICK: Duration = Duration::from_millis(200);
-
-/// Tells the hub what the leader's reads do. Clones share the hub.
-#[derive(Clone, Debug)]
-pub(crate) struct Hub(Arc<Shared>);
-
-struct Shared {
-    state: Mutex<State>,
-    /// Signalled when a rank has joined, and at the end.
-    changed: Condvar,
-    wake: Wake,
-}
-
-#[derive(Default)]
-struct State {
-    inbox: Vec<Event>,
-    /// Requests of the ranks that have joined, by rank of the group.
-    joined: Vec<(usize, Request)>,
-    statistics: Vec<(usize, RankStatistics)>,
-    ended: bool,
-}
-
-/// Change that the hub is told of.
-enum Event {
-    /// The plan is known: which ranks take part, and what each of them is told.
-    Start(Box<Start>),
-    Begun(usize, Arc<Region>),
-    Filled(usize, u64, u64),
-    /// The leader's reads have failed.
-    Failed(Failure),
-    /// Everything has been read and verified.
-    Whole,
-    /// The leader gives up before there is a plan.
-    Close,
-}
-
-/// Writes a rank's part of the plan for [`Start::plans`].
-///
-/// # Errors
-///
-/// [`crate::ErrorKind::OutOfMemory`] or the system's refusal of anonymous memory.
-pub(crate) fn encode_plan(plan: &RankPlan) -> Result<Carried> {
-    payload::write(plan).map_err(|error| Error::from_io("cannot send the plan", error))
-}
-
-/// Everything that the hub needs to serve a load.
-pub(crate) struct Start {
-    /// Ranks of the node.
-    pub(crate) ranks: Vec<usize>,
-    /// By rank of the node: its part of the plan, as it is sent.
-    pub(crate) plans: Vec<Carried>,
-    /// By region: bytes to fill, and the positions of the ranks that need it.
-    pub(crate) regions: Vec<(u64, Vec<usize>)>,
-    /// Returns whether reads wait for memory that ranks hold.
-    pub(crate) is_starved: Box<dyn Fn() -> bool + Send>,
-    /// Called once every rank has finished or left.
-    pub(crate) finished: Box<dyn Fn() + Send>,
-}
-
-impl Hub {
-    /// Starts a hub for ranks that connect to `listener`, and one that is connected already: the
-    /// leader's own.
-    pub(super) fn start(listener: Listener, own: Channel) -> Result<Self> {
-        let wake = Wake::new();
-        let wake = wake.map_err(|error| Error::from_io("cannot start sharing", error))?;
-        let hub = Self(Arc::new(Shared {
-            state: Mutex::default(),
-            changed: Condvar::default(),
-            wake,
-        }));
-        let ending = Ending::begin(Arc::clone(&hub.0));
-        std::thread::Builder::new()
-            .name("tload-hub".to_owned())
-            .spawn(move || Serving::new(&ending.0, listener, own).run())
-            .map_err(Error::cannot_start_thread)?;
-        Ok(hub)
-    }
-
-    /// Waits until `ranks` have joined and returns their requests in this order.
-    ///
-    /// # Errors
-    ///
-    /// [`crate::ErrorKind::Peer`] with the ranks that have not, at the deadline or when the hub has
-    /// ended.
-    pub(crate) fn requests(&self, ranks: &[usize], deadline: Instant) -> Result<Vec<Request>> {
-        let mut state = self.0.state.lock();
-        loop {
-            let request = |rank: &usize| {
-                let found = state.joined.iter().find(|(joined, _)| joined == rank);
-                found.map(|(_, request)| request.clone()).ok_or(*rank)
-            };
-            let (found, missing): (Vec<_>, Vec<_>) =
-                ranks.iter().map(request).partition(Result::is_ok);
-            if missing.is_empty() {
-                return Ok(found.into_iter().flatten().collect());
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || state.ended {
-                let missing: Vec<_> = missing.into_iter().filter_map(Result::err).collect();
-                return Err(super::agreement::missing(&missing, "send their requests"));
-            }
-            state = self.0.changed.wait_timeout(state, left);
-        }
-    }
-
-    /// Begins to serve a load.
-    pub(crate) fn serve(&self, start: Start) {
-        self.tell(Event::Start(Box::new(start)));
-    }
-
-    /// Announces the memory of a region.
-    pub(crate) fn begun(&self, region: usize, memory: Arc<Region>) {
-        self.tell(Event::Begun(region, memory));
-    }
-
-    /// Announces that the bytes from `from` to `to` of a region are filled.
-    pub(crate) fn filled(&self, region: usize, from: u64, to: u64) {
-        self.tell(Event::Filled(region, from, to));
-    }
-
-    /// Tells every rank that the load has failed at `rank`.
-    pub(crate) fn failed(&self, rank: usize, error: &Error) {
-        self.tell(Event::Failed(Failure::new(rank, error)));
-    }
-
-    /// Tells every rank that everything has been read and verified.
-    pub(crate) fn whole(&self) {
-        self.tell(Event::Whole);
-    }
-
-    /// Ends the hub before it serves a load.
-    pub(crate) fn close(&self) {
-        self.tell(Event::Close);
-    }
-
-    /// Returns the statistics of the ranks that have finished.
-    pub(crate) fn statistics(&self) -> Vec<(usize, RankStatistics)> {
-        self.0.state.lock().statistics.clone()
-    }
-
-    fn tell(&self, event: Event) {
-        let unheard = {
-            let mut state = self.0.state.lock();
-            if state.ended {
-                Some(event)
-            } else {
-                state.inbox.push(event);
-                None
-            }
-        };
-        drop(unheard);
-        self.0.wake.set();
-    }
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hub").finish_non_exhaustive()
-    }
-}
-
-/// Hubs of this process that still serve other ranks.
-static SERVING: Hubs = Hubs {
-    process: AtomicU32::new(0),
-    count: std::sync::Mutex::new(0),
-    ended: std::sync::Condvar::new(),
-};
-
-struct Hubs {
-    /// Process that serves: a forked child has the count, and no thread of a hub.
-    process: AtomicU32,
-    count: std::sync::Mutex<usize>,
-    ended: std::sync::Condvar,
-}
-
-impl Hubs {
-    fn lock(&self) -> std::sync::MutexGuard<'_, usize> {
-        let locked = self.count.lock();
-        locked.unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn begin(&self) {
-        if self.process.swap(std::process::id(), Ordering::SeqCst) != std::process::id() {
-            *self.lock() = 0;
-        }
-        *self.lock() += 1;
-    }
-
-    fn end(&self) {
-        *self.lock() -= 1;
-        self.ended.notify_all();
-    }
-}
-
-/// A hub's thread, however it ends.
-struct Ending(Arc<Shared>);
-
-impl Ending {
-    fn begin(shared: Arc<Shared>) -> Self {
-        SERVING.begin();
-        Self(shared)
-    }
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        let left = {
-            let mut state = self.0.state.lock();
-            state.ended = true;
-            std::mem::take(&mut state.inbox)
-        };
-        // Without the lock: this may free memory.
-        drop(left);
-        self.0.changed.notify_all();
-        SERVING.end();
-    }
-}
-
-/// Waits until this process reads for no other rank any more, for `timeout` at most. Returns
-/// whether that is so.
-///
-/// A process that leads a node and exits before takes the memory of the ranks that it still reads
-/// for with it: they fail with [`crate::ErrorKind::Peer`], or read for themselves.
-pub fn finish_serving(timeout: Duration) -> bool {
-    if SERVING.process.load(Ordering::SeqCst) != std::process::id() {
-        return true;
-    }
-    let deadline = Instant::now() + timeout;
-    let mut count = SERVING.lock();
-    while *count > 0 {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return false;
-        }
-        let waited = SERVING.ended.wait_timeout(count, left);
-        count = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
-    }
-    true
-}
 
 /// A connected rank.
 struct Follower {
@@ -286,7 +42,7 @@ struct Follower {
 }
 
 /// State of the hub's thread.
-struct Serving<'a> {
+pub(super) struct Serving<'a> {
     shared: &'a Shared,
     /// Until all ranks have joined.
     listener: Option<Listener>,
@@ -298,10 +54,12 @@ struct Serving<'a> {
     /// Time of the last sign of life.
     signed: Instant,
     is_closed: bool,
+    /// Every rank of the node has finished or left.
+    has_left: bool,
 }
 
 impl<'a> Serving<'a> {
-    fn new(shared: &'a Shared, listener: Listener, own: Channel) -> Self {
+    pub(super) fn new(shared: &'a Shared, listener: Listener, own: Channel) -> Self {
         Self {
             shared,
             listener: Some(listener),
@@ -311,19 +69,34 @@ impl<'a> Serving<'a> {
             starved_since: None,
             signed: Instant::now(),
             is_closed: false,
+            has_left: false,
         }
     }
 
     /// Serves until every rank has finished or left.
-    fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         let is_over = |this: &Self| {
             let mut followers = this.followers.iter();
             this.is_closed || (this.load.is_some() && followers.all(|follower| follower.is_done))
         };
         // If the system refuses to wait, the ranks notice that their connections close.
-        while !is_over(self) && self.step().is_ok() {}
+        while !is_over(self) && self.step().is_ok() {
+            self.tell_left();
+        }
         if let Some(load) = &self.load {
             (load.finished)();
+        }
+    }
+
+    fn tell_left(&mut self) {
+        let Some(load) = self.load.as_ref().filter(|_| !self.has_left) else {
+            return;
+        };
+        let is_own = |follower: &Follower| follower.position.is_some_and(|it| it < load.own);
+        let mut followers = self.followers.iter();
+        if !followers.any(|follower| is_own(follower) && !follower.is_done) {
+            self.has_left = true;
+            (load.left)();
         }
     }
 
@@ -381,6 +154,7 @@ impl<'a> Serving<'a> {
 
     fn take(&mut self, event: Event) {
         match event {
+            Event::Attached(channel) => self.followers.push(Follower::new(channel)),
             Event::Start(mut start) => {
                 self.holdings = Holdings::new(std::mem::take(&mut start.regions));
                 for follower in &mut self.followers {
@@ -403,7 +177,11 @@ impl<'a> Serving<'a> {
                 self.load = Some(start);
             }
             Event::Begun(region, memory) => self.holdings.begun(region, memory),
-            Event::Filled(region, from, to) => self.holdings.filled(region, from, to),
+            Event::Filled(region, from, to) => {
+                // Ranks that have waited for it in silence have something to do from now on.
+                self.starved_since = None;
+                self.holdings.filled(region, from, to);
+            }
             Event::Failed(failure) => {
                 for follower in &self.followers {
                     if let Ok(text) = payload::write(&failure) {
@@ -449,8 +227,15 @@ impl<'a> Serving<'a> {
                 (Record::Release { region }, _) if let Some(position) = position => {
                     self.holdings.release(position, region as usize);
                 }
+                (Record::Alive, _) => {}
+                (Record::Unmapped { region }, _) if let Some(position) = position => {
+                    self.holdings.unmapped(position, region as usize);
+                }
                 (Record::Done, Some(carried)) => {
-                    if let (Some(rank), Ok(found)) = (follower.rank, payload::read(carried)) {
+                    let own = self.load.as_ref().map_or(0, |load| load.own);
+                    if let (Some(rank), Ok(found)) = (follower.rank, payload::read(carried))
+                        && position.is_none_or(|position| position < own)
+                    {
                         self.shared.state.lock().statistics.push((rank, found));
                     }
                     follower.is_done = true;
@@ -492,18 +277,30 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Drops ranks from what they hold if reads wait for that memory and they show no sign of life.
+    /// If reads wait for memory that ranks hold, gives them more, or drops ranks from it that show
+    /// no sign of life.
     fn look_for_laggards(&mut self) {
         let Some(load) = &self.load else { return };
         let now = Instant::now();
         let is_late = if (load.is_starved)() {
-            now - *self.starved_since.get_or_insert(now) >= LAG
+            let starved = now - *self.starved_since.get_or_insert(now);
+            if starved >= TICK && (load.widen)() {
+                self.starved_since = None;
+            }
+            starved >= load.patience
         } else {
             self.starved_since = None;
             false
         };
-        let is_behind =
-            |follower: &Follower| follower.is_behind || (is_late && now - follower.heard >= LAG);
+        let is_behind = |follower: &Follower| {
+            let is_node = follower.position.is_some_and(|it| it >= load.own);
+            let lag = if is_node {
+                LAG_OF_NODE.max(load.patience)
+            } else {
+                load.patience
+            };
+            follower.is_behind || (is_late && now - follower.heard >= lag)
+        };
         if !self.followers.iter().any(is_behind) {
             return;
         }
@@ -537,6 +334,16 @@ impl Follower {
             is_behind: false,
             is_done: false,
         }
+    }
+}
+
+impl SharedBytes for Arc<Region> {
+    fn lend(&self) {
+        Region::lend(self);
+    }
+
+    fn allow_reuse(&self) {
+        Region::allow_reuse(self);
     }
 }
 

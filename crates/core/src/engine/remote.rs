@@ -1,0 +1,244 @@
+//! Engine of a node's leader for bytes that other nodes read: a job is filled by receiving them.
+//!
+//! Jobs whose owner is lost, or has gone on without this node, are read from storage by the engines
+//! of a load without a group.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::reread::{self, RereadSetup, Rereads, Waiting, fell_behind};
+use super::{Done, Engine, Job, Wait, cancelled};
+use crate::plan::Plan;
+use crate::ranks::peers::{Claim, Outcome, Peers, Received};
+use crate::report::Transfer;
+use crate::sync::cancel::CancelFlag;
+use crate::sync::event_count::EventCount;
+
+/// Bytes of one file that one other node reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RemoteSource {
+    /// Rank that leads the node.
+    pub(crate) owner: usize,
+    /// Index of the source in the checkpoint.
+    pub(crate) shard: usize,
+    /// End of the last wanted range.
+    pub(crate) end: u64,
+}
+
+/// Configuration of the engine.
+pub(crate) struct RemoteSetup {
+    /// Plan of the load: windows also hold bytes at their edges that are not claimed.
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) peers: Arc<Peers>,
+    /// Sources, in the order of [`Job::source`].
+    pub(crate) sources: Vec<RemoteSource>,
+    /// Number of jobs in flight that the engine must accept.
+    pub(crate) depth: usize,
+    pub(crate) reread: RereadSetup,
+}
+
+impl fmt::Debug for RemoteSetup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteSetup")
+            .field("peers", &self.peers)
+            .field("sources", &self.sources.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Engine that waits for the leaders of other nodes.
+pub(super) struct RemoteEngine {
+    setup: Arc<RemoteSetup>,
+    /// Number of claims that have not ended.
+    claimed: usize,
+    received: Vec<Received>,
+    rereads: Rereads,
+}
+
+impl RemoteEngine {
+    pub(super) fn open(setup: &Arc<RemoteSetup>) -> Self {
+        Self {
+            setup: Arc::clone(setup),
+            claimed: 0,
+            received: Vec::new(),
+            rereads: Rereads::default(),
+        }
+    }
+
+    /// Reads a job from storage.
+    fn read(&mut self, claim: Claim, done: &mut Vec<Done>) {
+        if let Err(error) = self.rereads.open(&self.setup.reread) {
+            done.push(Done::failed(claim.extent, error));
+            return;
+        }
+        let job = Job {
+            extent: claim.extent,
+            source: claim.number,
+            offset: claim.offset,
+            needed: claim.needed,
+            lease: claim.lease,
+        };
+        self.rereads.submit(job, claim.number, done);
+    }
+}
+
+impl Waiting for RemoteEngine {
+    fn setup(&self) -> &RereadSetup {
+        &self.setup.reread
+    }
+
+    fn rereads(&mut self) -> &mut Rereads {
+        &mut self.rereads
+    }
+
+    fn events(&self) -> &EventCount {
+        self.setup.peers.events()
+    }
+
+    fn look(&mut self, done: &mut Vec<Done>) {
+        let mut received = std::mem::take(&mut self.received);
+        self.setup.peers.take_received(&mut received);
+        for Received { claim, outcome } in received.drain(..) {
+            self.claimed -= 1;
+            let RereadSetup {
+                is_verified,
+                cancel,
+                ..
+            } = &self.setup.reread;
+            match outcome {
+                _ if cancel.is_cancelled() => {
+                    done.push(Done::failed(claim.extent, cancelled()));
+                }
+                Outcome::Filled => done.push(filled(claim, true)),
+                Outcome::Unneeded => done.push(filled(claim, false)),
+                Outcome::Cancelled => done.push(Done::failed(claim.extent, cancelled())),
+                Outcome::Gone if *is_verified => {
+                    done.push(Done::failed(claim.extent, fell_behind()));
+                }
+                Outcome::Gone => self.read(claim, done),
+                Outcome::Failed(error) if self.setup.reread.covers(&error) && !is_verified => {
+                    self.read(claim, done);
+                }
+                Outcome::Failed(error) => done.push(Done::failed(claim.extent, error)),
+            }
+        }
+        self.received = received;
+    }
+}
+
+/// Returns the result of a claim whose window is filled, or need not be.
+fn filled(claim: Claim, is_received: bool) -> Done {
+    let bytes = claim.ranges.iter().map(|range| range.end - range.start);
+    let transfer = Transfer {
+        received_bytes: if is_received { bytes.sum() } else { 0 },
+        ..Transfer::default()
+    };
+    Done {
+        extent: claim.extent,
+        result: Ok(claim.lease.written(claim.needed)),
+        transfer,
+    }
+}
+
+/// Returns the ranges of its source that an extent is read for: each byte of a tensor is in one
+/// extent only.
+fn wanted(plan: &Plan, extent: usize) -> Vec<Range<u64>> {
+    let extent = &plan.extents[extent];
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for piece in &plan.pieces[extent.pieces.clone()] {
+        let start = extent.offset + piece.extent_offset as u64;
+        let end = start + piece.len as u64;
+        match ranges.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ => ranges.push(start..end),
+        }
+    }
+    ranges
+}
+
+impl Engine for RemoteEngine {
+    fn depth(&self) -> usize {
+        self.setup.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.claimed + self.rereads.in_flight()
+    }
+
+    fn submit(&mut self, job: Job) {
+        let source = &self.setup.sources[job.source];
+        self.claimed += 1;
+        let claim = Claim {
+            extent: job.extent,
+            number: job.source,
+            source: source.shard,
+            offset: job.offset,
+            needed: job.needed,
+            ranges: wanted(&self.setup.plan, job.extent),
+            lease: job.lease,
+        };
+        self.setup.peers.claim(source.owner, claim);
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
+        reread::reap(self, wait, done);
+    }
+
+    fn stop_when(&mut self, _cancel: &CancelFlag) {
+        let peers = Arc::downgrade(&self.setup.peers);
+        self.setup.reread.cancel.on_cancel(move || {
+            if let Some(peers) = peers.upgrade() {
+                peers.cancel();
+            }
+        });
+    }
+}
+
+impl Drop for RemoteEngine {
+    fn drop(&mut self) {
+        // Windows that are being received into stay with the thread that receives.
+        self.setup.peers.cancel();
+    }
+}
+
+impl fmt::Debug for RemoteEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteEngine")
+            .field("claimed", &self.claimed)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Arrangement, Layout, Wanted, build};
+
+    /// Windows of neighbours meet in a page, which both of them hold.
+    #[test]
+    fn each_byte_is_claimed_for_one_extent() {
+        let wanted_of = |range: Range<u64>| Wanted {
+            source: 0,
+            range,
+            strides: None,
+            alignment: 1,
+            destination: 0,
+        };
+        let tensors = [wanted_of(100..3_000_000), wanted_of(3_000_000..5_000_000)];
+        let layout = Layout {
+            extent_bytes: 1 << 20,
+            alignment: 4096,
+            gap_bytes: 0,
+        };
+        let plan = build(&tensors, &[layout], &[Arrangement::InPlace]);
+        let mut at = 100;
+        for extent in 0..plan.extents.len() {
+            for range in wanted(&plan, extent) {
+                assert_eq!(range.start, at);
+                at = range.end;
+            }
+        }
+        assert_eq!(at, 5_000_000);
+    }
+}

@@ -1,0 +1,146 @@
+//! Reads from storage in place of another rank: of bytes that it no longer has for this one, or
+//! that were lost with it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Done, Engine, Job, Wait};
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::OnPeerLoss;
+use crate::sync::cancel::CancelFlag;
+use crate::sync::event_count::EventCount;
+
+/// Configuration of the reads in place of another rank.
+pub(crate) struct RereadSetup {
+    pub(crate) on_peer_loss: OnPeerLoss,
+    /// The other rank verifies what it reads; nothing does so here.
+    pub(crate) is_verified: bool,
+    /// Bytes that have been read in its place.
+    pub(crate) bytes: Arc<AtomicU64>,
+    /// Opens what reads from storage, on the thread that uses it.
+    pub(crate) open: Box<OpenStorage>,
+    pub(crate) cancel: Arc<CancelFlag>,
+}
+
+/// Opens the engines that read from storage.
+pub(crate) type OpenStorage = dyn Fn() -> Result<StorageEngines> + Send + Sync;
+
+/// Engines that read from storage.
+pub(crate) struct StorageEngines {
+    pub(crate) engines: Vec<Box<dyn Engine>>,
+    /// By source of the engine in front: its engine here, the source there, and the offset in that
+    /// source.
+    pub(crate) places: Vec<(usize, usize, u64)>,
+}
+
+impl RereadSetup {
+    /// Returns whether bytes are read here that failed there with this error.
+    pub(super) fn covers(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::Peer && self.on_peer_loss == OnPeerLoss::Read
+    }
+}
+
+impl fmt::Debug for RereadSetup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RereadSetup")
+            .field("on_peer_loss", &self.on_peer_loss)
+            .field("is_verified", &self.is_verified)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Engines that read from storage, opened for the first read.
+#[derive(Default)]
+pub(super) struct Rereads {
+    storage: Option<StorageEngines>,
+}
+
+impl Rereads {
+    /// Number of reads that have not ended.
+    pub(super) fn in_flight(&self) -> usize {
+        let storage = self.storage.iter();
+        let engines = storage.flat_map(|storage| &storage.engines);
+        engines.map(Engine::in_flight).sum()
+    }
+
+    /// Opens the engines.
+    ///
+    /// # Errors
+    ///
+    /// Those of opening files, objects and engines.
+    pub(super) fn open(&mut self, setup: &RereadSetup) -> Result<()> {
+        if self.storage.is_none() {
+            let mut storage = (setup.open)()?;
+            for engine in &mut storage.engines {
+                engine.stop_when(&setup.cancel);
+            }
+            self.storage = Some(storage);
+        }
+        Ok(())
+    }
+
+    /// Reads a job of source `number` with engines that have been opened.
+    pub(super) fn submit(&mut self, mut job: Job, number: usize, done: &mut Vec<Done>) {
+        let storage = self.storage.as_mut().expect("opened before");
+        let (engine, source, offset) = storage.places[number];
+        job.source = source;
+        job.offset += offset;
+        let engine = &mut storage.engines[engine];
+        while engine.in_flight() >= engine.depth() {
+            engine.reap(Wait::ForOne, done);
+        }
+        engine.submit(job);
+    }
+
+    fn engines(&mut self) -> impl Iterator<Item = &mut Box<dyn Engine>> {
+        let storage = self.storage.iter_mut();
+        storage.flat_map(|storage| storage.engines.iter_mut())
+    }
+}
+
+/// Engine that waits for other ranks.
+pub(super) trait Waiting: Engine {
+    fn setup(&self) -> &RereadSetup;
+
+    fn rereads(&mut self) -> &mut Rereads;
+
+    /// Notified when a job may have ended.
+    fn events(&self) -> &EventCount;
+
+    /// Ends the jobs that other ranks have ended, or begins to read them.
+    fn look(&mut self, done: &mut Vec<Done>);
+}
+
+/// Implements [`Engine::reap`].
+pub(super) fn reap(waiting: &mut impl Waiting, wait: Wait, done: &mut Vec<Done>) {
+    let before = done.len();
+    let changes = waiting.events().count();
+    waiting.look(done);
+    for engine in waiting.rereads().engines() {
+        engine.reap(Wait::No, done);
+    }
+    if done.len() == before && wait == Wait::ForOne && waiting.in_flight() > 0 {
+        let mut engines = waiting.rereads().engines();
+        if let Some(engine) = engines.find(|engine| engine.in_flight() > 0) {
+            engine.reap(Wait::ForOne, done);
+        } else {
+            drop(engines);
+            // Once only: the lane may have memory for another job by now, and the other rank none
+            // for what this one waits for until that has been taken.
+            waiting.events().wait_past(changes);
+            waiting.look(done);
+        }
+    }
+    let read = done[before..].iter().map(|done| done.transfer.read_bytes());
+    let bytes = &waiting.setup().bytes;
+    bytes.fetch_add(read.sum(), Ordering::Relaxed);
+}
+
+/// Returns the error of a rank that would have to read by itself what must be verified.
+pub(super) fn fell_behind() -> Error {
+    let message =
+        "this rank fell behind; the others went on, and it cannot verify what it would read itself";
+    Error::new(ErrorKind::Peer, message)
+        .with_hint("take tensors sooner, raise ‹memory_limit›, or use ‹verify=off›")
+}

@@ -1,0 +1,302 @@
+//! Memory for other processes, within a budget, and its reuse.
+//!
+//! ```text
+//!  charged: filled, and kept for ranks ─▶ lent: only the ranks that show it need it
+//!      ▲                                        │ all of them have unmapped it
+//!      └──────────── free, charged ◀────────────┘
+//! ```
+//!
+//! First touch of shared memory costs several times a read from the page cache: 0.82 s of CPU per
+//! GiB, against 0.13 for memory that has been touched before (2026-11, `benches/results/`). A pool
+//! therefore begins with a small window of its budget, which its users widen when reads wait for
+//! ranks that are slow.
+
+use std::process;
+use std::sync::Arc;
+
+use super::mapping::Mapping;
+use super::region::RegionWriter;
+use super::shared::SharedMemory;
+use crate::error::Result;
+use crate::sync::event_count::EventCount;
+use crate::sync::lock::Mutex;
+
+/// Allocates regions that other processes can map. Clones share the pool.
+#[derive(Clone, Debug)]
+pub struct PublishedPool(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    limit: u64,
+    state: Mutex<State>,
+    events: Arc<EventCount>,
+    process: u32,
+}
+
+#[derive(Debug)]
+struct State {
+    charged: u64,
+    /// Bytes that may be charged now.
+    window: u64,
+    /// Memory that nothing shows, charged.
+    free: Vec<SharedMemory>,
+    is_closed: bool,
+    fresh: u64,
+    recycled: u64,
+}
+
+/// Number of regions that a pool has made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublishedUsage {
+    /// Bytes charged now.
+    pub charged: u64,
+    /// Regions in new memory.
+    pub fresh: u64,
+    /// Regions in memory of earlier ones.
+    pub recycled: u64,
+}
+
+impl PublishedPool {
+    /// Creates a pool of at most `limit` bytes, of which it uses `window` at first. Notifies
+    /// `events` whenever memory comes back.
+    pub fn new(limit: u64, window: u64, events: Arc<EventCount>) -> Self {
+        Self(Arc::new(Shared {
+            limit,
+            state: Mutex::new(State {
+                charged: 0,
+                window: window.min(limit),
+                free: Vec::new(),
+                is_closed: false,
+                fresh: 0,
+                recycled: 0,
+            }),
+            events,
+            process: process::id(),
+        }))
+    }
+
+    /// Returns the event count that is notified whenever memory comes back.
+    pub fn events(&self) -> &Arc<EventCount> {
+        &self.0.events
+    }
+
+    /// Returns what the pool has made.
+    pub fn usage(&self) -> PublishedUsage {
+        let state = self.0.state.lock();
+        PublishedUsage {
+            charged: state.charged,
+            fresh: state.fresh,
+            recycled: state.recycled,
+        }
+    }
+
+    /// Allocates a region of `len` bytes for `tensors` tensors, or returns `None` while the window
+    /// is used up, or many descriptors of the process.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedMemory::new`].
+    pub fn try_region(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
+        let wanted = Mapping::charge(len);
+        let (memory, evicted) = {
+            let mut state = self.0.state.lock();
+            match state.take_fitting(wanted) {
+                Some(memory) => {
+                    state.recycled += 1;
+                    (Some(memory), Vec::new())
+                }
+                None => match state.make_room(wanted as u64, self.0.limit) {
+                    Some(evicted) => (None, evicted),
+                    None => return Ok(None),
+                },
+            }
+        };
+        // Without the lock: that can take a while.
+        drop(evicted);
+        let memory = match memory {
+            Some(memory) => memory,
+            None => SharedMemory::new(wanted).inspect_err(|_| self.uncharge(wanted))?,
+        };
+        Ok(Some(RegionWriter::published(memory, tensors, self.clone())))
+    }
+
+    /// Uses twice as much of the budget from now on. Returns false if all of it is in use already.
+    pub fn widen(&self) -> bool {
+        let mut state = self.0.state.lock();
+        let wider = state.window.saturating_mul(2).min(self.0.limit);
+        let is_wider = wider > state.window;
+        state.window = wider;
+        drop(state);
+        if is_wider {
+            self.0.events.notify();
+        }
+        is_wider
+    }
+
+    /// Ends the load: frees the memory that nothing shows.
+    pub fn close(&self) {
+        let free = {
+            let mut state = self.0.state.lock();
+            state.is_closed = true;
+            let free = std::mem::take(&mut state.free);
+            state.charged -= bytes_of(&free);
+            free
+        };
+        drop(free);
+        self.0.events.notify();
+    }
+
+    /// Returns whether this process made the pool.
+    pub(super) fn is_here(&self) -> bool {
+        self.0.process == process::id()
+    }
+
+    /// Removes `len` bytes from the charge.
+    pub(super) fn uncharge(&self, len: usize) {
+        self.0.state.lock().charged -= len as u64;
+        self.0.events.notify();
+    }
+
+    /// Takes back memory that no process shows and that is not charged.
+    pub(super) fn give_back(&self, memory: SharedMemory) {
+        let unwanted = {
+            let mut state = self.0.state.lock();
+            if !state.is_closed && state.charged + memory.len() as u64 <= state.window {
+                state.charged += memory.len() as u64;
+                state.free.push(memory);
+                None
+            } else {
+                Some(memory)
+            }
+        };
+        drop(unwanted);
+        self.0.events.notify();
+    }
+}
+
+impl State {
+    /// Takes the smallest free memory that has `wanted` bytes.
+    fn take_fitting(&mut self, wanted: usize) -> Option<SharedMemory> {
+        let free = self.free.iter().enumerate();
+        let fitting = free.filter(|(_, memory)| memory.len() >= wanted);
+        let (index, _) = fitting.min_by_key(|(_, memory)| memory.len())?;
+        Some(self.free.swap_remove(index))
+    }
+
+    /// Charges `wanted` bytes, and removes as much free memory as they need. `None` if that is not
+    /// enough. The first region may exceed the window, but not `limit`.
+    fn make_room(&mut self, wanted: u64, limit: u64) -> Option<Vec<SharedMemory>> {
+        let used = self.charged - bytes_of(&self.free);
+        let room = if used == 0 { limit } else { self.window };
+        if used + wanted > room || (used > 0 && SharedMemory::takes_many_descriptors()) {
+            return None;
+        }
+        let mut evicted = Vec::new();
+        while self.charged + wanted > room {
+            let memory = self.free.pop()?;
+            self.charged -= memory.len() as u64;
+            evicted.push(memory);
+        }
+        self.charged += wanted;
+        self.fresh += 1;
+        Some(evicted)
+    }
+}
+
+fn bytes_of(memories: &[SharedMemory]) -> u64 {
+    memories.iter().map(|memory| memory.len() as u64).sum()
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    fn pool(limit: usize, window: usize) -> PublishedPool {
+        PublishedPool::new(limit as u64, window as u64, Arc::default())
+    }
+
+    fn region(pool: &PublishedPool, len: usize) -> Option<Arc<super::super::Region>> {
+        let writer = pool.try_region(len, 1).expect("room")?;
+        let filled = writer_region(writer);
+        Some(filled)
+    }
+
+    /// Returns the region of a writer whose only window has been filled.
+    fn writer_region(mut writer: RegionWriter) -> Arc<super::super::Region> {
+        let filled = writer.carve(PAGE).fill_from(b"bytes");
+        let (region, _) = filled.region().expect("carved from one");
+        Arc::clone(region)
+    }
+
+    #[test]
+    fn lent_region_is_uncharged_and_recycled_once_it_is_reusable() {
+        let pool = pool(4 * PAGE, 4 * PAGE);
+        let first = region(&pool, 2 * PAGE).expect("fits");
+        assert_eq!(pool.usage().charged, 2 * PAGE as u64);
+        first.lend();
+        assert_eq!(pool.usage().charged, 0);
+        let address = first.published().expect("published").start();
+        first.allow_reuse();
+        drop(first);
+        assert_eq!(pool.usage().charged, 2 * PAGE as u64);
+        let second = region(&pool, PAGE).expect("fits");
+        assert_eq!(second.published().expect("published").start(), address);
+        let usage = pool.usage();
+        assert_eq!((usage.fresh, usage.recycled), (1, 1));
+    }
+
+    #[test]
+    fn region_that_may_be_shown_elsewhere_is_not_recycled() {
+        let pool = pool(4 * PAGE, 4 * PAGE);
+        let lent = region(&pool, PAGE).expect("fits");
+        lent.lend();
+        drop(lent);
+        drop(region(&pool, PAGE).expect("fits"));
+        let usage = pool.usage();
+        assert_eq!((usage.fresh, usage.recycled, usage.charged), (2, 0, 0));
+    }
+
+    #[test]
+    fn window_is_widened_up_to_limit() {
+        let pool = pool(3 * PAGE, PAGE);
+        let _first = region(&pool, PAGE).expect("fits");
+        assert!(region(&pool, PAGE).is_none());
+        assert!(pool.widen());
+        let _second = region(&pool, PAGE).expect("fits");
+        assert!(pool.widen());
+        assert!(!pool.widen(), "at the limit");
+        let _third = region(&pool, PAGE).expect("fits");
+        assert!(region(&pool, PAGE).is_none());
+    }
+
+    #[test]
+    fn first_region_may_exceed_window() {
+        let pool = pool(3 * PAGE, PAGE);
+        assert!(region(&pool, 3 * PAGE).is_some());
+        assert!(region(&pool, 4 * PAGE).is_none());
+    }
+
+    #[test]
+    fn free_memory_that_is_too_small_makes_room() {
+        let pool = pool(2 * PAGE, 2 * PAGE);
+        let small = region(&pool, PAGE).expect("fits");
+        small.lend();
+        small.allow_reuse();
+        drop(small);
+        let large = region(&pool, 2 * PAGE).expect("takes the place of the free memory");
+        assert_eq!(pool.usage().charged, large.len() as u64);
+    }
+
+    #[test]
+    fn closed_pool_keeps_nothing() {
+        let pool = pool(2 * PAGE, 2 * PAGE);
+        let late = region(&pool, PAGE).expect("fits");
+        late.lend();
+        late.allow_reuse();
+        pool.close();
+        drop(late);
+        assert_eq!(pool.usage().charged, 0);
+    }
+}

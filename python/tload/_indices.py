@@ -1,0 +1,40 @@
+"""Errors of indices, with the tensor and the file that they are about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tload import _tload
+from tload._errors import Error, InvalidIndexError, advise
+from tload._options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tload._checkpoint import Index
+
+
+def raise_named(error: Exception, checkpoint: _tload.Checkpoint, indices: Iterable[tuple[str, Index]]) -> None:
+    """Raise `error` with the tensor whose index is invalid, if an index has caused it.
+
+    Raises:
+        InvalidIndexError: An index does not fit to the shape of its tensor.
+        TypeError: An index is of a wrong type.
+    """
+    if isinstance(error, Error):
+        return
+    for name, index in indices:
+        try:
+            _tload.Loader(
+                checkpoint, names=[], globs=[], regexes=[], device="cpu", options=Options(), slices=[(name, index)]
+            )
+        except (IndexError, TypeError, ValueError) as own:
+            if (type(own), str(own)) != (type(error), str(error)):
+                continue
+            info = next(info for info in checkpoint.tensors() if info[0] == name)
+            shape, location = info[2], checkpoint.shards()[info[4]][0]
+            message = f"{location}: tensor {name!r}: {own}"
+            if isinstance(own, TypeError):
+                raise TypeError(message) from error
+            hint = f"the tensor's shape is {list(shape)}"
+            raise advise(InvalidIndexError, message, hint, location=location, tensor=name) from error

@@ -1,0 +1,82 @@
+"""Loss of the store of a process group, at each call to it that connecting ranks makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tload
+from conftest import require
+
+if TYPE_CHECKING:
+    from tload._torch_group import StoreExchange
+
+
+class LosingStore:
+    """Wrapper of a store that loses its connection at one kind of call."""
+
+    def __init__(self, store: Any, lost: str) -> None:
+        self._wrapped = store
+        self._lost = lost
+
+    def __getattr__(self, name: str) -> Any:
+        return self._lose if name == self._lost else getattr(self._wrapped, name)
+
+    def _lose(self, *_: object) -> None:
+        import torch.distributed
+
+        message = "failed to recv, got 0 bytes"
+        raise torch.distributed.DistNetworkError(message)
+
+
+@pytest.fixture
+def exchange(monkeypatch: pytest.MonkeyPatch) -> StoreExchange:
+    """Rank 0 of two, of which the other one is about to connect with it too."""
+    torch = require("torch")
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        pytest.skip("torch was built without gloo")
+    from tload import _torch_group
+
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(_torch_group, "_members", lambda _distributed, _pg: (0, 2, store))
+    return _torch_group.StoreExchange(None, None)
+
+
+def assert_failed(exchange: StoreExchange) -> None:
+    with pytest.raises(tload.InvalidRequestError, match="cannot be used after an error"):
+        exchange.exchange(b"", 10.0)
+
+
+@pytest.mark.parametrize("lost", ["set", "check", "delete_key", "clone"])
+def test_store_that_is_lost_while_ranks_connect_is_a_peer_error(exchange: StoreExchange, lost: str) -> None:
+    assert exchange.transport([0], 10.0) is not None
+    exchange._store.set("transport/0/1", b"")
+    exchange._store = LosingStore(exchange._store, lost)
+    with pytest.raises(tload.PeerError, match="the store of the process group cannot be reached") as raised:
+        exchange.transport([0, 1], 10.0)
+    assert "the process that hosts the store has probably ended" in str(raised.value.hint)
+    assert raised.value.ranks == ()
+    assert_failed(exchange)
+
+
+def test_store_that_is_lost_in_an_exchange_is_a_peer_error(exchange: StoreExchange) -> None:
+    exchange._store = LosingStore(exchange._store, "set")
+    with pytest.raises(tload.PeerError, match="the store of the process group cannot be reached"):
+        exchange.exchange(b"", 10.0)
+    assert_failed(exchange)
+
+
+def test_rank_that_does_not_connect_fails_the_group(exchange: StoreExchange) -> None:
+    with pytest.raises(tload.PeerError, match="rank 1 of 2 did not connect with other nodes") as raised:
+        exchange.transport([0, 1], 0.01)
+    assert raised.value.ranks == (1,)
+    assert_failed(exchange)
+
+
+def test_interrupted_connection_is_recorded_for_the_other_ranks(exchange: StoreExchange) -> None:
+    exchange.interrupt()
+    with pytest.raises(tload.CancelledError):
+        exchange.transport([0, 1], 10.0)
+    assert b"rank 0 of 2 was interrupted" in exchange._store.get("failure")
+    assert_failed(exchange)
