@@ -16,6 +16,8 @@ pub(crate) struct Device {
     pub(crate) context: u64,
     /// Number of retains; at 0 the context does not exist.
     pub(crate) retains: u32,
+    /// The last retain was released, and the context is being destroyed.
+    ending: bool,
     /// Error of a lost context. Every later call returns it until the context is gone.
     pub(crate) lost: Option<Status>,
     pub(crate) legacy: Option<u64>,
@@ -49,6 +51,7 @@ impl Driver {
             let device = Device {
                 context,
                 retains: 0,
+                ending: false,
                 lost: None,
                 legacy: None,
                 per_thread: HashMap::new(),
@@ -77,12 +80,16 @@ impl Driver {
         self.known(ordinal).lost.get_or_insert(status);
         changed();
     }
+}
 
-    pub(crate) fn retain(&mut self, ordinal: i32) -> Outcome<u64> {
-        let device = self.device(ordinal)?;
-        device.retains += 1;
-        Ok(device.context)
-    }
+/// Retains the context, and creates it if it does not exist: after its end, if another thread is
+/// releasing it.
+pub(crate) fn retain(driver: &mut Lock, ordinal: i32) -> Outcome<u64> {
+    driver.device(ordinal)?;
+    driver.wait_while(|driver| driver.known(ordinal).ending);
+    let device = driver.known(ordinal);
+    device.retains += 1;
+    Ok(device.context)
 }
 
 /// Releases one retain. The last one destroys the context with all that is in it, after waiting for
@@ -93,6 +100,7 @@ pub(crate) fn release(driver: &mut Lock, ordinal: i32) -> Outcome {
     if device.retains > 0 {
         return Ok(());
     }
+    device.ending = true;
     context::drain(driver, ordinal);
     let mut abandoned = 0;
     for stream in driver.streams.values_mut() {
@@ -110,6 +118,8 @@ pub(crate) fn release(driver: &mut Lock, ordinal: i32) -> Outcome {
     device.lost = None;
     device.legacy = None;
     device.per_thread.clear();
+    device.ending = false;
+    changed();
     Ok(())
 }
 

@@ -115,7 +115,7 @@ super::driver_functions! {
 
     Init fn cuDevicePrimaryCtxRetain(context: Out<u64>, device: c_int) |driver, _| {
         context.check()?;
-        context.put(driver.retain(device)?)
+        context.put(device::retain(driver, device)?)
     };
 
     Init fn cuDevicePrimaryCtxRelease_v2(device: c_int) |driver, _| {

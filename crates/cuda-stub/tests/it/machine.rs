@@ -31,6 +31,35 @@ fn calls_without_context_fail() {
     assert_eq!(current(), Ok(0));
 }
 
+/// A retain that arrived meanwhile once took the context that the release went on to empty.
+#[test]
+fn retain_waits_for_release_that_destroys() {
+    let session = session();
+    let stub = session.stub;
+    let called = |name, calls| {
+        while stub.count(name) < calls {
+            std::thread::yield_now();
+        }
+    };
+    let (context, buffer) = (retain(1).unwrap(), Buffer::new(10, 1));
+    set_current(context).unwrap();
+    let (stream, memory) = (stream(0).unwrap(), alloc(10).unwrap());
+    stub.set("copy_delay_us", FOR_EVER);
+    htod_async(memory, buffer.start(), 10, stream).unwrap();
+    set_current(session.context).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| release(1).unwrap());
+        called("cuDevicePrimaryCtxRelease_v2", 1);
+        let second = scope.spawn(|| retain(1));
+        called("cuDevicePrimaryCtxRetain", 2);
+        let contexts = stub.live("contexts");
+        stub.set("copy_delay_us", "0");
+        assert_eq!(contexts, 1, "that of the session");
+        assert_eq!(second.join().unwrap(), Ok(context));
+        release(1).unwrap();
+    });
+}
+
 #[test]
 fn released_context_is_destroyed_with_its_contents() {
     let session = session();
