@@ -279,6 +279,10 @@ impl tload::Group for PythonGroup {
     }
 }
 
+/// Time that an operation of a [`PythonTransport`] has at least, once it runs. Other threads may keep
+/// the interpreter's lock past the deadline, which is no fault of the peer.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// Connections that send and receive in Python, on the core's threads.
 #[derive(Debug)]
 struct PythonTransport {
@@ -296,7 +300,7 @@ impl PythonTransport {
     ) -> tload::Result<()> {
         let called = Python::try_attach(|py| {
             let left = deadline.saturating_duration_since(Instant::now());
-            let arguments = (peer, address, length, left.as_secs_f64());
+            let arguments = (peer, address, length, left.max(GRACE).as_secs_f64());
             let called = self.object.bind(py).call_method1(method, arguments);
             called.map(drop).map_err(|raised| {
                 from_exception(py, &raised).unwrap_or_else(|| {

@@ -92,8 +92,9 @@ pub(crate) fn no_answer(location: &str, timeout: Duration, error: &Error) -> Fin
 
 fn hangs(location: &str, timeout: Duration, error: &Error) -> Finding {
     let change = if is_remote(location) {
-        "check the endpoint and the region, the proxy (option proxy, HTTPS_PROXY, NO_PROXY) and the firewall: this \
-         machine must reach the store; if it is only slow, raise --timeout"
+        "see the last failure if one is named; else check the endpoint and the region, the proxy (option proxy, \
+         HTTPS_PROXY, NO_PROXY) and the firewall: this machine must reach the store; if it is only slow, raise \
+         --timeout"
     } else {
         "check that the server of the mount is up, and mount it again (umount -f releases blocked processes); if it \
          is only slow, raise --timeout"
@@ -106,7 +107,10 @@ fn hangs(location: &str, timeout: Duration, error: &Error) -> Finding {
             told(error)
         ),
     )
-    .advise(Level::Fail, format!("a load would hang as well; {change}"))
+    .advise(
+        Level::Fail,
+        format!("a load would not begin either; {change}"),
+    )
     .change(Urgency::Hang, change)
 }
 

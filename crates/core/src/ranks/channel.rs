@@ -49,6 +49,16 @@ impl Listener {
         Ok(Self { socket, name })
     }
 
+    /// Makes one that the system refuses to accept from.
+    #[cfg(test)]
+    pub(super) fn refused() -> Self {
+        let (channel, _) = Channel::pair().expect("a pair");
+        Self {
+            socket: channel.socket,
+            name: String::new(),
+        }
+    }
+
     /// Returns the name to connect to.
     pub(crate) fn name(&self) -> &str {
         &self.name

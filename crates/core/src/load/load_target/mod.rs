@@ -67,13 +67,15 @@ pub(crate) struct Matched {
     pub(crate) targets: HashMap<String, Target>,
 }
 
-/// Matches every tensor with its load target.
+/// Matches every selected tensor with its load target. `is_there` tells whether the checkpoint has a
+/// tensor of this name, selected or not.
 ///
 /// Load targets that are the same tensor (address, shape, strides and element type), such as tied
 /// weights, are filled once, from the first of them that the checkpoint has. Two that would be
 /// filled and share memory in any other way are mismatches.
 pub(crate) fn matched(
     tensors: &[TensorInfo],
+    is_there: impl Fn(&str) -> bool,
     load_targets: Vec<LoadTarget>,
     rules: LoadTargetRules,
 ) -> Result<Matched> {
@@ -92,6 +94,8 @@ pub(crate) fn matched(
     faults.shared = sharing(&written);
     if rules.strict {
         faults.names(tensors, &by_name, &load_targets, &footprints);
+        let (unselected, missing) = faults.missing.into_iter().partition(|name| is_there(name));
+        (faults.unselected, faults.missing) = (unselected, missing);
     }
 
     let mut names = Vec::new();
@@ -134,6 +138,8 @@ pub(crate) fn matched(
 #[derive(Debug, Default)]
 struct Faults {
     missing: Vec<String>,
+    /// Names of load targets that the checkpoint has, and the selection does not.
+    unselected: Vec<String>,
     unexpected: Vec<String>,
     differing: Vec<String>,
     shared: Vec<String>,
@@ -219,6 +225,7 @@ impl Faults {
         let differing = self.differing.len();
         let all: Vec<String> = [
             list("missing in the checkpoint", &mut self.missing),
+            list("not selected", &mut self.unselected),
             list("unexpected in the checkpoint", &mut self.unexpected),
         ]
         .into_iter()
@@ -237,7 +244,9 @@ impl Faults {
             "load into memory of the same shapes and dtypes, or turn cast on to convert dtypes"
                 .to_owned()
         } else {
-            let advice = if self.in_both == 0 {
+            let advice = if !self.unselected.is_empty() {
+                "turn strict off, and targets that are not selected are left alone"
+            } else if self.in_both == 0 {
                 "no name is in both, so pass the module or mapping whose names these are"
             } else {
                 "turn strict off to load only the names that are in both"
@@ -330,6 +339,15 @@ mod tests {
         cast: false,
     };
 
+    /// Matches tensors that are all of the checkpoint's.
+    fn matched(
+        tensors: &[TensorInfo],
+        load_targets: Vec<LoadTarget>,
+        rules: LoadTargetRules,
+    ) -> Result<Matched> {
+        super::matched(tensors, |_| false, load_targets, rules)
+    }
+
     fn info(name: &str, dtype: Dtype, shape: &[usize]) -> TensorInfo {
         let bytes = shape.iter().product::<usize>() * dtype.bits() / 8;
         let entry = Entry {
@@ -402,6 +420,24 @@ mod tests {
             error.message(),
             "targets and checkpoint do not match: 2 missing in the checkpoint: \"d\", \"e\"; 1 unexpected in the checkpoint: \"c\"; \"a\" has \
              shape [2, 3] in the checkpoint, [3, 2] here; \"b\" is BF16 in the checkpoint, F16 here"
+        );
+    }
+
+    #[test]
+    fn unselected_tensor_is_not_called_missing() {
+        let selected = [info("a", Dtype::U8, &[1])];
+        let load_targets = vec![
+            load_target("a", Dtype::U8, &[1], Some(memory(0x1000, 1))),
+            load_target("b", Dtype::U8, &[1], Some(memory(0x2000, 1))),
+        ];
+        let error = super::matched(&selected, |_| true, load_targets, STRICT);
+        let error = error.expect_err("a target is left over");
+        assert_eq!(
+            (error.message(), error.hint()),
+            (
+                "targets and checkpoint do not match: 1 not selected: \"b\"",
+                Some("turn strict off, and targets that are not selected are left alone")
+            )
         );
     }
 

@@ -4,6 +4,7 @@
 
 mod thread;
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,8 @@ struct State {
     joined: Vec<(usize, Request)>,
     statistics: Vec<(usize, RankStatistics)>,
     ended: bool,
+    /// Refusal of the system that ended the hub.
+    refusal: Option<io::Error>,
 }
 
 /// Change that the hub is told of.
@@ -125,7 +128,7 @@ impl Hub {
     /// # Errors
     ///
     /// [`crate::ErrorKind::Peer`] with the ranks that have not, at the deadline or when the hub has
-    /// ended.
+    /// ended; the refusal of the system that ended it, such as too many open files.
     pub(crate) fn requests(&self, ranks: &[usize], deadline: Instant) -> Result<Vec<Request>> {
         let mut state = self.0.state.lock();
         loop {
@@ -137,6 +140,10 @@ impl Hub {
                 ranks.iter().map(request).partition(Result::is_ok);
             if missing.is_empty() {
                 return Ok(found.into_iter().flatten().collect());
+            }
+            if let Some(refusal) = state.refusal.take() {
+                let refused = "cannot accept the other ranks of this node";
+                return Err(Error::from_io(refused, refusal));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || state.ended {
@@ -222,5 +229,22 @@ impl Drop for Ending {
         // Without the lock: this may free memory.
         drop(left);
         self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_to_accept_ranks_is_named() {
+        let (own, _other) = Channel::pair().expect("a pair");
+        let hub = Hub::start(Listener::refused(), own).expect("starts");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let error = hub.requests(&[0, 1], deadline).expect_err("refused");
+        assert_eq!(
+            error.chain(),
+            "cannot accept the other ranks of this node\n  caused by: Invalid argument (os error 22)"
+        );
     }
 }

@@ -79,8 +79,13 @@ impl<'a> Serving<'a> {
             let mut followers = this.followers.iter();
             this.is_closed || (this.load.is_some() && followers.all(|follower| follower.is_done))
         };
-        // If the system refuses to wait, the ranks notice that their connections close.
-        while !is_over(self) && self.step().is_ok() {
+        while !is_over(self) {
+            // The ranks notice that their connections close.
+            if let Err(refusal) = self.step() {
+                tracing::warn!(%refusal, "cannot serve the ranks of this node");
+                self.shared.state.lock().refusal = Some(refusal);
+                break;
+            }
             self.tell_left();
         }
         if let Some(load) = &self.load {

@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, Utc};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
@@ -58,7 +57,6 @@ struct Opened {
     store: Arc<Store>,
     path: Path,
     identity: ObjectIdentity,
-    modified: DateTime<Utc>,
     /// Stands in for a validator if the object has none.
     sample: Option<Sample>,
     /// True while requests name the version. S3 has a separate permission for that, which the
@@ -161,7 +159,6 @@ impl ObjectSource {
             path,
             by_version: AtomicBool::new(identity.version.is_some()),
             identity,
-            modified: meta.last_modified,
             sample,
         };
         Ok((Self(Arc::new(opened)), bytes))
@@ -350,16 +347,14 @@ impl ObjectSource {
     }
 
     /// Returns the options of a request for `range` of the same object. The response is compared as
-    /// well, because not every server checks conditions.
+    /// well, because not every server checks conditions. A time of modification is only compared:
+    /// servers that keep fractions of a second refuse `If-Unmodified-Since` with the whole second
+    /// that they state themselves.
     fn conditions(&self, by_version: bool, range: Range<u64>) -> GetOptions {
         let identity = &self.0.identity;
-        let strong = self.strong_tag();
-        // The fallback where there is no strong tag.
-        let modified = Some(self.0.modified).filter(|at| strong.is_none() && at.timestamp() > 0);
         GetOptions {
             range: Some(GetRange::Bounded(range)),
-            if_match: strong.map(str::to_owned),
-            if_unmodified_since: modified,
+            if_match: self.strong_tag().map(str::to_owned),
             version: identity.version.clone().filter(|_| by_version),
             ..GetOptions::default()
         }
@@ -556,6 +551,8 @@ fn cut_short(misbehaved: impl Fn(String) -> Fault, came: u64, wanted: u64) -> Fa
 
 #[cfg(test)]
 mod tests {
+    use chrono::DateTime;
+
     use super::*;
 
     #[test]

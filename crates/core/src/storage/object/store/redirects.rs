@@ -30,14 +30,7 @@ use super::response_capture::{asks_host, came_over};
 const REDIRECTS_MAX: usize = 10;
 
 /// Headers that are forwarded to another origin: they select the bytes and the version.
-const KEPT: [HeaderName; 6] = [
-    header::ACCEPT,
-    header::RANGE,
-    header::IF_MATCH,
-    header::IF_NONE_MATCH,
-    header::IF_MODIFIED_SINCE,
-    header::IF_UNMODIFIED_SINCE,
-];
+const KEPT: [HeaderName; 3] = [header::ACCEPT, header::RANGE, header::IF_MATCH];
 
 /// HTTP client that follows redirects by these rules. The inner client follows none, and has no
 /// timeout for a whole request.
