@@ -15,6 +15,7 @@ fn main() {
     pure::schedules(&mut criterion);
     memory::pool(&mut criterion);
     reads::pipeline(&mut criterion);
+    reads::hand_over(&mut criterion);
     reads::engines(&mut criterion);
     verified::loads(&mut criterion);
     criterion.final_summary();

@@ -12,6 +12,7 @@ use tload::plan::Layout;
 use tload::schedule::Depth;
 use tload::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
 use tload::testing::fixtures::tensor_info;
+use tload::testing::null::NullEngine;
 use tload::testing::sim::SimConfig;
 use tload::testing::simulation::Simulation;
 use tload::{Dtype, EngineChoice, Location, Order, Result};
@@ -80,6 +81,57 @@ pub(crate) fn pipeline(criterion: &mut Criterion) {
                 result.expect("nothing fails");
             });
         });
+    }
+}
+
+/// Measures loads that read nothing, by several lanes: the ceiling that the core's own work sets, and
+/// the cost of lanes that meet at the same locks. A lane of a fast disk or store has less to do.
+pub(crate) fn hand_over(criterion: &mut Criterion) {
+    const SOURCES: usize = 4;
+    const TENSOR_BYTES: usize = 4 * MIB;
+    let tensors_each = if is_measuring() { 256 } else { 4 };
+    let source_bytes = tensors_each * TENSOR_BYTES;
+    let tensors = (0..SOURCES * tensors_each).map(|index| {
+        let (source, start) = (index / tensors_each, index % tensors_each * TENSOR_BYTES);
+        let range = start as u64..(start + TENSOR_BYTES) as u64;
+        tensor_info(
+            format!("t{index}"),
+            Dtype::U8,
+            vec![TENSOR_BYTES],
+            source,
+            range,
+        )
+    });
+    let mut simulation = Simulation {
+        sources: Vec::new(),
+        layouts: Vec::new(),
+        tensors: tensors.collect(),
+        order: Order::Ready,
+        depth: Depth::fixed(64, 1 << 30),
+        memory_limit: 1 << 30,
+        engines: Vec::new(),
+    };
+    let mut group = criterion.benchmark_group("hand-over");
+    group.throughput(Throughput::Bytes((SOURCES * source_bytes) as u64));
+    group.sample_size(20);
+    for extent_bytes in [256 << 10, 1 << 20, 4 << 20] {
+        let layout = Layout {
+            extent_bytes,
+            alignment: 4096,
+            gap_bytes: 0,
+        };
+        simulation.layouts = vec![layout; SOURCES];
+        for lanes in [1, 2, 8] {
+            let name = BenchmarkId::new(format!("{lanes} lanes"), extent_bytes);
+            group.bench_function(name, |bencher| {
+                bencher.iter(|| {
+                    let engines = (0..lanes).map(|_| NullEngine::new(64));
+                    for tensor in simulation.stream_over(engines) {
+                        drop(tensor.expect("nothing fails"));
+                    }
+                });
+            });
+        }
     }
 }
 

@@ -140,8 +140,6 @@ class GroupReport:
     """Distinct bytes of the checkpoint that the ranks of the node want."""
     read_bytes: int
     """Bytes that this rank read from storage, for itself and for others."""
-    received_bytes: int
-    """Bytes that this rank received from the leader, in shared memory."""
     node_received_bytes: int
     """Bytes that this rank received from other nodes, for the ranks of its own: if it leads the
     node and nodes share with each other."""

@@ -26,10 +26,11 @@ fn main() -> Result<()> {
         let tensor = tensor?;
         println!("{} {:?}", tensor.name(), tensor.shape());
     }
-    if let Some(group) = stream.report().group {
+    let report = stream.report();
+    if let Some(group) = report.group {
         println!(
             "read {}, received {}",
-            group.read_bytes, group.received_bytes
+            group.read_bytes, report.received_bytes
         );
     }
     // Other ranks may still receive what this process reads.

@@ -22,8 +22,6 @@ pub struct GroupReport {
     pub unique_bytes: u64,
     /// Bytes that this rank read from storage, for itself and for others.
     pub read_bytes: u64,
-    /// Bytes that this rank received from the leader, in shared memory.
-    pub received_bytes: u64,
     /// Bytes that this rank received from other nodes, for the ranks of its own: if it leads the
     /// node and nodes share with each other.
     pub node_received_bytes: u64,

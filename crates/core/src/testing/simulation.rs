@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::sim::{SimConfig, SimEngine};
 use crate::crc::Crcs;
+use crate::engine::Engine;
 use crate::error::Result;
 use crate::load::pipeline::{Feed, LaneWork, LeaseOrigin, run};
 use crate::load::stream::{Shared, StreamSetup, TensorStream};
@@ -179,6 +180,24 @@ impl Simulation {
 
     /// Starts all lanes and verifies the bytes that are read.
     pub fn checked_stream(&self, compared: Option<Comparison>) -> (TensorStream, Watched) {
+        let engines = self.engines.iter().map(|config| self.engine(config));
+        self.start(compared, engines)
+    }
+
+    /// Starts a lane for each of `engines`, in place of the configured ones.
+    pub fn stream_over(
+        &self,
+        engines: impl IntoIterator<Item = impl Engine + Send + 'static>,
+    ) -> TensorStream {
+        self.start(None, engines.into_iter()).0
+    }
+
+    fn start(
+        &self,
+        compared: Option<Comparison>,
+        engines: impl Iterator<Item = impl Engine + Send + 'static>,
+    ) -> (TensorStream, Watched) {
+        let engines: Vec<_> = engines.collect();
         let check = compared.map(|Comparison(check)| check);
         let plan = Arc::new(self.plan());
         let feed = self.feed(&plan, check.clone());
@@ -195,7 +214,7 @@ impl Simulation {
             counters: Arc::clone(&counters),
             tensors,
             order: self.order,
-            lanes: self.engines.len(),
+            lanes: engines.len(),
             report: Report::default(),
             complete: Box::new(move |report| {
                 if let Some(check) = &counting {
@@ -208,13 +227,13 @@ impl Simulation {
                 check.as_ref().map_or(Ok(()), |check| check.finish())
             }),
         });
-        let lanes = self.engines.iter().map(|config| {
+        let lanes = engines.into_iter().map(|mut engine| {
             let (feed, shared, counters) = (
                 Arc::clone(&feed),
                 Arc::clone(&shared),
                 Arc::clone(&counters),
             );
-            let (mut engine, mut sink) = (self.engine(config), sink.clone());
+            let mut sink = sink.clone();
             std::thread::spawn(move || {
                 let work = LaneWork {
                     index: 0,

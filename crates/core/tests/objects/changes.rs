@@ -140,7 +140,7 @@ fn weak_etag_is_compared() {
 }
 
 /// Without a tag, the modification time is compared. It is no condition: a server that keeps
-/// fractions of a second, such as VersityGW, refuses the second that it stated.
+/// fractions of a second, such as `versitygw`, refuses the second that it stated.
 #[test]
 fn modification_time_replaces_missing_etag() {
     let bench = Bench::of(faulty_web_at);

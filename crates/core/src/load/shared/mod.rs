@@ -313,7 +313,6 @@ impl Joined {
     pub(super) fn complete(&self, report: &mut crate::Report) {
         let (mut group, reader) = (self.report.clone(), self.reader.as_ref());
         group.read_bytes = report.read_bytes;
-        group.received_bytes = report.received_bytes;
         group.reread_bytes = self.reread_bytes.load(Ordering::Relaxed);
         let mut all = report.read_bytes;
         if let Some(reader) = reader {
