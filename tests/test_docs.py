@@ -122,12 +122,13 @@ def make_model_dir(folder: Path) -> None:
     layers = [
         {
             f"model.layers.{layer}.{name}": Content.random("BF16", (8, 16), layer)
-            for name in ("up.weight", "down.weight")
+            for name in ("mlp.up_proj.weight", "mlp.down_proj.weight")
         }
         for layer in range(2)
     ]
-    write_checkpoint(path, [*layers, {"lm_head.weight": Content.random("F32", (3, 5), 0)}])
-    write_file(path / "a.safetensors", {"a": Content.random("F32", (4,), 0)})
+    # Names and shards are those of the checkpoint that the quickstart makes.
+    layers[1]["lm_head.weight"] = Content.random("F32", (3, 5), 0)
+    write_checkpoint(path, layers)
 
 
 def fill_bucket(s3: S3, folder: Path) -> dict[str, str]:

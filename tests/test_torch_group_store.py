@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,3 +81,13 @@ def test_interrupted_connection_is_recorded_for_the_other_ranks(exchange: StoreE
         exchange.transport([0, 1], 10.0)
     assert b"rank 0 of 2 was interrupted" in exchange._store.get("failure")
     assert_failed(exchange)
+
+
+def test_rank_that_leads_no_node_may_leave_while_others_connect(exchange: StoreExchange) -> None:
+    left = {"exchange": 0, "ranks": [2], "message": "rank 2 of 3 has left the group"}
+    exchange._store.set("failure", json.dumps(left))
+    with pytest.raises(tload.PeerError, match="rank 1 of 2 did not connect with other nodes"):
+        exchange.transport([0, 1], 0.01)
+    exchange._store.set("failure", json.dumps(left | {"ranks": [1]}))
+    with pytest.raises(tload.PeerError, match="has left the group"):
+        exchange.transport([0, 1], 10.0)

@@ -84,8 +84,8 @@ pub(crate) fn pipeline(criterion: &mut Criterion) {
     }
 }
 
-/// Measures loads that read nothing, by several lanes: the ceiling that the core's own work sets, and
-/// the cost of lanes that meet at the same locks. A lane of a fast disk or store has less to do.
+/// Measures loads that read nothing, by several lanes: the ceiling that the core's own work sets,
+/// and the cost of lanes that meet at the same locks.
 pub(crate) fn hand_over(criterion: &mut Criterion) {
     const SOURCES: usize = 4;
     const TENSOR_BYTES: usize = 4 * MIB;

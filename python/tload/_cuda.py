@@ -16,7 +16,7 @@ from tload._errors import UnsupportedError, advise
 if TYPE_CHECKING:
     import torch
 
-HINT = 'load to device="cpu", or pass framework="dlpack", which needs the NVIDIA driver and no torch'
+HINT = 'load to device="cpu"; tload.load also takes framework="dlpack", which needs the NVIDIA driver and no torch'
 
 
 def check() -> None:

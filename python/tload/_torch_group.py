@@ -129,7 +129,9 @@ class StoreExchange:
         prefix = f"transport/{self._exchanges}"
         self._store.set(f"{prefix}/{self.rank}", b"")
         keys = {rank: f"{prefix}/{rank}" for rank in ranks}
-        self._await(list(keys.values()), deadline, lambda: self._not_connected(keys, timeout))
+        # A rank that leads no node may have left since: it takes no part in this.
+        awaited = list(keys.values())
+        self._await(awaited, deadline, lambda: self._not_connected(keys, timeout), self._exchanges, ranks)
         # The others have left the connections of an earlier load behind them.
         for key in self._connected:
             self._store.delete_key(key)
@@ -165,12 +167,17 @@ class StoreExchange:
         return messages
 
     def _await(
-        self, keys: list[str], deadline: float, give_up: Callable[[], NoReturn], number: int | None = None
+        self,
+        keys: list[str],
+        deadline: float,
+        give_up: Callable[[], NoReturn],
+        number: int,
+        ranks: Sequence[int] | None = None,
     ) -> None:
-        """Wait until the store has all keys, and stop if exchange `number` fails meanwhile."""
+        """Wait until the store has all keys, and stop if exchange `number` fails meanwhile: as `_check`."""
         began = time.monotonic()
         while not self._store.check(keys):
-            self._check(self._exchanges if number is None else number)
+            self._check(number, ranks)
             now = time.monotonic()
             if now >= deadline:
                 give_up()
@@ -192,11 +199,12 @@ class StoreExchange:
             return self._store.clone()
         return self._store
 
-    def _check(self, number: int) -> None:
-        """Raise the failure of this exchange or an earlier one, if there is one."""
+    def _check(self, number: int, ranks: Sequence[int] | None = None) -> None:
+        """Raise the failure of this exchange or an earlier one, if there is one, of any of `ranks` or of any rank."""
         if self._store.check(["failure"]):
             failure = json.loads(self._store.get("failure"))
-            if failure["exchange"] <= number:
+            is_theirs = ranks is None or not set(ranks).isdisjoint(failure["ranks"])
+            if failure["exchange"] <= number and is_theirs:
                 _raise(failure)
 
     def _give_up(self, number: int, keys: list[str], timeout: float) -> NoReturn:

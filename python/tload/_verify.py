@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from tload._options import OptionKeywords, resolve, suggests_keywords
 from tload._progress import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tload._checkpoint import Location
     from tload._errors import Error
@@ -283,6 +285,9 @@ def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[lis
     import tempfile
     from pathlib import Path
 
+    if not isinstance(options, Mapping):
+        message = f"signature: wanted a mapping such as {{'public_key': PATH}}, found {type(options).__qualname__}"
+        raise TypeError(message)
     ignored = [*_UNSIGNED, *_ignored_paths(options)]
     config = _verifier({name: value for name, value in options.items() if name != "ignore_paths"})
     ours = _Ours()
@@ -337,7 +342,11 @@ def _verifier(options: Mapping[str, Any]) -> Any:
     else:
         message = "signature= names no trusted signer: pass public_key, certificate_chain, or identity and oidc_issuer"
         raise InvalidRequestError(message)
+    known = inspect.signature(use).parameters
+    if unknown := [name for name in options if name not in known]:
+        message = f"signature=: {unknown[0]!r} is not an option of this verifier, which takes {', '.join(known)}"
+        raise InvalidRequestError(message)
     try:
         return use(**options)
-    except (TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise InvalidRequestError(f"signature=: {error}") from error

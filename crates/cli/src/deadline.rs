@@ -2,6 +2,8 @@
 //! if the task is blocked in the kernel.
 
 use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +12,7 @@ use tload::{Error, ErrorKind, Result};
 
 use crate::interrupt::Interrupt;
 
-/// Interval between updates of the progress bar and checks for the end of the task.
+/// Interval between updates of the progress bar.
 const REDRAW: Duration = Duration::from_millis(50);
 
 /// Extra time after the core's own timeout for opening, whose error names the file that did not
@@ -42,10 +44,12 @@ impl Watch<'_> {
         // The channel closes when the task ends, by a return or by a panic.
         let (open, closes) = channel::<()>();
         let (give, given) = channel();
+        let over = Arc::<AtomicBool>::default();
+        let end = self.interrupt.task_end(&over);
         let started = thread::Builder::new()
             .name("tload-task".to_owned())
             .spawn(move || {
-                let _open = open;
+                let (_open, _end) = (open, end);
                 let task: Box<dyn FnOnce() -> Result<T> + Send> =
                     given.recv().expect("given below, when it has started");
                 task()
@@ -62,7 +66,7 @@ impl Watch<'_> {
         };
         // The thread waits for the task, so this cannot fail.
         let _ = give.send(Box::new(task) as Box<dyn FnOnce() -> Result<T> + Send>);
-        let why = self.wait(deadline, &|| thread.is_finished());
+        let why = self.wait(deadline, &over);
         if let Some(why) = why {
             let patience = self.cancel.map_or(Duration::ZERO, |cancel| {
                 cancel();
@@ -84,14 +88,14 @@ impl Watch<'_> {
     }
 
     /// Waits until the task has ended. Returns an error if it must be stopped before.
-    fn wait(&self, deadline: Option<Instant>, ended: &dyn Fn() -> bool) -> Option<Error> {
-        while !ended() {
+    fn wait(&self, deadline: Option<Instant>, over: &AtomicBool) -> Option<Error> {
+        while !over.load(Ordering::Relaxed) {
             let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
             if let (Some(Duration::ZERO), Some(timeout)) = (left, self.timeout) {
                 return Some((self.late)(timeout));
             }
             let step = left.map_or(REDRAW, |left| left.min(REDRAW));
-            if let Err(interrupted) = self.interrupt.wait(step) {
+            if let Err(interrupted) = self.interrupt.wait_for(step, over) {
                 return Some(interrupted);
             }
             (self.redraw)();

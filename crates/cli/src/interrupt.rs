@@ -17,6 +17,7 @@
 use std::fs;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -150,13 +151,24 @@ impl Interrupt {
 
     /// Waits for `timeout`, or until a signal arrives.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<()> {
+        self.wait_for(timeout, &AtomicBool::new(false))
+    }
+
+    /// Waits for `timeout`, or until a signal arrives or a [`TaskEnd`] sets `over`.
+    pub(crate) fn wait_for(&self, timeout: Duration, over: &AtomicBool) -> Result<()> {
         let state = self.shared.lock();
-        let waited = self
-            .shared
-            .changed
-            .wait_timeout_while(state, timeout, |state| state.raised.is_none());
+        let goes_on = |state: &mut State| state.raised.is_none() && !over.load(Ordering::Relaxed);
+        let waited = (self.shared.changed).wait_timeout_while(state, timeout, goes_on);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         self.check()
+    }
+
+    /// Returns a guard that sets `over` when it is dropped, and wakes [`Self::wait_for`].
+    pub(crate) fn task_end(&self, over: &Arc<AtomicBool>) -> TaskEnd {
+        TaskEnd {
+            shared: Arc::clone(&self.shared),
+            over: Arc::clone(over),
+        }
     }
 
     /// Cancels the load of `canceller` on a signal, until the next call.
@@ -177,6 +189,21 @@ impl Interrupt {
             interrupt: self,
             path,
         }
+    }
+}
+
+/// Guard of a task on another thread, dropped at its end.
+pub(crate) struct TaskEnd {
+    shared: Arc<Shared>,
+    over: Arc<AtomicBool>,
+}
+
+impl Drop for TaskEnd {
+    fn drop(&mut self) {
+        // With the lock: a waiting thread has either not looked at `over` yet, or waits already.
+        let _state = self.shared.lock();
+        self.over.store(true, Ordering::Relaxed);
+        self.shared.changed.notify_all();
     }
 }
 
@@ -357,6 +384,16 @@ mod tests {
         assert!(!gone.exists());
         assert!(kept.exists());
         assert!(interrupt.shared.lock().temporary.is_empty());
+    }
+
+    #[test]
+    fn end_of_task_wakes_the_waiting_thread() {
+        let interrupt = Interrupt::unattached(Answer::default());
+        let over = Arc::<AtomicBool>::default();
+        let end = interrupt.task_end(&over);
+        thread::spawn(move || drop(end));
+        let waited = interrupt.wait_for(Duration::from_secs(3600), &over);
+        assert!(waited.is_ok() && over.load(Ordering::Relaxed));
     }
 
     #[test]

@@ -279,8 +279,8 @@ impl tload::Group for PythonGroup {
     }
 }
 
-/// Time that an operation of a [`PythonTransport`] has at least, once it runs. Other threads may keep
-/// the interpreter's lock past the deadline, which is no fault of the peer.
+/// Time that an operation of a [`PythonTransport`] has at least, once it runs. Other threads may
+/// keep the interpreter's lock past the deadline, which is no fault of the peer.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Connections that send and receive in Python, on the core's threads.

@@ -150,7 +150,9 @@ def from_pretrained(
                     # A path that does not exist has an error of its own, with what was meant.
                     open(location, store=store, follow_symlinks=follow_symlinks).close()
                 hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
-                message = f"{show(source)}: is not a local file or directory, so config= is needed"
+                is_list = not isinstance(location, (str, os.PathLike))
+                found = "is a list of files" if is_list else "is not a local file or directory"
+                message = f"{show(source)}: {found}, so config= is needed"
                 raise advise(InvalidRequestError, message, hint)
         place: str | os.PathLike[str] | None = folder
         if folder is None and isinstance(config, (str, os.PathLike)):

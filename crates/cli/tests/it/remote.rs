@@ -518,6 +518,13 @@ fn web_directory_is_copied_by_its_index() {
     wanted.remove("deep/tokenizer.model");
     wanted.remove("empty.txt");
     assert_eq!(tree(&target), wanted);
+    // What tload itself looks for beside the weights.
+    for name in ["tload-manifest.json", "model.sig"] {
+        lab.server.put(&format!("bucket/model/{name}"), "{}");
+        let _ = wanted.insert(name.to_owned(), b"{}".to_vec());
+    }
+    copy(&url, &target);
+    assert_eq!(tree(&target), wanted);
     let single = lab.path("single");
     copy(&format!("{url}/deep/tokenizer.model"), &single);
     assert_eq!(fs::read(single.join("tokenizer.model")).unwrap(), b"tokens");

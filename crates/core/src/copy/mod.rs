@@ -270,7 +270,8 @@ impl CopyControl {
             0 => "the source was still being listed".to_owned(),
             total => format!(
                 "{} of {} had been copied",
-                format_bytes(now.bytes_done),
+                // Files of an earlier copy that were still to be looked at are kept, too.
+                format_bytes(now.bytes_done.max(now.bytes_kept)),
                 format_bytes(total)
             ),
         };

@@ -117,10 +117,10 @@ impl Waiting for RemoteEngine {
                     done.push(Done::failed(claim.extent, fell_behind()));
                 }
                 Outcome::Gone => self.read(claim, done),
-                Outcome::Failed(error) if self.setup.reread.covers(&error) && !is_verified => {
-                    self.read(claim, done);
-                }
-                Outcome::Failed(error) => done.push(Done::failed(claim.extent, error)),
+                Outcome::Failed(error) => match self.setup.reread.failure(error) {
+                    Some(error) => done.push(Done::failed(claim.extent, error)),
+                    None => self.read(claim, done),
+                },
             }
         }
         self.received = received;

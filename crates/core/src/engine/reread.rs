@@ -35,9 +35,13 @@ pub(crate) struct StorageEngines {
 }
 
 impl RereadSetup {
-    /// Returns whether bytes are read here that failed there with this error.
-    pub(super) fn covers(&self, error: &Error) -> bool {
-        error.kind() == ErrorKind::Peer && self.on_peer_loss == OnPeerLoss::Read
+    /// Returns the error of bytes that failed there with `error`; none if they are read here.
+    pub(super) fn failure(&self, error: Error) -> Option<Error> {
+        if error.kind() != ErrorKind::Peer || self.on_peer_loss == OnPeerLoss::Error {
+            return Some(error);
+        }
+        let hint = "start the load again: ‹on_peer_loss=read› reads nothing that is to be verified";
+        self.is_verified.then(|| error.with_hint(hint))
     }
 }
 

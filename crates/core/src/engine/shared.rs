@@ -152,10 +152,10 @@ impl Waiting for SharedEngine {
                     done.push(Done::failed(job.extent, fell_behind()));
                 }
                 Availability::Gone => self.read(job, region, done),
-                Availability::Failed(error) if self.setup.reread.covers(&error) => {
-                    self.read(job, region, done);
-                }
-                Availability::Failed(error) => done.push(Done::failed(job.extent, error)),
+                Availability::Failed(error) => match self.setup.reread.failure(error) {
+                    Some(error) => done.push(Done::failed(job.extent, error)),
+                    None => self.read(job, region, done),
+                },
             }
         }
         self.waiting.append(&mut still);

@@ -52,6 +52,8 @@ pub(crate) struct Demand<'a> {
     pub(crate) group: Option<&'a CgroupMemory>,
     /// Bytes that earlier loads have left for this one: the control group counts them as used.
     pub(crate) kept: u64,
+    /// Number of equal parts of the caller's limit, of which this load has one.
+    pub(crate) limit_divisor: u64,
 }
 
 /// Host memory budget of a load, in bytes.
@@ -107,7 +109,7 @@ impl Demand<'_> {
         if needed > limit && !self.plan.regions.is_empty() {
             return Err(match host.filter(|_| largest > 0) {
                 Some(host) => self.too_large(host, needed, limit, "memory_limit", "host memory"),
-                None => slot_too_large(slot, limit),
+                None => self.slot_too_large(slot, limit),
             });
         }
         let slots = (limit - largest.min(limit))
@@ -161,7 +163,8 @@ impl Demand<'_> {
             None => error,
         };
         Err(error.with_hint(format!(
-            "give the container more memory, free some, or set ‹memory_limit› to at least {needed} bytes to try anyway"
+            "give the container more memory, free some, or set ‹memory_limit› to at least {} bytes to try anyway",
+            needed * self.limit_divisor
         )))
     }
 
@@ -196,7 +199,13 @@ impl Demand<'_> {
         let limit = given.unwrap_or_else(|| self.default_for(largest));
         if largest > limit {
             let place = format!("cuda:{ordinal}");
-            return Err(self.too_large(destination, largest, limit, "device_memory_limit", &place));
+            // Each rank has a limit of its own for its GPU.
+            let alone = Self {
+                limit_divisor: 1,
+                ..*self
+            };
+            let option = "device_memory_limit";
+            return Err(alone.too_large(destination, largest, limit, option, &place));
         }
         let wanted = limit.min(total);
         if wanted <= free {
@@ -241,14 +250,39 @@ impl Demand<'_> {
         Error::new(
             ErrorKind::OutOfMemory,
             format!(
-                "{} ({needed} bytes) are needed at once to load it into {place}; the memory limit is {} ({limit} bytes)",
+                "{} ({needed} bytes) are needed at once to load it into {place}; {} is {} ({limit} bytes)",
                 format_bytes(needed),
+                self.limit_name(),
                 format_bytes(limit)
             ),
         )
         .with_tensor(self.largest_tensor(destination).name())
         // Not rounded: following the hint must succeed.
-        .with_hint(format!("set ‹{option}› to at least {needed} bytes"))
+        .with_hint(format!("set ‹{option}› to at least {} bytes", needed * self.limit_divisor))
+    }
+
+    fn slot_too_large(&self, slot: u64, limit: u64) -> Error {
+        Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "staging takes at least one read of {} ({slot} bytes); {} is {} ({limit} bytes)",
+                format_bytes(slot),
+                self.limit_name(),
+                format_bytes(limit)
+            ),
+        )
+        .with_hint(format!(
+            "set ‹memory_limit› to at least {} bytes, or lower ‹extent_bytes›",
+            slot * self.limit_divisor
+        ))
+    }
+
+    fn limit_name(&self) -> &'static str {
+        if self.limit_divisor == 1 {
+            "the memory limit"
+        } else {
+            "this rank's part of the memory limit"
+        }
     }
 
     /// Returns the largest of the tensors in the largest region, which small tensors may share.
@@ -280,20 +314,6 @@ pub(crate) fn raw_bytes(group: Option<&CgroupMemory>, wanted: usize) -> usize {
 fn share(group: &CgroupMemory, left: u64) -> u64 {
     let step = (group.bytes / ROOM_STEPS).max(1);
     left / ROOM_SHARE / step * step
-}
-
-fn slot_too_large(slot: u64, limit: u64) -> Error {
-    Error::new(
-        ErrorKind::OutOfMemory,
-        format!(
-            "staging takes at least one read of {} ({slot} bytes); the memory limit is {} ({limit} bytes)",
-            format_bytes(slot),
-            format_bytes(limit)
-        ),
-    )
-    .with_hint(format!(
-        "set ‹memory_limit› to at least {slot} bytes, or lower ‹extent_bytes›"
-    ))
 }
 
 #[cfg(test)]
@@ -365,6 +385,7 @@ mod tests {
             reads: 8,
             group: None,
             kept: 0,
+            limit_divisor: 1,
         })
     }
 
@@ -419,6 +440,27 @@ mod tests {
         assert_eq!(raw_bytes(None, 1 << 30), 1 << 30);
         let nothing = budget(&[], &group(MIB, MIB), 0, None).expect("needs nothing");
         assert_eq!(nothing.pool, 0);
+    }
+
+    /// The limit is for the node, of which a rank sees a part.
+    #[test]
+    fn hint_of_a_rank_is_for_the_whole_limit() {
+        let error = with(&[32 * MIB], 1, |demand| {
+            let demand = Demand {
+                limit_divisor: 4,
+                ..*demand
+            };
+            demand.host(Some(0), false, &options(Some(16 * MIB), None))
+        });
+        let error = error.expect_err("too little");
+        assert_eq!(
+            (error.message(), error.hint()),
+            (
+                "32.0 MiB (33554432 bytes) are needed at once to load it into host memory; this rank's part of \
+                 the memory limit is 16.0 MiB (16777216 bytes)",
+                Some("set memory_limit to at least 134217728 bytes")
+            )
+        );
     }
 
     #[test]

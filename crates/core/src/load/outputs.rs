@@ -95,6 +95,7 @@ impl Outputs {
             reads: prepared.reads_in_flight(),
             group: group.as_ref(),
             kept: kept_bytes(region_cache, destinations),
+            limit_divisor: prepared.limit_divisor,
         };
         let budget = demand.host(host_index(prepared), destinations.staged(), options)?;
         let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
@@ -278,6 +279,7 @@ pub(crate) fn published(
         reads: prepared.reads_in_flight(),
         group: group.as_ref(),
         kept: kept_staging() as u64,
+        limit_divisor: prepared.limit_divisor,
     };
     let is_copied = prepared.reads_devices() && !SharedMemory::has_huge_pages();
     let budget = match demand.host(Some(0), is_copied, options) {

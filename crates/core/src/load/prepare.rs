@@ -47,6 +47,8 @@ pub(crate) struct Prepared {
     pub(crate) shared: Option<SharedSources>,
     /// The part that other nodes read.
     remote: Option<RemoteShares>,
+    /// Number of equal parts of the caller's memory limit, of which this load has one.
+    pub(crate) limit_divisor: u64,
     /// By group.
     limits: Vec<Limits>,
 }
@@ -134,6 +136,7 @@ impl Prepared {
             shared: received,
             remote,
             destinations,
+            limit_divisor: 1,
             limits,
         })
     }

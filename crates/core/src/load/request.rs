@@ -72,8 +72,8 @@ impl Loader {
     ) -> Result<Self> {
         let selected = self.selected()?;
         let by_name = self.by_name;
-        let is_there = |name: &str| self.checkpoint.get(name).is_some();
-        let matched = load_target::matched(&selected, is_there, load_targets, rules)
+        let whole = |name: &str| self.checkpoint.get(name);
+        let matched = load_target::matched(&selected, whole, load_targets, rules)
             .map_err(|error| self.located(error))?;
         let mut loader = self.tensors(matched.selection).targets(matched.targets);
         loader.devices = matched.devices;

@@ -59,10 +59,10 @@ impl Loader {
         let part = joined.as_mut().and_then(|joined| joined.shares.take());
         let part = part.map(Others::Leader);
         let is_shared = part.is_some();
-        let options = &joined
-            .as_ref()
-            .map_or_else(|| options.clone(), |it| it.options(options, is_shared));
-        let prepared = Prepared::new(&self.checkpoint, selected, destinations, options, part)?;
+        let divisor = (joined.as_ref()).map_or(1, |joined| joined.limit_divisor(is_shared));
+        let options = &options.with_divided_memory(divisor);
+        let mut prepared = Prepared::new(&self.checkpoint, selected, destinations, options, part)?;
+        prepared.limit_divisor = divisor;
         let check = self.check(&prepared, started)?;
         let given = allocator.as_deref_mut();
         let outputs = Outputs::new(&prepared, options, &self.region_cache, given)?;

@@ -306,6 +306,14 @@ impl Options {
         Ok(())
     }
 
+    /// Returns a copy whose memory limit is one of so many equal parts of this one's.
+    pub(crate) fn with_divided_memory(&self, divisor: u64) -> Self {
+        Self {
+            memory_limit: self.memory_limit.map(|limit| limit / divisor),
+            ..self.clone()
+        }
+    }
+
     /// Rejects values that are invalid for any checkpoint. Starting a load does the same.
     ///
     /// # Errors

@@ -127,8 +127,9 @@ impl Claim<'_> {
 ///   of a matrix, if the reads of all ranks together take at most 1.25 × the bytes that they want,
 ///   and those of the file at most 1,024 reads.
 ///
-/// Everything else is shared: one range for each cluster, and one for neighbours that touch and are
-/// shorter than 1 MiB. Tensors must not overlap in the file.
+/// Everything else is shared: one range for each cluster, and one for neighbours of one tensor
+/// that touch, if they are shorter than 1 MiB or the leader reads everything. Tensors must not
+/// overlap in the file.
 pub fn share(wants: &[Vec<RankWant>], rules: &ShareRules) -> SharePlan {
     share_with(wants, rules, &[])
 }
@@ -175,7 +176,9 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
             open = false;
             continue;
         }
-        let small = in_common.is_none() && range.end - range.start < SMALL_BYTES;
+        // What the leader reads for all is verified, which takes whole tensors.
+        let joins = rules.all || range.end - range.start < SMALL_BYTES;
+        let small = in_common.is_none() && joins;
         match plan.shared.last_mut() {
             Some(last)
                 if open
@@ -440,6 +443,16 @@ mod tests {
     fn all_own(wants: &[Vec<RankWant>]) -> bool {
         let plan = share(wants, &RULES);
         plan.shared.is_empty() && plan.by_rank.iter().flatten().all(Option::is_none)
+    }
+
+    /// A digest of the leader is one of a whole tensor.
+    #[test]
+    fn rows_that_the_leader_reads_for_all_are_one_range() {
+        let matrix = Matrix::new(1024, 4096);
+        let wants = even(2, 1024, |rows| matrix.rows(rows));
+        let rules = ShareRules { all: true, ..RULES };
+        let plan = share(&wants, &rules);
+        assert_eq!(shared(&plan), [(4096..4096 + (4 << 20), &[0, 1][..])]);
     }
 
     #[test]

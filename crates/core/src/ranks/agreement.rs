@@ -107,14 +107,15 @@ pub(crate) fn compare(hellos: &[Hello]) -> Result<()> {
     let Some(first) = hellos.first() else {
         return Ok(());
     };
+    let all: Vec<_> = hellos.iter().enumerate().collect();
     for (index, (name, expected)) in first.facts.iter().enumerate() {
         let value = |hello: &Hello| {
             let fact = hello.facts.get(index).filter(|(found, _)| found == name);
             fact.map_or_else(|| "nothing".to_owned(), |(_, value)| value.clone())
         };
-        differing(hellos, name, expected, value)?;
+        differing(&all, name, expected, value)?;
     }
-    compare_files(hellos, contents, |hello| &hello.digests.0)
+    compare_files(&all, contents, |hello| &hello.digests.0)
 }
 
 /// Compares what the ranks of one node have said of the files, including their time of change.
@@ -123,23 +124,20 @@ pub(crate) fn compare(hellos: &[Hello]) -> Result<()> {
 ///
 /// As [`compare`]; `hellos` are those of all ranks, and `node` the ranks of the node.
 pub(crate) fn compare_node(hellos: &[Hello], node: &[usize]) -> Result<()> {
-    let of_node: Vec<Hello> = node.iter().map(|rank| hellos[*rank].clone()).collect();
-    let compared = compare_files(&of_node, |state| state, |hello| &hello.digests.1);
-    compared.map_err(|error| {
-        let ranks: Vec<_> = error.ranks().iter().map(|rank| node[*rank]).collect();
-        error.with_ranks(ranks)
-    })
+    let of_node: Vec<_> = node.iter().map(|rank| (*rank, &hellos[*rank])).collect();
+    compare_files(&of_node, |state| state, |hello| &hello.digests.1)
 }
 
+/// Compares what some ranks have said, each with its number, of the files.
 fn compare_files(
-    hellos: &[Hello],
+    hellos: &[(usize, &Hello)],
     state: fn(&str) -> &str,
     digest: fn(&Hello) -> &str,
 ) -> Result<()> {
-    let Some(first) = hellos.first() else {
+    let Some((_, first)) = hellos.first() else {
         return Ok(());
     };
-    if hellos.iter().all(|hello| digest(hello) == digest(first)) {
+    if (hellos.iter()).all(|(_, hello)| digest(hello) == digest(first)) {
         return Ok(());
     }
     for (index, (name, expected)) in first.files.iter().enumerate() {
@@ -165,21 +163,22 @@ fn compare_files(
 
 /// Returns an error if the value of any rank is not `expected`, that of the first one.
 fn differing(
-    hellos: &[Hello],
+    hellos: &[(usize, &Hello)],
     what: &str,
     expected: &str,
     value: impl Fn(&Hello) -> String,
 ) -> Result<()> {
-    let values: Vec<String> = hellos.iter().map(value).collect();
-    let Some(found) = values.iter().find(|value| *value != expected) else {
+    let values = hellos.iter().map(|(rank, hello)| (*rank, value(hello)));
+    let values: Vec<(usize, String)> = values.collect();
+    let Some((_, found)) = values.iter().find(|(_, value)| value != expected) else {
         return Ok(());
     };
-    let ranks: Vec<usize> = (0..values.len())
-        .filter(|rank| values[*rank] == *found)
-        .collect();
+    let same = values.iter().filter(|(_, value)| value == found);
+    let ranks: Vec<usize> = same.map(|(rank, _)| *rank).collect();
     let have = if ranks.len() == 1 { "has" } else { "have" };
     let message = format!(
-        "the ranks disagree on {what}: rank 0 has {expected}, {} {have} {found}",
+        "the ranks disagree on {what}: rank {} has {expected}, {} {have} {found}",
+        values[0].0,
         listed(&ranks)
     );
     Err(Error::new(ErrorKind::Peer, message)
@@ -277,12 +276,13 @@ mod tests {
         let hellos = [hello("", 1), hello("", 2), hello("", 1)];
         compare(&hellos).expect("equal contents");
         compare_node(&hellos, &[0, 2]).expect("one file");
-        let error = compare_node(&hellos[1..], &[0, 1]).expect_err("another file");
+        let error = compare_node(&hellos, &[1, 2]).expect_err("another file");
         assert_eq!(
             error.message(),
-            "the ranks disagree on a.safetensors: rank 0 has length 100, CRC-32C of the header 01020304, \
-             modified 2.0, rank 1 has length 100, CRC-32C of the header 01020304, modified 1.0"
+            "the ranks disagree on a.safetensors: rank 1 has length 100, CRC-32C of the header 01020304, \
+             modified 2.0, rank 2 has length 100, CRC-32C of the header 01020304, modified 1.0"
         );
+        assert_eq!(error.ranks(), [2]);
     }
 
     #[test]

@@ -2,11 +2,11 @@
 //! to read.
 //!
 //! Requires the feature `testing`. [`conformance`] checks what every engine and every sink must do;
-//! [`sim`] is an engine over memory with the worst behaviour that storage can have, and [`null`] one
-//! that reads nothing; [`simulation`] runs a whole load on them; [`storage`] models how long reads take on storage of any kind;
-//! [`ranks_as_threads`] makes a group, [`nodes_as_threads`] one of several nodes, and
-//! `shared_engine` the engine of a rank that follows; [`fixtures`] makes bytes and files; [`fuzz`]
-//! has the targets of fuzzers.
+//! [`sim`] is an engine over memory with the worst behaviour that storage can have, and [`null`]
+//! one that reads nothing; [`simulation`] runs a whole load on them; [`storage`] models how long
+//! reads take on storage of any kind; [`ranks_as_threads`] makes a group, [`nodes_as_threads`] one
+//! of several nodes, and `shared_engine` the engine of a rank that follows; [`fixtures`] makes
+//! bytes and files; [`fuzz`] has the targets of fuzzers.
 
 pub mod conformance;
 pub mod fixtures;

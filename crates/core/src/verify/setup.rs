@@ -252,7 +252,9 @@ fn hint(choice: &Verify, decision: &Outcome<'_>) -> &'static str {
         (Verify::Sha256(_), None) => {
             "write a manifest, which has SHA-256 digests; or use ‹verify=require›, which also accepts CRCs"
         }
-        _ => "write a manifest that has it, or use ‹verify=auto›, which verifies what it can",
+        _ => {
+            "write a manifest that has it, load tensors whole, or use ‹verify=auto›, which verifies what it can"
+        }
     }
 }
 

@@ -7,13 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tload::testing::{Network, nodes_as_threads};
-use tload::verify::{ManifestTarget, Verification, VerifyOptions};
 use tload::{
     ErrorKind, Group, Loader, Options, Order, Report, Selection, Share, Slice, Steps, Tensor,
     Verify,
 };
 
-use crate::files::{assert_all, even, folder, location, options, write};
+use crate::files::{assert_all, even, folder, location, options, write, write_manifest};
 use crate::sharing::{Loaded, all_good, assert_alone, load_in, matrices, of_group, two_shards};
 
 const MIB: u64 = 1 << 20;
@@ -156,13 +155,6 @@ fn small_budgets_and_file_order_are_kept() {
         }
         assert_read_once(&loaded, unique(&loaded), 2);
     }
-}
-
-fn write_manifest(model: &Path) {
-    let mut options = VerifyOptions::default();
-    options.write = Some(ManifestTarget::Beside);
-    let written = Verification::new(&location(model)).options(options).run();
-    written.expect("can be written");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tload::probe;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
+use tload::verify::{ManifestTarget, Verification, VerifyOptions};
 use tload::{Checkpoint, Dtype, Loader, Location, Options, Report, Result, Tensor};
 
 /// Creates a folder on the disk that cargo builds on: `/tmp` may be memory, which has no direct
@@ -151,4 +152,12 @@ pub(crate) fn assert_all(tensors: &[Tensor], files: &[&[u8]]) {
 
 pub(crate) fn open(path: &Path) -> Result<Checkpoint> {
     Checkpoint::open(&location(path))
+}
+
+/// Writes a manifest beside the files of a checkpoint.
+pub(crate) fn write_manifest(model: &Path) {
+    let mut options = VerifyOptions::default();
+    options.write = Some(ManifestTarget::Beside);
+    let written = Verification::new(&location(model)).options(options).run();
+    written.expect("can be written");
 }

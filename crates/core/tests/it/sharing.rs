@@ -12,10 +12,10 @@ use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::testing::ranks_as_threads;
 use tload::{
     Dtype, ErrorKind, Group, GroupReport, Loader, Options, Order, Report, Result, Selection, Slice,
-    Steps, Tensor, TensorStream,
+    Steps, Tensor, TensorStream, Verify,
 };
 
-use crate::files::{assert_all, even, folder, location, mixed, options, write};
+use crate::files::{assert_all, even, folder, location, mixed, options, write, write_manifest};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -113,6 +113,33 @@ pub(crate) fn matrices(count: usize, rows: usize, columns: usize) -> Vec<u8> {
         file.tensor(&format!("m{index}"), Dtype::Bf16, &[rows, columns], &bytes)
     });
     file.build()
+}
+
+/// A digest is one of a whole tensor, whatever rows the ranks take.
+#[test]
+fn rows_are_verified() {
+    let folder = folder();
+    let path = folder.path().join("model.safetensors");
+    let mut file = matrices(2, 1024, 1024);
+    write(&path, &file);
+    write_manifest(folder.path());
+    let load = || {
+        load_all(2, folder.path(), |rank, loader| {
+            let rows = Steps::from(rank * 512..(rank + 1) * 512);
+            let slice = Slice::new([rows, (0..1024).into()]);
+            let required = options(|it| it.verify = Verify::Require);
+            loader
+                .tensors(Selection::names(["m1"]))
+                .slices([("m1".to_owned(), slice)])
+                .options(required)
+        })
+    };
+    all_good(load());
+    *file.last_mut().expect("tensors") ^= 1;
+    write(&path, &file);
+    for loaded in load() {
+        assert_eq!(loaded.expect_err("damaged").kind(), ErrorKind::Corrupt);
+    }
 }
 
 #[test]

@@ -211,8 +211,9 @@ class SafetensorsStreamer:
         """Yield one stream after another, so that only one uses memory at a time."""
         device = self.device_str if self._is_brought() else "cpu"
         with opened, group or nullcontext():
-            # A process may want nothing of one of several checkpoints: it joins no load of that.
-            together = group if names is None or len(opened.checkpoints) == 1 else None
+            # A process may want nothing of one of several checkpoints, and joins no load of it. All
+            # of them decide alike, whatever names they want.
+            together = group if len(opened.checkpoints) == 1 else None
             for checkpoint in opened.checkpoints:
                 wanted = None if names is None else [name for name in checkpoint if name in names]
                 if wanted is None or wanted:

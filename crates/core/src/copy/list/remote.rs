@@ -22,7 +22,9 @@ const FILES: [&str; 2] = [".safetensors", ".json"];
 const SINGLE: &str = "model.safetensors";
 
 /// Files beside the weights of a checkpoint that have the same name everywhere.
-const BESIDE: [&str; 10] = [
+const BESIDE: [&str; 12] = [
+    "tload-manifest.json",
+    "model.sig",
     "config.json",
     "generation_config.json",
     "tokenizer.json",

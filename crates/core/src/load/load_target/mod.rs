@@ -67,15 +67,15 @@ pub(crate) struct Matched {
     pub(crate) targets: HashMap<String, Target>,
 }
 
-/// Matches every selected tensor with its load target. `is_there` tells whether the checkpoint has a
-/// tensor of this name, selected or not.
+/// Matches every selected tensor, or slice, with its load target. `whole` returns the
+/// checkpoint's tensor of a name, selected or not.
 ///
 /// Load targets that are the same tensor (address, shape, strides and element type), such as tied
 /// weights, are filled once, from the first of them that the checkpoint has. Two that would be
 /// filled and share memory in any other way are mismatches.
-pub(crate) fn matched(
+pub(crate) fn matched<'a>(
     tensors: &[TensorInfo],
-    is_there: impl Fn(&str) -> bool,
+    whole: impl Fn(&str) -> Option<&'a TensorInfo>,
     load_targets: Vec<LoadTarget>,
     rules: LoadTargetRules,
 ) -> Result<Matched> {
@@ -94,7 +94,10 @@ pub(crate) fn matched(
     faults.shared = sharing(&written);
     if rules.strict {
         faults.names(tensors, &by_name, &load_targets, &footprints);
-        let (unselected, missing) = faults.missing.into_iter().partition(|name| is_there(name));
+        let (unselected, missing) = faults
+            .missing
+            .into_iter()
+            .partition(|name| whole(name).is_some());
         (faults.unselected, faults.missing) = (unselected, missing);
     }
 
@@ -106,7 +109,8 @@ pub(crate) fn matched(
         let Some(info) = by_name.get(load_target.name.as_str()) else {
             continue;
         };
-        faults.differences(info, &load_target, rules);
+        let is_slice = whole(info.name()).is_some_and(|whole| whole.shape() != info.shape());
+        faults.differences((info, is_slice), &load_target, rules);
         if let Some(bytes) = bytes
             && !taken.insert(bytes)
         {
@@ -145,6 +149,8 @@ struct Faults {
     shared: Vec<String>,
     /// Number of load targets whose names the checkpoint has.
     in_both: usize,
+    /// Some dtypes differ that could be converted.
+    are_castable: bool,
 }
 
 impl Faults {
@@ -187,16 +193,27 @@ impl Faults {
         self.unexpected.extend(unexpected.map(str::to_owned));
     }
 
-    fn differences(&mut self, info: &TensorInfo, load_target: &LoadTarget, rules: LoadTargetRules) {
+    fn differences(
+        &mut self,
+        (info, is_slice): (&TensorInfo, bool),
+        load_target: &LoadTarget,
+        rules: LoadTargetRules,
+    ) {
         let name = info.name();
         if info.shape() != load_target.shape {
             self.differing.push(format!(
-                "{name:?} has shape {:?} in the checkpoint, {:?} here",
+                "{name:?} has shape {:?} in {}, {:?} here",
                 info.shape(),
+                if is_slice {
+                    "its slice"
+                } else {
+                    "the checkpoint"
+                },
                 load_target.shape
             ));
         } else if load_target.dtype != Some(info.dtype()) {
             if !rules.cast {
+                self.are_castable = true;
                 let here = load_target.dtype.map_or("another dtype", Dtype::name);
                 self.differing.push(format!(
                     "{name:?} is {} in the checkpoint, {here} here",
@@ -240,9 +257,11 @@ impl Faults {
         }
         let hint = if !self.shared.is_empty() {
             "omit one of the tensors that share memory, or give each its own memory".to_owned()
-        } else if !self.differing.is_empty() {
+        } else if self.are_castable {
             "load into memory of the same shapes and dtypes, or turn cast on to convert dtypes"
                 .to_owned()
+        } else if !self.differing.is_empty() {
+            "load into memory of the same shapes".to_owned()
         } else {
             let advice = if !self.unselected.is_empty() {
                 "turn strict off, and targets that are not selected are left alone"
@@ -345,7 +364,7 @@ mod tests {
         load_targets: Vec<LoadTarget>,
         rules: LoadTargetRules,
     ) -> Result<Matched> {
-        super::matched(tensors, |_| false, load_targets, rules)
+        super::matched(tensors, |_| None, load_targets, rules)
     }
 
     fn info(name: &str, dtype: Dtype, shape: &[usize]) -> TensorInfo {
@@ -424,13 +443,26 @@ mod tests {
     }
 
     #[test]
+    fn slice_is_named_as_one() {
+        let whole = info("a", Dtype::U8, &[8, 16]);
+        let slice = [info("a", Dtype::U8, &[4, 16])];
+        let load_target = load_target("a", Dtype::U8, &[8, 16], Some(memory(0x1000, 128)));
+        let error = super::matched(&slice, |_| Some(&whole), vec![load_target], STRICT);
+        assert_eq!(
+            error.expect_err("another shape").message(),
+            "targets and checkpoint do not match: \"a\" has shape [4, 16] in its slice, [8, 16] here"
+        );
+    }
+
+    #[test]
     fn unselected_tensor_is_not_called_missing() {
         let selected = [info("a", Dtype::U8, &[1])];
+        let unselected = info("b", Dtype::U8, &[1]);
         let load_targets = vec![
             load_target("a", Dtype::U8, &[1], Some(memory(0x1000, 1))),
             load_target("b", Dtype::U8, &[1], Some(memory(0x2000, 1))),
         ];
-        let error = super::matched(&selected, |_| true, load_targets, STRICT);
+        let error = super::matched(&selected, |_| Some(&unselected), load_targets, STRICT);
         let error = error.expect_err("a target is left over");
         assert_eq!(
             (error.message(), error.hint()),

@@ -19,8 +19,10 @@ use reader::Reader;
 
 use super::Loader;
 use super::shares::Shares;
-use crate::error::{Error, Result};
-use crate::options::{CacheMode, OptionValue, Options, Order, Share, Verify, format_bytes};
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::{
+    CacheMode, OnPeerLoss, OptionValue, Options, Order, Share, Verify, format_bytes,
+};
 use crate::plan::{self, RankWant, ShareRules, Slice};
 use crate::ranks::Group;
 use crate::ranks::agreement::Hello;
@@ -55,7 +57,7 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Peer`] for missing ranks and differences; the error of the leader.
+    /// [`ErrorKind::Peer`] for missing ranks and differences; the error of the leader.
     pub(super) fn join(&self, started: Instant) -> Result<Option<Joined>> {
         let Some(group) = self.group.as_ref().filter(|group| group.size() > 1) else {
             return Ok(None);
@@ -81,15 +83,8 @@ impl Loader {
         let nodes = (&node.ranks[..], &node.leaders[..]);
         let (mut joining, reader) = match node.role {
             Role::Alone => {
-                "none".clone_into(&mut report.share);
-                report.reason = self.reason(node.reason);
-                report.join_seconds = started.elapsed().as_secs_f64();
-                return Ok(Some(Joined {
-                    shares: None,
-                    report,
-                    reader: None,
-                    reread_bytes: Arc::default(),
-                }));
+                let reason = self.reason(node.reason);
+                return Ok(Some(Joined::alone(report, reason, started)));
             }
             Role::Follower(joining) => (joining, None),
             Role::Leader(hub, joining) => {
@@ -105,7 +100,14 @@ impl Loader {
                 (joining, Some(reader))
             }
         };
-        let plan = joining.plan(deadline)?;
+        let plan = match joining.plan(deadline) {
+            // It verifies what it reads alone.
+            Err(error) if reader.is_none() && self.reads_without(&error) => {
+                let reason = Some(error.message().to_owned());
+                return Ok(Some(Joined::alone(report, reason, started)));
+            }
+            plan => plan?,
+        };
         if plan.is_cluster {
             "cluster".clone_into(&mut report.share);
         }
@@ -123,6 +125,11 @@ impl Loader {
             reader,
             reread_bytes,
         }))
+    }
+
+    /// Returns whether a rank whose leader failed with `error` reads by itself.
+    fn reads_without(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::Peer && self.options.on_peer_loss == OnPeerLoss::Read
     }
 
     /// Tells the other ranks of the group, if there is one, that this one does not begin the load.
@@ -231,7 +238,13 @@ impl Loader {
         let is_apart = across.is_none() && ranks.len() < group.size();
         let reason = (options.share == Share::Cluster && is_apart)
             .then_some("this group cannot send bytes between nodes");
-        let reader = Reader::new(self, &shared, hub.clone(), group.rank(), across)?;
+        let reader = Reader::new(
+            self,
+            &shared,
+            hub.clone(),
+            (group.rank(), ranks.len()),
+            across,
+        )?;
         let plans = reader.plans(&wants, &shared, reason)?;
         let joined = across.map(|across| across.peers.join(hub, group.size()));
         let (others, joined): (Vec<usize>, Vec<_>) =
@@ -277,7 +290,7 @@ impl Loader {
         let want = |(index, slice): &(usize, Option<Slice>)| {
             let unknown = || {
                 let message = format!("rank {rank} requests a tensor that is not there");
-                Error::new(crate::ErrorKind::Peer, message).with_ranks([rank])
+                Error::new(ErrorKind::Peer, message).with_ranks([rank])
             };
             let info = tensors.get(*index).ok_or_else(unknown)?;
             let part = slice.as_ref().map(|slice| info.sliced(slice)).transpose()?;
@@ -295,16 +308,27 @@ impl Loader {
 }
 
 impl Joined {
-    /// Returns the options of this rank's own load: `memory_limit` is for the node. Half of it is
-    /// for shared memory, and the ranks divide the rest.
-    pub(crate) fn options(&self, options: &Options, is_shared: bool) -> Options {
-        let ranks = self.report.node_ranks.len() as u64;
-        let mut options = options.clone();
-        if is_shared {
-            let limit = options.memory_limit;
-            options.memory_limit = limit.map(|limit| limit / 2 / ranks);
+    /// Describes a load of which this rank reads everything itself.
+    fn alone(mut report: GroupReport, reason: Option<String>, started: Instant) -> Self {
+        "none".clone_into(&mut report.share);
+        report.reason = reason;
+        report.join_seconds = started.elapsed().as_secs_f64();
+        Self {
+            shares: None,
+            report,
+            reader: None,
+            reread_bytes: Arc::default(),
         }
-        options
+    }
+
+    /// Returns the number of equal parts of `memory_limit`, of which this rank's own load has one:
+    /// the limit is for the node. Half of it is for shared memory, and the ranks divide the rest.
+    pub(crate) fn limit_divisor(&self, is_shared: bool) -> u64 {
+        if is_shared {
+            2 * self.report.node_ranks.len() as u64
+        } else {
+            1
+        }
     }
 }
 

@@ -56,12 +56,12 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Plans the reads of everything that several ranks want.
+    /// Plans the reads of everything that several ranks want. `rank` leads `ranks` of them.
     pub(super) fn new(
         loader: &Loader,
         shared: &SharePlan,
         hub: Hub,
-        rank: usize,
+        (rank, ranks): (usize, usize),
         across: Option<&Across>,
     ) -> Result<Arc<Self>> {
         let checkpoint: &Checkpoint = &loader.checkpoint;
@@ -70,10 +70,9 @@ impl Reader {
             info.ranged(range.range.clone())
         });
         let tensors: Vec<_> = tensors.collect();
-        let mut options = loader.options.clone();
         // Half of the node's memory: the ranks divide the rest. All ranks take regions in file
         // order, so that each finds what it waits for among those that are kept.
-        options.memory_limit = options.memory_limit.map(|limit| limit / 2);
+        let mut options = loader.options.with_divided_memory(2);
         options.order = Order::File;
         let destinations = Destinations::host(&tensors);
         let owners = across.map(|across| across.owners(shared));
@@ -91,7 +90,9 @@ impl Reader {
                 checkpoint: checkpoint.clone(),
             })
         });
-        let prepared = Prepared::new(checkpoint, tensors, destinations, &options, others)?;
+        let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others)?;
+        // As for the ranks, so that a limit that suffices here suffices for them.
+        prepared.limit_divisor = 2 * ranks as u64;
         // Their owners compare them.
         let tensors = verify::Loaded::new(&prepared.plan, &prepared.tensors, loader.by_name)
             .without(elsewhere);

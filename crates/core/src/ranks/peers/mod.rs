@@ -258,14 +258,17 @@ impl Peers {
             let spawn = |name: String| std::thread::Builder::new().name(name);
             // The guards outlive the connections, which the process must not end before.
             let guard = ServingGuard::new();
-            spawn(format!("tload-to-{rank}"))
-                .spawn(move || {
-                    let (_guard, serving) = (guard, serving);
-                    serving::run(&serving, index, link, served);
-                    drop(serving);
-                })
-                .map_err(Error::cannot_start_thread)?;
+            // Nothing else sends to it from now on.
             shared.peers[index].state.lock().is_served = true;
+            let started = spawn(format!("tload-to-{rank}")).spawn(move || {
+                let (_guard, serving) = (guard, serving);
+                serving::run(&serving, index, link, served);
+                drop(serving);
+            });
+            if let Err(error) = started {
+                shared.peers[index].state.lock().is_served = false;
+                return Err(Error::cannot_start_thread(error));
+            }
             let guard = ServingGuard::new();
             shared.receiving.fetch_add(1, Ordering::SeqCst);
             let started = spawn(format!("tload-from-{rank}")).spawn(move || {
@@ -367,14 +370,16 @@ impl Peers {
         let mut unserved = Vec::new();
         for peer in &self.shared.peers {
             let mut state = peer.state.lock();
-            state.is_closing = true;
-            let is_served = state.is_served;
-            drop(state);
-            if is_served {
-                peer.post(Kind::Failed, message.clone());
+            if state.is_served {
+                // Before the thread that serves it sees that it may end.
+                let failed = (Frame::new(Kind::Failed), message.clone());
+                state.outbox.push_back(failed);
             } else {
                 unserved.push(peer);
             }
+            state.is_closing = true;
+            drop(state);
+            peer.notify();
         }
         self.abort(&unserved, &message);
     }

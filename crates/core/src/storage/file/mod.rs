@@ -316,7 +316,7 @@ fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
     let (what, hint) = if kind.is_dir() {
         (
             "a directory",
-            "a list may only contain safetensors files; pass a directory on its own",
+            "if it lies in a checkpoint, rename it: only files are called so there; to load it, pass it alone",
         )
     } else {
         let what = if kind.is_fifo() {

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
-use super::{LITTLE, Setting, answers, assert_answers, assert_complete, tell, write_manifest};
+use super::{LITTLE, Setting, answers, assert_answers, assert_complete, tell};
 use crate::child::Child;
-use crate::files::{read, write};
+use crate::files::{read, write, write_manifest};
 use crate::requirement::variable;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/scale-out.md");
@@ -73,6 +73,11 @@ const ROWS: &[Row] = &[
         event: "the same, `on_peer_loss=\"read\"`",
         outcome: "each rank reads what is missing",
         run: |setting| leader_is_killed(setting, "read"),
+    },
+    Row {
+        event: "the same, with `verify`",
+        outcome: "every other rank fails: nothing would verify what it read",
+        run: |setting| leader_is_killed(setting, "read verify=require"),
     },
     Row {
         event: "the leader is stopped",
@@ -215,6 +220,7 @@ fn follower_is_killed(setting: &Setting) -> String {
 }
 
 fn leader_is_killed(setting: &Setting, policy: &str) -> String {
+    write_manifest(&setting.model());
     let mut ranks = setting.group(4);
     tell(
         &mut ranks,
@@ -225,7 +231,7 @@ fn leader_is_killed(setting: &Setting, policy: &str) -> String {
     assert_eq!(ranks[0].answer(), "gone");
     tell(&mut ranks[1..], "go");
     let found = answers(&ranks[1..]);
-    if policy == "error" {
+    if policy != "read" {
         return equal(&found);
     }
     assert!(

@@ -88,6 +88,9 @@ fn certificate(host: &str, texts: &[String]) -> Classification {
         "the certificate is for another server: check the endpoint and the bucket's name"
     } else if says("expired") || says("Expired") || says("not valid yet") {
         "renew the server's certificate, or set the clock of this machine"
+    } else if says("CaUsedAsEndEntity") {
+        "the server's certificate is marked as an authority's (CA:TRUE), as openssl does by default; make one with \
+         `-addext basicConstraints=critical,CA:FALSE`, which may then be its own ca_file"
     } else {
         "pass the certificate of its authority as ca_file"
     };
@@ -406,6 +409,10 @@ mod tests {
             (
                 "invalid peer certificate: certificate expired: verification time 1",
                 "clock",
+            ),
+            (
+                "invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))",
+                "CA:FALSE",
             ),
         ] {
             let classification = classification(
