@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 # The dtypes of safetensors 0.8, in its order of alignment.
@@ -96,7 +96,7 @@ def write_file(path: Path, tensors: Mapping[str, Content], metadata: Mapping[str
             file.write(content.raw)
 
 
-def write_checkpoint(folder: Path, shards: list[Mapping[str, Content]]) -> None:
+def write_checkpoint(folder: Path, shards: Sequence[Mapping[str, Content]]) -> None:
     """Write shards and their index, with names as on Hugging Face."""
     weight_map = {}
     for index, tensors in enumerate(shards, start=1):

@@ -121,12 +121,13 @@ def make_model_dir(folder: Path) -> None:
     path.mkdir()
     layers = [
         {
-            f"model.layers.{layer}.{name}": Content.random("BF16", (8, 16), layer)
-            for name in ("mlp.up_proj.weight", "mlp.down_proj.weight")
+            f"model.layers.{layer}.{name}.weight": Content.random("BF16", (8, 16), layer)
+            for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
         }
         for layer in range(2)
     ]
     # Names and shards are those of the checkpoint that the quickstart makes.
+    layers[0]["model.embed_tokens.weight"] = Content.random("BF16", (3, 16), 0)
     layers[1]["lm_head.weight"] = Content.random("F32", (3, 5), 0)
     write_checkpoint(path, layers)
 

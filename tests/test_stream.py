@@ -37,7 +37,7 @@ def test_load_is_a_dict_in_the_order_of_the_files(tmp_path: Path) -> None:
         {f"s{shard}.{index}": Content.random("F32", (50, shard + 1), index) for index in range(20)}
         for shard in range(4)
     ]
-    write_checkpoint(tmp_path, shards)  # type: ignore[arg-type]
+    write_checkpoint(tmp_path, shards)
     wanted = {name: content for shard in shards for name, content in shard.items()}
     loaded = tload.load(tmp_path, framework="numpy")
     assert type(loaded) is dict

@@ -174,6 +174,8 @@ fn bandwidth_limit_serialises_device_copies() {
     // 1000 bytes take 20 ms, and each stream copies them twice.
     session.stub.set("bandwidth", "50000");
     event_record(start, streams[0]).unwrap();
+    // Else its copies could begin before that is stamped.
+    stream_wait(streams[1], start).unwrap();
     for stream in [streams[0], streams[1], streams[0], streams[1]] {
         htod_async(memory, buffer.start(), 1000, stream).unwrap();
     }
