@@ -322,13 +322,11 @@ impl Joined {
     }
 
     /// Returns the number of equal parts of `memory_limit`, of which this rank's own load has one:
-    /// the limit is for the node. Half of it is for shared memory, and the ranks divide the rest.
+    /// the limit is for the node, and the ranks divide it; half of it is for shared memory, if they
+    /// share any.
     pub(crate) fn limit_divisor(&self, is_shared: bool) -> u64 {
-        if is_shared {
-            2 * self.report.node_ranks.len() as u64
-        } else {
-            1
-        }
+        let ranks = self.report.node_ranks.len() as u64;
+        if is_shared { 2 * ranks } else { ranks }
     }
 }
 
