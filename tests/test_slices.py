@@ -122,7 +122,7 @@ def test_into_memory_of_the_callers(shaped: Shaped) -> None:
     assert report.tensors == 2
     for name, index in slices.items():
         assert np.array_equal(target[name], arrays[name][index])
-    with pytest.raises(tload.InvalidRequestError, match=r"shape \[53, 11\] in the checkpoint, \[54, 11\] here"):
+    with pytest.raises(tload.InvalidRequestError, match=r"shape \[53, 11\] in its slice, \[54, 11\] here"):
         tload.load_into({"cube": np.zeros((54, 11), "i4")}, path, strict=False, slices={"cube": 0})
 
 
