@@ -518,7 +518,7 @@ fn web_directory_is_copied_by_its_index() {
     wanted.remove("deep/tokenizer.model");
     wanted.remove("empty.txt");
     assert_eq!(tree(&target), wanted);
-    // What tload itself looks for beside the weights.
+    // The files that tload itself looks for beside the weights.
     for name in ["tload-manifest.json", "model.sig"] {
         lab.server.put(&format!("bucket/model/{name}"), "{}");
         let _ = wanted.insert(name.to_owned(), b"{}".to_vec());

@@ -176,7 +176,7 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
             open = false;
             continue;
         }
-        // What the leader reads for all is verified, which takes whole tensors.
+        // A digest covers a whole tensor, so the leader reads its rows as one range.
         let joins = rules.all || range.end - range.start < SMALL_BYTES;
         let small = in_common.is_none() && joins;
         match plan.shared.last_mut() {
