@@ -3,7 +3,8 @@
 //!
 //! The core's `memory` module is compiled here a second time, from the same files, with loom's
 //! locks and atomics in place of the standard library's: `tests/loom.rs` runs threads that hand
-//! memory over in every interleaving of their steps. The other tests use the core itself:
+//! memory over in every interleaving of their steps. So is the state of a node's leader, in a model
+//! of its ranks (`node.rs`). The other tests use the core itself:
 //! `tests/simulated.rs` runs under Miri, `tests/engines.rs` under sanitizers and valgrind.
 
 // The unit tests in these files run in the core.
@@ -37,6 +38,16 @@ pub mod error;
 )]
 #[path = "../../core/src/memory/mod.rs"]
 pub mod memory;
+
+/// State of a node's leader, and a model of its ranks.
+#[expect(dead_code, reason = "the modules are compiled as a whole")]
+#[path = "../../core/src/ranks"]
+pub mod ranks {
+    mod holdings;
+    #[path = "../../../soundness/src/node.rs"]
+    pub mod node;
+    mod wire;
+}
 
 /// Records that the caller has received one of the region's tensors, as the stream does.
 pub fn received(region: &memory::Region) {

@@ -13,6 +13,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use tload_soundness::memory::{EventCount, Pool, Slab, WriteGate};
+use tload_soundness::ranks::node::read_by_two_ranks;
 use tload_soundness::received;
 
 /// Size of a page in bytes.
@@ -263,4 +264,21 @@ fn gate_close_drains_queued_work() {
             "queued behind the gate, or not waited for"
         );
     });
+}
+
+/// One preemption: with two, the four threads have more interleavings than fit in ten minutes.
+fn model_of_node(killed: [bool; 2]) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(1);
+    builder.check(move || read_by_two_ranks(2, killed));
+}
+
+#[test]
+fn shared_memory_is_filled_again_only_once_no_rank_shows_it() {
+    model_of_node([false, false]);
+}
+
+#[test]
+fn shared_memory_of_killed_rank_is_never_filled_again() {
+    model_of_node([false, true]);
 }
