@@ -123,8 +123,7 @@ def torch_cuda(cuda: gpu.Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[gpu.
     for name in ("check", "current_device", "current_stream", "device_of", "empty", "free_bytes"):
         monkeypatch.setattr(_cuda, name, getattr(memory, name))
     yield memory
-    gc.collect()
-    assert memory.live() == 0, "memory left behind"
+    memory.settle()
 
 
 @pytest.fixture(scope="session")

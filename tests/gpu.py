@@ -8,6 +8,7 @@ get it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import time
 import weakref
@@ -161,3 +162,12 @@ class TorchCuda:
     def live(self) -> int:
         """Return the number of live allocations."""
         return sum(not storage.expired() for storage in self._storages)
+
+    def settle(self) -> None:
+        """Wait until nothing is allocated: threads of a closed stream may still end."""
+        deadline = time.monotonic() + PATIENCE
+        gc.collect()
+        while self.live() and time.monotonic() < deadline:
+            time.sleep(0.005)
+            gc.collect()
+        assert self.live() == 0, "memory left behind"

@@ -67,8 +67,13 @@ def test_manifest_digests_match_hashlib(folder: Path) -> None:
         assert said["bytes"] == len(content)
         assert said["sha256"] == hashlib.sha256(content).hexdigest()
         assert said["crc64nvme"] == crc64_nvme(content)
+        if name.endswith(".safetensors"):
+            header = int.from_bytes(content[:8], "little") + 8
+            assert said["header"]["bytes"] == header
+            assert len(bytes.fromhex(said["header"]["blake3"])) == 32
         for tensor, of in said.get("tensors", {}).items():
             own = content[of["begin"] : of["end"]]
+            assert len(bytes.fromhex(of["blake3"])) == 32
             assert of["sha256"] == hashlib.sha256(own).hexdigest()
             assert of["crc64nvme"] == crc64_nvme(own)
             seen.add(tensor)

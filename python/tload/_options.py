@@ -126,10 +126,10 @@ class Options:
     - `"require"`: As `"auto"`, but raise `InvalidRequestError` before the first read if something
       cannot be compared: a file without a digest, or a file that is read in part and only has a
       digest of the whole.
-    - `"sha256"`: As `"require"`, and only SHA-256 counts. The other modes compare CRCs where there
-      are any, which detect damage but not deliberate changes. All tensors of a file have to be
-      read, whole. `"sha256:"` followed by the path or URL of a manifest compares with that
-      manifest: keep it where others cannot write.
+    - `"sha256"`: As `"require"`, and only SHA-256 and BLAKE3 count. The other modes compare CRCs
+      where there are any, which detect damage but not deliberate changes. Without BLAKE3, which
+      manifests of tload have, all tensors of a file have to be read, whole. `"sha256:"` followed by
+      the path or URL of a manifest compares with that manifest: keep it where others cannot write.
     - Any other text is the path or URL of a tload manifest, which has to cover everything that is
       read.
 

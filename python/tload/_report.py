@@ -87,8 +87,8 @@ class VerifiedBy:
     by: str
     """The origin, for example `"manifest /m/tload-manifest.json"`."""
     algorithm: str
-    """Algorithm: `"crc64nvme"`, `"crc32c"` or `"sha256"`; several are joined by `" and "`. CRCs
-    detect damage but not deliberate changes."""
+    """Algorithm: `"crc64nvme"`, `"crc32c"`, `"blake3"` or `"sha256"`; several are joined by
+    `" and "`. CRCs detect damage but not deliberate changes."""
     files: int
     """Number of files of the load."""
 
@@ -146,14 +146,14 @@ class GroupReport:
     reread_bytes: int
     """Bytes that this rank read itself because it had fallen behind or had lost the leader; or
     another node, if it leads its own."""
-    amplification: float
-    """Bytes read on the node divided by `unique_bytes`, as far as this rank knows them: on the
-    leader, those of all ranks that have finished. Below 1 where other nodes read for this one."""
+    amplification: float | None
+    """Bytes that all ranks of the node read, divided by `unique_bytes`; below 1 where other nodes
+    read for this one. `None` on a rank that does not know what the others read: on every rank but
+    the leader, and there if one of the others had not finished."""
     join_seconds: float
     """Seconds that this rank waited for the other ranks before its first read."""
     slowest_rank: int | None
-    """Rank whose part of the load was the last to be taken over, where the leader knows it, or
-    `None`."""
+    """Rank whose part of the load was the last to be taken over; `None` like `amplification`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,13 @@
 //! Model of the ranks of a node: the core's `holdings.rs` decides, a thread stands for each
-//! process, and a channel for each socket. Loom reports an access to shared memory that overlaps
-//! with a write or is not ordered behind it, and a step that waits for ever.
+//! process, and a queue for each socket. Loom finds the interleavings in which a rank reads bytes
+//! of another region, and steps that wait for ever.
 
 #![expect(clippy::panic, reason = "ends a test")]
 
 use std::collections::VecDeque;
 use std::sync::Arc as Plain;
 
-use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
@@ -18,29 +17,22 @@ use super::wire::Record;
 /// Ranges of each region, one byte each: filled one after the other.
 const RANGES: u64 = 2;
 
-/// Bytes of a memfd, watched by loom.
+/// Bytes of a memfd, each with the number of the region that it was filled for. Nothing but the
+/// messages between threads orders access to them.
 #[derive(Default)]
-struct Bytes([UnsafeCell<u32>; 2]);
-
-// SAFETY: loom checks every access, which is what is tested.
-#[expect(unsafe_code, reason = "loom checks what the compiler cannot")]
-unsafe impl Sync for Bytes {}
+struct Bytes([AtomicU32; 2]);
 
 impl Bytes {
+    fn at(&self, at: u64) -> &AtomicU32 {
+        &self.0[usize::try_from(at).expect("small")]
+    }
+
     fn fill(&self, at: u64, region: u32) {
-        #[expect(unsafe_code, reason = "loom checks that the access is exclusive")]
-        self.0[usize::try_from(at).expect("small")].with_mut(|it| {
-            // SAFETY: if the access is not exclusive, loom ends the test before.
-            unsafe { *it = region + 1 }
-        });
+        self.at(at).store(region + 1, Ordering::Relaxed);
     }
 
     fn check(&self, at: u64, region: u32) {
-        #[expect(unsafe_code, reason = "loom checks that no write overlaps")]
-        let found = self.0[usize::try_from(at).expect("small")].with(|it| {
-            // SAFETY: if another thread writes, loom ends the test before.
-            unsafe { *it }
-        });
+        let found = self.at(at).load(Ordering::Relaxed);
         assert_eq!(found, region + 1, "bytes of another region");
     }
 }

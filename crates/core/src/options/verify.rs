@@ -22,11 +22,12 @@ pub enum Verify {
     /// file without any digest, and a partly read file whose digests only cover the whole file, or
     /// cover its header only as part of the whole. CRCs are accepted.
     Require,
-    /// Like [`Self::Require`], but accepts SHA-256 only: from any source, or from the manifest at
-    /// this path or URL. CRCs detect damage, but an attacker who can change bytes can preserve any
-    /// CRC. A SHA-256 covers a whole file including its header, so a file of which only some
-    /// tensors are read is rejected. A digest is only as trustworthy as the place that it comes
-    /// from: keep the manifest where no other user can write.
+    /// Like [`Self::Require`], but accepts SHA-256 and BLAKE3 only: from any source, or from the
+    /// manifest at this path or URL. CRCs detect damage, but an attacker who can change bytes can
+    /// preserve any CRC. A SHA-256 covers a whole file including its header, so a file of which
+    /// only some tensors are read is rejected unless a manifest has BLAKE3 of them. A digest is
+    /// only as trustworthy as the place that it comes from: keep the manifest where no other user
+    /// can write.
     Sha256(Option<String>),
     /// Compares with the CRCs of this tload manifest, a path or a URL; a file that is not in it is
     /// an error before the first read. With any explicit manifest, also for [`Self::Sha256`], these
@@ -61,7 +62,7 @@ impl fmt::Display for Verify {
     }
 }
 
-/// Name of the mode that accepts SHA-256 only.
+/// Name of the mode that accepts no CRCs.
 const SHA256: &str = "sha256";
 
 /// Returns the location of a manifest, without secrets.

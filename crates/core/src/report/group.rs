@@ -28,25 +28,61 @@ pub struct GroupReport {
     /// Bytes that this rank read itself because it had fallen behind or had lost the leader; or
     /// another node, if it leads its own.
     pub reread_bytes: u64,
-    /// Bytes read on the node divided by `unique_bytes`, as far as this rank knows them: on the
-    /// leader, those of all ranks that have finished. Below 1 where other nodes read for this one.
-    pub amplification: f64,
+    /// Bytes that all ranks of the node read, divided by `unique_bytes`; below 1 where other nodes
+    /// read for this one. `None` on a rank that does not know what the others read: on every rank
+    /// but the leader, and there if one of the others had not finished.
+    pub amplification: Option<f64>,
     /// Seconds that this rank waited for the other ranks before its first read.
     pub join_seconds: f64,
-    /// Rank whose part of the load was the last to be taken over, where the leader knows it.
+    /// Rank whose part of the load was the last to be taken over; `None` like `amplification`.
     pub slowest_rank: Option<usize>,
 }
 
-/// Returns how many times over `read` bytes are the `unique` bytes; 0 if there are none.
-pub(crate) fn amplification(read: u64, unique: u64) -> f64 {
-    if unique == 0 {
-        return 0.0;
+impl GroupReport {
+    /// Adds what the ranks of the node did: `others` are those that have finished, with the bytes
+    /// that each read and the seconds that it took, and this rank and the leader's reads for all
+    /// have read `own_bytes`.
+    pub(crate) fn set_node(&mut self, own_bytes: u64, others: &[(usize, u64, f64)]) {
+        let has_finished =
+            |rank: &usize| *rank == self.rank || others.iter().any(|other| other.0 == *rank);
+        if !self.node_ranks.iter().all(has_finished) {
+            return;
+        }
+        let slowest = others.iter().max_by(|one, other| one.2.total_cmp(&other.2));
+        self.slowest_rank = slowest.map(|(rank, ..)| *rank);
+        let others = others.iter().filter(|(rank, ..)| *rank != self.rank);
+        let read = own_bytes + others.map(|(_, bytes, _)| bytes).sum::<u64>();
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a ratio; fifteen digits are enough"
+        )]
+        if self.unique_bytes > 0 {
+            self.amplification = Some(read as f64 / self.unique_bytes as f64);
+        }
     }
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "a ratio; fifteen digits are enough"
-    )]
-    {
-        read as f64 / unique as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amplification_is_that_of_the_node_or_unknown() {
+        let report = |rank, others: &[(usize, u64, f64)]| {
+            let mut report = GroupReport {
+                rank,
+                node_ranks: vec![4, 5],
+                unique_bytes: 100,
+                ..GroupReport::default()
+            };
+            report.set_node(50, others);
+            (report.amplification, report.slowest_rank)
+        };
+        assert_eq!(report(4, &[]), (None, None));
+        assert_eq!(report(4, &[(4, 50, 3.0)]), (None, None));
+        assert_eq!(report(4, &[(5, 50, 2.0)]), (Some(1.0), Some(5)));
+        let both = [(5, 70, 2.0), (4, 50, 3.0)];
+        assert_eq!(report(4, &both), (Some(1.2), Some(4)));
+        assert_eq!(report(5, &[]), (None, None));
     }
 }

@@ -13,7 +13,6 @@ use std::fmt;
 use std::ops::AddAssign;
 
 pub use group::GroupReport;
-pub(crate) use group::amplification;
 use serde::Serialize;
 pub use verification::{Unverified, VerificationReport, VerifiedBy};
 

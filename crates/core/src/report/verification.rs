@@ -31,8 +31,8 @@ pub struct VerificationReport {
 pub struct VerifiedBy {
     /// Name of the source, for example `"manifest /m/tload-manifest.json"`.
     pub by: String,
-    /// Algorithm: `"crc64nvme"`, `"crc32c"` or `"sha256"`; several are joined by `" and "`. CRCs
-    /// detect damage but not deliberate changes.
+    /// Algorithm: `"crc64nvme"`, `"crc32c"`, `"blake3"` or `"sha256"`; several are joined by
+    /// `" and "`. CRCs detect damage but not deliberate changes.
     pub algorithm: String,
     /// Number of files.
     pub files: u64,

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::Digest;
 use super::in_order::InOrder;
-use crate::crc::Sum;
+use super::sum::Sum;
 use crate::error::{Comparison, Error, ErrorKind, Result};
 use crate::memory::Filled;
 use crate::plan::{Extent, Piece, Plan};
@@ -51,7 +51,7 @@ pub(super) struct Account {
 
 pub(super) struct TensorCheck {
     pub(super) expected: Digest,
-    /// Running CRC; `None` for SHA-256.
+    /// `None` for SHA-256.
     pub(super) sum: Option<Sum>,
 }
 
@@ -101,8 +101,7 @@ impl Check {
         if let Some((expected, Some(sum))) = &source.whole {
             for run in runs(pieces) {
                 let offset = extent.offset + run.start as u64;
-                if let Some(crc) = sum.add(offset, &bytes[run]) {
-                    let found = Digest::from_crc(expected.algorithm(), crc);
+                if let Some(found) = sum.add(offset, &bytes[run]) {
                     self.compare_whole(source, *expected, found)?;
                 }
             }
@@ -114,8 +113,7 @@ impl Check {
             };
             let own = &bytes[piece.extent_offset..piece.extent_offset + piece.len];
             let sum = check.sum.as_ref();
-            if let Some(crc) = sum.and_then(|sum| sum.add(piece.tensor_offset, own)) {
-                let found = Digest::from_crc(check.expected.algorithm(), crc);
+            if let Some(found) = sum.and_then(|sum| sum.add(piece.tensor_offset, own)) {
                 self.compare_tensor(source, piece.tensor, found)?;
             }
         }

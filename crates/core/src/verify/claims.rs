@@ -22,6 +22,8 @@ pub(super) struct Claim {
     /// Display name of the authority.
     pub(super) by: String,
     pub(super) len: Option<u64>,
+    /// Length of the header and its digest, if it has one of its own.
+    pub(super) header: Option<(u64, Digest)>,
     /// Digests of all bytes, one per algorithm.
     pub(super) whole: Vec<Digest>,
     pub(super) tensors: BTreeMap<String, TensorClaim>,
@@ -49,6 +51,7 @@ impl Claim {
         Self {
             by: by.into(),
             len: None,
+            header: None,
             whole,
             tensors: BTreeMap::new(),
         }
@@ -59,13 +62,17 @@ impl Claim {
         let tensors = file.tensors.iter().map(|(name, tensor)| {
             let said = TensorClaim {
                 range: tensor.range.clone(),
-                digests: vec![tensor.crc64nvme, tensor.sha256],
+                digests: [tensor.crc64nvme, tensor.sha256]
+                    .into_iter()
+                    .chain(tensor.blake3)
+                    .collect(),
             };
             (name.clone(), said)
         });
         Self {
             by: by.into(),
             len: Some(file.bytes),
+            header: (file.header.as_ref()).map(|header| (header.bytes, header.blake3)),
             whole: vec![file.crc64nvme, file.sha256],
             tensors: tensors.collect(),
         }
@@ -113,9 +120,15 @@ impl Claim {
         digests.any(|digest| counting.counts(digest))
     }
 
-    /// Derives the digest of the header from the other digests. Uses the claim's own tensors,
-    /// not those that a checkpoint has of the file: an index may leave some out.
+    /// Returns the digest of the header, derived from the other digests if these are CRCs.
     fn header(&self, counting: Counting) -> Option<Digest> {
+        let own = self.header.map(|(_, digest)| digest);
+        self.implied_header(counting).or(own)
+    }
+
+    /// Uses the claim's own tensors, not those that a checkpoint has of the file: an index may
+    /// leave some out.
+    fn implied_header(&self, counting: Counting) -> Option<Digest> {
         let mut tensors: Vec<_> = self.tensors.values().collect();
         tensors.sort_by_key(|said| (said.range.start, said.range.end));
         // A claim without tensors does not mean that the file has none.
@@ -140,16 +153,17 @@ impl Counting {
     }
 
     fn counts(self, digest: &Digest) -> bool {
-        self == Self::All || digest.algorithm() == Algorithm::Sha256
+        self == Self::All || digest.algorithm().is_secure()
     }
 
-    /// Returns an accepted digest that combines, if there is one; among these, the one that detects
-    /// most.
+    /// Returns the cheapest accepted digest: CRCs before others, and of two CRCs the one that
+    /// detects more.
     fn cheapest(self, digests: &[Digest]) -> Option<Digest> {
         let cost = |digest: &&Digest| match digest.algorithm() {
             Algorithm::Crc64Nvme => 0,
             Algorithm::Crc32c => 1,
-            Algorithm::Sha256 => 2,
+            Algorithm::Blake3 => 2,
+            Algorithm::Sha256 => 3,
         };
         let counting = digests.iter().filter(|digest| self.counts(digest));
         counting.min_by_key(cost).copied()

@@ -201,7 +201,7 @@ mod tests {
         );
         assert_eq!(decided(&all, &expected(true, &["a"])), ("whole", None));
         assert_eq!(decided(&all, &expected(true, &[])), ("whole", None));
-        // A digest that does not combine covers the header only as part of the whole.
+        // A digest other than a CRC covers the header only as part of the whole.
         let mut other = expected(true, &["a", "b"]);
         other.whole = Some(Digest::compute(Algorithm::Sha256, b"x"));
         assert_eq!(decided(&all, &other), ("whole", None));

@@ -20,11 +20,14 @@ pub enum Algorithm {
     /// SHA-256 (FIPS 180-4), 32 bytes. Secure against deliberate changes, and several times slower
     /// than the others.
     Sha256,
+    /// BLAKE3 ([specification](https://github.com/BLAKE3-team/BLAKE3-specs)), 32 bytes. Secure
+    /// against deliberate changes, and computed by all threads at once.
+    Blake3,
 }
 
 impl Algorithm {
     /// All algorithms.
-    pub const ALL: [Self; 3] = [Self::Crc32c, Self::Crc64Nvme, Self::Sha256];
+    pub const ALL: [Self; 4] = [Self::Crc32c, Self::Crc64Nvme, Self::Sha256, Self::Blake3];
 
     /// Returns the name used in manifests and messages.
     pub fn name(self) -> &'static str {
@@ -32,13 +35,20 @@ impl Algorithm {
             Self::Crc32c => "crc32c",
             Self::Crc64Nvme => "crc64nvme",
             Self::Sha256 => "sha256",
+            Self::Blake3 => "blake3",
         }
     }
 
     /// Returns whether the digest of a whole follows from the digests of its pieces: then the
     /// pieces may arrive in any order.
     pub fn combines(self) -> bool {
-        self.polynomial().is_some()
+        self != Self::Sha256
+    }
+
+    /// Returns whether bytes cannot be changed in such a way that the digest stays the same: CRCs
+    /// find damage only.
+    pub fn is_secure(self) -> bool {
+        self.polynomial().is_none()
     }
 
     /// Returns the length of a digest, bytes.
@@ -47,7 +57,7 @@ impl Algorithm {
         match self {
             Self::Crc32c => 4,
             Self::Crc64Nvme => 8,
-            Self::Sha256 => 32,
+            Self::Sha256 | Self::Blake3 => 32,
         }
     }
 
@@ -55,7 +65,7 @@ impl Algorithm {
         match self {
             Self::Crc32c => Some(Polynomial::Crc32c),
             Self::Crc64Nvme => Some(Polynomial::Crc64Nvme),
-            Self::Sha256 => None,
+            Self::Sha256 | Self::Blake3 => None,
         }
     }
 }
@@ -126,9 +136,12 @@ impl Digest {
 
     /// Computes the digest of `bytes`.
     pub fn compute(algorithm: Algorithm, bytes: &[u8]) -> Self {
-        match algorithm.polynomial() {
-            Some(polynomial) => Self::from_crc(algorithm, polynomial.checksum(&[bytes])),
-            None => Self::from_hasher(Sha256::new_with_prefix(bytes)),
+        match (algorithm, algorithm.polynomial()) {
+            (_, Some(polynomial)) => Self::from_crc(algorithm, polynomial.checksum(&[bytes])),
+            (Algorithm::Blake3, None) => {
+                Self::new(algorithm, blake3::hash(bytes).as_bytes()).expect("32 bytes")
+            }
+            (_, None) => Self::from_hasher(Sha256::new_with_prefix(bytes)),
         }
     }
 
@@ -202,6 +215,10 @@ mod tests {
             ("crc64nvme:ae8b14860a799888", Some(0xAE8B_1486_0A79_9888)),
             (
                 "sha256:15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225",
+                None,
+            ),
+            (
+                "blake3:b7d65b48420d1033cb2595293263b6f72eabee20d55e699d0df1973b3c9deed1",
                 None,
             ),
         ] {

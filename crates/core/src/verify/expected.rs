@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{Algorithm, Digest};
+use super::Digest;
 
 /// Expected digests of one source, and the authority behind them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,8 +19,8 @@ pub struct Expected {
     pub header: Option<Digest>,
     /// Digest of all bytes, including the header.
     pub whole: Option<Digest>,
-    /// Digests of the tensors, by name. If an authority has several for one tensor, this is one
-    /// that combines, as it costs less.
+    /// Digests of the tensors, by name. If an authority has several for one tensor, this is the
+    /// cheapest.
     pub tensors: BTreeMap<String, Digest>,
 }
 
@@ -37,12 +37,12 @@ pub enum Expectation {
 }
 
 impl Expectation {
-    /// Returns the part of the expectation that is SHA-256.
-    pub(super) fn by_sha256(&self) -> Self {
+    /// Returns the part of the expectation that is secure against deliberate changes.
+    pub(super) fn secure(&self) -> Self {
         let Self::Of(expected) = self else {
             return self.clone();
         };
-        let counts = |digest: &Digest| digest.algorithm() == Algorithm::Sha256;
+        let counts = |digest: &Digest| digest.algorithm().is_secure();
         let own = |digest: Option<Digest>| digest.filter(counts);
         let tensors = expected.tensors.iter();
         let strong = Expected {
@@ -63,7 +63,7 @@ impl Expectation {
     }
 }
 
-/// Returns the reason why the digests of `by` do not count if only SHA-256 does.
+/// Returns the reason why the digests of `by` do not count if CRCs do not.
 pub(super) fn no_sha256(by: &str) -> String {
     format!("{by} has no SHA-256 of it")
 }
@@ -101,6 +101,7 @@ pub(super) fn implied_header(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verify::Algorithm;
 
     /// Derives the digest of the header from pieces that follow each other; also returns the
     /// expected result.
@@ -169,7 +170,7 @@ mod tests {
             tensors: [("a".to_owned(), crc), ("b".to_owned(), sha)].into(),
             ..Expected::default()
         };
-        let Expectation::Of(strong) = Expectation::Of(expected.clone()).by_sha256() else {
+        let Expectation::Of(strong) = Expectation::Of(expected.clone()).secure() else {
             panic!("some are SHA-256");
         };
         assert_eq!((strong.header, strong.whole), (None, Some(sha)));
@@ -181,7 +182,7 @@ mod tests {
         };
         let why = "M has no SHA-256 of it".to_owned();
         let nothing = Expectation::Nothing { why };
-        assert_eq!(Expectation::Of(weak).by_sha256(), nothing);
-        assert_eq!(nothing.by_sha256(), nothing);
+        assert_eq!(Expectation::Of(weak).secure(), nothing);
+        assert_eq!(nothing.secure(), nothing);
     }
 }

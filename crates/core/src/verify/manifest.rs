@@ -14,8 +14,9 @@
 //!       "bytes": 96,
 //!       "crc64nvme": "…",
 //!       "sha256": "…",
+//!       "header": {"bytes": 80, "blake3": "…"},
 //!       "tensors": {
-//!         "norm.weight": {"begin": 80, "end": 96, "crc64nvme": "…", "sha256": "…"}
+//!         "norm.weight": {"begin": 80, "end": 96, "crc64nvme": "…", "sha256": "…", "blake3": "…"}
 //!       }
 //!     }
 //!   }
@@ -66,6 +67,9 @@ pub struct ManifestFile {
     /// SHA-256 of all its bytes.
     #[serde(deserialize_with = "sha256", serialize_with = "digits")]
     pub sha256: Digest,
+    /// Header of the file; `None` unless the file is a shard, and in manifests of older releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub header: Option<ManifestHeader>,
     /// Tensors of the file, by name; empty unless the file is a shard.
     #[serde(
         default,
@@ -73,6 +77,17 @@ pub struct ManifestFile {
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub tensors: BTreeMap<String, ManifestTensor>,
+}
+
+/// Entry of a file's header in a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestHeader {
+    /// Length, with the field that states it: offset of the first tensor, bytes.
+    pub bytes: u64,
+    /// BLAKE3 of these bytes.
+    #[serde(deserialize_with = "blake3", serialize_with = "digits")]
+    pub blake3: Digest,
 }
 
 /// Entry of a tensor in a manifest.
@@ -85,6 +100,8 @@ pub struct ManifestTensor {
     pub crc64nvme: Digest,
     /// SHA-256 of these bytes.
     pub sha256: Digest,
+    /// BLAKE3 of these bytes; `None` in manifests of older releases.
+    pub blake3: Option<Digest>,
 }
 
 impl Manifest {
@@ -149,6 +166,16 @@ fn check(name: &str, file: &ManifestFile) -> Result<()> {
     let mut tensors: Vec<_> = file.tensors.iter().collect();
     tensors.sort_by_key(|(_, tensor)| (tensor.range.start, tensor.range.end));
     let mut at = 0;
+    if let Some(header) = &file.header {
+        at = header.bytes;
+        if at > file.bytes {
+            return Err(invalid(format!(
+                "{:?}: its header has {at} bytes, and the file {}",
+                clipped(name),
+                file.bytes
+            )));
+        }
+    }
     for (tensor, said) in tensors {
         let Range { start, end } = said.range.clone();
         let wrong = if start > end || end > file.bytes {
@@ -157,7 +184,9 @@ fn check(name: &str, file: &ManifestFile) -> Result<()> {
                 file.bytes
             )
         } else if start < at {
-            format!("begins at {start}, inside the previous tensor, which ends at {at}")
+            format!(
+                "begins at {start}, inside the header or the previous tensor, which ends at {at}"
+            )
         } else {
             at = end;
             continue;
@@ -257,6 +286,13 @@ struct TensorFields {
     crc64nvme: Digest,
     #[serde(deserialize_with = "sha256", serialize_with = "digits")]
     sha256: Digest,
+    #[serde(
+        default,
+        deserialize_with = "some_blake3",
+        serialize_with = "some_digits",
+        skip_serializing_if = "Option::is_none"
+    )]
+    blake3: Option<Digest>,
 }
 
 impl From<TensorFields> for ManifestTensor {
@@ -265,6 +301,7 @@ impl From<TensorFields> for ManifestTensor {
             range: fields.begin..fields.end,
             crc64nvme: fields.crc64nvme,
             sha256: fields.sha256,
+            blake3: fields.blake3,
         }
     }
 }
@@ -276,6 +313,7 @@ impl From<ManifestTensor> for TensorFields {
             end: tensor.range.end,
             crc64nvme: tensor.crc64nvme,
             sha256: tensor.sha256,
+            blake3: tensor.blake3,
         }
     }
 }
@@ -286,12 +324,28 @@ fn digits<S: Serializer>(digest: &Digest, json: S) -> Result<S::Ok, S::Error> {
     json.serialize_str(text.split_once(':').map_or("", |(_, digits)| digits))
 }
 
+#[expect(clippy::ref_option, reason = "serde's signature")]
+fn some_digits<S: Serializer>(digest: &Option<Digest>, json: S) -> Result<S::Ok, S::Error> {
+    match digest {
+        Some(digest) => digits(digest, json),
+        None => json.serialize_none(),
+    }
+}
+
 fn crc64nvme<'de, D: Deserializer<'de>>(json: D) -> Result<Digest, D::Error> {
     json.deserialize_str(Digits(Algorithm::Crc64Nvme))
 }
 
 fn sha256<'de, D: Deserializer<'de>>(json: D) -> Result<Digest, D::Error> {
     json.deserialize_str(Digits(Algorithm::Sha256))
+}
+
+fn blake3<'de, D: Deserializer<'de>>(json: D) -> Result<Digest, D::Error> {
+    json.deserialize_str(Digits(Algorithm::Blake3))
+}
+
+fn some_blake3<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Digest>, D::Error> {
+    blake3(json).map(Some)
 }
 
 /// Reads the digits of a digest of an algorithm.

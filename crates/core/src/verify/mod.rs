@@ -5,9 +5,9 @@
 //! `discover` looks up other authorities, and `claims` collects the claims of all of them. [`find`]
 //! returns the expectation for each source, `coverage.rs` selects the part of it that can be
 //! compared with what is read, `setup.rs` compares everything that needs no reading, and `Check`
-//! does the rest: CRCs in any order and on all lanes at once, SHA-256 in file order
-//! (`in_order.rs`). A tensor with a digest of its own is never handed over unless its bytes match;
-//! with a digest of the whole file, the load fails before its stream ends.
+//! does the rest: CRCs and BLAKE3 (`tree.rs`) in any order and on all lanes at once, SHA-256 in
+//! file order (`in_order.rs`). A tensor with a digest of its own is never handed over unless its
+//! bytes match; with a digest of the whole file, the load fails before its stream ends.
 
 mod check;
 mod claims;
@@ -19,6 +19,8 @@ mod full_scan;
 mod in_order;
 mod manifest;
 mod setup;
+mod sum;
+mod tree;
 mod write;
 
 pub(crate) use check::Check;
@@ -32,7 +34,7 @@ pub use full_scan::{
     FileError, FileOutcome, FileReport, ManifestTarget, Mismatch, SignatureText, SignedFiles,
     Verification, VerifyControl, VerifyOptions, VerifyProgress, VerifyReport, read_signature,
 };
-pub use manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor};
+pub use manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestHeader, ManifestTensor};
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -10,15 +10,16 @@ use sha2::{Digest as _, Sha256};
 use super::check::{Account, Check, HINT, SourceCheck, TensorCheck, corrupt};
 use super::coverage::{Coverage, Decision, SourceFacts, decide};
 use super::in_order::InOrder;
+use super::sum::Sum;
 use super::{Algorithm, Digest, Expectation, Expected, Verify};
-use crate::crc::{Crcs, Sum};
+use crate::crc::Crcs;
 use crate::error::{Comparison, Error, ErrorKind, Result, counted};
 use crate::plan::Plan;
 use crate::sync::detached::PendingOps;
 use crate::sync::parallel::parallel_map;
 use crate::tensor::TensorInfo;
 
-/// Number of headers read again concurrently, for digests that do not combine.
+/// Number of headers read again concurrently, for digests other than CRCs.
 const HEADERS_AT_A_TIME: usize = 8;
 
 impl Check {
@@ -40,7 +41,7 @@ impl Check {
     ) -> Result<Self> {
         let mut strong = Vec::new();
         let expectations = if matches!(choice, Verify::Sha256(_)) {
-            strong.extend(expectations.iter().map(Expectation::by_sha256));
+            strong.extend(expectations.iter().map(Expectation::secure));
             &strong[..]
         } else {
             expectations
@@ -96,30 +97,26 @@ impl Check {
             for (tensor, digest) in decided.wanted.clone().zip(digests) {
                 self.digests[tensor] = digest.map(|expected| TensorCheck {
                     expected,
-                    sum: (expected.algorithm().polynomial())
-                        .map(|polynomial| Sum::new(polynomial, self.tensors[tensor].byte_len())),
+                    sum: Sum::new(expected.algorithm(), self.tensors[tensor].byte_len()),
                 });
             }
         }
-        let hashed: Vec<_> = decided
-            .iter()
-            .map(|decided| decided.as_ref().filter(|decided| decided.hashes_header()))
-            .collect();
-        let hashers = parallel_map(&hashed, HEADERS_AT_A_TIME, |decided| {
-            let begun = |decided: &Decided<'_>| {
+        let begun = parallel_map(decided, HEADERS_AT_A_TIME, |decided| {
+            let begin = |decided: &Decided<'_>| {
                 let location = decided.facts.source.location();
-                pending.during(location, || decided.hasher())
+                pending.during(location, || decided.begin())
             };
-            decided.map(begun).transpose()
+            decided.as_ref().map(begin).transpose()
         });
-        let hashers: Vec<_> = hashers.into_iter().collect::<Result<_>>()?;
+        let begun: Vec<_> = begun.into_iter().collect::<Result<_>>()?;
         let sources = self.plan.extents.last().map_or(0, |last| last.source + 1);
         self.sources.resize_with(sources, SourceCheck::default);
         let mut extents = self.extents(decided.len());
-        let decided = decided.iter().zip(hashers).enumerate();
-        for (shard, (decided, hasher)) in decided {
-            let Some((decided, (by, coverage))) = decided
+        let decided = decided.iter().zip(begun).enumerate();
+        for (shard, (decided, begun)) in decided {
+            let Some(((decided, mut begun), (by, coverage))) = decided
                 .as_ref()
+                .zip(begun)
                 .zip(decided.as_ref().and_then(Decided::coverage))
             else {
                 continue;
@@ -130,25 +127,22 @@ impl Check {
                 by: by.to_owned(),
                 ..SourceCheck::default()
             };
-            let sha = match coverage {
-                Coverage::Whole(expected) => {
-                    source.whole = Some((*expected, decided.sum(*expected)));
-                    hasher
-                }
-                Coverage::Tensors(digests) => {
-                    let in_order = |digest: &Digest| !digest.algorithm().combines();
-                    digests.iter().flatten().any(in_order).then(Sha256::new)
-                }
-                Coverage::Nothing => None,
-            };
+            if let Coverage::Whole(expected) = coverage {
+                source.whole = Some((*expected, begun.sum.take()));
+            }
             self.compare_empty(&source, decided)?;
             match extents[shard].take() {
                 Some((index, range)) => {
-                    source.in_order = sha.map(|hasher| InOrder::new(range, hasher));
+                    let hasher = begun.hasher;
+                    source.in_order = hasher.map(|hasher| InOrder::new(range, hasher));
                     self.sources[index] = source;
                 }
                 // The source has no tensor bytes.
-                None => self.compare_header_only(&source, decided, sha)?,
+                None => {
+                    if let Some(((expected, _), found)) = source.whole.as_ref().zip(begun.whole()) {
+                        self.compare_whole(&source, *expected, found)?;
+                    }
+                }
             }
         }
         Ok(())
@@ -185,26 +179,6 @@ impl Check {
             }
         }
         Ok(())
-    }
-
-    /// Compares a source of which only the header is read.
-    fn compare_header_only(
-        &self,
-        source: &SourceCheck,
-        decided: &Decided<'_>,
-        sha: Option<Sha256>,
-    ) -> Result<()> {
-        let Some((expected, _)) = source.whole else {
-            return Ok(());
-        };
-        let algorithm = expected.algorithm();
-        let found = match (algorithm.polynomial(), sha) {
-            (Some(polynomial), _) => {
-                Digest::from_crc(algorithm, decided.facts.header.get(polynomial))
-            }
-            (None, sha) => Digest::from_hasher(sha.expect("created for a hashed source")),
-        };
-        self.compare_whole(source, expected, found)
     }
 }
 
@@ -326,36 +300,73 @@ impl Decided<'_> {
         self.decision.by.map(|by| (by, &self.decision.coverage))
     }
 
-    /// Returns whether the header is covered by a digest that does not combine.
-    fn hashes_header(&self) -> bool {
+    /// Begins the digests of the source, and compares its header if that has a digest other than
+    /// a CRC.
+    fn begin(&self) -> Result<Begun> {
         let whole = match &self.decision.coverage {
-            Coverage::Whole(digest) => Some(*digest),
+            Coverage::Whole(digest) => Some(digest.algorithm()),
             Coverage::Nothing | Coverage::Tensors(_) => None,
         };
-        let mut digests = whole.into_iter().chain(self.decision.header);
-        digests.any(|digest| !digest.algorithm().combines())
-    }
-
-    /// Returns a hasher that has consumed the header, after comparing the header with its hash if
-    /// that is known.
-    fn hasher(&self) -> Result<Sha256> {
-        let hasher = hasher(self.facts)?;
-        let hash = |expected: &Digest| !expected.algorithm().combines();
-        if let Some(expected) = self.decision.header.filter(hash) {
-            let found = Digest::from_hasher(hasher.clone());
+        let stated = (self.decision.header).filter(|header| header.algorithm().is_secure());
+        let header = if stated.is_some() || whole.is_some_and(Algorithm::is_secure) {
+            header_again(self.facts)?
+        } else {
+            Vec::new()
+        };
+        if let Some(expected) = stated {
+            let found = Digest::compute(expected.algorithm(), &header);
             self.decision.require_header(self.facts, expected, found)?;
         }
-        Ok(hasher)
+        let Some(algorithm) = whole else {
+            let hasher = self.hashes_in_order().then(Sha256::new);
+            return Ok(Begun {
+                hasher,
+                ..Begun::default()
+            });
+        };
+        let Some(sum) = Sum::new(algorithm, self.facts.source.len()) else {
+            return Ok(Begun {
+                hasher: Some(Sha256::new_with_prefix(header)),
+                ..Begun::default()
+            });
+        };
+        let whole = match &sum {
+            Sum::Crc(_, polynomial, crc) => {
+                let header = self.facts.header.get(*polynomial);
+                let crc = crc.add_crc(0, self.facts.header_bytes, header);
+                crc.map(|crc| Digest::from_crc(algorithm, crc))
+            }
+            Sum::Blake3(_) => sum.add(0, &header),
+        };
+        Ok(Begun {
+            sum: Some(sum),
+            hasher: None,
+            whole,
+        })
     }
 
-    /// Returns the sum of the whole source with its header already added, if the algorithm
-    /// combines.
-    fn sum(&self, expected: Digest) -> Option<Sum> {
-        let polynomial = expected.algorithm().polynomial()?;
-        let header = self.facts.header.get(polynomial);
-        let sum = Sum::new(polynomial, self.facts.source.len());
-        sum.add_crc(0, self.facts.header_bytes, header);
-        Some(sum)
+    fn hashes_in_order(&self) -> bool {
+        let Coverage::Tensors(digests) = &self.decision.coverage else {
+            return false;
+        };
+        let mut digests = digests.iter().flatten();
+        digests.any(|digest| !digest.algorithm().combines())
+    }
+}
+
+/// Digests of a source before its first read: those of a whole have consumed its header.
+#[derive(Default)]
+struct Begun {
+    sum: Option<Sum>,
+    hasher: Option<Sha256>,
+    /// Value of `sum`, if nothing follows the header.
+    whole: Option<Digest>,
+}
+
+impl Begun {
+    /// Returns the digest of a source that is only a header.
+    fn whole(self) -> Option<Digest> {
+        self.whole.or_else(|| self.hasher.map(Digest::from_hasher))
     }
 }
 
@@ -414,9 +425,9 @@ fn refuse_other_length(facts: &SourceFacts<'_>, expected: &Expected) -> Result<(
     }
 }
 
-/// Returns a hasher that has consumed the header. Reads the header again, since it is not kept in
-/// memory, and requires that it has not changed since it was opened.
-fn hasher(facts: &SourceFacts<'_>) -> Result<Sha256> {
+/// Reads the header again, since it is not kept in memory, and requires that it has not changed
+/// since it was opened.
+fn header_again(facts: &SourceFacts<'_>) -> Result<Vec<u8>> {
     let source = facts.source;
     let len = usize::try_from(facts.header_bytes).expect("at most 100 MB");
     let header = source.fetch(0, len)?;
@@ -429,5 +440,5 @@ fn hasher(facts: &SourceFacts<'_>) -> Result<Sha256> {
         .with_range(0..facts.header_bytes)
         .with_hint("look for a failing disk, network or memory, and load again"));
     }
-    Ok(Sha256::new_with_prefix(header))
+    Ok(header)
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{
-    Algorithm, Digest, Expectation, Expected, MANIFEST_NAME, ManifestTarget, Verification,
-    VerifyOptions,
+    Algorithm, Digest, Expectation, Expected, MANIFEST_NAME, Manifest, ManifestTarget,
+    Verification, VerifyOptions,
 };
 use tload::{
     Checkpoint, Dtype, Error, ErrorKind, Loader, OpenOptions, Report, Selection, Tensor, Verify,
@@ -167,27 +167,19 @@ fn crc_collision_passes_require_but_not_sha256() {
     let manifest = manifest_of(model.path());
     let of_sha = [Verify::Sha256(None), Verify::Sha256(Some(manifest.clone()))];
     let of_crc = [Verify::Require, Verify::Manifest(manifest)];
-    let len = read(&model.path().join(SHARD)).len() as u64;
     for choice in &of_sha {
-        let (_, report) = load(&loader(model.path(), choice)).expect("all is right");
-        assert!(
-            report
-                .to_string()
-                .contains("1 file with sha256 from manifest "),
-            "{report}"
-        );
-        let verification = report.verification.expect("was asked for");
-        assert_eq!(
-            (verification.bytes, verification.unverified_files),
-            (len, 0)
-        );
-        assert_eq!(verification.by[0].algorithm, "sha256");
-        // The digest covers the whole file, so all of it has to be read.
-        let some = loader(model.path(), choice).tensors(Selection::names(["b"]));
-        let error = load(&some).expect_err("the whole cannot be compared");
-        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
-        let hint = error.hint().expect("a hint");
-        assert!(hint.contains("load every tensor of the file"), "{hint}");
+        for selection in [Selection::all(), Selection::names(["b"])] {
+            let some = loader(model.path(), choice).tensors(selection);
+            let (tensors, report) = load(&some).expect("all is right");
+            let text = report.to_string();
+            assert!(text.contains("1 file with blake3 from manifest "), "{text}");
+            let verification = report.verification.expect("was asked for");
+            let bytes = tensors.iter().map(|tensor| tensor.bytes().len() as u64);
+            assert_eq!(
+                (verification.bytes, verification.unverified_files),
+                (bytes.sum(), 0)
+            );
+        }
     }
     // CRC-64/NVME, reflected: the coefficients of x^63 to x^0 from the lowest bit on, and x^64
     // before them. The bits of a message are divided in this order, the lowest of each byte first.
@@ -211,7 +203,57 @@ fn crc_collision_passes_require_but_not_sha256() {
     for choice in &of_sha {
         let error = load(&loader(model.path(), choice)).expect_err("it is forged");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-        assert!(error.message().contains("expected sha256:"), "{error}");
+        assert!(error.message().contains("expected blake3:"), "{error}");
+        assert_eq!(error.tensor(), Some("b"));
+    }
+}
+
+/// Manifests of older releases, and other authorities, have a SHA-256 of files only.
+#[test]
+fn sha256_without_blake3_covers_whole_files() {
+    let model = recorded();
+    let path = model.path().join(MANIFEST_NAME);
+    let mut manifest = Manifest::parse(&read(&path)).expect("tload's own");
+    for file in manifest.files.values_mut() {
+        assert!(file.header.take().is_some());
+        for tensor in file.tensors.values_mut() {
+            assert!(tensor.blake3.take().is_some());
+        }
+    }
+    write(&path, &manifest.render());
+    let len = read(&model.path().join(SHARD)).len() as u64;
+    let named = Verify::Sha256(Some(manifest_of(model.path())));
+    for choice in [Verify::Sha256(None), named] {
+        let (_, report) = load(&loader(model.path(), &choice)).expect("all is right");
+        let verification = report.verification.expect("was asked for");
+        assert_eq!(
+            (verification.bytes, verification.unverified_files),
+            (len, 0)
+        );
+        assert_eq!(verification.by[0].algorithm, "sha256");
+        // The digest covers the whole file, so all of it has to be read.
+        let some = loader(model.path(), &choice).tensors(Selection::names(["b"]));
+        let error = load(&some).expect_err("the whole cannot be compared");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+        let hint = error.hint().expect("a hint");
+        assert!(hint.contains("load every tensor of the file"), "{hint}");
+    }
+}
+
+/// The header gives the bytes their meaning, and a CRC of it can be forged like any other.
+#[test]
+fn changed_header_fails_sha256_whatever_is_selected() {
+    let model = recorded();
+    change(&model.path().join(SHARD), |file| {
+        let dtype = file.windows(4).position(|text| text == b"\"U8\"");
+        file[dtype.expect("one")..][..4].copy_from_slice(b"\"I8\"");
+    });
+    for selection in [Selection::all(), Selection::names(["b"])] {
+        let some = loader(model.path(), &Verify::Sha256(None)).tensors(selection);
+        let error = load(&some).expect_err("the header is another");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.message().contains("expected blake3:"), "{error}");
+        assert_eq!(error.range().expect("names the header").start, 0);
     }
 }
 

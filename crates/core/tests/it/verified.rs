@@ -238,7 +238,9 @@ fn intact_tensors_arrive_and_are_all_verified() {
             .map(|(index, (source, known))| match known {
                 Known::Nothing => 0,
                 // The header is covered only as part of the whole.
-                Known::Whole(_) | Known::Both(Algorithm::Sha256) => source.len(),
+                Known::Whole(_) | Known::Both(Algorithm::Sha256 | Algorithm::Blake3) => {
+                    source.len()
+                }
                 Known::Tensors(_) | Known::Both(_) => {
                     let own = simulation.tensors.iter();
                     let own = own.filter(|tensor| tensor.shard() == index);
@@ -288,10 +290,12 @@ fn any_flipped_bit_is_found_before_its_tensor_is_handed_over() {
             assert!(error.message().contains("the test"), "{error}");
             let range = error.range().expect("names the bytes");
             assert!(range.contains(&(at as u64)), "{error}");
-            // With SHA-256, the digest of the whole does not follow from those of the tensors: it
+            // Without a CRC, the digest of the whole does not follow from those of the tensors: it
             // is compared instead, including the header.
             let of_tensors = match known[flipped] {
-                Known::Nothing | Known::Whole(_) | Known::Both(Algorithm::Sha256) => false,
+                Known::Nothing
+                | Known::Whole(_)
+                | Known::Both(Algorithm::Sha256 | Algorithm::Blake3) => false,
                 Known::Tensors(_) | Known::Both(_) => true,
             };
             if let Some(wrong) = wrong.filter(|_| of_tensors) {
@@ -491,7 +495,7 @@ fn files_are_compared_by_every_engine() {
                 assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");
                 assert_eq!(error.location(), path.to_str());
                 assert!(error.range().expect("names the bytes").contains(&at));
-                if known == Known::Both(algorithm) && algorithm.combines() {
+                if known == Known::Both(algorithm) && !algorithm.is_secure() {
                     assert_eq!(error.tensor(), Some(wrong.name()));
                     assert!(!names.iter().any(|name| name == wrong.name()));
                 }
@@ -603,7 +607,8 @@ fn known_mismatch_fails_before_first_read() {
         other.whole = None;
         assert_eq!(refusal(other).tensor(), Some("empty"));
 
-        if algorithm.combines() {
+        // Only the CRC of a header follows from the others.
+        if !algorithm.is_secure() {
             let mut other = expected.clone();
             other.whole = Some(wrong);
             let header = checkpoint.shards()[0].header_bytes();

@@ -438,6 +438,10 @@ fn recorded_checkpoints(site: &Site) {
     );
     assert_eq!(report.files[0].outcome, FileOutcome::Matches);
     site.put("m/b.safetensors", &shards[1]);
+    for mistyped in ["mm", "m/c.safetensors"] {
+        let error = verified(site, mistyped).expect_err("there is no such object");
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
+    }
     manifests_elsewhere(site, &path);
 }
 

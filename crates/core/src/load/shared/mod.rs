@@ -27,9 +27,9 @@ use crate::plan::{self, RankWant, ShareRules, Slice};
 use crate::ranks::Group;
 use crate::ranks::agreement::Hello;
 use crate::ranks::hub::{Hub, Start};
-use crate::ranks::messages::{RankStatistics, Request};
+use crate::ranks::messages::Request;
 use crate::ranks::node::{self, Role, Scope};
-use crate::report::{GroupReport, amplification};
+use crate::report::GroupReport;
 use crate::storage::Source;
 
 /// Time that a rank may keep the others waiting if it can read by itself what they go on without.
@@ -336,22 +336,17 @@ impl Joined {
         let (mut group, reader) = (self.report.clone(), self.reader.as_ref());
         group.read_bytes = report.read_bytes;
         group.reread_bytes = self.reread_bytes.load(Ordering::Relaxed);
-        let mut all = report.read_bytes;
+        let mut others = Vec::new();
         if let Some(reader) = reader {
             reader.complete(report);
             group.read_bytes += reader.read_bytes();
             let (received, reread) = reader.across_bytes();
             group.node_received_bytes = received;
             group.reread_bytes += reread;
-            let others = reader.statistics();
-            let slowest = |one: &&(usize, RankStatistics), other: &&(usize, RankStatistics)| {
-                one.1.seconds.total_cmp(&other.1.seconds)
-            };
-            group.slowest_rank = others.iter().max_by(slowest).map(|(rank, _)| *rank);
-            let others = others.iter().filter(|(rank, _)| *rank != group.rank);
-            all += others.map(|(_, found)| found.read_bytes).sum::<u64>() + reader.read_bytes();
+            let statistics = reader.statistics().into_iter();
+            others.extend(statistics.map(|(rank, of)| (rank, of.read_bytes, of.seconds)));
         }
-        group.amplification = amplification(all, group.unique_bytes);
+        group.set_node(group.read_bytes, &others);
         report.group = Some(group);
     }
 }

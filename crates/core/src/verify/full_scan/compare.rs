@@ -31,6 +31,9 @@ impl Wanted {
         let mut wanted = Self::default();
         for claim in &known.claims {
             add(&mut wanted.whole, claim.whole.iter().map(Digest::algorithm));
+            if let Some((bytes, digest)) = claim.header {
+                wanted.span(&(0..bytes), [digest.algorithm()]);
+            }
             for said in claim.tensors.values() {
                 let algorithms = said.digests.iter().map(Digest::algorithm);
                 wanted.span(&said.range, algorithms);
@@ -108,6 +111,15 @@ fn of_statement(len: u64, claim: &Claim, computed: &Computed) -> Vec<Mismatch> {
             mismatches.push(mismatch(Some(name.clone()), said.range.clone(), other));
         }
     }
+    if let Some((bytes, digest)) = claim.header {
+        let found = computed
+            .spans
+            .get(&(0, bytes))
+            .map_or(&[][..], Vec::as_slice);
+        if let Some(other) = first_other(&[digest], found) {
+            mismatches.push(mismatch(None, 0..bytes, other));
+        }
+    }
     // A differing tensor explains a differing whole.
     if mismatches.is_empty()
         && let Some(other) = first_other(&claim.whole, &computed.whole)
@@ -168,6 +180,7 @@ mod tests {
         };
         let claim = Claim {
             by: "m".to_owned(),
+            header: None,
             len: Some(100),
             whole: vec![digest(1), sha(1)],
             tensors: [("a", tensor(60..100, 3)), ("b", tensor(20..60, 2))]
@@ -246,7 +259,7 @@ mod tests {
         assert_eq!(wanted.whole, [Algorithm::Crc64Nvme, Algorithm::Sha256]);
         assert_eq!(wanted.spans.len(), 2);
         wanted.span(&(20..60), Algorithm::ALL);
-        assert_eq!(wanted.spans[&(20, 60)].len(), 3);
+        assert_eq!(wanted.spans[&(20, 60)].len(), Algorithm::ALL.len());
         assert!(Wanted::new(&Claims::default()).is_empty());
     }
 }

@@ -41,6 +41,7 @@ const WINDOWS_WAITING: usize = 2;
 enum Running {
     Crc(Algorithm, crc_fast::Digest),
     Sha256(Sha256),
+    Blake3(Box<blake3::Hasher>),
 }
 
 impl Running {
@@ -53,6 +54,7 @@ impl Running {
                 Self::Crc(algorithm, crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme))
             }
             Algorithm::Sha256 => Self::Sha256(Sha256::new()),
+            Algorithm::Blake3 => Self::Blake3(Box::default()),
         }
     }
 
@@ -60,6 +62,9 @@ impl Running {
         match self {
             Self::Crc(_, crc) => crc.update(bytes),
             Self::Sha256(sha) => sha.update(bytes),
+            Self::Blake3(hasher) => {
+                hasher.update(bytes);
+            }
         }
     }
 
@@ -71,6 +76,7 @@ impl Running {
                 Digest::new(algorithm, &bytes[bytes.len() - algorithm.len()..])
             }
             Self::Sha256(sha) => Digest::new(Algorithm::Sha256, &sha.finalize()),
+            Self::Blake3(hasher) => Digest::new(Algorithm::Blake3, hasher.finalize().as_bytes()),
         };
         digest.expect("as many bytes as the algorithm has")
     }

@@ -22,7 +22,7 @@ use crate::verify::digest::Algorithm;
 use crate::verify::discover::{
     FoundManifest, Lookup, LookupScope, SIGNATURE_NAME, Sidecars, beside, chosen, gather,
 };
-use crate::verify::manifest::{MANIFEST_NAME, ManifestFile, ManifestTensor};
+use crate::verify::manifest::{MANIFEST_NAME, ManifestFile, ManifestHeader, ManifestTensor};
 
 /// Length of the first read of a file, bytes: holds most headers.
 const FIRST_BYTES: usize = 256 << 10;
@@ -30,8 +30,10 @@ const FIRST_BYTES: usize = 256 << 10;
 /// Number of files opened concurrently.
 const OPENED_AT_A_TIME: usize = 16;
 
-/// Algorithms that a manifest has for every file and tensor.
-const IN_MANIFESTS: [Algorithm; 2] = [Algorithm::Crc64Nvme, Algorithm::Sha256];
+/// Algorithms that a manifest has for every file, for every tensor, and for headers.
+const OF_FILES: [Algorithm; 2] = [Algorithm::Crc64Nvme, Algorithm::Sha256];
+const OF_TENSORS: [Algorithm; 3] = [Algorithm::Crc64Nvme, Algorithm::Sha256, Algorithm::Blake3];
+const OF_HEADERS: [Algorithm; 1] = [Algorithm::Blake3];
 
 /// Everything to verify.
 #[derive(Debug)]
@@ -108,6 +110,11 @@ impl Found {
             is_written: target.is_some(),
         };
         let subjects = subjects(&file_set, named, &about, &opening.store)?;
+        if let [only] = &subjects[..]
+            && let Some(error) = only.not_found(&file_set, &about)
+        {
+            return Err(error);
+        }
         #[cfg(feature = "object")]
         notes.extend(unversioned_note(
             subjects.iter().filter_map(Subject::object),
@@ -283,6 +290,16 @@ fn open(file_set: &FileSet, location: &Location, is_shard: bool) -> Result<Open,
 }
 
 impl Subject {
+    /// Returns the error for the only file, if it is missing and nothing but the caller names it.
+    fn not_found(&self, file_set: &FileSet, about: &About<'_>) -> Option<Error> {
+        let manifest = about.manifest.map(|found| &found.manifest);
+        let is_listed = manifest.is_some_and(|it| it.files.contains_key(&self.name))
+            || (about.signed).is_some_and(|it| it.files.contains_key(&self.name));
+        let is_named = file_set.is_folder || file_set.index.is_some() || is_listed;
+        let error = self.opened.as_ref().err().filter(|_| !is_named)?;
+        (error.kind == ErrorKind::NotFound.name()).then(|| error.error())
+    }
+
     #[cfg(feature = "object")]
     fn object(&self) -> Option<&ObjectSource> {
         match &self.opened.as_ref().ok()?.source {
@@ -308,9 +325,12 @@ impl Subject {
     fn wanted(&self, open: &Open) -> Wanted {
         let mut wanted = Wanted::new(&self.known);
         if self.is_recorded {
-            wanted.add_whole(IN_MANIFESTS);
+            wanted.add_whole(OF_FILES);
+            if let Some(Ok(header)) = &open.header {
+                wanted.span(&(0..header.bytes), OF_HEADERS);
+            }
             for tensor in open.tensors() {
-                wanted.span(&tensor.range, IN_MANIFESTS);
+                wanted.span(&tensor.range, OF_TENSORS);
             }
         }
         wanted
@@ -431,13 +451,20 @@ impl Open {
                 range: tensor.range.clone(),
                 crc64nvme: of(digests, Algorithm::Crc64Nvme)?,
                 sha256: of(digests, Algorithm::Sha256)?,
+                blake3: of(digests, Algorithm::Blake3),
             };
             Some((tensor.name.clone(), said))
+        });
+        let header = self.header.as_ref().and_then(|header| {
+            let bytes = header.as_ref().ok()?.bytes;
+            let blake3 = of(computed.spans.get(&(0, bytes))?, Algorithm::Blake3)?;
+            Some(ManifestHeader { bytes, blake3 })
         });
         Some(ManifestFile {
             bytes: self.source.len(),
             crc64nvme: of(&computed.whole, Algorithm::Crc64Nvme)?,
             sha256: of(&computed.whole, Algorithm::Sha256)?,
+            header,
             tensors: tensors.collect::<Option<_>>()?,
         })
     }

@@ -115,11 +115,12 @@ fn unreachable(
             .is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     });
     let is_unknown = says("lookup address") || says("dns error");
+    // To the server, a connection leads through a tunnel, once there is one to the proxy.
+    let is_to_proxy = !says("tunnel") || says("failed to create underlying connection");
     if let Some(proxy) = proxy
-        && !says("tunnel")
+        && is_to_proxy
         && !says("InvalidContentType")
     {
-        // The connection is to the proxy. Only through a tunnel does it lead further.
         let message = if error.kind() == HttpErrorKind::Timeout {
             format!("connecting to {host} through the proxy {proxy} timed out")
         } else if refused {
@@ -365,7 +366,12 @@ mod tests {
                 "the proxy PROXY cannot be reached",
             ),
             (
-                "unsuccessful tunnel",
+                "tunnel error: failed to create underlying connection",
+                Some(libc::ECONNREFUSED),
+                "the proxy PROXY refuses connections",
+            ),
+            (
+                "tunnel error: unsuccessful",
                 None,
                 "the proxy does not connect to host:9",
             ),
