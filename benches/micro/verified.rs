@@ -54,7 +54,7 @@ pub(crate) fn loads(criterion: &mut Criterion) {
         ("crc64nvme of files", expected(crc, None)),
         ("crc32c of files", expected(Some(Algorithm::Crc32c), None)),
         ("sha256 of files", expected(sha, None)),
-        ("blake3 of tensors", expected(None, Some(Algorithm::Blake3))),
+        ("blake3 of files", expected(Some(Algorithm::Blake3), None)),
     ];
     let mut group = criterion.benchmark_group("verify");
     group.throughput(Throughput::Bytes((tensors * bytes) as u64));
