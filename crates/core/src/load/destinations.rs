@@ -37,6 +37,8 @@ pub(crate) struct Destinations {
     targets: Arc<[Option<Target>]>,
     /// Bytes pass through staging memory.
     staged: bool,
+    /// Other processes map the memory.
+    published: bool,
 }
 
 /// Identity of a destination.
@@ -87,6 +89,15 @@ impl Destinations {
             of: vec![0; tensors.len()],
             targets: tensors.iter().map(|_| None).collect(),
             staged: has_gaps(tensors),
+            published: false,
+        }
+    }
+
+    /// Marks host memory as mapped by other processes.
+    pub(crate) fn published(self) -> Self {
+        Self {
+            published: true,
+            ..self
         }
     }
 
@@ -145,6 +156,7 @@ impl Destinations {
         let in_place = |destination: &Destination| matches!(destination, Destination::Host);
         Ok(Self {
             staged: !list.iter().all(in_place) || has_gaps(tensors),
+            published: false,
             list,
             of,
             targets: by_tensor.into(),
@@ -165,6 +177,7 @@ impl Destinations {
 
     pub(crate) fn arrangements(&self) -> Vec<Arrangement> {
         let arrangement = |destination: &Destination| match destination {
+            Destination::Host if self.published => Arrangement::Published,
             Destination::Host => Arrangement::InPlace,
             Destination::Cuda(_) => Arrangement::Packed,
             Destination::HostTargets | Destination::CudaTargets(_) => Arrangement::Scattered,

@@ -4,7 +4,7 @@
 //! offset modulo the alignment of direct I/O. Regions start on a page, so a region simply begins at
 //! an aligned file offset.
 
-use super::split::{Run, runs};
+use super::split::{Run, SHARED_BYTES_MAX, published_bytes_max, runs};
 use super::{Extent, Piece, Plan, RegionPlan, Strides, Target, Wanted};
 
 /// Alignment of tensors that are packed into device memory, bytes: kernels with the widest loads
@@ -31,10 +31,19 @@ pub struct Layout {
 pub enum Arrangement {
     /// As in the file, including alignment: reads go straight there. Slices with gaps are packed.
     InPlace,
+    /// Like [`Self::InPlace`], in memory that other processes map: a bounded number of regions.
+    Published,
     /// Each at an aligned address, else as in the file: bytes are copied there.
     Packed,
     /// Each in separate memory that the plan does not know: bytes are copied there.
     Scattered,
+}
+
+impl Arrangement {
+    /// Returns whether reads go straight to the tensors' memory.
+    pub fn is_in_place(self) -> bool {
+        matches!(self, Self::InPlace | Self::Published)
+    }
 }
 
 /// Plans the reads of `wanted`, which must be sorted by source and offset and must not overlap.
@@ -50,8 +59,13 @@ pub fn build(wanted: &[Wanted], layouts: &[Layout], arrangements: &[Arrangement]
         ..Plan::default()
     };
     let gap_of = |source: usize| layouts[source].gap_bytes;
-    let in_place = |destination: usize| arrangements[destination] == Arrangement::InPlace;
-    for run in runs(wanted, alignment_of, gap_of, in_place) {
+    let in_place = |destination: usize| arrangements[destination].is_in_place();
+    let total_bytes = wanted.iter().map(|it| it.range.end - it.range.start).sum();
+    let shared_bytes_max = |destination: usize| match arrangements[destination] {
+        Arrangement::Published => published_bytes_max(total_bytes),
+        _ => SHARED_BYTES_MAX,
+    };
+    for run in runs(wanted, alignment_of, gap_of, in_place, shared_bytes_max) {
         let (alignment, extent_bytes) =
             (alignment_of(run.source), layouts[run.source].extent_bytes);
         let arrangement = arrangements[run.destination];
@@ -91,7 +105,7 @@ fn place(
     let first_extent = plan.extents.len();
 
     let (offsets, bytes) = match arrangement {
-        Arrangement::InPlace => {
+        Arrangement::InPlace | Arrangement::Published => {
             let tensors = run.tensors.iter();
             let offsets = tensors.map(|&tensor| to_len(wanted[tensor].range.start - start));
             (offsets.collect(), to_len(end - start))
@@ -209,8 +223,8 @@ fn place_slice(
     assert_eq!(found_bytes, strides.bytes(), "each byte in one window");
     let extents = first_extent..plan.extents.len();
     let bytes = match arrangement {
-        Arrangement::InPlace | Arrangement::Packed => to_len(strides.bytes()),
         Arrangement::Scattered => 0,
+        _ => to_len(strides.bytes()),
     };
     plan.targets[tensor] = Target {
         place: Some((region, 0)),

@@ -12,6 +12,15 @@ use super::Wanted;
 /// keep alive. One read of this size still runs at the full speed of a disk (`benches/results/`).
 pub(super) const SHARED_BYTES_MAX: u64 = 1 << 20;
 
+/// Number of published regions above which more tensors share one: each rank maps every region
+/// that it keeps, and Linux limits a process to 65,530 mappings (`vm.max_map_count`).
+const PUBLISHED_REGIONS: u64 = 16_384;
+
+/// Returns the largest span of a region that other processes map, of tensors of `total_bytes`.
+pub(super) fn published_bytes_max(total_bytes: u64) -> u64 {
+    SHARED_BYTES_MAX.max(total_bytes.div_ceil(PUBLISHED_REGIONS))
+}
+
 /// Tensors that share one region, as indices into the wanted list, and the span of the source that
 /// holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,12 +35,14 @@ pub(super) struct Run {
 /// Groups the tensors, which must come in file order, into runs. Tensors without bytes are in none.
 ///
 /// `alignment_of` and `gap_of` return a source's read alignment and the largest gap worth reading,
-/// bytes; `in_place` returns whether a destination is read into.
+/// bytes; `in_place` and `shared_bytes_max` return whether a destination is read into, and the
+/// largest span that its tensors share a region for.
 pub(super) fn runs(
     wanted: &[Wanted],
     alignment_of: impl Fn(usize) -> u64,
     gap_of: impl Fn(usize) -> u64,
     in_place: impl Fn(usize) -> bool,
+    shared_bytes_max: impl Fn(usize) -> u64,
 ) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     // True while the last run may take another tensor.
@@ -48,7 +59,8 @@ pub(super) fn runs(
         let has_gaps = tensor.strides.is_some();
         let realign =
             in_place(tensor.destination) && start % tensor.alignment as u64 != 0 && !has_gaps;
-        let small = end - start < SHARED_BYTES_MAX && !realign && !has_gaps;
+        let shared_bytes_max = shared_bytes_max(tensor.destination);
+        let small = end - start < shared_bytes_max && !realign && !has_gaps;
         match runs.last_mut() {
             Some(run)
                 if open
@@ -57,7 +69,7 @@ pub(super) fn runs(
                     && run.destination == tensor.destination
                     && start >= run.span.end
                     && start - run.span.end <= gap_of(tensor.source)
-                    && end - run.span.start <= SHARED_BYTES_MAX =>
+                    && end - run.span.start <= shared_bytes_max =>
             {
                 run.span.end = end;
                 run.tensors.push(index);

@@ -141,6 +141,21 @@ fn shared_region_stays_within_its_limit() {
 }
 
 #[test]
+fn published_regions_stay_few_however_many_tensors_there_are() {
+    let len = 3 << 20;
+    let tensors: Vec<_> = (0..70_000)
+        .map(|i| wanted(0, i * len..(i + 1) * len))
+        .collect();
+    let regions = |arrangement| {
+        let plan = build(&tensors, &[DIRECT], &[arrangement]);
+        assert!(plan.regions.iter().all(|it| it.bytes <= 14 << 20));
+        plan.regions.len()
+    };
+    assert_eq!(regions(Arrangement::InPlace), 70_000);
+    assert_eq!(regions(Arrangement::Published), 17_500);
+}
+
+#[test]
 fn gaps_are_read_only_when_worth_it() {
     let tensors = [wanted(0, 0..100), wanted(0, 200..300)];
     assert_eq!(build(&tensors, &[DIRECT], IN_PLACE).regions.len(), 2);

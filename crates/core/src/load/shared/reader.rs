@@ -74,7 +74,7 @@ impl Reader {
         // order, so that each finds what it waits for among those that are kept.
         let mut options = loader.options.with_divided_memory(2);
         options.order = Order::File;
-        let destinations = Destinations::host(&tensors);
+        let destinations = Destinations::host(&tensors).published();
         let owners = across.map(|across| across.owners(shared));
         let elsewhere = tensors.iter().zip(owners.iter().flatten());
         let elsewhere = elsewhere.filter(|(_, owner)| owner.is_some());

@@ -100,7 +100,9 @@ impl Storage {
         let len = usize::try_from(offset).expect("small");
         let plan = build(&wanted, &[layout], &[arrangement]);
         let memory = match arrangement {
-            Arrangement::InPlace => Memory::Regions(Pool::new(64 << 20, Arc::default())),
+            Arrangement::InPlace | Arrangement::Published => {
+                Memory::Regions(Pool::new(64 << 20, Arc::default()))
+            }
             Arrangement::Packed | Arrangement::Scattered => {
                 let slots = plan.extents.len().max(1);
                 let slab = Slab::new(plan.window_bytes_max(), slots, Arc::default());

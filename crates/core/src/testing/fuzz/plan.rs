@@ -7,8 +7,9 @@ use crate::plan::{Arrangement, Layout, Plan, Wanted, build};
 /// Maximum number of tensors of a table.
 const TENSORS_MAX: usize = 100;
 
-const ARRANGEMENTS: [Arrangement; 3] = [
+const ARRANGEMENTS: [Arrangement; 4] = [
     Arrangement::InPlace,
+    Arrangement::Published,
     Arrangement::Packed,
     Arrangement::Scattered,
 ];
@@ -71,7 +72,7 @@ fn assert_covers(plan: &Plan, wanted: &[Wanted], layouts: &[Layout], arrangement
     for (index, region) in plan.regions.iter().enumerate() {
         assert_eq!(region.extents.start, next_extent, "extents out of order");
         next_extent = region.extents.end;
-        let in_place = arrangements[region.destination] == Arrangement::InPlace;
+        let in_place = arrangements[region.destination].is_in_place();
         let mut windows = 0;
         let mut read_to = 0;
         for extent in &plan.extents[region.extents.clone()] {
