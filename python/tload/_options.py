@@ -99,6 +99,12 @@ class Options:
     `TLOAD_IN_FLIGHT`, else tuned during the load, or as many as `depth` reads need."""
     extent_bytes: Size | None = None
     """Maximum bytes of one read. Default: `TLOAD_EXTENT`, else a size that suits the storage."""
+    align: Size | None = None
+    """Alignment of tensors in host memory, bytes, rounded up to a power of two; at most 64. A tensor
+    that cannot be read to such an address is moved there, which takes a copy, and with many small
+    ones more reads. Tensors of 1 MiB and more that come from object stores or through the page
+    cache begin on a page in any case. With other addresses, some CPU kernels are slower or round
+    differently. Default: `TLOAD_ALIGN`, else the size of the dtype's elements."""
     lanes: int | None = None
     """Threads that read the files of each file system, each with its own engine. Default:
     `TLOAD_LANES`, else one per core if the load is CPU-bound, as with files that are already in
@@ -218,6 +224,7 @@ class OptionKeywords(TypedDict, total=False):
     depth: int | None
     in_flight_bytes: Size | None
     extent_bytes: Size | None
+    align: Size | None
     lanes: int | None
     memory_limit: Size | None
     device_memory_limit: Size | None

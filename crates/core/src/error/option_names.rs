@@ -11,7 +11,8 @@ const CLOSE: char = '›';
 
 /// Names that can be marked, sorted. Other text in `‹›` is not a mark: it may be the name of a
 /// file.
-const NAMES: [&str; 26] = [
+const NAMES: [&str; 27] = [
+    "align",
     "cache",
     "depth",
     "device",

@@ -106,7 +106,7 @@ impl Prepared {
                 }
             }
         };
-        let mut wanted = wanted(&tensors, &destinations, position);
+        let mut wanted = wanted(&tensors, &destinations, options.align, position);
         if remote.is_some() {
             // All nodes take what they share in the same order.
             sources.arrange(&in_file_order(&mut wanted, &tensors));

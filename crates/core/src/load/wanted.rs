@@ -19,19 +19,21 @@ use crate::tensor::TensorInfo;
 const EXTENTS_MAX: u64 = 1 << 22;
 
 /// Describes the tensors to load, with the source and the range in it that `position` returns. Each
-/// comes with its index.
+/// comes with its index, and with an alignment of at least `align` bytes.
 pub(super) fn wanted(
     tensors: &[TensorInfo],
     destinations: &Destinations,
+    align: Option<u64>,
     position: impl Fn(usize, &TensorInfo) -> (usize, Range<u64>),
 ) -> Vec<(usize, Wanted)> {
+    let align = align.and_then(|it| usize::try_from(it.next_power_of_two()).ok());
     let wanted = |(index, tensor): (usize, &TensorInfo)| {
         let (source, range) = position(index, tensor);
         let wanted = Wanted {
             source,
             range,
             strides: tensor.strides().cloned(),
-            alignment: tensor.dtype().alignment(),
+            alignment: tensor.dtype().alignment().max(align.unwrap_or(1)),
             destination: destinations.index_for(index),
         };
         (index, wanted)

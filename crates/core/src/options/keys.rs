@@ -147,6 +147,14 @@ impl Options {
             field: field!(optional extent_bytes),
         },
         OptionKey {
+            name: "align",
+            flag: Some("align"),
+            kind: OptionKind::Bytes(1, 64),
+            default: "the size of the dtype's elements",
+            summary: "Alignment of tensors in host memory, bytes, a power of two",
+            field: field!(optional align),
+        },
+        OptionKey {
             name: "lanes",
             flag: Some("lanes"),
             kind: OptionKind::Count(1, LANES_MAX),

@@ -146,6 +146,12 @@ pub struct Options {
     /// Largest read of a file, bytes, rounded up to the alignment of direct I/O; longest request to
     /// an object store. Default: the source's hint.
     pub extent_bytes: Option<u64>,
+    /// Alignment of tensors in host memory, bytes, rounded up to a power of two of at most 64. A
+    /// tensor that cannot be read to such an address is moved there, which takes a copy, and with
+    /// many small ones more reads; tensors of 1 MiB and more that come from object stores or
+    /// through the page cache begin on a page in any case. Some CPU kernels are slower with other
+    /// addresses or round differently. Default: the size of the dtype's elements.
+    pub align: Option<u64>,
     /// Threads for the files of each file system, each with an engine of its own. Default: one per
     /// core if CPU-bound, as with files that are already in memory; else 1, growing while it is
     /// saturated.

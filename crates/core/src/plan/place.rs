@@ -4,7 +4,7 @@
 //! offset modulo the alignment of direct I/O. Regions start on a page, so a region simply begins at
 //! an aligned file offset.
 
-use super::split::{Run, SHARED_BYTES_MAX, published_bytes_max, runs};
+use super::split::{Run, runs};
 use super::{Extent, Piece, Plan, RegionPlan, Strides, Target, Wanted};
 
 /// Alignment of tensors that are packed into device memory, bytes: kernels with the widest loads
@@ -29,7 +29,8 @@ pub struct Layout {
 /// Arrangement of a destination's tensors in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrangement {
-    /// As in the file, including alignment: reads go straight there. Slices with gaps are packed.
+    /// As in the file, including alignment: reads go straight there. Slices with gaps are packed,
+    /// and a tensor that shares its region with none begins on a page if reads may begin anywhere.
     InPlace,
     /// Like [`Self::InPlace`], in memory that other processes map: a bounded number of regions.
     Published,
@@ -37,6 +38,13 @@ pub enum Arrangement {
     Packed,
     /// Each in separate memory that the plan does not know: bytes are copied there.
     Scattered,
+}
+
+impl Layout {
+    /// Returns whether reads may begin and end at any byte.
+    pub(super) fn reads_anywhere(&self) -> bool {
+        self.alignment == 1
+    }
 }
 
 impl Arrangement {
@@ -53,54 +61,45 @@ impl Arrangement {
 /// rounded up to the alignment is 12288, so the reads are 4096..16384, 16384..28672 and
 /// 28672..32768. It begins at 904 in its region, an address congruent to 5000 modulo 4096.
 pub fn build(wanted: &[Wanted], layouts: &[Layout], arrangements: &[Arrangement]) -> Plan {
-    let alignment_of = |source: usize| layouts[source].alignment.max(ALIGNMENT_MIN);
     let mut plan = Plan {
         targets: vec![Target::default(); wanted.len()],
         ..Plan::default()
     };
-    let gap_of = |source: usize| layouts[source].gap_bytes;
-    let in_place = |destination: usize| arrangements[destination].is_in_place();
-    let total_bytes = wanted.iter().map(|it| it.range.end - it.range.start).sum();
-    let shared_bytes_max = |destination: usize| match arrangements[destination] {
-        Arrangement::Published => published_bytes_max(total_bytes),
-        _ => SHARED_BYTES_MAX,
-    };
-    for run in runs(wanted, alignment_of, gap_of, in_place, shared_bytes_max) {
-        let (alignment, extent_bytes) =
-            (alignment_of(run.source), layouts[run.source].extent_bytes);
+    for run in runs(wanted, layouts, arrangements) {
         let arrangement = arrangements[run.destination];
+        let layout = Layout {
+            alignment: layouts[run.source].alignment.max(ALIGNMENT_MIN),
+            ..layouts[run.source]
+        };
         if let [tensor] = run.tensors[..]
             && let Some(strides) = &wanted[tensor].strides
         {
-            let layout = Layout {
-                alignment,
-                ..layouts[run.source]
-            };
             place_slice(&mut plan, wanted, tensor, strides, arrangement, &layout);
             continue;
         }
-        place(
-            &mut plan,
-            wanted,
-            &run,
-            arrangement,
-            alignment,
-            extent_bytes,
-        );
+        let is_exact = layouts[run.source].reads_anywhere();
+        place(&mut plan, wanted, &run, arrangement, &layout, is_exact);
     }
     plan
 }
 
+/// Places a run in a region of its own. If `is_exact`, reads may begin at any byte: a tensor that
+/// is alone then begins with the region, on a page.
 fn place(
     plan: &mut Plan,
     wanted: &[Wanted],
     run: &Run,
     arrangement: Arrangement,
-    alignment: u64,
-    extent_bytes: u64,
+    layout: &Layout,
+    is_exact: bool,
 ) {
-    let start = run.span.start / alignment * alignment;
-    let end = run.span.end.next_multiple_of(alignment);
+    let alignment = layout.alignment;
+    let (start, end) = if is_exact && run.tensors.len() == 1 && arrangement.is_in_place() {
+        (run.span.start, run.span.end)
+    } else {
+        let start = run.span.start / alignment * alignment;
+        (start, run.span.end.next_multiple_of(alignment))
+    };
     let region = plan.regions.len();
     let first_extent = plan.extents.len();
 
@@ -121,7 +120,7 @@ fn place(
         };
     }
 
-    let step = extent_step(end - start, alignment, extent_bytes);
+    let step = extent_step(end - start, alignment, layout.extent_bytes);
     let mut offset = start;
     // First tensor that may still have bytes at or after `offset`.
     let mut next = 0;
@@ -224,7 +223,9 @@ fn place_slice(
     let extents = first_extent..plan.extents.len();
     let bytes = match arrangement {
         Arrangement::Scattered => 0,
-        _ => to_len(strides.bytes()),
+        Arrangement::InPlace | Arrangement::Published | Arrangement::Packed => {
+            to_len(strides.bytes())
+        }
     };
     plan.targets[tensor] = Target {
         place: Some((region, 0)),

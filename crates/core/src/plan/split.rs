@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use super::Wanted;
+use super::place::ALIGNMENT_MIN;
+use super::{Arrangement, Layout, Wanted};
 
 /// Largest span of the file that a shared region holds, and so the most that one small tensor may
 /// keep alive. One read of this size still runs at the full speed of a disk (`benches/results/`).
@@ -15,11 +16,6 @@ pub(super) const SHARED_BYTES_MAX: u64 = 1 << 20;
 /// Number of published regions above which more tensors share one: each rank maps every region
 /// that it keeps, and Linux limits a process to 65,530 mappings (`vm.max_map_count`).
 const PUBLISHED_REGIONS: u64 = 16_384;
-
-/// Returns the largest span of a region that other processes map, of tensors of `total_bytes`.
-pub(super) fn published_bytes_max(total_bytes: u64) -> u64 {
-    SHARED_BYTES_MAX.max(total_bytes.div_ceil(PUBLISHED_REGIONS))
-}
 
 /// Tensors that share one region, as indices into the wanted list, and the span of the source that
 /// holds them.
@@ -34,16 +30,14 @@ pub(super) struct Run {
 
 /// Groups the tensors, which must come in file order, into runs. Tensors without bytes are in none.
 ///
-/// `alignment_of` and `gap_of` return a source's read alignment and the largest gap worth reading,
-/// bytes; `in_place` and `shared_bytes_max` return whether a destination is read into, and the
-/// largest span that its tensors share a region for.
+/// Sources have `layouts`, destinations have `arrangements`.
 pub(super) fn runs(
     wanted: &[Wanted],
-    alignment_of: impl Fn(usize) -> u64,
-    gap_of: impl Fn(usize) -> u64,
-    in_place: impl Fn(usize) -> bool,
-    shared_bytes_max: impl Fn(usize) -> u64,
+    layouts: &[Layout],
+    arrangements: &[Arrangement],
 ) -> Vec<Run> {
+    let total_bytes = wanted.iter().map(|it| it.range.end - it.range.start).sum();
+    let published_bytes_max = SHARED_BYTES_MAX.max(u64::div_ceil(total_bytes, PUBLISHED_REGIONS));
     let mut runs: Vec<Run> = Vec::new();
     // True while the last run may take another tensor.
     let mut open = false;
@@ -52,15 +46,20 @@ pub(super) fn runs(
         if start == end {
             continue;
         }
-        // Reads put file offset `x` at an address that is congruent to `x` modulo the read
-        // alignment (a power of two, page-aligned regions), so an offset that is not a multiple of
-        // the dtype's alignment leads to a misaligned address.
-        debug_assert!(alignment_of(tensor.source) >= tensor.alignment as u64);
+        // Reads of several tensors put file offset `x` at an address that is congruent to `x`
+        // modulo the read alignment (a power of two, page-aligned regions), so an offset that is
+        // not a multiple of the tensor's alignment leads to a misaligned address.
+        let (layout, arrangement) = (&layouts[tensor.source], arrangements[tensor.destination]);
+        debug_assert!(layout.alignment.max(ALIGNMENT_MIN) >= tensor.alignment as u64);
         let has_gaps = tensor.strides.is_some();
-        let realign =
-            in_place(tensor.destination) && start % tensor.alignment as u64 != 0 && !has_gaps;
-        let shared_bytes_max = shared_bytes_max(tensor.destination);
-        let small = end - start < shared_bytes_max && !realign && !has_gaps;
+        let is_misaligned = start % tensor.alignment as u64 != 0;
+        let is_alone = arrangement.is_in_place() && is_misaligned && !has_gaps;
+        let realign = is_alone && !layout.reads_anywhere();
+        let shared_bytes_max = match arrangement {
+            Arrangement::Published => published_bytes_max,
+            Arrangement::InPlace | Arrangement::Packed | Arrangement::Scattered => SHARED_BYTES_MAX,
+        };
+        let small = end - start < shared_bytes_max && !is_alone && !has_gaps;
         match runs.last_mut() {
             Some(run)
                 if open
@@ -68,7 +67,7 @@ pub(super) fn runs(
                     && run.source == tensor.source
                     && run.destination == tensor.destination
                     && start >= run.span.end
-                    && start - run.span.end <= gap_of(tensor.source)
+                    && start - run.span.end <= layout.gap_bytes
                     && end - run.span.start <= shared_bytes_max =>
             {
                 run.span.end = end;

@@ -141,6 +141,34 @@ fn shared_region_stays_within_its_limit() {
 }
 
 #[test]
+fn lone_tensor_begins_on_page_where_reads_may_begin_anywhere() {
+    let anywhere = Layout {
+        alignment: 1,
+        ..DIRECT
+    };
+    let large = 1000..1000 + (2 << 20);
+    let small = |start: u64| Wanted {
+        alignment: 64,
+        ..wanted(0, start..start + 24)
+    };
+    let tensors = [
+        wanted(0, large.clone()),
+        small(3 << 20),
+        small(8 + (3 << 20)),
+    ];
+    let plan = build(&tensors, &[anywhere], IN_PLACE);
+    let places: Vec<_> = plan.targets.iter().map(|it| it.place).collect();
+    assert_eq!(places, [Some((0, 0)), Some((1, 0)), Some((2, 0))]);
+    assert!(plan.targets.iter().all(|it| !it.realign));
+    assert_eq!(plan.regions[0].bytes, 2 << 20);
+    assert_eq!(plan.extents[0].offset, large.start);
+
+    let plan = build(&tensors, &[DIRECT], IN_PLACE);
+    let moved: Vec<_> = plan.targets.iter().map(|it| it.realign).collect();
+    assert_eq!(moved, [false, false, true]);
+}
+
+#[test]
 fn published_regions_stay_few_however_many_tensors_there_are() {
     let len = 3 << 20;
     let tensors: Vec<_> = (0..70_000)

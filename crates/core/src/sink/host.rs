@@ -19,6 +19,9 @@ use crate::memory::{Filled, RegionBytes};
 use crate::plan::{Extent, Plan};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
+/// Alignment of tensors that are moved in memory, bytes: a cache line, and the widest vectors.
+const MOVED_ALIGNMENT: usize = 64;
+
 /// Sink that completes host tensors of one load on one lane; clones share the counts.
 #[derive(Clone, Debug)]
 pub struct HostSink {
@@ -102,7 +105,7 @@ impl Sink for HostSink {
             if target.realign {
                 // SAFETY: the plan puts such a tensor alone into its region, all of whose leases
                 // are gone: each brought a piece of this tensor.
-                let copied = unsafe { bytes.align_down(info.dtype().alignment()) };
+                let copied = unsafe { bytes.align_down(MOVED_ALIGNMENT) };
                 shared
                     .copied_bytes
                     .fetch_add(copied as u64, Ordering::Relaxed);
