@@ -293,14 +293,21 @@ fn bytes_that_change_on_the_way_are_an_error() {
     let folder = folder();
     two_shards(folder.path(), 10);
     let loaded = load_while(folder.path(), small, Network::damage);
+    let mut corrupt = 0;
     for loaded in loaded {
         let error = loaded.expect_err("damaged");
+        // The node that finds it first leaves, which the other one may see before its own damage.
+        if error.kind() == ErrorKind::Peer {
+            continue;
+        }
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
         assert!(
             error.message().contains("do not match their checksum"),
             "{error}"
         );
+        corrupt += 1;
     }
+    assert!(corrupt > 0);
 }
 
 #[test]
