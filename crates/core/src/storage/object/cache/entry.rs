@@ -183,7 +183,7 @@ impl Entry {
         let mut wanted = tiles(range);
         wanted.end = wanted.end.min(wanted.start + SEARCHED_TILES);
         let all = || Found::Absent(bytes_of(&wanted, self.len).end);
-        if self.damaged.load(Ordering::Relaxed) >= DAMAGED_MAX || self.is_cleared() {
+        if self.is_distrusted() || self.is_cleared() {
             return all();
         }
         let stamps = self.stamps_of(&wanted);
@@ -279,14 +279,14 @@ impl Entry {
             stamps.extend(stamp(self.seed, tile, checksum(&[contents])));
         }
         let known = self.stamps_of(&run);
-        let is_known = known
+        let same = known
             .iter()
             .zip(run.clone())
             .zip(stamps.chunks(STAMP_BYTES));
-        if is_known
-            .into_iter()
-            .all(|((known, tile), new)| known.is_some_and(|crc| stamp(self.seed, tile, crc) == new))
-        {
+        let mut same = same.map(|((known, tile), new)| {
+            known.is_some_and(|crc| stamp(self.seed, tile, crc) == new)
+        });
+        if !self.is_distrusted() && same.all(|is_same| is_same) {
             // Another process was faster.
             return Ok(0);
         }
@@ -344,6 +344,12 @@ impl Entry {
                 tracing::debug!(%error, "cannot clear the stamp of a damaged tile");
             }
         }
+    }
+
+    /// Returns whether so much is damaged that none of the entry is read: all of it is requested and
+    /// written again.
+    fn is_distrusted(&self) -> bool {
+        self.damaged.load(Ordering::Relaxed) >= DAMAGED_MAX
     }
 
     fn is_cleared(&self) -> bool {
