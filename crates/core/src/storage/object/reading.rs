@@ -1,5 +1,5 @@
-//! Requests a range of an object with one request after another, and hedges a stalled request with a
-//! second one.
+//! Requests a range of an object with one request after another, and hedges a stalled request with
+//! a second one.
 //!
 //! ```text
 //!  request ─ bytes ──────────────────────────────────────────▶ all there

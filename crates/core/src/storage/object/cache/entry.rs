@@ -346,8 +346,8 @@ impl Entry {
         }
     }
 
-    /// Returns whether so much is damaged that none of the entry is read: all of it is requested and
-    /// written again.
+    /// Returns whether so much is damaged that none of the entry is read: all of it is requested
+    /// and written again.
     fn is_distrusted(&self) -> bool {
         self.damaged.load(Ordering::Relaxed) >= DAMAGED_MAX
     }

@@ -1,5 +1,5 @@
-//! Stamps: fixed records, one for each tile of an entry, that say that the tile was written, and its
-//! checksum. Pure.
+//! Stamps: fixed records, one for each tile of an entry, that say that the tile was written, and
+//! its checksum. Pure.
 //!
 //! A tile counts as present if its stamp is valid and the checksum of its bytes is the stamp's.
 //! So nothing has to reach the disk in a particular order: a process or machine that stops between

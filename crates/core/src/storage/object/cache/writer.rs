@@ -96,7 +96,7 @@ fn run(queue: &Receiver<Write>, pending: &Pending) {
                 Err(reason) => shared.stop(&reason),
             }
         }
-        // The buffer and the entry first: whoever waits for the end finds them free.
+        // The buffer and the entry first: a thread that waits for the end finds them free.
         drop((write, shared));
         *pending.buffers.lock() -= 1;
         pending.written.notify_all();
