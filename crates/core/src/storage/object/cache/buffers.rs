@@ -10,7 +10,9 @@ use crate::sync::lock::Mutex;
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
 
 /// Tiles in a buffer.
-pub(super) const BUFFER_TILES: u64 = BUFFER_BYTES as u64 / TILE_BYTES;
+pub(super) const BUFFER_TILES: usize = BUFFER_BYTES >> 16;
+
+const _: () = assert!(BUFFER_TILES as u64 * TILE_BYTES == BUFFER_BYTES as u64);
 
 /// Alignment of memory, offset and length that direct I/O accepts on every device with sectors of
 /// up to 4 KiB.

@@ -89,11 +89,11 @@ impl Entry {
                 Ok(opened) => opened,
                 Err(error) => return Err(created.err().unwrap_or(error)),
             };
-            match flock(&stamps, FlockOperation::NonBlockingLockShared) {
+            // File systems without locks: an entry in use may be evicted, and stays readable.
+            let locked = flock(&stamps, FlockOperation::NonBlockingLockShared);
+            if locked == Err(Errno::WOULDBLOCK) {
                 // It is about to be evicted.
-                Err(Errno::WOULDBLOCK) => continue,
-                // File systems without locks: an entry in use may be evicted, and stays readable.
-                Ok(()) | Err(_) => {}
+                continue;
             }
             // Evicted between the two calls?
             let there = std::fs::symlink_metadata(folder.join(STAMPS));
@@ -193,7 +193,7 @@ impl Entry {
             return Found::Absent(bytes_of(&run, self.len).end);
         }
         let present: Vec<u32> = stamps.into_iter().map_while(|stamp| stamp).collect();
-        let present = &present[..present.len().min(BUFFER_TILES as usize)];
+        let present = &present[..present.len().min(BUFFER_TILES)];
         let Some(mut buffer) = self.shared.read_buffers.take() else {
             return all();
         };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::buffers::{BUFFER_BYTES, Buffer};
 use super::entry::{Entry, Found};
 use super::stamp::{bytes_of, tiles};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::storage::object::{Hedging, ObjectSource, Receive};
 use crate::sync::retry::Retries;
 
@@ -29,7 +29,7 @@ impl ObjectSource {
         };
         let mut at = range.start;
         while at < range.end {
-            match find(entry, at..range.end).await? {
+            match find(entry, at..range.end).await {
                 Found::Bytes(buffer, shown) => {
                     let bytes = &buffer.bytes()[shown];
                     to.cached(bytes);
@@ -49,13 +49,11 @@ impl ObjectSource {
     }
 }
 
-/// Searches on a thread that may block.
-async fn find(entry: &Arc<Entry>, range: Range<u64>) -> Result<Found> {
-    let entry = Arc::clone(entry);
+/// Searches on a thread that may block. Nothing is there if that fails.
+async fn find(entry: &Arc<Entry>, range: Range<u64>) -> Found {
+    let (entry, end) = (Arc::clone(entry), range.end);
     let searched = tokio::task::spawn_blocking(move || entry.find(&range));
-    searched
-        .await
-        .map_err(|_| Error::new(ErrorKind::Io, "a read of the cache panicked"))
+    searched.await.unwrap_or(Found::Absent(end))
 }
 
 /// Receiver of whole tiles: passes the wanted bytes on, and copies all of them for the cache.
@@ -101,7 +99,7 @@ impl<'a, R: Receive> Tee<'a, R> {
         while !bytes.is_empty() {
             let next = (at / BUFFER_BYTES as u64 + 1) * BUFFER_BYTES as u64;
             let stretch = next.min(self.end);
-            let is_first = at % BUFFER_BYTES as u64 == 0 || at == self.start();
+            let is_first = at.is_multiple_of(BUFFER_BYTES as u64) || at == self.start();
             if is_first && self.copied.is_none() {
                 let buffer = self.entry.buffer(stretch - at);
                 self.copied = buffer.map(|buffer| (at, buffer));
