@@ -328,10 +328,15 @@ impl Sources {
 
     /// Makes the cache forget the objects: bytes of the load turned out to be wrong, and may have
     /// come from it or gone there.
+    #[cfg(feature = "object")]
     pub(crate) fn clear_cached(&self) {
-        #[cfg(feature = "object")]
         self.objects().for_each(ObjectSource::clear_cached);
     }
+
+    /// Does nothing: only objects are cached.
+    #[cfg(not(feature = "object"))]
+    #[expect(clippy::unused_self, reason = "has a cache with objects")]
+    pub(crate) fn clear_cached(&self) {}
 
     /// Returns the number of retries outside of reads, and the reason of the last one.
     pub(crate) fn opening_retries(&self) -> (u64, Option<String>) {

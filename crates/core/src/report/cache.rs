@@ -25,6 +25,7 @@ pub struct CacheReport {
     pub reason: Option<String>,
 }
 
+#[cfg(feature = "object")]
 impl CacheReport {
     /// Creates the report of the cache in a directory.
     pub(crate) fn new(directory: String, reason: Option<String>) -> Self {
