@@ -43,6 +43,7 @@ from tload._options import Options
 from tload._patch import patch
 from tload._progress import Progress
 from tload._report import (
+    CacheReport,
     DepthReport,
     DeviceReport,
     EngineReport,
@@ -60,6 +61,7 @@ from tload._tload import Tensor, __version__, parked_bytes, release_staging
 from tload._verify import FileReport, Mismatch, VerifyReport, verify
 
 __all__ = [
+    "CacheReport",
     "CancelledError",
     "ChangedError",
     "Checkpoint",

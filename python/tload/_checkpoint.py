@@ -370,6 +370,10 @@ def open(
             - `retries`: Maximum number of retries of a failed request. Default: 8.
             - `allow_unversioned`: Read objects that have neither ETag nor Last-Modified; a replaced
               one may go unnoticed. Default: false.
+            - `cache_dir`: Directory of a read-through cache: a second load reads from there.
+              Default: none: nothing is cached.
+            - `cache_limit`: Size of the cache, for example 500GiB: least recently used objects are
+              evicted. Default: none.
             - `environment`: Read the store's own environment variables and configuration files.
               Default: true.
             - `headers`: Headers to send with every request: a mapping of name to value. Default:

@@ -121,6 +121,25 @@ class VerificationReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Cache of objects (store option `cache_dir`), since the checkpoint was opened.
+
+    `Report.cached_bytes` counts what the load read from it.
+    """
+
+    directory: str
+    """Its directory."""
+    written_bytes: int
+    """Bytes written to it so far. Writing goes on after the load."""
+    dropped_bytes: int
+    """Bytes that were not written because the disk was slower than the store."""
+    damaged_bytes: int
+    """Bytes that were found damaged, and were requested again."""
+    reason: str | None
+    """Reason why nothing more is written, or why an object is not cached, or `None`."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupReport:
     """Statistics of one rank of a load with a `Group`."""
 
@@ -191,7 +210,7 @@ class Report:
     """Bytes of the tensors received."""
     read_bytes: int
     """Bytes read, including bytes beyond the edges of tensors that direct I/O reads: the sum of
-    `direct_bytes`, `buffered_bytes`, `mapped_bytes` and `remote_bytes`."""
+    `direct_bytes`, `buffered_bytes`, `mapped_bytes`, `remote_bytes` and `cached_bytes`."""
     extents: int
     """Number of reads."""
     seconds: float
@@ -210,6 +229,8 @@ class Report:
     """Bytes of files that tensors are views of (`cache="map"`)."""
     remote_bytes: int
     """Bytes received from object stores."""
+    cached_bytes: int
+    """Bytes of objects that were read from the cache (store option `cache_dir`)."""
     received_bytes: int
     """Bytes received from another rank of a `Group`, in shared memory. Not included in
     `read_bytes`."""
@@ -274,6 +295,8 @@ class Report:
     `"cancelled"`."""
     verification: VerificationReport | None
     """Result of verification, or `None` with `verify="off"`."""
+    cache: CacheReport | None
+    """Cache of objects, or `None` without one."""
     notes: tuple[str, ...]
     """Notes for the user, for example why a slower engine was used."""
     import_seconds: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -23,6 +24,13 @@ VARIABLE = "TLOAD_STORE"
 """Environment variable that the command reads too: `KEY=VALUE` pairs, one per line."""
 
 
+CACHE_VARIABLES = {"cache_dir": "TLOAD_CACHE_DIR", "cache_limit": "TLOAD_CACHE_LIMIT"}
+"""Environment variables of single options, which the command reads too."""
+
+EXIT_SECONDS = 10.0
+"""Time that the exit of Python waits for the cache of object stores."""
+
+
 def resolve(store: Store | None, environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """Merge the options of a call with the environment; the call wins, key by key."""
     return merge(read(store), environment)
@@ -38,7 +46,7 @@ def merge(
     _variables.warn_of_unknown(environment)
     known = {_normal(key) for key, _ in given}
     bounds = [] if timeout is None else [("open_timeout", str(_tload.seconds("timeout", timeout)))]
-    return [*bounds, *_read_variable(environment, known), *given]
+    return [*bounds, *_read_variable(environment, known), *_read_cache_variables(environment, known), *given]
 
 
 def check(store: Store | None) -> None:
@@ -127,6 +135,29 @@ def _read_variable(environment: Mapping[str, str], known: set[str]) -> list[tupl
     return pairs
 
 
+def _read_cache_variables(environment: Mapping[str, str], known: set[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for key, variable in CACHE_VARIABLES.items():
+        value = _text(f"environment variable {variable}", environment.get(variable, "")).strip()
+        if not value or key in known:
+            continue
+        try:
+            _tload.check_store([(key, value)])
+        except InvalidRequestError as error:
+            message = f"environment variable {variable}: {error}"
+            raise InvalidRequestError(message, hint=error.hint) from None
+        pairs.append((key, value))
+    return pairs
+
+
 def _normal(key: str) -> str:
     # Normalizes keys as the core does.
     return key.strip().lower()
+
+
+def _finish_caching() -> None:
+    _tload.finish_caching(EXIT_SECONDS)
+
+
+# Loads do not wait for the cache; what it has not written by then would be fetched again.
+atexit.register(_finish_caching)

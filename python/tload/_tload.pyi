@@ -27,6 +27,7 @@ __all__ = [
     "check_store",
     "cli_main",
     "copy",
+    "finish_caching",
     "finish_serving",
     "format_bytes",
     "has_secret",
@@ -147,6 +148,12 @@ def release_staging() -> int:
     A load to a GPU or into the caller's memory reads into staging memory. Pinning it for the GPU
     takes longer than most reads, so up to 1 GiB of it is kept for the next load of the process. The
     exit of Python frees it too. Staging memory of a running load is not freed.
+    """
+
+def finish_caching(timeout: float) -> bool:
+    """Wait until the cache of object stores has what this process read, for `timeout` seconds at most.
+
+    Return whether it has.
     """
 
 def finish_serving(timeout: float) -> bool:

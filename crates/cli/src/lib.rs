@@ -94,11 +94,17 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         .attend(|interrupt| attended(args, &arguments, interrupt, &limits))
 }
 
+/// Time that the end of the command waits for the cache of object stores: its buffers hold 64 MiB.
+#[cfg(feature = "object")]
+const CACHING_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// Runs the command and returns the exit status, on a thread that does not take signals.
 fn attended(args: Args, arguments: &[OsString], interrupt: &Interrupt, limits: &Limits) -> u8 {
     let mut out = BufWriter::new(AutoStream::auto(io::stdout().lock()));
     let outcome = command::run(args, arguments, interrupt, limits, &mut out)
         .and_then(|()| out.flush().map_err(output::error::standard_output));
+    #[cfg(feature = "object")]
+    tload::finish_caching(CACHING_GRACE);
     match outcome {
         Ok(()) => exit::SUCCESS,
         // The reader closed the pipe (`tload ls … | head`): not a failure.

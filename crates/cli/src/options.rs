@@ -63,6 +63,15 @@ pub(crate) fn store(args: &StoreArgs) -> Result<StoreOptions> {
         let (key, value) = pair(option)?;
         options.set(key, value)?;
     }
+    for (key, value) in args.of_cache() {
+        let value = value.to_str().ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidRequest,
+                format!("the value of {key} is not UTF-8"),
+            )
+        })?;
+        options.set(key, value)?;
+    }
     Ok(options)
 }
 

@@ -79,10 +79,12 @@ pub use probe::ceiling::Ceiling;
 pub use ranks::sharding::{Sharded, Sharding};
 pub use ranks::{Group, LocalGroup, Transport, finish_serving};
 pub use report::{
-    DepthReport, DeviceReport, EngineReport, GroupReport, Report, StageTimes, StagingReport,
-    Unverified, VerificationReport, VerifiedBy,
+    CacheReport, DepthReport, DeviceReport, EngineReport, GroupReport, Report, StageTimes,
+    StagingReport, Unverified, VerificationReport, VerifiedBy,
 };
 pub use sink::DeviceMemory;
+#[cfg(feature = "object")]
+pub use storage::finish_caching;
 pub use sync::cancel::CancelFlag;
 pub use tensor::{Tensor, TensorInfo};
 pub use verify::Verify;

@@ -65,6 +65,17 @@ mod _tload {
         py.detach(|| tload::ranks::finish_serving(timeout))
     }
 
+    /// Waits until the cache of object stores has what this process read, for `timeout` seconds at
+    /// most. Returns whether it has.
+    #[pyfunction]
+    fn finish_caching(py: Python<'_>, timeout: f64) -> bool {
+        let timeout = std::time::Duration::try_from_secs_f64(timeout).unwrap_or_default();
+        #[cfg(feature = "object")]
+        return py.detach(|| tload::finish_caching(timeout));
+        #[cfg(not(feature = "object"))]
+        return py.detach(|| !timeout.is_zero());
+    }
+
     /// Runs the command `tload` and returns its exit status. `argv[0]` is the program's name.
     #[pyfunction]
     fn cli_main(py: Python<'_>, argv: Vec<OsString>) -> u8 {

@@ -25,6 +25,37 @@ pub(crate) struct StoreArgs {
         hide = true
     )]
     pub(crate) environment: Vec<OsString>,
+    /// Keep what is read from object stores in this directory, and read it from there next time
+    #[arg(
+        long,
+        value_name = "DIRECTORY",
+        env = "TLOAD_CACHE_DIR",
+        hide_env_values = true
+    )]
+    pub(crate) cache_dir: Option<OsString>,
+    /// Size of that cache, for example 500GiB; objects that were not used for longest are evicted
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "TLOAD_CACHE_LIMIT",
+        hide_env_values = true
+    )]
+    pub(crate) cache_limit: Option<OsString>,
+}
+
+impl StoreArgs {
+    /// Returns the options that have a flag and a variable of their own, by their keys. Blank ones
+    /// count as unset.
+    pub(crate) fn of_cache(&self) -> impl Iterator<Item = (&'static str, &OsString)> {
+        let options = [
+            ("cache_dir", &self.cache_dir),
+            ("cache_limit", &self.cache_limit),
+        ];
+        let set = options
+            .into_iter()
+            .filter_map(|(key, value)| Some((key, value.as_ref()?)));
+        set.filter(|(_, value)| !value.to_string_lossy().trim().is_empty())
+    }
 }
 
 /// Returns the keys, one per line, for the end of a help text.

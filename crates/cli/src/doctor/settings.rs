@@ -62,6 +62,11 @@ impl Settings {
                     .push(format!("store {} ({origin})", shown.join(" ")));
             }
         }
+        for (key, value) in store.of_cache() {
+            let value = value.to_string_lossy();
+            self.others
+                .push(format!("{} {value}", key.replace('_', "-")));
+        }
         if links.follow_symlinks {
             let origin = if self.has_links_variable {
                 LINKS
@@ -131,6 +136,8 @@ mod tests {
                 " ".into(),
                 "odd hunter2".into(),
             ],
+            cache_dir: None,
+            cache_limit: None,
         };
         let links = LinkArgs {
             follow_symlinks: true,

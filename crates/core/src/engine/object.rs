@@ -490,6 +490,23 @@ impl Receive for Running {
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
+        self.transfer.remote_bytes += bytes.len() as u64;
+        self.distribute(bytes);
+    }
+
+    fn cached(&mut self, bytes: &[u8]) {
+        self.transfer.cached_bytes += bytes.len() as u64;
+        self.distribute(bytes);
+    }
+
+    fn surplus(&mut self, bytes: u64) {
+        self.transfer.remote_bytes += bytes;
+    }
+}
+
+impl Running {
+    /// Copies the next bytes to their jobs.
+    fn distribute(&mut self, bytes: &[u8]) {
         let end = self.at + bytes.len() as u64;
         for job in &mut self.jobs {
             if job.offset >= end {
@@ -505,7 +522,6 @@ impl Receive for Running {
             job.filling.push(&wanted[..wanted.len().min(missing)]);
         }
         self.at = end;
-        self.transfer.remote_bytes += bytes.len() as u64;
         self.send_finished();
     }
 }

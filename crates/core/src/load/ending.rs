@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::groups::{Group, Sources};
+use super::lane::LaneEvents;
 use super::outputs::Complete;
 use super::pipeline::Feed;
 use super::prepare::Prepared;
@@ -34,12 +35,28 @@ pub(super) fn completion(
             check.report(report);
         }
         add_depths(report, &feed, &sources);
+        report.cache = sources.cache_report();
         report.set_opening_retries(sources.opening_retries());
         report.notes.extend(sources.notes());
         if let Some(joined) = &joined {
             joined.complete(report);
         }
     })
+}
+
+/// Makes the cache forget the objects of a load whose bytes turn out to be wrong.
+pub(super) fn forgetting<T: 'static>(
+    events: LaneEvents<T>,
+    sources: &Arc<Sources>,
+) -> LaneEvents<T> {
+    let (failing, sources) = (events.failing, Arc::clone(sources));
+    let failing = Box::new(move |error: &Error| {
+        if error.kind() == ErrorKind::Corrupt {
+            sources.clear_cached();
+        }
+        failing(error);
+    });
+    LaneEvents { failing, ..events }
 }
 
 /// Adds the depth and the number of lanes of each group to the report.

@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind};
 use crate::memory::FileView;
 use crate::options::CacheMode;
 use crate::options::Options;
+use crate::report::CacheReport;
 use crate::schedule::Member;
 #[cfg(feature = "object")]
 use crate::storage::{ObjectSource, unversioned_note};
@@ -305,6 +306,37 @@ impl Sources {
             Group::Files(_) | Group::Shared(_) | Group::Remote(_) => &[],
         })
     }
+
+    /// Returns the report of the cache of objects, if there is one: of the first one with anything
+    /// to say, since all objects of a checkpoint share one.
+    #[cfg(feature = "object")]
+    pub(crate) fn cache_report(&self) -> Option<CacheReport> {
+        let statistics = self.objects().find_map(ObjectSource::cache_statistics)?;
+        let mut report = CacheReport::new(statistics.directory, statistics.reason);
+        report.written_bytes = statistics.written_bytes;
+        report.dropped_bytes = statistics.dropped_bytes;
+        report.damaged_bytes = statistics.damaged_bytes;
+        Some(report)
+    }
+
+    /// Returns the report of the cache: only objects have one.
+    #[cfg(not(feature = "object"))]
+    #[expect(clippy::unused_self, reason = "has a cache with objects")]
+    pub(crate) fn cache_report(&self) -> Option<CacheReport> {
+        None
+    }
+
+    /// Makes the cache forget the objects: bytes of the load turned out to be wrong, and may have
+    /// come from it or gone there.
+    #[cfg(feature = "object")]
+    pub(crate) fn clear_cached(&self) {
+        self.objects().for_each(ObjectSource::clear_cached);
+    }
+
+    /// Does nothing: only objects are cached.
+    #[cfg(not(feature = "object"))]
+    #[expect(clippy::unused_self, reason = "has a cache with objects")]
+    pub(crate) fn clear_cached(&self) {}
 
     /// Returns the number of retries outside of reads, and the reason of the last one.
     pub(crate) fn opening_retries(&self) -> (u64, Option<String>) {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Loader;
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
-use super::ending::{completion, settlement, verification};
+use super::ending::{completion, forgetting, settlement, verification};
 use super::lane::{self, OpenedEngine};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
@@ -109,7 +109,7 @@ impl Loader {
         let allocator = allocator
             .map(|allocator| AllocatorBridge::begin(allocator, outputs.regions, feed))
             .transpose()?;
-        let events = || shared.lane_events();
+        let events = || forgetting(shared.lane_events(), &prepared.sources);
         let (threads, opened) = match lane::start(lanes, &outputs.open_sink, events) {
             Ok(started) => started,
             Err(refused) => return Err(TensorStream::refused(shared, refused)),

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use super::bytes::parse_bytes;
 use super::duration::parse_duration;
 use super::flag::parse_flag;
 use super::location::Protocol;
@@ -60,6 +61,7 @@ enum Form {
     Flag,
     Duration,
     Count,
+    Bytes,
     Url,
     Addressing,
 }
@@ -258,6 +260,20 @@ impl StoreOptions {
             "read objects that have neither ETag nor Last-Modified; a replaced one may go unnoticed",
         ),
         key(
+            "cache_dir",
+            Form::Text,
+            ALL,
+            "none: nothing is cached",
+            "directory of a read-through cache: a second load reads from there",
+        ),
+        key(
+            "cache_limit",
+            Form::Bytes,
+            ALL,
+            "none",
+            "size of the cache, for example 500GiB: least recently used objects are evicted",
+        ),
+        key(
             "environment",
             Form::Flag,
             ALL,
@@ -417,7 +433,7 @@ fn shown(key: &str, value: &str) -> String {
 }
 
 /// Returns a URL without user, password, query and fragment.
-fn without_credentials(url: &str) -> String {
+pub(crate) fn without_credentials(url: &str) -> String {
     let end = url.find(['?', '#']).unwrap_or(url.len());
     let url = url.get(..end).unwrap_or_default();
     let (scheme, rest) = url
@@ -446,10 +462,13 @@ fn check(key: &StoreKey, value: &str) -> Result<()> {
             "a positive duration such as 500ms, 30s, 2m or 1h30m"
         }
         Form::Count if value.parse::<u32>().is_err() => "a whole number",
+        Form::Bytes if parse_bytes(value).is_err() => "a size such as 500GiB or 2TB",
         Form::Addressing if value != "path" && value != "virtual" => "path or virtual",
         Form::Url if !is_url(value) => "a URL that begins with http:// or https://",
         Form::Text | Form::Url => return no_control(key.name, value),
-        Form::Flag | Form::Duration | Form::Count | Form::Addressing => return Ok(()),
+        Form::Flag | Form::Duration | Form::Count | Form::Bytes | Form::Addressing => {
+            return Ok(());
+        }
     };
     let found = if value.is_empty() {
         "empty".to_owned()
@@ -521,6 +540,8 @@ mod tests {
             ("read_timeout", "30", "-1"),
             ("retries", "0", "many"),
             ("addressing", "virtual", "dns"),
+            ("cache_dir", "/var/cache/tload", ""),
+            ("cache_limit", "500GiB", "all of it"),
             ("endpoint", "https://host:9000", "host:9000"),
             ("proxy", "socks5://host", "ftp://host"),
             ("region", "eu-west-1", ""),

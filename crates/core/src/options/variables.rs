@@ -7,7 +7,9 @@ use crate::error::{nearest_name, shortened};
 const PREFIX: &str = "TLOAD_";
 
 /// Variables that set no option of a load.
-const OTHERS: [&str; 4] = [
+const OTHERS: [&str; 6] = [
+    "TLOAD_CACHE_DIR",
+    "TLOAD_CACHE_LIMIT",
     "TLOAD_STORE",
     "TLOAD_FOLLOW_SYMLINKS",
     "TLOAD_LOG",

@@ -3,6 +3,7 @@
 //! Engines state the statistics of each read as a [`Transfer`]. Lanes add them up while the load
 //! runs; a report is a snapshot of the sums. Nothing here makes decisions.
 
+mod cache;
 mod counters;
 mod group;
 #[cfg(test)]
@@ -12,6 +13,7 @@ mod verification;
 use std::fmt;
 use std::ops::AddAssign;
 
+pub use cache::CacheReport;
 pub use group::GroupReport;
 use serde::Serialize;
 pub use verification::{Unverified, VerificationReport, VerifiedBy};
@@ -80,6 +82,8 @@ declare_report! {
         pub mapped_bytes: u64,
         /// Bytes received from object stores.
         pub remote_bytes: u64,
+        /// Bytes of objects that were read from the cache (store option `cache_dir`).
+        pub cached_bytes: u64,
         /// Bytes received from another rank, in shared memory. Not included in `read_bytes`.
         pub received_bytes: u64,
         /// Requests to object stores for the bytes of tensors.
@@ -115,7 +119,8 @@ declare_report! {
         /// Bytes of the tensors handed out.
         pub tensor_bytes: u64,
         /// Bytes read from storage, including bytes around tensors that were read for alignment:
-        /// the sum of `direct_bytes`, `buffered_bytes`, `mapped_bytes` and `remote_bytes`.
+        /// the sum of `direct_bytes`, `buffered_bytes`, `mapped_bytes`, `remote_bytes` and
+        /// `cached_bytes`.
         pub read_bytes: u64,
         /// Extents read.
         pub extents: u64,
@@ -172,6 +177,8 @@ declare_report! {
         pub extent_bytes: u64,
         /// Bytes that were compared with digests; `None` with `verify=off`.
         pub verification: Option<VerificationReport>,
+        /// Cache of objects; `None` without one.
+        pub cache: Option<CacheReport>,
         /// Messages for the user: fallbacks and what to do about them.
         pub notes: Vec<String>,
         ..Transfer
@@ -181,7 +188,11 @@ declare_report! {
 impl Transfer {
     /// Returns the bytes that have arrived from storage.
     pub(crate) fn read_bytes(&self) -> u64 {
-        self.direct_bytes + self.buffered_bytes + self.mapped_bytes + self.remote_bytes
+        self.direct_bytes
+            + self.buffered_bytes
+            + self.mapped_bytes
+            + self.remote_bytes
+            + self.cached_bytes
     }
 }
 
@@ -319,7 +330,9 @@ impl Report {
             let requests = counted(self.requests, "request");
             format!(", {} in {requests}", format_bytes(self.remote_bytes))
         });
-        [mapped, remote].into_iter().flatten().collect()
+        let cached = (self.cached_bytes > 0)
+            .then(|| format!(", {} cached", format_bytes(self.cached_bytes)));
+        [mapped, remote, cached].into_iter().flatten().collect()
     }
 
     /// Writes the lines that only loads to GPUs and to the caller's memory have.
@@ -502,6 +515,9 @@ impl fmt::Display for Report {
         self.fmt_destinations(f)?;
         if let Some(verification) = &self.verification {
             writeln!(f, "{verification}")?;
+        }
+        if let Some(cache) = &self.cache {
+            writeln!(f, "{cache}")?;
         }
         self.fmt_time(f)?;
         for note in &self.notes {

@@ -5,6 +5,7 @@
 //! (`TLOAD_REQUIRE=servers` makes that a failure).
 
 mod alone;
+mod caching;
 mod changes;
 mod checksums;
 mod contract;

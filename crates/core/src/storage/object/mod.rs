@@ -1,9 +1,11 @@
 //! Object of a checkpoint. One ranged request opens it; every later request requires its identity.
 //!
-//! [`ObjectSource::read`] (in `reading.rs`) is the only way to its bytes, both headers and extents:
-//! it requests exactly one range, checks that the response is of the same object and of that
-//! length, and continues where a failed request stopped.
+//! [`ObjectSource::read`] (in `cache/through.rs`) is the only way to its bytes, both headers and
+//! extents. It takes what the cache has, and requests the rest with `read_remote` (in
+//! `reading.rs`): exactly one range, of the same object and of that length, continued where a
+//! failed request stopped.
 
+pub(crate) mod cache;
 pub(crate) mod folder;
 pub(crate) mod hints;
 mod measure;
@@ -21,6 +23,7 @@ use std::time::{Duration, Instant};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
+use self::cache::{CacheStatistics, Entry};
 use self::hints::object_hints;
 use self::remote::Remote;
 use self::store::{Fault, ResponseCapture, Store};
@@ -62,6 +65,8 @@ struct Opened {
     /// True while requests name the version. S3 has a separate permission for that, which the
     /// caller may lack.
     by_version: AtomicBool,
+    /// Its bytes in the cache, if it is cached.
+    entry: Option<Arc<Entry>>,
 }
 
 /// Receiver of the bytes and the events of a read.
@@ -81,6 +86,14 @@ pub(crate) trait Receive: Send {
 
     /// Receives the next bytes of the range.
     fn bytes(&mut self, bytes: &[u8]);
+
+    /// Receives the next bytes of the range, which the cache had.
+    fn cached(&mut self, bytes: &[u8]) {
+        self.bytes(bytes);
+    }
+
+    /// Called when bytes outside of the range came, which are for the cache.
+    fn surplus(&mut self, _bytes: u64) {}
 }
 
 impl ObjectSource {
@@ -152,6 +165,12 @@ impl ObjectSource {
             .run(deadline, look)
             .map_err(|error| error.or_location(&location))?;
         let identity = ObjectIdentity::from_meta(&meta);
+        let entry = remote.cache().and_then(|cache| {
+            cache.entry(&location, location.remote()?, store.origin(), &identity)
+        });
+        if let Some(entry) = &entry {
+            entry.keep_first(&bytes);
+        }
         let opened = Opened {
             location,
             remote: Arc::clone(remote),
@@ -160,8 +179,26 @@ impl ObjectSource {
             by_version: AtomicBool::new(identity.version.is_some()),
             identity,
             sample,
+            entry,
         };
         Ok((Self(Arc::new(opened)), bytes))
+    }
+
+    /// Returns the object's bytes in the cache, if it is cached.
+    pub(crate) fn entry(&self) -> Option<&Arc<Entry>> {
+        self.0.entry.as_ref()
+    }
+
+    /// Returns the statistics of the cache, if there is one.
+    pub(crate) fn cache_statistics(&self) -> Option<CacheStatistics> {
+        self.0.remote.cache().map(|cache| cache.statistics())
+    }
+
+    /// Makes the cache forget the object: its bytes turned out to be wrong.
+    pub(crate) fn clear_cached(&self) {
+        if let Some(entry) = self.entry() {
+            entry.clear();
+        }
     }
 
     /// Returns the state of the object when it was opened.

@@ -1,5 +1,5 @@
-//! Reads a range of an object with one request after another, and hedges a stalled request with a
-//! second one.
+//! Requests a range of an object with one request after another, and hedges a stalled request with
+//! a second one.
 //!
 //! ```text
 //!  request ─ bytes ──────────────────────────────────────────▶ all there
@@ -119,10 +119,10 @@ impl Pace {
 }
 
 impl ObjectSource {
-    /// Reads `range`, which must not be empty, and passes every byte of it to `to` once and in
+    /// Requests `range`, which must not be empty, and passes every byte of it to `to` once and in
     /// order. A failed request is retried from where it stopped; a stalled one is hedged once, if
     /// `hedging` allows it.
-    pub(crate) async fn read(
+    pub(super) async fn read_remote(
         &self,
         range: Range<u64>,
         retries: Retries,

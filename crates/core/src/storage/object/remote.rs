@@ -15,6 +15,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
 
+use super::cache::Cache;
 use super::store::{Store, object_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::hub_id::HubId;
@@ -38,6 +39,7 @@ pub(crate) struct Remote {
     /// Process that the threads are in.
     process: u32,
     options: StoreOptions,
+    cache: Option<Arc<Cache>>,
     stores: Mutex<HashMap<StoreId, Arc<Store>>>,
     retry_counter: RetryCounter,
 }
@@ -60,6 +62,7 @@ impl Remote {
             runtime: Some(runtime),
             process: std::process::id(),
             options: options.clone(),
+            cache: Cache::from_options(options),
             stores: Mutex::default(),
             retry_counter: RetryCounter::default(),
         }))
@@ -80,6 +83,11 @@ impl Remote {
         let store = Store::custom(objects, &url.authority);
         remote.stores.lock().insert(key(url), store);
         Ok(remote)
+    }
+
+    /// Returns the cache of its objects, if the options name one.
+    pub(crate) fn cache(&self) -> Option<&Arc<Cache>> {
+        self.cache.as_ref()
     }
 
     /// Returns the options of its stores.

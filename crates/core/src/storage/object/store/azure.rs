@@ -62,11 +62,20 @@ const EXPLICIT: [&str; 5] = ["account_key", "sas", "token", "client_secret", "an
 
 fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, source) = builder(opening)?;
+    let value = |key| builder.get_config_value(&key).unwrap_or_default();
+    let (account, endpoint) = (
+        value(AzureConfigKey::AccountName),
+        value(AzureConfigKey::Endpoint),
+    );
     let store = builder
         .with_http_connector(opening.connector.clone())
         .build();
     let store = store.map_err(|error| opening.refused(&error))?;
-    Ok(OpenStore::new(store, Credentials::known(source)))
+    Ok(OpenStore {
+        // The account first: an endpoint may have a query, which is cut off.
+        origin: format!("{account} {endpoint}"),
+        ..OpenStore::new(store, Credentials::known(source))
+    })
 }
 
 /// Returns settings from variables that `object_store` does not know.

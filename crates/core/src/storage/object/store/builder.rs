@@ -48,6 +48,8 @@ pub(in crate::storage) struct Opening<'a> {
 pub(in crate::storage) struct OpenStore {
     pub(in crate::storage) store: Arc<dyn ObjectStore>,
     pub(in crate::storage) credentials: Credentials,
+    /// Endpoint and account, beyond what the URL names.
+    pub(in crate::storage) origin: String,
     /// Region that requests are signed for.
     pub(in crate::storage) region: Option<String>,
     /// Number of HTTP clients, beside the store's own, that speak to the store itself.
@@ -66,6 +68,7 @@ impl OpenStore {
         Self {
             store: Arc::new(store),
             credentials,
+            origin: String::new(),
             region: None,
             sessions: 0,
             signer: None,

@@ -44,11 +44,15 @@ const EXPLICIT: [&str; 3] = ["token", "service_account", "anonymous"];
 
 fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, source) = builder(opening)?;
+    let origin = builder.get_config_value(&GoogleConfigKey::BaseUrl);
     let store = builder
         .with_http_connector(opening.connector.clone())
         .build();
     let store = store.map_err(|error| opening.refused(&error))?;
-    Ok(OpenStore::new(store, Credentials::known(source)))
+    Ok(OpenStore {
+        origin: origin.unwrap_or_default(),
+        ..OpenStore::new(store, Credentials::known(source))
+    })
 }
 
 /// Returns settings from variables that `object_store` does not know.

@@ -60,7 +60,7 @@ use self::hub::repository::{Repository, cut};
 use self::redactor::Redactor;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::options::location::{Protocol, RemoteUrl};
-use crate::options::store_options::StoreOptions;
+use crate::options::store_options::{StoreOptions, without_credentials};
 use builder::{Opening, StoreProtocol};
 use request_error::{failed_request, translate};
 use response_capture::capture;
@@ -70,6 +70,8 @@ pub(crate) struct Store {
     inner: Arc<dyn ObjectStore>,
     /// Scheme and host, without secrets.
     label: String,
+    /// Address of the server, if options or the environment give it; without secrets.
+    origin: String,
     /// `None` if the caller provided the store.
     protocol: Option<&'static StoreProtocol>,
     credentials: Credentials,
@@ -165,6 +167,7 @@ impl Store {
         let store = Self {
             inner: opened.store,
             label: format!("{}://{}", url.scheme, url.host()),
+            origin: without_credentials(&opened.origin),
             protocol: Some(protocol),
             credentials: opened.credentials,
             region: opened.region,
@@ -184,6 +187,7 @@ impl Store {
         Arc::new(Self {
             inner: store,
             label: label.to_owned(),
+            origin: String::new(),
             protocol: None,
             credentials: Credentials::known("the caller's store"),
             region: None,
@@ -396,6 +400,11 @@ impl Store {
             captured,
             &self.asked(captured, operation, &self.credentials()),
         )
+    }
+
+    /// Returns the address of the server, beyond what URLs name: the endpoint and the account.
+    pub(crate) fn origin(&self) -> &str {
+        &self.origin
     }
 
     /// Returns the region that requests are signed for.

@@ -67,6 +67,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, credential_source) = builder(opening)?;
     let value = |key| builder.get_config_value(&key);
     let region = value(AmazonS3ConfigKey::Region);
+    let origin = endpoint(&builder).unwrap_or_default();
     let sessions = usize::from(value(AmazonS3ConfigKey::S3Express).as_deref() == Some("true"));
     let (builder, credentials) = match credential_source {
         CredentialSource::Known(source) => (builder, Credentials::known(source)),
@@ -90,6 +91,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
             region,
         });
     Ok(OpenStore {
+        origin,
         region,
         sessions,
         signer,

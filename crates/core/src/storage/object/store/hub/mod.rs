@@ -94,6 +94,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         commit: OnceCell::new(),
     };
     Ok(OpenStore {
+        origin: endpoint,
         token: known,
         repository: Some(repository),
         ..OpenStore::new(store, Credentials::known(source))

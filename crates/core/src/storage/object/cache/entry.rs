@@ -1,0 +1,424 @@
+//! Files of one entry: an object's bytes at their offsets, and a stamp for each tile of them.
+//!
+//! ```text
+//!  v1/3f/3f2a…/contents.safetensors   sparse; a plain file once every tile is present
+//!             /stamps                 see `stamp.rs`; locked (shared) while the entry is open
+//!             /entry.json             for people: URL without secrets, validators, length
+//! ```
+//!
+//! Bytes are returned only if they match their stamp. Several processes may write the same tile:
+//! they write the same bytes, since the entry's name includes the object's validator.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
+
+use super::Shared;
+use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES, Buffer};
+use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
+
+/// Name of the file of stamps.
+pub(super) const STAMPS: &str = "stamps";
+
+/// Name of the description.
+pub(super) const DESCRIPTION: &str = "entry.json";
+
+/// Number of damaged tiles after which the rest of an entry is not read either: each costs a
+/// request of its own.
+const DAMAGED_MAX: u64 = 16;
+
+/// Most tiles that one search looks at.
+const SEARCHED_TILES: u64 = 1024;
+
+/// Attempts to open an entry that is being evicted.
+const ATTEMPTS: usize = 3;
+
+/// Entry that is open: it is not evicted meanwhile.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(super) shared: Arc<Shared>,
+    /// Path of the contents, for writes without direct I/O.
+    path: PathBuf,
+    len: u64,
+    seed: u64,
+    contents: File,
+    stamps: File,
+    is_writable: bool,
+    is_direct: AtomicBool,
+    damaged: AtomicU64,
+    /// Set when the bytes turn out to be wrong at their origin.
+    is_cleared: AtomicBool,
+}
+
+/// Result of a search for a range.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// Verified bytes from the beginning of the range, and where they are in the buffer.
+    Bytes(Buffer, Range<usize>),
+    /// Nothing is there up to this offset.
+    Absent(u64),
+}
+
+impl Entry {
+    /// Opens the entry `name` below `folder`, and creates it if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the file system.
+    pub(super) fn open(
+        shared: &Arc<Shared>,
+        folder: &Path,
+        contents: &str,
+        len: u64,
+        description: &str,
+    ) -> io::Result<Self> {
+        for _ in 0..ATTEMPTS {
+            let created = std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(folder);
+            let (stamps, is_writable) = match open_file(&folder.join(STAMPS)) {
+                Ok(opened) => opened,
+                Err(error) => return Err(created.err().unwrap_or(error)),
+            };
+            // File systems without locks: an entry in use may be evicted, and stays readable.
+            let locked = flock(&stamps, FlockOperation::NonBlockingLockShared);
+            if locked == Err(Errno::WOULDBLOCK) {
+                // It is about to be evicted.
+                continue;
+            }
+            // Evicted between the two calls?
+            let there = std::fs::symlink_metadata(folder.join(STAMPS));
+            if there.map_or(0, |there| there.ino()) != stamps.metadata()?.ino() {
+                continue;
+            }
+            let path = folder.join(contents);
+            let (contents, is_also_writable) = open_file(&path)?;
+            let is_writable = is_writable && is_also_writable;
+            if is_writable {
+                if contents.metadata()?.len() != len {
+                    contents.set_len(len)?;
+                }
+                describe(folder, description)?;
+                // The time of the last use, for eviction.
+                let _ = stamps.set_modified(SystemTime::now());
+            } else {
+                shared.stop("the cache directory cannot be written to");
+            }
+            let seed = folder.file_name().and_then(|name| name.to_str());
+            let seed = seed.and_then(|name| u64::from_str_radix(name.get(..16)?, 16).ok());
+            return Ok(Self {
+                shared: Arc::clone(shared),
+                path,
+                len,
+                seed: seed.unwrap_or_default(),
+                is_direct: AtomicBool::new(set_direct(&contents, true)),
+                contents,
+                stamps,
+                is_writable,
+                damaged: AtomicU64::new(0),
+                is_cleared: AtomicBool::new(false),
+            });
+        }
+        Err(io::Error::other("the entry is being evicted"))
+    }
+
+    /// Length of the object, bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Returns memory for bytes that will be passed to [`Self::keep`]; `None` if they will not be
+    /// written, which is counted for bytes that the disk was too slow for.
+    pub(super) fn buffer(&self, wanted: u64) -> Option<Buffer> {
+        if !self.is_writable || self.shared.is_stopped() || self.is_cleared() {
+            return None;
+        }
+        let buffer = self.shared.write_buffers.take();
+        if buffer.is_none() {
+            self.shared.dropped.fetch_add(wanted, Ordering::Relaxed);
+        }
+        buffer
+    }
+
+    /// Writes bytes that begin at `start`, a multiple of the length of tiles, and end with a tile.
+    /// Returns at once.
+    pub(super) fn keep(self: &Arc<Self>, start: u64, bytes: Buffer) {
+        Shared::write_later(self, start, bytes);
+    }
+
+    /// Keeps the first bytes of the object unless they are already there.
+    pub(crate) fn keep_first(self: &Arc<Self>, bytes: &[u8]) {
+        let len = bytes.len() as u64;
+        let whole = if len == self.len {
+            len
+        } else {
+            len - len % TILE_BYTES
+        };
+        let mut at = 0;
+        while at < whole {
+            let end = (at + BUFFER_BYTES as u64).min(whole);
+            let missing = self.stamps_of(&tiles(&(at..end)));
+            if missing.iter().any(Option::is_none)
+                && let Some(mut buffer) = self.buffer(end - at)
+            {
+                let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+                buffer.push(&bytes[index(at)..index(end)]);
+                self.keep(at, buffer);
+            }
+            at = end;
+        }
+    }
+
+    /// Looks for a range, which is not empty. Blocks.
+    pub(super) fn find(&self, range: &Range<u64>) -> Found {
+        let mut wanted = tiles(range);
+        wanted.end = wanted.end.min(wanted.start + SEARCHED_TILES);
+        let all = || Found::Absent(bytes_of(&wanted, self.len).end);
+        if self.is_distrusted() || self.is_cleared() {
+            return all();
+        }
+        let stamps = self.stamps_of(&wanted);
+        let absent = stamps.iter().take_while(|stamp| stamp.is_none()).count() as u64;
+        if absent > 0 {
+            let run = wanted.start..wanted.start + absent;
+            return Found::Absent(bytes_of(&run, self.len).end);
+        }
+        let present: Vec<u32> = stamps.into_iter().map_while(|stamp| stamp).collect();
+        let present = &present[..present.len().min(BUFFER_TILES)];
+        let Some(mut buffer) = self.shared.read_buffers.take() else {
+            return all();
+        };
+        let run = wanted.start..wanted.start + present.len() as u64;
+        let bytes = bytes_of(&run, self.len);
+        let came = self.read(bytes.start, bytes.end, &mut buffer).unwrap_or(0);
+        buffer.set_len(came);
+        let is_good: Vec<bool> = (run.clone().zip(present))
+            .map(|(tile, crc)| {
+                let tile = bytes_of(&(tile..tile + 1), self.len);
+                let from = usize::try_from(tile.start - bytes.start).unwrap_or(usize::MAX);
+                let to = usize::try_from(tile.end - bytes.start).unwrap_or(usize::MAX);
+                let tile = buffer.bytes().get(from..to);
+                tile.is_some_and(|tile| checksum(&[tile]) == *crc)
+            })
+            .collect();
+        for (tile, is_good) in run.clone().zip(&is_good) {
+            if !is_good {
+                self.forget(tile);
+            }
+        }
+        let alike = is_good.iter().take_while(|is| **is == is_good[0]).count() as u64;
+        let end = bytes_of(&(run.start..run.start + alike), self.len).end;
+        if !is_good[0] {
+            return Found::Absent(end);
+        }
+        let skipped = usize::try_from(range.start - bytes.start).unwrap_or(usize::MAX);
+        let shown = usize::try_from(end.min(range.end) - bytes.start).unwrap_or(usize::MAX);
+        Found::Bytes(buffer, skipped..shown)
+    }
+
+    /// Returns the checksums of tiles that have been written.
+    fn stamps_of(&self, tiles: &Range<u64>) -> Vec<Option<u32>> {
+        let count = usize::try_from(tiles.end - tiles.start).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; count * STAMP_BYTES];
+        let mut came = 0;
+        while came < bytes.len() {
+            let at = tiles.start * STAMP_BYTES as u64 + came as u64;
+            match self.stamps.read_at(&mut bytes[came..], at) {
+                Ok(0) => break,
+                Ok(more) => came += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        bytes[came..].fill(0);
+        let stamps = bytes.chunks_exact(STAMP_BYTES);
+        let numbered = tiles.clone().zip(stamps);
+        numbered
+            .map(|(tile, found)| stamped(self.seed, tile, found))
+            .collect()
+    }
+
+    /// Reads into the buffer, up to the offset `end`, and returns how many bytes came.
+    fn read(&self, start: u64, end: u64, buffer: &mut Buffer) -> io::Result<usize> {
+        let wanted = usize::try_from(end - start).unwrap_or(usize::MAX);
+        // Direct I/O reads whole sectors; the last ones of the file end with it.
+        let asked = wanted.next_multiple_of(ALIGNMENT).min(BUFFER_BYTES);
+        let mut came = 0;
+        while came < wanted {
+            let at = start + came as u64;
+            match self.contents.read_at(&mut buffer.memory()[came..asked], at) {
+                Ok(0) => break,
+                Ok(more) => came += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => self.without_direct(error)?,
+            }
+        }
+        Ok(came.min(wanted))
+    }
+
+    /// Writes bytes, and then their stamps. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the file system.
+    pub(super) fn write(&self, start: u64, buffer: &Buffer) -> io::Result<u64> {
+        let bytes = buffer.bytes();
+        let run = tiles(&(start..start + bytes.len() as u64));
+        let mut stamps = Vec::with_capacity(bytes.len() / STAMP_BYTES);
+        let tile_bytes = usize::try_from(TILE_BYTES).unwrap_or(usize::MAX);
+        for (tile, contents) in run.clone().zip(bytes.chunks(tile_bytes)) {
+            stamps.extend(stamp(self.seed, tile, checksum(&[contents])));
+        }
+        let known = self.stamps_of(&run);
+        let same = known
+            .iter()
+            .zip(run.clone())
+            .zip(stamps.chunks(STAMP_BYTES));
+        let mut same = same.map(|((known, tile), new)| {
+            known.is_some_and(|crc| stamp(self.seed, tile, crc) == new)
+        });
+        if !self.is_distrusted() && same.all(|is_same| is_same) {
+            // Another process was faster.
+            return Ok(0);
+        }
+        let (whole, rest) = bytes.split_at(bytes.len() - bytes.len() % ALIGNMENT);
+        let mut written = 0;
+        while written < whole.len() {
+            let at = start + written as u64;
+            match self.contents.write_at(&whole[written..], at) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(more) => written += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => self.without_direct(error)?,
+            }
+        }
+        if !rest.is_empty() {
+            self.write_rest(start + written as u64, rest)?;
+        }
+        let at = run.start * STAMP_BYTES as u64;
+        self.stamps.write_all_at(&stamps, at)?;
+        if self.is_cleared() {
+            // Cleared meanwhile: these stamps too.
+            self.stamps.set_len(0)?;
+        }
+        Ok(bytes.len() as u64)
+    }
+
+    /// Writes the end of the object, which is no whole sector.
+    fn write_rest(&self, start: u64, rest: &[u8]) -> io::Result<()> {
+        if !self.is_direct.load(Ordering::Relaxed) {
+            return self.contents.write_all_at(rest, start);
+        }
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = File::from(rustix::fs::open(&self.path, flags, Mode::empty())?);
+        file.write_all_at(rest, start)
+    }
+
+    /// Goes on without direct I/O if that may be what the file system refused.
+    fn without_direct(&self, error: io::Error) -> io::Result<()> {
+        let is_refusal = error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
+        if is_refusal && self.is_direct.swap(false, Ordering::Relaxed) {
+            set_direct(&self.contents, false);
+            return Ok(());
+        }
+        Err(error)
+    }
+
+    /// Makes a damaged tile absent.
+    fn forget(&self, tile: u64) {
+        self.damaged.fetch_add(1, Ordering::Relaxed);
+        self.shared.damaged.fetch_add(1, Ordering::Relaxed);
+        if self.is_writable {
+            let nothing = [0; STAMP_BYTES];
+            let at = tile * STAMP_BYTES as u64;
+            if let Err(error) = self.stamps.write_all_at(&nothing, at) {
+                tracing::debug!(%error, "cannot clear the stamp of a damaged tile");
+            }
+        }
+    }
+
+    /// Returns whether so much is damaged that none of the entry is read: all of it is requested
+    /// and written again.
+    fn is_distrusted(&self) -> bool {
+        self.damaged.load(Ordering::Relaxed) >= DAMAGED_MAX
+    }
+
+    fn is_cleared(&self) -> bool {
+        self.is_cleared.load(Ordering::SeqCst)
+    }
+
+    /// Makes all tiles absent: the object's bytes turned out to be wrong at their origin.
+    pub(crate) fn clear(&self) {
+        self.is_cleared.store(true, Ordering::SeqCst);
+        if self.is_writable
+            && let Err(error) = self.stamps.set_len(0)
+        {
+            self.shared.stop(&format!("cannot clear an entry: {error}"));
+        }
+    }
+}
+
+/// Opens a file for reading and writing, creating it if necessary; or for reading alone where
+/// writing is not permitted. Returns whether it can be written to. Follows no link.
+fn open_file(path: &Path) -> io::Result<(File, bool)> {
+    let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let opened = match rustix::fs::open(path, flags | OFlags::RDWR | OFlags::CREATE, mode) {
+        Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => {
+            (rustix::fs::open(path, flags | OFlags::RDONLY, mode)?, false)
+        }
+        opened => (opened?, true),
+    };
+    let file = File::from(opened.0);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    Ok((file, opened.1))
+}
+
+/// Writes the description of an entry unless it has one.
+fn describe(folder: &Path, description: &str) -> io::Result<()> {
+    let path = folder.join(DESCRIPTION);
+    if path.symlink_metadata().is_ok() {
+        return Ok(());
+    }
+    let unique = format!(".{DESCRIPTION}.{:016x}", fastrand::u64(..));
+    let temporary = folder.join(unique);
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(
+        &temporary,
+        flags,
+        Mode::RUSR | Mode::WUSR,
+    )?);
+    file.write_all_at(description.as_bytes(), 0)?;
+    std::fs::rename(temporary, path)
+}
+
+/// Switches direct I/O of an open file on or off; returns whether it is on.
+#[cfg(target_os = "linux")]
+fn set_direct(file: &File, on: bool) -> bool {
+    let Ok(flags) = rustix::fs::fcntl_getfl(file) else {
+        return false;
+    };
+    let flags = if on {
+        flags | OFlags::DIRECT
+    } else {
+        flags - OFlags::DIRECT
+    };
+    rustix::fs::fcntl_setfl(file, flags).is_ok() && on
+}
+
+/// Switches direct I/O on or off: only Linux has it as a flag of open files.
+#[cfg(not(target_os = "linux"))]
+fn set_direct(_file: &File, _on: bool) -> bool {
+    false
+}

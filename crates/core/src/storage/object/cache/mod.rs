@@ -1,0 +1,201 @@
+//! Read-through cache of objects on a local disk: a second load reads what the first one received.
+//!
+//! Off unless the option `cache_dir` is set. Every byte of an object that is read passes through
+//! [`ObjectSource::read`](super::ObjectSource), which is in `through.rs`: it takes verified bytes
+//! from the object's entry and requests the others, which a thread writes beside the load. Nothing
+//! that happens to the cache fails a load: the bytes then come from the store.
+//!
+//! An entry stands for one state of one object (`key.rs`); its files are described in `entry.rs`,
+//! and in `docs/cache.md` for users.
+
+mod buffers;
+mod entry;
+mod key;
+mod room;
+mod stamp;
+mod through;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use serde_json::json;
+
+use self::buffers::Buffers;
+pub(crate) use self::entry::Entry;
+use self::room::Room;
+use self::stamp::TILE_BYTES;
+use self::writer::Writer;
+pub use self::writer::finish_caching;
+use super::ObjectIdentity;
+use crate::format::SUFFIX;
+use crate::options::location::RemoteUrl;
+use crate::options::{Location, StoreOptions, parse_bytes};
+use crate::sync::lock::Mutex;
+
+/// Most memory that holds bytes on their way to the disk, in buffers: 64 MiB. A load of 1 GB/s
+/// fills them within 60 ms of a disk that does not write.
+const WRITE_BUFFERS: usize = 64;
+
+/// Most reads of cached bytes at a time: as many as there are requests.
+const READ_BUFFERS: usize = 64;
+
+/// Directory of the layout's version, below the cache's directory.
+const VERSION: &str = "v1";
+
+/// Cache of one opened checkpoint.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    /// As the caller wrote it.
+    directory: PathBuf,
+    folder: PathBuf,
+    shared: Arc<Shared>,
+}
+
+/// State that entries share with their cache.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    write_buffers: Arc<Buffers>,
+    read_buffers: Arc<Buffers>,
+    room: Room,
+    writer: Writer,
+    written: AtomicU64,
+    dropped: AtomicU64,
+    damaged: AtomicU64,
+    is_stopped: AtomicBool,
+    /// First reason why nothing more is written, or why an object has no entry.
+    reason: Mutex<Option<String>>,
+}
+
+/// Statistics of a cache, since its checkpoint was opened.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CacheStatistics {
+    pub(crate) directory: String,
+    pub(crate) written_bytes: u64,
+    pub(crate) dropped_bytes: u64,
+    pub(crate) damaged_bytes: u64,
+    pub(crate) reason: Option<String>,
+}
+
+impl Shared {
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Relaxed)
+    }
+
+    /// Stops writing. The first reason is kept.
+    fn stop(&self, reason: &str) {
+        if !self.is_stopped.swap(true, Ordering::Relaxed) {
+            tracing::warn!(reason, "nothing more is written to the cache");
+            *self.reason.lock() = Some(reason.to_owned());
+        }
+    }
+
+    /// Notes why an object is not cached.
+    fn note(&self, reason: &str) {
+        let mut noted = self.reason.lock();
+        if noted.is_none() {
+            *noted = Some(reason.to_owned());
+        }
+    }
+}
+
+impl Cache {
+    /// Opens the cache that the options name, if they do. Never fails: a cache that cannot be used
+    /// has the reason in its statistics.
+    pub(crate) fn from_options(options: &StoreOptions) -> Option<Arc<Self>> {
+        let directory = PathBuf::from(options.get("cache_dir")?);
+        let limit = options.get("cache_limit");
+        let limit = limit.and_then(|limit| parse_bytes(limit).ok());
+        let folder = std::path::absolute(&directory).unwrap_or_else(|_| directory.clone());
+        let folder = folder.join(VERSION);
+        let shared = Arc::new(Shared {
+            write_buffers: Buffers::new(WRITE_BUFFERS),
+            read_buffers: Buffers::new(READ_BUFFERS),
+            room: Room::new(&folder, limit),
+            writer: Writer::default(),
+            written: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            damaged: AtomicU64::new(0),
+            is_stopped: AtomicBool::new(false),
+            reason: Mutex::default(),
+        });
+        Some(Arc::new(Self {
+            directory,
+            folder,
+            shared,
+        }))
+    }
+
+    /// Opens the entry of an object in this state; `None` if it cannot have one.
+    pub(crate) fn entry(
+        &self,
+        location: &Location,
+        url: &RemoteUrl,
+        origin: &str,
+        identity: &ObjectIdentity,
+    ) -> Option<Arc<Entry>> {
+        if identity.len == 0 {
+            return None;
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+        let name = match key::entry_name(url, origin, identity, now) {
+            Ok(name) => name,
+            Err(reason) => {
+                self.shared
+                    .note(&format!("{location} is not cached: {reason}"));
+                return None;
+            }
+        };
+        let description = json!({
+            "format": key::FORMAT,
+            "location": location.to_string(),
+            "len": identity.len,
+            "e_tag": identity.e_tag,
+            "version": identity.version,
+            "modified": identity.modified,
+            "tile_bytes": TILE_BYTES,
+        });
+        let folder = self.folder.join(&name[..2]).join(&name);
+        let contents = if has_suffix(&url.path) {
+            "contents.safetensors"
+        } else {
+            "contents"
+        };
+        let opened = Entry::open(
+            &self.shared,
+            &folder,
+            contents,
+            identity.len,
+            &format!("{description:#}\n"),
+        );
+        match opened {
+            Ok(entry) => Some(Arc::new(entry)),
+            Err(error) => {
+                self.shared.stop(&format!("it cannot be used: {error}"));
+                None
+            }
+        }
+    }
+
+    /// Returns the statistics so far.
+    pub(crate) fn statistics(&self) -> CacheStatistics {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        CacheStatistics {
+            directory: self.directory.display().to_string(),
+            written_bytes: count(&self.shared.written),
+            dropped_bytes: count(&self.shared.dropped),
+            damaged_bytes: count(&self.shared.damaged) * TILE_BYTES,
+            reason: self.shared.reason.lock().clone(),
+        }
+    }
+}
+
+fn has_suffix(path: &str) -> bool {
+    Path::new(path).file_name().is_some_and(|name| {
+        let name = name.to_string_lossy();
+        name.ends_with(SUFFIX)
+    })
+}

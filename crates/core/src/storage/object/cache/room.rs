@@ -1,0 +1,172 @@
+//! Space that a cache may take: its limit, which eviction of the least recently used entries makes
+//! room for, and the free space of the disk, of which it leaves some.
+
+use std::fs::File;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, statvfs};
+
+use super::entry::STAMPS;
+use crate::options::format_bytes;
+use crate::sync::lock::Mutex;
+
+/// Bytes that are written before space is measured again: other processes write to the disk too.
+const MEASURED_BYTES: u64 = 64 << 20;
+
+/// Free space that is left: this fraction of the file system, but no more than
+/// [`LEFT_BYTES_MAX`].
+const LEFT_DIVISOR: u64 = 20;
+
+/// See [`LEFT_DIVISOR`].
+const LEFT_BYTES_MAX: u64 = 16 << 30;
+
+/// Name of the directory that entries are moved to before they are removed.
+const TRASH: &str = "removed";
+
+/// Space of a cache.
+#[derive(Debug)]
+pub(super) struct Room {
+    folder: PathBuf,
+    limit: Option<u64>,
+    /// Bytes that may be written before the next measurement.
+    left: Mutex<u64>,
+}
+
+/// Entry on disk.
+#[derive(Debug)]
+pub(super) struct Occupied {
+    pub(super) path: PathBuf,
+    /// Bytes on disk.
+    pub(super) bytes: u64,
+    pub(super) used: SystemTime,
+}
+
+impl Room {
+    /// Describes the space of the cache whose entries are below `folder`.
+    pub(super) fn new(folder: &Path, limit: Option<u64>) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            limit,
+            left: Mutex::new(0),
+        }
+    }
+
+    /// Takes space for a write.
+    ///
+    /// # Errors
+    ///
+    /// The reason why there is none.
+    pub(super) fn take(&self, bytes: u64) -> Result<(), String> {
+        let mut left = self.left.lock();
+        if *left < bytes {
+            *left = self.measure(bytes)?;
+        }
+        *left -= bytes;
+        Ok(())
+    }
+
+    /// Returns how many bytes may be written, at least `wanted`.
+    fn measure(&self, wanted: u64) -> Result<u64, String> {
+        let disk =
+            statvfs(&self.folder).map_err(|error| format!("no free space known: {error}"))?;
+        let size = disk.f_blocks.saturating_mul(disk.f_frsize);
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let kept = (size / LEFT_DIVISOR).min(LEFT_BYTES_MAX);
+        let room = free.saturating_sub(kept).min(MEASURED_BYTES.max(wanted));
+        if room < wanted {
+            return Err(format!(
+                "the disk is nearly full: {} are free, and {} of them are left alone",
+                format_bytes(free),
+                format_bytes(kept)
+            ));
+        }
+        let Some(limit) = self.limit else {
+            return Ok(room);
+        };
+        let used = self.make_room(limit.saturating_sub(room));
+        let room = limit.saturating_sub(used).min(room);
+        if room < wanted {
+            let limit = format_bytes(limit);
+            return Err(format!(
+                "its limit of {limit} is reached, and its other entries are in use"
+            ));
+        }
+        Ok(room)
+    }
+
+    /// Evicts entries, the least recently used ones first, until the others take at most `most`
+    /// bytes or are in use. Returns the bytes that they take.
+    pub(super) fn make_room(&self, most: u64) -> u64 {
+        let mut entries = occupied(&self.folder);
+        entries.sort_by_key(|entry| entry.used);
+        let mut used = entries.iter().map(|entry| entry.bytes).sum::<u64>();
+        for entry in entries {
+            if used <= most {
+                break;
+            }
+            if remove(&self.folder, &entry.path) {
+                used -= entry.bytes;
+            }
+        }
+        used
+    }
+}
+
+/// Returns the entries below `folder`.
+pub(super) fn occupied(folder: &Path) -> Vec<Occupied> {
+    let list = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        // Links are not followed.
+        let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        folders.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let is_name = |path: &Path, len: usize| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| {
+            name.len() == len && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+        })
+    };
+    let mut occupied = Vec::new();
+    for group in list(folder).into_iter().filter(|path| is_name(path, 2)) {
+        for path in list(&group).into_iter().filter(|path| is_name(path, 64)) {
+            let files = std::fs::read_dir(&path).into_iter().flatten().flatten();
+            let bytes = files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512));
+            let bytes = bytes.sum();
+            let stamps = std::fs::symlink_metadata(path.join(STAMPS));
+            let used = stamps.and_then(|stamps| stamps.modified());
+            occupied.push(Occupied {
+                path,
+                bytes,
+                used: used.unwrap_or(SystemTime::UNIX_EPOCH),
+            });
+        }
+    }
+    occupied
+}
+
+/// Removes an entry unless it is in use, and returns whether it did. It disappears from its place
+/// before its files are removed: no process sees half of it.
+pub(super) fn remove(folder: &Path, entry: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let stamps = rustix::fs::open(entry.join(STAMPS), flags, Mode::empty()).map(File::from);
+    // An entry without stamps is not in use: they are what is opened first.
+    if let Ok(stamps) = &stamps
+        && flock(stamps, FlockOperation::NonBlockingLockExclusive).is_err()
+    {
+        return false;
+    }
+    let trash = folder.join(TRASH);
+    let _ = std::fs::DirBuilder::new().mode(0o700).create(&trash);
+    let moved = trash.join(format!("{:016x}", fastrand::u64(..)));
+    if let Err(error) = std::fs::rename(entry, &moved) {
+        tracing::debug!(%error, "cannot evict an entry of the cache");
+        return false;
+    }
+    // Whatever a killed process left there goes too.
+    for left in std::fs::read_dir(&trash).into_iter().flatten().flatten() {
+        let _ = std::fs::remove_dir_all(left.path());
+    }
+    true
+}

@@ -1,0 +1,467 @@
+//! The cache of objects: what a load received is read from the disk next time, verified, by any
+//! process; and nothing that happens to the cache's files fails a load or changes a byte.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tload::testing::fixtures::Rng;
+use tload::{
+    CacheReport, Checkpoint, Loader, Location, Report, Result, Selection, StoreOptions, Tensor,
+    finish_caching,
+};
+use tload_testbed::{Fault, FaultyServer, Operation, Rule};
+
+use crate::fixtures::{assert_all, assert_same, even, folder, in_file_order, load, mixed, read};
+use crate::sites::{Site, faulty_at, faulty_web_at, on_sites, s3_options};
+
+const KEY: &str = "m.safetensors";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn cached_in(site: &mut Site, folder: &Path) {
+    let folder = folder.to_str().expect("UTF-8");
+    site.options.set("cache_dir", folder).expect("an option");
+}
+
+/// Loads everything, and waits until the cache has it.
+fn load_cached(site: &Site, key: &str) -> (Vec<Tensor>, Report) {
+    let checkpoint = site.checkpoint(key).expect("opens");
+    let loaded = load(&checkpoint, in_file_order()).expect("loads");
+    drop(checkpoint);
+    assert!(finish_caching(PATIENCE));
+    loaded
+}
+
+fn of_cache(report: &Report) -> &CacheReport {
+    report.cache.as_ref().expect("a load with a cache")
+}
+
+/// Returns the files of a cache with this name.
+fn files(folder: &Path, name: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(files(&path, name));
+        } else if entry.file_name() == name {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn contents(folder: &Path) -> Vec<PathBuf> {
+    files(folder, "contents.safetensors")
+}
+
+on_sites!(second_load_sends_no_request:
+    versitygw, versitygw_tls, s3s_fs, moto, fake_gcs, azurite, nginx, nginx_redirect, faulty, sliced);
+fn second_load_sends_no_request(site: &Rc<Site>) {
+    let folder = folder();
+    // Less than the buffers hold: nothing is dropped, however slow the disk.
+    let files = [mixed("a", 1, 24, 2 << 20), even("b", 2, 3, 3_000_001)];
+    let names = ["m/one.safetensors", "m/two.safetensors"];
+    let mut options = site.options.clone();
+    let directory = folder.path().to_str().expect("UTF-8");
+    options.set("cache_dir", directory).expect("an option");
+    for (name, file) in names.iter().zip(&files) {
+        site.put(name, file);
+    }
+    let locations = names.map(|name| site.location(name));
+    let load_all = || {
+        let checkpoint = Checkpoint::open_all_with(&locations, &options).expect("opens");
+        let loaded = load(&checkpoint, in_file_order()).expect("loads");
+        assert!(finish_caching(PATIENCE));
+        loaded
+    };
+    let (first, report) = load_all();
+    let files: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
+    assert_all(&first, &files);
+    assert!(report.requests > 0, "{report}");
+    assert_eq!(of_cache(&report).reason, None);
+    let (second, report) = load_all();
+    assert_same(&second, &first);
+    assert_eq!((report.requests, report.remote_bytes), (0, 0), "{report}");
+    assert_eq!(report.read_bytes, report.cached_bytes);
+    assert_eq!(of_cache(&report).written_bytes, 0);
+    // Complete files are plain ones.
+    let mut kept: Vec<_> = contents(folder.path()).iter().map(|it| read(it)).collect();
+    kept.sort();
+    let mut wanted: Vec<_> = files.iter().map(|file| file.to_vec()).collect();
+    wanted.sort();
+    assert!(kept == wanted, "the files in the cache");
+}
+
+/// A server and a site with a cache.
+struct Bench {
+    server: Arc<FaultyServer>,
+    site: Site,
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let server = Arc::new(FaultyServer::start());
+        let mut site = faulty_at(&server);
+        let folder = folder();
+        cached_in(&mut site, folder.path());
+        Self {
+            server,
+            site,
+            folder,
+        }
+    }
+
+    fn gets(&self) -> usize {
+        let requests = self.server.requests();
+        let gets = requests.iter().filter(|it| it.operation == Operation::Get);
+        gets.count()
+    }
+}
+
+#[test]
+fn replaced_object_is_loaded_anew() {
+    let bench = Bench::new();
+    let (old, new) = (even("t", 1, 4, 1 << 20), even("t", 2, 4, 1 << 20));
+    bench.site.put(KEY, &old);
+    assert_all(&load_cached(&bench.site, KEY).0, &[&old]);
+    bench.site.put(KEY, &new);
+    let (tensors, report) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&new]);
+    assert!(report.requests > 0, "{report}");
+    let (tensors, report) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&new]);
+    assert_eq!(report.requests, 0, "{report}");
+}
+
+#[test]
+fn damaged_bytes_are_requested_again_and_repaired() {
+    let bench = Bench::new();
+    let file = even("t", 1, 5, 3_000_000);
+    bench.site.put(KEY, &file);
+    load_cached(&bench.site, KEY);
+    let mut rng = Rng::new(5);
+    for name in ["contents.safetensors", "stamps"] {
+        for round in 0..12 {
+            let path = &files(bench.folder.path(), name)[0];
+            let mut bytes = read(path);
+            // The first bytes are the header, which the opening request brings.
+            let first = if name == "stamps" { 8 * 4 } else { 256 << 10 };
+            for _ in 0..=round {
+                let at = first + rng.index(bytes.len() - first);
+                bytes[at] ^= 1 << rng.index(8);
+            }
+            std::fs::write(path, &bytes).expect("writes");
+            let (tensors, report) = load_cached(&bench.site, KEY);
+            assert_all(&tensors, &[&file]);
+            assert!(report.requests > 0, "{report}");
+            let damaged = of_cache(&report).damaged_bytes;
+            assert_eq!(damaged > 0, name != "stamps", "{report}");
+            let (tensors, report) = load_cached(&bench.site, KEY);
+            assert_all(&tensors, &[&file]);
+            assert_eq!(report.requests, 0, "round {round}: {report}");
+        }
+    }
+}
+
+#[test]
+fn lost_truncated_and_foreign_files_are_no_bytes() {
+    let bench = Bench::new();
+    let file = even("t", 1, 5, 3_000_000);
+    bench.site.put(KEY, &file);
+    load_cached(&bench.site, KEY);
+    let path = |name: &str| files(bench.folder.path(), name)[0].clone();
+    let data = read(&path("contents.safetensors"));
+    let stamps = read(&path("stamps"));
+    let damages: [&dyn Fn(); 6] = [
+        &|| std::fs::write(path("contents.safetensors"), vec![0; data.len()]).expect("writes"),
+        &|| std::fs::write(path("contents.safetensors"), &data[..700_000]).expect("writes"),
+        &|| std::fs::remove_file(path("contents.safetensors")).expect("removes"),
+        &|| std::fs::write(path("stamps"), &stamps[..stamps.len() / 2 + 3]).expect("writes"),
+        &|| std::fs::write(path("stamps"), vec![0xFF; stamps.len()]).expect("writes"),
+        &|| std::fs::remove_dir_all(bench.folder.path().join("v1")).expect("removes"),
+    ];
+    for (number, damage) in damages.iter().enumerate() {
+        damage();
+        let (tensors, report) = load_cached(&bench.site, KEY);
+        assert_all(&tensors, &[&file]);
+        assert!(report.requests > 0, "damage {number}: {report}");
+        let (tensors, report) = load_cached(&bench.site, KEY);
+        assert_all(&tensors, &[&file]);
+        assert_eq!(report.requests, 0, "damage {number}: {report}");
+    }
+}
+
+#[test]
+fn selections_use_and_fill_the_same_entry() {
+    let bench = Bench::new();
+    let file = even("t", 1, 40, 300_000);
+    bench.site.put(KEY, &file);
+    let select = |names: &[&str]| {
+        let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+        let loader = Loader::new(checkpoint).options(in_file_order());
+        let loader = loader.tensors(Selection::names(names.iter().copied()));
+        let mut stream = loader.stream().expect("starts");
+        let tensors = stream.by_ref().collect::<Result<Vec<_>>>().expect("loads");
+        assert_eq!(tensors.len(), names.len());
+        let theirs = safetensors::SafeTensors::deserialize(&file).expect("valid");
+        for tensor in &tensors {
+            let wanted = theirs.tensor(tensor.name()).expect("there");
+            assert!(tensor.bytes() == wanted.data(), "{}", tensor.name());
+        }
+        let report = stream.report();
+        drop(stream);
+        assert!(finish_caching(PATIENCE));
+        report
+    };
+    let few = ["t3", "t20", "t39"];
+    assert_eq!(select(&few).cached_bytes, 0);
+    let again = select(&few);
+    assert_eq!(again.requests, 0, "{again}");
+    let (tensors, all) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&file]);
+    assert!(all.cached_bytes > 900_000 && all.requests > 0, "{all}");
+    let (_, all) = load_cached(&bench.site, KEY);
+    assert_eq!(all.requests, 0, "{all}");
+    assert_eq!(select(&["t7"]).requests, 0);
+}
+
+#[test]
+fn load_goes_on_where_an_interrupted_one_stopped() {
+    let bench = Bench::new();
+    let file = even("t", 1, 16, 1 << 20);
+    bench.site.put(KEY, &file);
+    let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+    let fails = Rule::always(Fault::status(403, "AccessDenied")).from_byte(9 << 20);
+    bench.server.fault(fails);
+    load(&checkpoint, in_file_order()).expect_err("the second half is denied");
+    drop(checkpoint);
+    assert!(finish_caching(PATIENCE));
+    bench.server.clear_faults();
+    let (tensors, report) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&file]);
+    assert!(report.requests > 0, "{report}");
+    let (_, report) = load_cached(&bench.site, KEY);
+    assert_eq!(report.requests, 0, "{report}");
+}
+
+#[test]
+fn unusable_directory_is_noted_and_fails_no_load() {
+    let bench = Bench::new();
+    let file = even("t", 1, 3, 100_000);
+    bench.site.put(KEY, &file);
+    let path = bench.folder.path().join("a file");
+    std::fs::write(&path, "not a directory").expect("writes");
+    for directory in [
+        path.clone(),
+        path.join("below"),
+        PathBuf::from("/proc/none"),
+    ] {
+        let mut site = faulty_at(&bench.server);
+        cached_in(&mut site, &directory);
+        let (tensors, report) = load_cached(&site, KEY);
+        assert_all(&tensors, &[&file]);
+        let reason = of_cache(&report).reason.clone().expect("a reason");
+        assert!(reason.contains("cannot be used"), "{reason}");
+        assert!(report.to_string().contains(&reason), "{report}");
+    }
+}
+
+#[test]
+fn objects_without_reliable_validator_are_not_cached() {
+    let server = Arc::new(FaultyServer::start());
+    server.leave_out_validators();
+    let mut site = faulty_web_at(&server);
+    let folder = folder();
+    cached_in(&mut site, folder.path());
+    let allowed = site.options.set("allow_unversioned", "true");
+    allowed.expect("an option");
+    let file = even("t", 1, 3, 100_000);
+    site.put(KEY, &file);
+    for _ in 0..2 {
+        let (tensors, report) = load_cached(&site, KEY);
+        assert_all(&tensors, &[&file]);
+        assert_eq!(report.cached_bytes, 0, "{report}");
+        let reason = of_cache(&report).reason.clone().expect("a reason");
+        assert!(reason.contains("is not cached"), "{reason}");
+    }
+    assert_eq!(contents(folder.path()), [""; 0].map(PathBuf::from));
+}
+
+#[test]
+fn limit_evicts_what_was_not_used_for_longest() {
+    let mut bench = Bench::new();
+    let limit = bench.site.options.set("cache_limit", "20MiB");
+    limit.expect("an option");
+    let all: Vec<_> = (0..4).map(|at| even("t", at, 4, 2 << 20)).collect();
+    for (at, file) in all.iter().enumerate() {
+        let key = format!("{at}.safetensors");
+        bench.site.put(&key, file);
+        let (tensors, report) = load_cached(&bench.site, &key);
+        assert_all(&tensors, &[file]);
+        assert_eq!(of_cache(&report).reason, None, "{report}");
+        assert!(contents(bench.folder.path()).len() <= 2);
+    }
+    // The last one is complete, the first one is gone.
+    let (_, report) = load_cached(&bench.site, "3.safetensors");
+    assert_eq!(report.requests, 0, "{report}");
+    let (tensors, report) = load_cached(&bench.site, "0.safetensors");
+    assert_all(&tensors, &[&all[0]]);
+    assert!(report.requests > 0, "{report}");
+}
+
+#[test]
+fn entries_in_use_are_not_evicted() {
+    let mut bench = Bench::new();
+    bench.site.options.set("cache_limit", "12MiB").expect("set");
+    let all: Vec<_> = (0..2).map(|at| even("t", at, 4, 2 << 20)).collect();
+    bench.site.put("0.safetensors", &all[0]);
+    bench.site.put("1.safetensors", &all[1]);
+    load_cached(&bench.site, "0.safetensors");
+    let open = bench.site.checkpoint("0.safetensors").expect("opens");
+    // Its limit leaves no room for another one.
+    let (tensors, _) = load_cached(&bench.site, "1.safetensors");
+    assert_all(&tensors, &[&all[1]]);
+    let (tensors, report) = load(&open, in_file_order()).expect("loads");
+    assert_all(&tensors, &[&all[0]]);
+    assert_eq!(report.requests, 0, "{report}");
+    drop(open);
+}
+
+#[test]
+fn no_secret_reaches_the_directory() {
+    const SECRET: &str = "hunter2";
+    let server = Arc::new(FaultyServer::start());
+    let folder = folder();
+    let file = even("t", 1, 3, 100_000);
+    server.put("models/m.safetensors", &*file);
+    let url = server
+        .url()
+        .replace("http://", &format!("http://me:{SECRET}@"));
+    let query = format!("X-Amz-Signature={SECRET}&X-Amz-Credential={SECRET}");
+    let directory = folder.path().to_str().expect("UTF-8");
+    let options = StoreOptions::from_pairs([
+        ("environment", "false"),
+        ("cache_dir", directory),
+        ("header.x-team", SECRET),
+    ]);
+    let options = options.expect("options");
+    for (number, url) in [
+        format!("{url}/models/m.safetensors?{query}"),
+        format!("{url}/models/m.safetensors?X-Amz-Signature=another"),
+        format!("{url}/models/m.safetensors?token={SECRET}"),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let location = Location::parse(url).expect("a URL");
+        let checkpoint = Checkpoint::open_with(&location, &options).expect("opens");
+        let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
+        assert!(finish_caching(PATIENCE));
+        assert_all(&tensors, &[&file]);
+        // Another signature is for the same object; an unknown query may be anything.
+        assert_eq!(report.requests == 0, number == 1, "{report}");
+        assert!(!format!("{report} {report:?}").contains(SECRET), "{report}");
+    }
+    let descriptions = files(folder.path(), "entry.json");
+    assert_eq!(descriptions.len(), 1);
+    for name in ["entry.json", "stamps", "contents.safetensors"] {
+        for path in files(folder.path(), name) {
+            let bytes = read(&path);
+            let is_there = bytes
+                .windows(SECRET.len())
+                .any(|it| it == SECRET.as_bytes());
+            assert!(!is_there && !path.to_string_lossy().contains(SECRET));
+        }
+    }
+}
+
+/// Variable with the endpoint and the cache's directory, one a line, for a child process.
+const MARK: &str = "TLOAD_TEST_CACHING";
+
+fn start_child(server: &FaultyServer, folder: &Path) -> Child {
+    let words = format!("{}\n{}", server.url(), folder.display());
+    let this = std::env::current_exe().expect("a process knows its executable");
+    Command::new(this)
+        .args(["--exact", "caching::child_loads", "--test-threads=1"])
+        .env(MARK, words)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("starts")
+}
+
+/// Loads in a child process of the tests below; does nothing otherwise.
+#[test]
+fn child_loads() {
+    let Some(words) = std::env::var_os(MARK) else {
+        return;
+    };
+    let words = words.into_string().expect("UTF-8");
+    let (endpoint, folder) = words.split_once('\n').expect("two");
+    let mut options = s3_options(endpoint);
+    options.set("cache_dir", folder).expect("an option");
+    let location = Location::parse("s3://models/m.safetensors").expect("a URL");
+    let checkpoint = Checkpoint::open_with(&location, options).expect("opens");
+    let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
+    assert!(finish_caching(PATIENCE));
+    // As the tests below put it.
+    assert_all(&tensors, &[&shared_file()]);
+}
+
+fn shared_file() -> Vec<u8> {
+    mixed("t", 9, 80, 1 << 20)
+}
+
+#[test]
+fn processes_share_one_directory() {
+    let bench = Bench::new();
+    let file = shared_file();
+    bench.site.put(KEY, &file);
+    let children: Vec<_> = (0..4)
+        .map(|_| start_child(&bench.server, bench.folder.path()))
+        .collect();
+    for mut child in children {
+        assert!(child.wait().expect("a child").success());
+    }
+    let (tensors, report) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&file]);
+    assert_eq!(report.requests, 0, "{report}");
+    assert_eq!(of_cache(&report).damaged_bytes, 0, "{report}");
+}
+
+/// Children are killed while they receive and write. What they leave is either absent or right.
+#[test]
+fn killed_writers_leave_nothing_that_is_read_as_bytes() {
+    let bench = Bench::new();
+    let file = shared_file();
+    bench.site.put(KEY, &file);
+    let mut rng = Rng::new(17);
+    for round in 0..12 {
+        let mut children = [(); 2].map(|()| start_child(&bench.server, bench.folder.path()));
+        let before = bench.server.counts().body_bytes;
+        let until = before + rng.below(2 * file.len() as u64);
+        // Without enough bytes to send, the children end by themselves.
+        bench
+            .server
+            .wait_until(Duration::from_millis(500), |counts| {
+                counts.body_bytes >= until
+            });
+        for child in &mut children {
+            let _ = child.kill();
+            child.wait().expect("a child");
+        }
+        if round % 3 == 2 {
+            let (tensors, report) = load_cached(&bench.site, KEY);
+            assert_all(&tensors, &[&file]);
+            assert_eq!(of_cache(&report).damaged_bytes, 0, "{report}");
+            let (_, report) = load_cached(&bench.site, KEY);
+            assert_eq!(report.requests, 0, "{report}");
+            std::fs::remove_dir_all(bench.folder.path().join("v1")).expect("removes");
+        }
+    }
+    assert!(bench.gets() > 0);
+}
