@@ -74,7 +74,16 @@ pub(crate) fn assert_nothing_is_left(simulation: &Simulation, watched: &Watched)
         "{usage:?}: beyond the limit of {}",
         simulation.memory_limit
     );
-    assert_eq!(usage.charged, 0, "bytes still charged after the load");
+    // A lane that a busy machine runs late drops its last memory after the stream's end.
+    let started = Instant::now();
+    while watched.usage().charged > 0 && started.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+    assert_eq!(
+        watched.usage().charged,
+        0,
+        "bytes still charged after the load"
+    );
     assert_eq!(watched.in_flight(), InFlight::default(), "still in flight");
 }
 
