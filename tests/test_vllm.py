@@ -115,6 +115,7 @@ def test_all_config_keys_accepted() -> None:
         "depth": 8,
         "in_flight_bytes": "16 MiB",
         "extent_bytes": 1 << 20,
+        "align": 64,
         "lanes": 2,
         "memory_limit": "1 GiB",
         "device_memory_limit": 1 << 30,

@@ -271,6 +271,58 @@ fn unusable_directory_is_noted_and_fails_no_load() {
     }
 }
 
+/// Mounted file system, until it is dropped.
+#[cfg(target_os = "linux")]
+struct Mounted(PathBuf);
+
+#[cfg(target_os = "linux")]
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn full_disk_and_read_only_one_are_noted_and_fail_no_load() {
+    use rustix::mount::{MountFlags, mount, mount_remount};
+
+    let bench = Bench::new();
+    let file = even("t", 1, 8, 3 << 20);
+    bench.site.put(KEY, &file);
+    let path = bench.folder.path();
+    let mounted = mount("tmpfs", path, "tmpfs", MountFlags::empty(), c"size=12M");
+    let mounted = mounted.map_err(|errno| format!("cannot mount a tmpfs: {errno}"));
+    let Some(()) = tload_testbed::require_named("mount", mounted) else {
+        return;
+    };
+    let _mounted = Mounted(path.to_owned());
+
+    let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+    assert_all(
+        &load(&checkpoint, in_file_order()).expect("loads").0,
+        &[&file],
+    );
+    assert!(finish_caching(PATIENCE));
+    let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
+    assert_all(&tensors, &[&file]);
+    let cache = of_cache(&report);
+    assert!(
+        cache.written_bytes > 0 && report.cached_bytes > 0,
+        "{report}"
+    );
+    let reason = cache.reason.as_deref().expect("a reason");
+    assert!(reason.contains("the disk is nearly full"), "{reason}");
+    drop(checkpoint);
+
+    mount_remount(path, MountFlags::RDONLY, c"").expect("nothing is open for writing");
+    let (tensors, report) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&file]);
+    assert!(report.cached_bytes > 0, "{report}");
+    let reason = of_cache(&report).reason.as_deref().expect("a reason");
+    assert!(reason.contains("cannot be written to"), "{reason}");
+}
+
 #[test]
 fn objects_without_reliable_validator_are_not_cached() {
     let server = Arc::new(FaultyServer::start());

@@ -20,7 +20,7 @@ const MEASURED_BYTES: u64 = 64 << 20;
 const LEFT_DIVISOR: u64 = 20;
 
 /// See [`LEFT_DIVISOR`].
-const LEFT_BYTES_MAX: u64 = 16 << 30;
+const LEFT_BYTES_MAX: u64 = 2 << 30;
 
 /// Name of the directory that entries are moved to before they are removed.
 const TRASH: &str = "removed";
