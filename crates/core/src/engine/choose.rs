@@ -8,6 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 #[cfg(feature = "object")]
+use super::cached::CachedEngine;
+#[cfg(feature = "object")]
 use super::object::{ObjectEngine, ObjectSetup};
 use super::pread::PreadEngine;
 use super::remote::{RemoteEngine, RemoteSetup};
@@ -192,6 +194,15 @@ pub fn open_objects(setup: &Arc<ObjectSetup>) -> OpenedEngine {
         features,
         refusal: None,
     }
+}
+
+/// Puts an engine for the cached files of the objects in front of the store.
+#[cfg(feature = "object")]
+pub(crate) fn open_cached(files: OpenedEngine, setup: &Arc<ObjectSetup>) -> OpenedEngine {
+    let mut opened = files;
+    opened.features.push("cached objects".to_owned());
+    opened.engine = Box::new(CachedEngine::new(opened.engine, setup));
+    opened
 }
 
 /// Returns the number of threads: copies from memory are limited by cores, reads from a device by

@@ -4,6 +4,8 @@
 //! it back, so the kernel never writes to memory that has another owner. The order of extents is
 //! not its concern.
 
+#[cfg(feature = "object")]
+mod cached;
 mod choose;
 mod fill;
 #[cfg(feature = "object")]
@@ -25,6 +27,8 @@ mod uring;
 mod uring;
 mod work;
 
+#[cfg(feature = "object")]
+pub(crate) use choose::open_cached;
 #[cfg(feature = "object")]
 pub use choose::open_objects;
 pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open};
@@ -68,8 +72,10 @@ pub struct Done {
     /// The job's `extent`.
     pub extent: usize,
     /// The window with at least the needed bytes in it; or an error, and then the window is free
-    /// again.
+    /// again, unless it is in `window`.
     pub result: Result<Filled, Error>,
+    /// The window of a job that failed, if the engine hands it back: another engine may fill it.
+    pub window: Option<Lease>,
     /// Statistics of the job's reads.
     pub transfer: Transfer,
 }
@@ -80,6 +86,7 @@ impl Done {
         Self {
             extent,
             result: Err(error),
+            window: None,
             transfer: Transfer::default(),
         }
     }

@@ -453,6 +453,7 @@ impl Running {
             done.push(Done {
                 extent: job.extent,
                 result: Ok(job.filling.finish()),
+                window: None,
                 transfer: std::mem::take(&mut self.transfer),
             });
         }

@@ -109,9 +109,9 @@ fn advance(file: &ReadFile, task: Task, work: &Work<Task>) -> Outcome {
     let extent = job.extent;
     let is_view = job.lease.is_view();
     let (mut state, mut next) = begun.unwrap_or_else(|| Fill::new(&job, file));
-    let result = loop {
+    let error = loop {
         if work.is_stopping() {
-            break Err(cancelled());
+            break cancelled();
         }
         if is_view {
             return show(file, job, state, next);
@@ -126,15 +126,24 @@ fn advance(file: &ReadFile, task: Task, work: &Work<Task>) -> Outcome {
                 let begun = Some((state, read));
                 return Outcome::Later(Task { job, begun }, pause);
             }
-            // SAFETY: `Fill` counts from 0 what `pread` reported without leaving a gap, and the
-            // call has returned.
-            Step::Filled(len) => break Ok(unsafe { job.lease.assume_filled(len) }),
-            Step::Failed(error) => break Err(error),
+            Step::Filled(len) => {
+                // SAFETY: `Fill` counts from 0 what `pread` reported without leaving a gap, and the
+                // call has returned.
+                let filled = unsafe { job.lease.assume_filled(len) };
+                return Outcome::Done(Done {
+                    extent,
+                    result: Ok(filled),
+                    window: None,
+                    transfer: state.transfer,
+                });
+            }
+            Step::Failed(error) => break error,
         }
     };
     Outcome::Done(Done {
         extent,
-        result,
+        result: Err(error),
+        window: Some(job.lease),
         transfer: state.transfer,
     })
 }
@@ -162,6 +171,7 @@ fn show(file: &ReadFile, mut job: Job, mut state: Fill, next: Read) -> Outcome {
     Outcome::Done(Done {
         extent,
         result,
+        window: None,
         transfer: state.transfer,
     })
 }

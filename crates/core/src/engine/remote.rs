@@ -137,6 +137,7 @@ fn filled(claim: Claim, is_received: bool) -> Done {
     Done {
         extent: claim.extent,
         result: Ok(claim.lease.written(claim.needed)),
+        window: None,
         transfer,
     }
 }

@@ -91,6 +91,7 @@ impl SharedEngine {
         Done {
             extent: job.extent,
             result,
+            window: None,
             transfer: Transfer {
                 received_bytes,
                 ..Transfer::default()

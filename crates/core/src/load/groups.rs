@@ -14,11 +14,15 @@ use crate::error::Result;
 use crate::error::{Error, ErrorKind};
 use crate::memory::FileView;
 use crate::options::CacheMode;
+#[cfg(feature = "object")]
+use crate::options::Location;
 use crate::options::Options;
 use crate::report::CacheReport;
 use crate::schedule::Member;
 #[cfg(feature = "object")]
-use crate::storage::{ObjectSource, unversioned_note};
+use crate::storage::object::cache::{Entry, TILE_BYTES};
+#[cfg(feature = "object")]
+use crate::storage::{FileSource, ObjectSource, unversioned_note};
 use crate::storage::{ReadFile, ReadHints, RefusedDirect, Source, of_many};
 use crate::sync::detached::{PendingOps, run_with_timeout};
 use crate::sync::parallel::parallel_map;
@@ -42,6 +46,9 @@ pub(crate) enum Group {
     /// Objects of one store.
     #[cfg(feature = "object")]
     Objects(Arc<[ObjectSource]>),
+    /// Objects that the cache has all bytes of, and its files of them, on one file system.
+    #[cfg(feature = "object")]
+    Cached(Arc<[ReadFile]>, Arc<[ObjectSource]>),
     /// Regions that the leader of the node reads.
     Shared(Arc<SharedRegions>),
     /// Bytes that other nodes read.
@@ -153,10 +160,22 @@ enum OpenedSource {
     File(ReadFile),
     #[cfg(feature = "object")]
     Object(ObjectSource),
+    #[cfg(feature = "object")]
+    Cached(ReadFile, ObjectSource),
+}
+
+/// Way to objects that the cache has all bytes of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CachedObjects {
+    /// An engine for files reads them, in whole tiles of the cache.
+    AsFiles,
+    /// The engine for objects reads them, at any offset: other ranks arrange the same bytes.
+    AsObjects,
 }
 
 impl Sources {
-    /// Opens `shards` according to `options`, for reads of the ranges given with each.
+    /// Opens `shards` according to `options`, for reads of the ranges given with each. `cached`
+    /// is the way to objects in the cache.
     ///
     /// # Errors
     ///
@@ -165,6 +184,7 @@ impl Sources {
     pub(crate) fn open(
         shards: Vec<(ShardSource, Vec<Range<u64>>)>,
         options: &Options,
+        cached: CachedObjects,
     ) -> Result<Self> {
         let count = shards.len();
         let opened = {
@@ -176,7 +196,9 @@ impl Sources {
                     &shards,
                     OPENED_AT_A_TIME,
                     |(shard, wanted)| {
-                        waits.during(shard.location(), || open(shard, wanted, &options, &refused))
+                        waits.during(shard.location(), || {
+                            open(shard, wanted, &options, &refused, cached)
+                        })
                     },
                 ))
             })?
@@ -230,7 +252,7 @@ impl Sources {
             Group::Shared(shared) => Some(Arc::clone(shared)),
             Group::Files(_) | Group::Remote(_) => None,
             #[cfg(feature = "object")]
-            Group::Objects(_) => None,
+            Group::Objects(_) | Group::Cached(..) => None,
         })
     }
 
@@ -255,7 +277,7 @@ impl Sources {
         self.groups[group].hints(index)
     }
 
-    /// Returns all files.
+    /// Returns all files, also those of the cache.
     pub(crate) fn files(&self) -> impl Iterator<Item = &ReadFile> {
         self.groups.iter().flat_map(|group| group.files().iter())
     }
@@ -267,10 +289,14 @@ impl Sources {
     ///
     /// [`crate::ErrorKind::Changed`], and any error of the check itself.
     pub(crate) fn verify_unchanged(&self) -> Result<()> {
-        self.files().try_for_each(ReadFile::verify_unchanged)?;
         for group in &self.groups {
-            if let Group::Shared(shared) = group {
-                shared.verify_unchanged()?;
+            match group {
+                Group::Files(files) => files.iter().try_for_each(ReadFile::verify_unchanged)?,
+                Group::Shared(shared) => shared.verify_unchanged()?,
+                Group::Remote(_) => {}
+                // Other processes may write to files of the cache. Each tile has been verified.
+                #[cfg(feature = "object")]
+                Group::Objects(_) | Group::Cached(..) => {}
             }
         }
         #[cfg(feature = "object")]
@@ -302,7 +328,7 @@ impl Sources {
     #[cfg(feature = "object")]
     fn objects(&self) -> impl Iterator<Item = &ObjectSource> {
         self.groups.iter().flat_map(|group| match group {
-            Group::Objects(objects) => &**objects,
+            Group::Objects(objects) | Group::Cached(_, objects) => &**objects,
             Group::Files(_) | Group::Shared(_) | Group::Remote(_) => &[],
         })
     }
@@ -362,15 +388,19 @@ impl OpenedSource {
     /// Returns whether both sources share limits.
     fn is_beside(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::File(one), Self::File(other)) => {
-                one.source().identity().device == other.source().identity().device
-            }
+            (Self::File(one), Self::File(other)) => share_device(one, other),
+            #[cfg(feature = "object")]
+            (Self::Cached(one, _), Self::Cached(other, _)) => share_device(one, other),
             #[cfg(feature = "object")]
             (Self::Object(one), Self::Object(other)) => one.shares_store(other),
             #[cfg(feature = "object")]
             _ => false,
         }
     }
+}
+
+fn share_device(one: &ReadFile, other: &ReadFile) -> bool {
+    one.source().identity().device == other.source().identity().device
 }
 
 impl Group {
@@ -384,11 +414,18 @@ impl Group {
                 OpenedSource::File(file) => files.push(file),
                 #[cfg(feature = "object")]
                 OpenedSource::Object(object) => objects.push(object),
+                #[cfg(feature = "object")]
+                OpenedSource::Cached(file, object) => {
+                    files.push(file);
+                    objects.push(object);
+                }
             }
         }
         #[cfg(feature = "object")]
-        if !objects.is_empty() {
-            return Self::Objects(objects.into());
+        match (files.is_empty(), objects.is_empty()) {
+            (_, true) => {}
+            (true, false) => return Self::Objects(objects.into()),
+            (false, false) => return Self::Cached(files.into(), objects.into()),
         }
         Self::Files(files.into())
     }
@@ -398,6 +435,11 @@ impl Group {
             Self::Files(files) => files[index].hints(),
             #[cfg(feature = "object")]
             Self::Objects(objects) => objects[index].hints(),
+            #[cfg(feature = "object")]
+            Self::Cached(files, _) => ReadHints {
+                alignment: files[index].alignment().max(TILE_BYTES),
+                ..files[index].hints()
+            },
             Self::Shared(shared) => shared.hints,
             Self::Remote(_) => REMOTE_HINTS,
         }
@@ -407,7 +449,9 @@ impl Group {
         match self {
             Self::Files(files) => files[index].source().location().to_string(),
             #[cfg(feature = "object")]
-            Self::Objects(objects) => objects[index].location().to_string(),
+            Self::Objects(objects) | Self::Cached(_, objects) => {
+                objects[index].location().to_string()
+            }
             Self::Shared(shared) => shared.names[index].clone(),
             Self::Remote(remote) => remote.names[index].clone(),
         }
@@ -416,11 +460,9 @@ impl Group {
     /// Returns the name of what they share: `ext4 (8:1)`, `s3`.
     pub(crate) fn name(&self) -> String {
         match self {
-            Self::Files(files) => files.first().map_or_else(String::new, |file| {
-                let file_system = file.source().file_system();
-                let (major, minor) = file_system.device;
-                format!("{} ({major}:{minor})", file_system.name)
-            }),
+            Self::Files(files) => name_of(files),
+            #[cfg(feature = "object")]
+            Self::Cached(files, _) => format!("cache on {}", name_of(files)),
             #[cfg(feature = "object")]
             Self::Objects(objects) => {
                 let url = objects
@@ -441,7 +483,7 @@ impl Group {
                 .map(|file| file.source().retry_counter())
                 .collect(),
             #[cfg(feature = "object")]
-            Self::Objects(objects) => objects
+            Self::Objects(objects) | Self::Cached(_, objects) => objects
                 .iter()
                 .map(|object| object.remote().retry_counter())
                 .collect(),
@@ -454,6 +496,8 @@ impl Group {
         match self {
             Self::Files(files) => files,
             #[cfg(feature = "object")]
+            Self::Cached(files, _) => files,
+            #[cfg(feature = "object")]
             Self::Objects(_) => &[],
             Self::Shared(_) | Self::Remote(_) => &[],
         }
@@ -465,7 +509,10 @@ fn open(
     wanted: &[Range<u64>],
     options: &Options,
     refused: &RefusedDirect,
+    cached: CachedObjects,
 ) -> Result<OpenedSource> {
+    // Without objects there is no cache.
+    let _ = cached;
     match shard {
         ShardSource::File(file) => {
             let retries = options
@@ -486,6 +533,27 @@ fn open(
         .with_location(object.location())
         .with_hint("use ‹cache=auto›, or copy the checkpoint to a disk first")),
         #[cfg(feature = "object")]
-        ShardSource::Object(object) => Ok(OpenedSource::Object(object.clone())),
+        ShardSource::Object(object) => {
+            let file = || object.entry().filter(|entry| entry.is_complete());
+            let file = (cached == CachedObjects::AsFiles).then(file).flatten();
+            let open = |entry: &Arc<Entry>| {
+                let location = Location::from_path(entry.path());
+                let file = Arc::new(FileSource::open_with(&location, Some(0))?);
+                ReadFile::open_with(file, options.cache, refused, Retries::NONE, wanted)
+            };
+            Ok(match file.map(open) {
+                Some(Ok(file)) => OpenedSource::Cached(file, object.clone()),
+                None | Some(Err(_)) => OpenedSource::Object(object.clone()),
+            })
+        }
     }
+}
+
+/// Returns the name of the file system that files are on.
+fn name_of(files: &[ReadFile]) -> String {
+    files.first().map_or_else(String::new, |file| {
+        let file_system = file.source().file_system();
+        let (major, minor) = file_system.device;
+        format!("{} ({major}:{minor})", file_system.name)
+    })
 }

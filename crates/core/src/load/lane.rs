@@ -40,6 +40,9 @@ pub(crate) enum LaneEngine {
         choice: EngineChoice,
         /// Reason for this kind.
         reason: String,
+        /// The objects, if the files are those of the cache.
+        #[cfg(feature = "object")]
+        store: Option<Arc<ObjectSetup>>,
     },
     #[cfg(feature = "object")]
     Objects {
@@ -300,6 +303,15 @@ fn run<S: Sink>(
 }
 
 impl LaneEngine {
+    /// Requests from a store what files of the cache turn out not to have.
+    #[cfg(feature = "object")]
+    pub(crate) fn with_store(mut self, objects: ObjectSetup) -> Self {
+        if let Self::Files { store, .. } = &mut self {
+            *store = Some(Arc::new(objects));
+        }
+        self
+    }
+
     /// Opens the engine on the calling thread, which must be the one that uses it.
     fn open(&self, group: usize) -> Result<(Box<dyn Engine>, OpenedEngine)> {
         let (opened, requested, reason) = match self {
@@ -308,11 +320,17 @@ impl LaneEngine {
                 kind,
                 choice,
                 reason,
-            } => (
-                engine::open(*kind, *choice, setup)?,
-                choice.name(),
-                reason.clone(),
-            ),
+                #[cfg(feature = "object")]
+                store,
+            } => {
+                let opened = engine::open(*kind, *choice, setup)?;
+                #[cfg(feature = "object")]
+                let opened = match store {
+                    Some(store) => engine::open_cached(opened, store),
+                    None => opened,
+                };
+                (opened, choice.name(), reason.clone())
+            }
             #[cfg(feature = "object")]
             Self::Objects { setup, choice } => (
                 engine::open_objects(setup),

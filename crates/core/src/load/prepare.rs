@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::destinations::Destinations;
-use super::groups::{Group, RemoteSources, SharedRegions, Sources};
+use super::groups::{CachedObjects, Group, RemoteSources, SharedRegions, Sources};
 use super::lane::{LaneEngine, LaneSetup};
 use super::pipeline::Feed;
+#[cfg(feature = "object")]
+use super::shares::occasional_requests;
 use super::shares::{Others, RemoteShares, SharedSources, reread};
 use super::wanted::{in_file_order, layouts, own_shards, places, refuse_too_many_reads, wanted};
 use crate::checkpoint::Checkpoint;
@@ -71,6 +73,11 @@ impl Prepared {
         if options.cache == CacheMode::Map {
             refuse_views(checkpoint, &tensors, &destinations, options)?;
         }
+        // Reads of ranks begin where those of the others do.
+        let cached = match &others {
+            None => CachedObjects::AsFiles,
+            Some(_) => CachedObjects::AsObjects,
+        };
         let (shares, remote) = Others::split(others);
         let places = places(&tensors, shares.as_ref());
         let (remote_sources, of_others) = match &remote {
@@ -80,7 +87,7 @@ impl Prepared {
         let is_own = |index: usize| places[index].is_none() && of_others[index].is_none();
         let (own, source_of) = own_shards(checkpoint, &tensors, is_own);
         let first_source = own.len();
-        let mut sources = Sources::open(own, options)?;
+        let mut sources = Sources::open(own, options, cached)?;
         let regions: BTreeSet<usize> = places.iter().flatten().map(|place| place.0).collect();
         let regions: Vec<usize> = regions.into_iter().collect();
         if let Some(shares) = &shares {
@@ -155,10 +162,8 @@ impl Prepared {
         }
         let mut groups = self.sources.groups().iter();
         groups.any(|group| match group {
-            Group::Files(files) => files.iter().any(|it| it.reads_direct() && !it.is_copied()),
-            #[cfg(feature = "object")]
-            Group::Objects(_) => false,
             Group::Shared(_) | Group::Remote(_) => false,
+            group => (group.files().iter()).any(|it| it.reads_direct() && !it.is_copied()),
         })
     }
 
@@ -187,14 +192,10 @@ impl Prepared {
     /// initial value, since more rarely helps; for stores and network file systems it is the
     /// maximum.
     pub(crate) fn in_flight_bytes(&self) -> u64 {
-        let room = |(group, limits): (&Group, &Limits)| match group {
-            Group::Files(files) if !files.iter().any(ReadFile::is_far) => {
-                limits.depth.start().bytes
-            }
-            Group::Files(_) => limits.depth.bytes(),
-            #[cfg(feature = "object")]
-            Group::Objects(_) => limits.depth.bytes(),
-            Group::Shared(_) | Group::Remote(_) => limits.depth.bytes(),
+        let room = |(group, limits): (&Group, &Limits)| match group.files() {
+            [] => limits.depth.bytes(),
+            files if files.iter().any(ReadFile::is_far) => limits.depth.bytes(),
+            _ => limits.depth.start().bytes,
         };
         self.sources
             .groups()
@@ -267,6 +268,12 @@ impl Prepared {
             let depth = limits.depth.jobs().min(extents).max(1);
             let (engine, count) = match sources {
                 Group::Files(files) => files_engine(files, depth, options, slab),
+                #[cfg(feature = "object")]
+                Group::Cached(files, objects) => {
+                    let (engine, count) = files_engine(files, depth, options, slab);
+                    let setup = occasional_requests(objects, depth, options, feed.cancel());
+                    (engine.with_store(setup), count)
+                }
                 #[cfg(feature = "object")]
                 Group::Objects(objects) => (
                     self.objects_engine(group, objects, depth, options, feed),
@@ -388,6 +395,8 @@ fn files_engine(
         kind,
         choice: options.engine,
         reason,
+        #[cfg(feature = "object")]
+        store: None,
     };
     let fixed = options.lanes.map(LaneCount::fixed);
     (engine, fixed.unwrap_or_else(|| lanes_for(kind, files)))
@@ -462,6 +471,8 @@ fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Li
     let longest = windows.max().unwrap_or(0);
     match &sources.groups()[group] {
         Group::Files(_) => Limits::for_files(options, &hints, longest),
+        #[cfg(feature = "object")]
+        Group::Cached(..) => Limits::for_files(options, &hints, longest),
         #[cfg(feature = "object")]
         Group::Objects(_) => Limits::for_objects(options, &hints, longest),
         Group::Shared(_) | Group::Remote(_) => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::destinations::{Destination, Destinations};
-use super::groups::{Group, SharedRegions, Sources};
+use super::groups::{CachedObjects, Group, SharedRegions, Sources};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{
     self, Engine, EngineSetup, RemoteSetup, RemoteSource, RereadSetup, StorageEngines,
@@ -257,11 +257,16 @@ fn open(
         let end = region.offset + region.len as u64;
         shards[source].1.push(region.offset..end);
     }
-    let sources = Sources::open(shards, options)?;
+    let sources = Sources::open(shards, options, CachedObjects::AsObjects)?;
     let engines = sources.groups().iter().map(|group| match group {
         Group::Files(files) => engine_for_files(files, DEPTH, options),
         #[cfg(feature = "object")]
-        Group::Objects(objects) => Ok(engine_for_objects(objects, DEPTH, options, cancel)),
+        Group::Objects(objects) => {
+            let setup = occasional_requests(objects, DEPTH, options, cancel);
+            Ok(engine::open_objects(&Arc::new(setup)).engine)
+        }
+        #[cfg(feature = "object")]
+        Group::Cached(..) => unreachable!("opened as objects"),
         Group::Shared(_) | Group::Remote(_) => unreachable!("opened from files and objects"),
     });
     let engines = engines.collect::<Result<_>>()?;
@@ -291,26 +296,26 @@ fn engine_for_files(
     Ok(engine::open(kind, options.engine, &setup)?.engine)
 }
 
-/// Opens an engine for objects, for reads of a rank's own in place of the leader's.
+/// Returns the configuration of an engine for objects that another engine reads, except for some
+/// bytes.
 #[cfg(feature = "object")]
-fn engine_for_objects(
+pub(super) fn occasional_requests(
     objects: &Arc<[ObjectSource]>,
     depth: usize,
     options: &Options,
     cancel: &Arc<CancelFlag>,
-) -> Box<dyn Engine> {
+) -> engine::ObjectSetup {
     let hints = objects[0].hints();
-    let setup = engine::ObjectSetup {
+    engine::ObjectSetup {
         objects: Arc::clone(objects),
         connections: options.depth.unwrap_or(hints.depth),
         in_flight_bytes: None,
         request_bytes: options.extent_bytes.unwrap_or(hints.request_bytes),
-        // Unknown: the leader may have read most of them.
+        // Unknown: most of them come another way.
         total_bytes: hints.in_flight_bytes,
         retries: options.retries.map(Retries::up_to),
         hedge: options.hedge.unwrap_or(true),
         depth,
         cancel: Arc::clone(cancel),
-    };
-    engine::open_objects(&Arc::new(setup)).engine
+    }
 }

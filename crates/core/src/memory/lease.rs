@@ -296,6 +296,12 @@ impl Filled {
         self.is_gathered
     }
 
+    /// Gives up the bytes, for the window to be filled again.
+    #[cfg(feature = "object")]
+    pub(crate) fn into_lease(self) -> Lease {
+        self.lease
+    }
+
     /// Bytes that were read.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer

@@ -34,6 +34,7 @@ impl Engine for NullEngine {
         self.ended.push(Done {
             extent: job.extent,
             result: Ok(job.lease.written(job.needed)),
+            window: None,
             transfer: Transfer {
                 direct_bytes: job.needed as u64,
                 ..Transfer::default()

@@ -213,6 +213,7 @@ impl SimEngine {
         Done {
             extent: job.extent,
             result,
+            window: None,
             transfer,
         }
     }

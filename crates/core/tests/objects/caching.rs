@@ -1,6 +1,7 @@
 //! The cache of objects: what a load received is read from the disk next time, verified, by any
 //! process; and nothing that happens to the cache's files fails a load or changes a byte.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
@@ -10,8 +11,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tload::testing::fixtures::Rng;
 use tload::{
-    CacheReport, Checkpoint, Loader, Location, Report, Result, Selection, StoreOptions, Tensor,
-    finish_caching,
+    CacheReport, Checkpoint, EngineChoice, Loader, Location, Report, Result, Selection,
+    StoreOptions, Tensor, finish_caching,
 };
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
@@ -87,6 +88,14 @@ fn second_load_sends_no_request(site: &Rc<Site>) {
     assert_same(&second, &first);
     assert_eq!((report.requests, report.remote_bytes), (0, 0), "{report}");
     assert_eq!(report.read_bytes, report.cached_bytes);
+    // By an engine for files.
+    assert!(
+        report
+            .engine
+            .features
+            .iter()
+            .any(|it| it == "cached objects")
+    );
     assert_eq!(of_cache(&report).written_bytes, 0);
     // Complete files are plain ones.
     let mut kept: Vec<_> = contents(folder.path()).iter().map(|it| read(it)).collect();
@@ -193,6 +202,26 @@ fn lost_truncated_and_foreign_files_are_no_bytes() {
         let (tensors, report) = load_cached(&bench.site, KEY);
         assert_all(&tensors, &[&file]);
         assert_eq!(report.requests, 0, "damage {number}: {report}");
+    }
+}
+
+/// The entry is complete when the checkpoint is opened, and is not when it is read.
+#[test]
+fn bytes_that_disappear_meanwhile_are_requested() {
+    for engine in [EngineChoice::Auto, EngineChoice::Pread] {
+        let bench = Bench::new();
+        let file = mixed("t", 1, 30, 1 << 20);
+        bench.site.put(KEY, &file);
+        load_cached(&bench.site, KEY);
+        let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+        let path = &contents(bench.folder.path())[0];
+        let cut = File::options().write(true).open(path).expect("opens");
+        cut.set_len(file.len() as u64 / 2).expect("cuts");
+        let mut options = in_file_order();
+        options.engine = engine;
+        let (tensors, report) = load(&checkpoint, options).expect("loads");
+        assert_all(&tensors, &[&file]);
+        assert!(report.requests > 0 && report.cached_bytes > 0, "{report}");
     }
 }
 
@@ -483,6 +512,46 @@ fn processes_share_one_directory() {
     assert_all(&tensors, &[&file]);
     assert_eq!(report.requests, 0, "{report}");
     assert_eq!(of_cache(&report).damaged_bytes, 0, "{report}");
+}
+
+/// The others wait for what one of them requests: each byte leaves the store once.
+#[test]
+fn first_of_several_processes_requests_for_all() {
+    let bench = Bench::new();
+    let file = shared_file();
+    bench.site.put(KEY, &file);
+    // Slow enough for all of them to be there before the first one is done.
+    let slow = Fault::Delay(Duration::from_millis(300));
+    bench.server.fault(Rule::always(slow).on(Operation::Get));
+    let children: Vec<_> = (0..8)
+        .map(|_| start_child(&bench.server, bench.folder.path()))
+        .collect();
+    for mut child in children {
+        assert!(child.wait().expect("a child").success());
+    }
+    let sent = bench.server.counts().body_bytes;
+    // Each process opens the object by itself.
+    let headers = 8 * (1 << 20);
+    assert!(sent < file.len() as u64 + headers, "{sent} bytes");
+}
+
+/// A process that holds a claim and does nothing delays the others, and no more.
+#[test]
+fn process_that_stands_still_is_not_waited_for() {
+    let bench = Bench::new();
+    let file = shared_file();
+    bench.site.put(KEY, &file);
+    let held = Rule::always(Fault::StallHeaders).on(Operation::Get);
+    bench.server.fault(held.from_byte(1));
+    let mut stuck = start_child(&bench.server, bench.folder.path());
+    bench
+        .server
+        .wait_until(PATIENCE, |counts| counts.body_bytes > 0);
+    bench.server.clear_faults();
+    let (tensors, _) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&file]);
+    let _ = stuck.kill();
+    stuck.wait().expect("a child");
 }
 
 /// Children are killed while they receive and write. What they leave is either absent or right.

@@ -170,6 +170,7 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
     Done {
         extent,
         result,
+        window: None,
         transfer: state.transfer,
     }
 }

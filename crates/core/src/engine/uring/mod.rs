@@ -96,6 +96,7 @@ impl UringEngine {
                 done.push(Done {
                     extent: job.extent,
                     result: Ok(filled),
+                    window: None,
                     transfer: fill.transfer,
                 });
             }
@@ -115,6 +116,7 @@ impl UringEngine {
         done.push(Done {
             extent: job.extent,
             result: Err(error),
+            window: Some(job.lease),
             transfer: fill.transfer,
         });
     }

@@ -3,6 +3,7 @@
 //! ```text
 //!  v1/3f/3f2a…/contents.safetensors   sparse; a plain file once every tile is present
 //!             /stamps                 see `stamp.rs`; locked (shared) while the entry is open
+//!             /claims                 empty; its locks are described in `claims.rs`
 //!             /entry.json             for people: URL without secrets, validators, length
 //! ```
 //!
@@ -23,10 +24,15 @@ use rustix::io::Errno;
 
 use super::Shared;
 use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES, Buffer};
+use super::claims::Claim;
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
 
 /// Name of the file of stamps.
 pub(super) const STAMPS: &str = "stamps";
+
+/// Name of the empty file whose locks are the claims. Not that of the stamps: on some network file
+/// systems both kinds of locks are one.
+const CLAIMS: &str = "claims";
 
 /// Name of the description.
 pub(super) const DESCRIPTION: &str = "entry.json";
@@ -34,6 +40,9 @@ pub(super) const DESCRIPTION: &str = "entry.json";
 /// Number of damaged tiles after which the rest of an entry is not read either: each costs a
 /// request of its own.
 const DAMAGED_MAX: u64 = 16;
+
+/// [`TILE_BYTES`], as the length of a slice.
+const TILE: usize = TILE_BYTES as usize;
 
 /// Most tiles that one search looks at.
 const SEARCHED_TILES: u64 = 1024;
@@ -51,6 +60,7 @@ pub(crate) struct Entry {
     seed: u64,
     contents: File,
     stamps: File,
+    claims: Option<Arc<File>>,
     is_writable: bool,
     is_direct: AtomicBool,
     damaged: AtomicU64,
@@ -115,7 +125,9 @@ impl Entry {
             }
             let seed = folder.file_name().and_then(|name| name.to_str());
             let seed = seed.and_then(|name| u64::from_str_radix(name.get(..16)?, 16).ok());
+            let claims = is_writable.then(|| open_file(&folder.join(CLAIMS)));
             return Ok(Self {
+                claims: claims.and_then(|opened| Some(Arc::new(opened.ok()?.0))),
                 shared: Arc::clone(shared),
                 path,
                 len,
@@ -129,6 +141,47 @@ impl Entry {
             });
         }
         Err(io::Error::other("the entry is being evicted"))
+    }
+
+    /// Path of the object's bytes.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns whether every tile has been written.
+    pub(crate) fn is_complete(&self) -> bool {
+        let all = tiles(&(0..self.len));
+        let steps = all.clone().step_by(SEARCHED_TILES as usize);
+        let is_there = |start: u64| {
+            let run = start..(start + SEARCHED_TILES).min(all.end);
+            self.stamps_of(&run).iter().all(Option::is_some)
+        };
+        !self.is_distrusted() && !self.is_cleared() && steps.into_iter().all(is_there)
+    }
+
+    /// Returns whether a range consists of whole tiles, which can be verified.
+    pub(crate) fn holds_whole_tiles(&self, offset: u64, len: usize) -> bool {
+        let end = offset + len as u64;
+        let is_whole = offset.is_multiple_of(TILE_BYTES)
+            && (end == self.len || end.is_multiple_of(TILE_BYTES));
+        is_whole && !self.is_distrusted() && !self.is_cleared()
+    }
+
+    /// Returns whether bytes at `offset`, whole tiles, are those that were written. Damaged tiles
+    /// are absent from then on.
+    pub(crate) fn verify(&self, offset: u64, bytes: &[u8]) -> bool {
+        let run = tiles(&(offset..offset + bytes.len() as u64));
+        let stamps = self.stamps_of(&run);
+        let mut is_good = !self.is_cleared();
+        for ((tile, bytes), stamp) in run.zip(bytes.chunks(TILE)).zip(stamps) {
+            if stamp != Some(checksum(&[bytes])) {
+                is_good = false;
+                if stamp.is_some() {
+                    self.forget(tile);
+                }
+            }
+        }
+        is_good
     }
 
     /// Length of the object, bytes.
@@ -150,9 +203,9 @@ impl Entry {
     }
 
     /// Writes bytes that begin at `start`, a multiple of the length of tiles, and end with a tile.
-    /// Returns at once.
-    pub(super) fn keep(self: &Arc<Self>, start: u64, bytes: Buffer) {
-        Shared::write_later(self, start, bytes);
+    /// Returns at once. `claim` is held until they are written.
+    pub(super) fn keep(self: &Arc<Self>, start: u64, bytes: Buffer, claim: Option<Arc<Claim>>) {
+        Shared::write_later(self, start, bytes, claim);
     }
 
     /// Keeps the first bytes of the object unless they are already there.
@@ -172,10 +225,29 @@ impl Entry {
             {
                 let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
                 buffer.push(&bytes[index(at)..index(end)]);
-                self.keep(at, buffer);
+                self.keep(at, buffer, None);
             }
             at = end;
         }
+    }
+
+    /// Claims tiles, so that no other process requests them; `None` if another process has claimed
+    /// some of them.
+    pub(super) fn claim(&self, tiles: &Range<u64>) -> Option<Claim> {
+        let Some(file) = &self.claims else {
+            return Some(Claim::without_lock(tiles.clone()));
+        };
+        Claim::try_new(file, tiles.clone())
+    }
+
+    /// Returns whether a tile has not been written.
+    pub(super) fn is_absent(&self, tile: u64) -> bool {
+        self.is_distrusted() || self.is_cleared() || self.stamps_of(&(tile..tile + 1))[0].is_none()
+    }
+
+    /// Returns the time of the last write to the entry, by any process.
+    pub(super) fn last_written(&self) -> Option<SystemTime> {
+        self.stamps.metadata().ok()?.modified().ok()
     }
 
     /// Looks for a range, which is not empty. Blocks.
@@ -274,8 +346,7 @@ impl Entry {
         let bytes = buffer.bytes();
         let run = tiles(&(start..start + bytes.len() as u64));
         let mut stamps = Vec::with_capacity(bytes.len() / STAMP_BYTES);
-        let tile_bytes = usize::try_from(TILE_BYTES).unwrap_or(usize::MAX);
-        for (tile, contents) in run.clone().zip(bytes.chunks(tile_bytes)) {
+        for (tile, contents) in run.clone().zip(bytes.chunks(TILE)) {
             stamps.extend(stamp(self.seed, tile, checksum(&[contents])));
         }
         let known = self.stamps_of(&run);

@@ -9,6 +9,7 @@
 //! and in `docs/cache.md` for users.
 
 mod buffers;
+mod claims;
 mod entry;
 mod key;
 mod room;
@@ -26,7 +27,7 @@ use serde_json::json;
 use self::buffers::Buffers;
 pub(crate) use self::entry::Entry;
 use self::room::Room;
-use self::stamp::TILE_BYTES;
+pub(crate) use self::stamp::TILE_BYTES;
 use self::writer::Writer;
 pub use self::writer::finish_caching;
 use super::ObjectIdentity;

@@ -17,7 +17,7 @@ use crate::crc::Polynomial;
 
 /// Length of a tile, bytes; the last one of an object may be shorter. Small enough that a slice
 /// brings in few bytes around it, large enough that stamps take less than 1/8000 of the disk.
-pub(super) const TILE_BYTES: u64 = 64 << 10;
+pub(crate) const TILE_BYTES: u64 = 64 << 10;
 
 /// Length of a stamp, bytes.
 pub(super) const STAMP_BYTES: usize = 8;

@@ -5,13 +5,28 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
 
 use super::buffers::{BUFFER_BYTES, Buffer};
+use super::claims::Claim;
 use super::entry::{Entry, Found};
 use super::stamp::{bytes_of, tiles};
 use crate::error::{Error, Result};
 use crate::storage::object::{Hedging, ObjectSource, Receive};
 use crate::sync::retry::Retries;
+
+/// First pause before looking again for what another process requests; each is twice as long as
+/// the one before.
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// Time after which a process that has written nothing to the entry is not waited for: it may be
+/// stopped, or its store may not answer it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl ObjectSource {
     /// Reads `range`, which must not be empty, and passes every byte of it to `to` once and in
@@ -27,18 +42,23 @@ impl ObjectSource {
         let Some(entry) = self.entry() else {
             return self.read_remote(range, retries, hedging, to).await;
         };
-        let mut at = range.start;
+        let (mut at, mut waits) = (range.start, Waits::default());
         while at < range.end {
             match find(entry, at..range.end).await {
                 Found::Bytes(buffer, shown) => {
                     let bytes = &buffer.bytes()[shown];
                     to.cached(bytes);
+                    waits = Waits::default();
                     at += bytes.len() as u64;
                 }
                 Found::Absent(end) => {
-                    let wanted = at..end.min(range.end);
+                    let Some((wanted, claim)) = waits.claim(entry, &(at..end.min(range.end)))
+                    else {
+                        waits.pause().await;
+                        continue;
+                    };
                     let asked = bytes_of(&tiles(&wanted), entry.len());
-                    let mut tee = Tee::new(to, entry, wanted.clone(), &asked);
+                    let mut tee = Tee::new(to, entry, wanted.clone(), &asked, claim);
                     self.read_remote(asked, retries, hedging, &mut tee).await?;
                     tee.finish();
                     at = wanted.end;
@@ -56,6 +76,61 @@ async fn find(entry: &Arc<Entry>, range: Range<u64>) -> Found {
     searched.await.unwrap_or(Found::Absent(end))
 }
 
+/// Waits for tiles that another process requests.
+#[derive(Default)]
+struct Waits {
+    pause: Duration,
+    /// True after a search in vain for a tile that had been written.
+    is_certain: bool,
+    /// Last write to the entry, and since when it has been the last one.
+    seen: Option<(Option<SystemTime>, Instant)>,
+}
+
+impl Waits {
+    /// Claims the beginning of a range, none of which was there a moment ago. `None` if another
+    /// process has claimed it and still writes, or has just written it.
+    fn claim(&mut self, entry: &Entry, range: &Range<u64>) -> Option<(Range<u64>, Claim)> {
+        let mut wanted = tiles(range);
+        loop {
+            let claim = entry.claim(&wanted);
+            let claim = match claim {
+                None if wanted.end - wanted.start > 1 => {
+                    // Its end may be what the other one has.
+                    wanted.end -= (wanted.end - wanted.start) / 2;
+                    continue;
+                }
+                None if self.is_patient(entry) => return None,
+                None => Claim::without_lock(wanted.clone()),
+                Some(claim) => claim,
+            };
+            if !self.is_certain && !entry.is_absent(wanted.start) {
+                // Written since the search. Once only: it may turn out to be unreadable.
+                (self.is_certain, self.pause) = (true, Duration::ZERO);
+                return None;
+            }
+            let end = bytes_of(&wanted, entry.len()).end;
+            return Some((range.start..end.min(range.end), claim));
+        }
+    }
+
+    /// Returns whether the other process has written anything lately.
+    fn is_patient(&mut self, entry: &Entry) -> bool {
+        self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        let last = entry.last_written();
+        match self.seen {
+            Some((seen, since)) if seen == last => since.elapsed() < PATIENCE,
+            _ => {
+                self.seen = Some((last, Instant::now()));
+                true
+            }
+        }
+    }
+
+    async fn pause(&self) {
+        tokio::time::sleep(self.pause).await;
+    }
+}
+
 /// Receiver of whole tiles: passes the wanted bytes on, and copies all of them for the cache.
 struct Tee<'a, R> {
     to: &'a mut R,
@@ -67,10 +142,17 @@ struct Tee<'a, R> {
     end: u64,
     /// Bytes for the cache up to `at`, and their offset.
     copied: Option<(u64, Buffer)>,
+    claim: Arc<Claim>,
 }
 
 impl<'a, R: Receive> Tee<'a, R> {
-    fn new(to: &'a mut R, entry: &'a Arc<Entry>, wanted: Range<u64>, asked: &Range<u64>) -> Self {
+    fn new(
+        to: &'a mut R,
+        entry: &'a Arc<Entry>,
+        wanted: Range<u64>,
+        asked: &Range<u64>,
+        claim: Claim,
+    ) -> Self {
         Self {
             to,
             entry,
@@ -78,6 +160,7 @@ impl<'a, R: Receive> Tee<'a, R> {
             at: asked.start,
             end: asked.end,
             copied: None,
+            claim: Arc::new(claim),
         }
     }
 
@@ -88,7 +171,8 @@ impl<'a, R: Receive> Tee<'a, R> {
 
     fn hand_over(&mut self) {
         if let Some((start, buffer)) = self.copied.take() {
-            self.entry.keep(start, buffer);
+            self.entry
+                .keep(start, buffer, Some(Arc::clone(&self.claim)));
         }
     }
 

@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::Shared;
 use super::buffers::Buffer;
+use super::claims::Claim;
 use super::entry::Entry;
 use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::per_process::PerProcess;
@@ -29,6 +30,8 @@ struct Write {
     entry: Arc<Entry>,
     start: u64,
     bytes: Buffer,
+    #[expect(dead_code, reason = "held until the bytes are written")]
+    claim: Option<Arc<Claim>>,
 }
 
 /// Queue to the thread, which begins with the first write and ends with the cache.
@@ -45,7 +48,12 @@ impl std::fmt::Debug for Writer {
 
 impl Shared {
     /// Queues a write.
-    pub(super) fn write_later(entry: &Arc<Entry>, start: u64, bytes: Buffer) {
+    pub(super) fn write_later(
+        entry: &Arc<Entry>,
+        start: u64,
+        bytes: Buffer,
+        claim: Option<Arc<Claim>>,
+    ) {
         let mut queue = entry.shared.writer.queue.lock();
         if queue.is_none() {
             match begin() {
@@ -64,6 +72,7 @@ impl Shared {
                 entry,
                 start,
                 bytes,
+                claim,
             });
         }
     }

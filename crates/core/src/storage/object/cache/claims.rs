@@ -1,0 +1,125 @@
+//! Claims: the process that requests tiles holds a lock on their numbers, so that others wait for
+//! them instead of requesting them too.
+//!
+//! A lock belongs to an open file (`F_OFD_SETLK`), and the kernel releases it when its process
+//! ends, however it does. Claims save requests and say nothing about bytes: a tile is there if its
+//! stamp says so. Where the file system or the system has no such locks, every claim succeeds,
+//! and several processes request the same tiles.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Tiles that this process requests, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Claim {
+    file: Option<Arc<File>>,
+    tiles: Range<u64>,
+}
+
+impl Claim {
+    /// Claims tiles; `None` if another process has claimed any of them.
+    pub(super) fn try_new(file: &Arc<File>, tiles: Range<u64>) -> Option<Self> {
+        match lock::set(file, &tiles, true) {
+            Ok(true) => Some(Self {
+                file: Some(Arc::clone(file)),
+                tiles,
+            }),
+            Ok(false) => None,
+            Err(error) => {
+                tracing::debug!(%error, "the cache's file system has no locks");
+                Some(Self::without_lock(tiles))
+            }
+        }
+    }
+
+    /// Claims tiles whatever other processes do.
+    pub(super) fn without_lock(tiles: Range<u64>) -> Self {
+        Self { file: None, tiles }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            let _ = lock::set(file, &self.tiles, false);
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod lock {
+    use std::fs::File;
+    use std::io;
+    use std::ops::Range;
+
+    use nix::errno::Errno;
+    use nix::fcntl::{FcntlArg, fcntl};
+
+    /// Locks a range of a file or unlocks it. Returns false if another one has locked it.
+    pub(super) fn set(file: &File, range: &Range<u64>, is_locked: bool) -> io::Result<bool> {
+        let offset = |at: u64| i64::try_from(at).map_err(io::Error::other);
+        let kind = if is_locked {
+            libc::F_WRLCK
+        } else {
+            libc::F_UNLCK
+        };
+        let asked = libc::flock {
+            l_type: i16::try_from(kind).map_err(io::Error::other)?,
+            l_whence: i16::try_from(libc::SEEK_SET).map_err(io::Error::other)?,
+            l_start: offset(range.start)?,
+            l_len: offset(range.end - range.start)?,
+            l_pid: 0,
+        };
+        match fcntl(file, FcntlArg::F_OFD_SETLK(&asked)) {
+            Ok(_) => Ok(true),
+            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod lock {
+    use std::fs::File;
+    use std::io;
+    use std::ops::Range;
+
+    /// Fails: only Linux has locks of open files.
+    pub(super) fn set(_file: &File, _range: &Range<u64>, _is_locked: bool) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_exclude_other_openings_until_they_are_dropped() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("claims");
+        std::fs::write(&path, "").expect("writes");
+        let open = || {
+            let mut options = File::options();
+            Arc::new(options.read(true).write(true).open(&path).expect("opens"))
+        };
+        let (one, other) = (open(), open());
+        let first = Claim::try_new(&one, 3..10).expect("nobody has it");
+        let second = Claim::try_new(&one, 10..20).expect("nobody has it");
+        for tiles in [0..4, 9..10, 5..6, 9..12, 19..30] {
+            assert!(Claim::try_new(&other, tiles.clone()).is_none(), "{tiles:?}");
+        }
+        let beside = Claim::try_new(&other, 0..3).expect("nobody has it");
+        drop(first);
+        assert!(Claim::try_new(&other, 3..10).is_some());
+        assert!(Claim::try_new(&other, 10..11).is_none());
+        drop((second, beside));
+        // A process that ends closes its files, and that releases what they had.
+        let mut third = Claim::try_new(&one, 0..50).expect("all is free");
+        third.file = None;
+        assert!(Claim::try_new(&other, 7..8).is_none());
+        drop((third, one));
+        assert!(Claim::try_new(&other, 7..8).is_some());
+    }
+}
