@@ -67,6 +67,10 @@ const ROSE: f64 = 1.3;
 /// four of them itself.
 const WORTH: u64 = 4;
 
+/// Multiple for a step of the search after one that gained nearly all it could: the next one is
+/// likely to pay off, and is repaid sooner.
+const WORTH_CLIMBING: u64 = 2;
+
 /// Controller of the limit of one group.
 #[derive(Debug)]
 pub(super) struct Controller {
@@ -326,7 +330,7 @@ impl Controller {
             self.descend(base, LimitReason::Ceiling, now);
         } else if bytes <= base.bytes {
             self.settle(base, LimitReason::Ceiling, now);
-        } else if remaining / WORTH < bytes {
+        } else if remaining / (if times > 2 { WORTH_CLIMBING } else { WORTH }) < bytes {
             self.settle(base, LimitReason::Unfinished, now);
         } else {
             self.accept(base.bytes, LimitReason::Unfinished, now);
