@@ -24,6 +24,9 @@ use crate::sync::detached::{PendingOps, run_with_timeout};
 use crate::sync::parallel::parallel_map;
 use crate::sync::retry::Retries;
 use crate::sync::retry_counter::RetryCounter;
+use crate::sync::timeline::Span;
+#[cfg(feature = "object")]
+use crate::sync::timeline::Timeline;
 
 /// Number of files opened at a time. On a network file system each takes one or two round trips.
 const OPENED_AT_A_TIME: usize = 16;
@@ -346,6 +349,22 @@ impl Sources {
         let tallies = tallies.filter(|retry_counter| seen.insert(retry_counter.address()));
         let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.map(RetryCounter::so_far).unzip();
         (counts.iter().sum(), reasons.into_iter().flatten().last())
+    }
+
+    /// Returns the phases of the stores: clients, credentials, names, connections.
+    #[cfg(feature = "object")]
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        let mut seen = HashSet::new();
+        let timelines = self.objects().map(|object| object.remote().timeline());
+        let timelines = timelines.filter(|timeline| seen.insert(timeline.address()));
+        timelines.flat_map(Timeline::spans).collect()
+    }
+
+    /// Returns no phases: only stores have any.
+    #[cfg(not(feature = "object"))]
+    #[expect(clippy::unused_self, reason = "has phases with objects")]
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        Vec::new()
     }
 
     /// Returns each file as memory, by source; none unless the load uses views.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Loader;
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
-use super::ending::{completion, forgetting, settlement, verification};
+use super::ending::{completion, forgetting, phases, settlement, verification};
 use super::lane::{self, OpenedEngine};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::memory::Slab;
 use crate::report::{Counters, EngineReport, Report};
 use crate::schedule::Schedule;
+use crate::sync::timeline::Timeline;
 use crate::verify::{self, Check};
 
 impl Loader {
@@ -63,6 +64,9 @@ impl Loader {
         let options = &options.with_divided_memory(divisor);
         let mut prepared = Prepared::new(&self.checkpoint, selected, destinations, options, part)?;
         prepared.limit_divisor = divisor;
+        let timeline = Timeline::default();
+        timeline.record("plan", started);
+        let planned = Instant::now();
         let check = self.check(&prepared, started)?;
         let given = allocator.as_deref_mut();
         let outputs = Outputs::new(&prepared, options, &self.region_cache, given)?;
@@ -79,6 +83,7 @@ impl Loader {
         );
         let counters = Arc::<Counters>::default();
         let lanes = prepared.lanes(options, &feed, &counters, outputs.slab.as_ref());
+        timeline.record("memory", planned);
         let shared = Shared::new(StreamSetup {
             started,
             feed: Arc::clone(&feed),
@@ -94,6 +99,12 @@ impl Loader {
                 &prepared.sources,
                 check.as_ref(),
                 joined,
+                phases(
+                    &self.checkpoint,
+                    &prepared.sources,
+                    (started, &timeline),
+                    &counters,
+                ),
             ),
             settle: settlement(&feed, &prepared, options),
             verify: verification(
@@ -110,7 +121,9 @@ impl Loader {
             .map(|allocator| AllocatorBridge::begin(allocator, outputs.regions, feed))
             .transpose()?;
         let events = || forgetting(shared.lane_events(), &prepared.sources);
-        let (threads, opened) = match lane::start(lanes, &outputs.open_sink, events) {
+        let lanes_started =
+            timeline.time("lanes", || lane::start(lanes, &outputs.open_sink, events));
+        let (threads, opened) = match lanes_started {
             Ok(started) => started,
             Err(refused) => return Err(TensorStream::refused(shared, refused)),
         };
