@@ -24,14 +24,14 @@ const WIDTH: usize = 40;
 
 /// One phase of one start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Phase {
+pub(crate) struct Step {
     pub(crate) phase: String,
     /// Seconds since the process was started.
     pub(crate) start_seconds: f64,
     pub(crate) seconds: f64,
 }
 
-impl Phase {
+impl Step {
     fn end(&self) -> f64 {
         self.start_seconds + self.seconds
     }
@@ -50,7 +50,7 @@ pub(crate) struct PhaseSummary {
 }
 
 /// Summarises the phases of several starts, in the order in which they begin.
-pub(crate) fn summaries(starts: &[&[Phase]]) -> Vec<PhaseSummary> {
+pub(crate) fn summaries(starts: &[&[Step]]) -> Vec<PhaseSummary> {
     let mut names: Vec<&str> = Vec::new();
     for phase in starts.iter().flat_map(|start| start.iter()) {
         if !names.contains(&phase.phase.as_str()) {
@@ -65,16 +65,16 @@ pub(crate) fn summaries(starts: &[&[Phase]]) -> Vec<PhaseSummary> {
     summaries
 }
 
-fn summary(name: &str, starts: &[&[Phase]]) -> Option<PhaseSummary> {
+fn summary(name: &str, starts: &[&[Step]]) -> Option<PhaseSummary> {
     // Occurrences in each start: number, beginning, end.
     let spans = starts.iter().filter_map(|start| {
         let first_tensor = start.iter().find(|phase| phase.phase == FIRST_TENSOR);
-        let last = first_tensor.map_or(f64::INFINITY, Phase::end);
-        let early = |phase: &&Phase| phase.phase == name && phase.start_seconds <= last;
+        let last = first_tensor.map_or(f64::INFINITY, Step::end);
+        let early = |phase: &&Step| phase.phase == name && phase.start_seconds <= last;
         let times = start.iter().filter(early).count();
         let begin = start.iter().filter(early).map(|it| it.start_seconds);
         let begin = begin.min_by(f64::total_cmp)?;
-        let end = start.iter().filter(early).map(Phase::end);
+        let end = start.iter().filter(early).map(Step::end);
         Some((times, begin, end.max_by(f64::total_cmp)?))
     });
     let spans: Vec<_> = spans.collect();
@@ -135,15 +135,15 @@ fn column(at: f64, total: f64) -> usize {
 mod tests {
     use super::*;
 
-    fn phase(phase: &str, start_seconds: f64, seconds: f64) -> Phase {
-        Phase {
+    fn phase(phase: &str, start_seconds: f64, seconds: f64) -> Step {
+        Step {
             phase: phase.to_owned(),
             start_seconds,
             seconds,
         }
     }
 
-    fn start() -> Vec<Phase> {
+    fn start() -> Vec<Step> {
         vec![
             phase("headers", 0.25, 0.5),
             phase("connect", 0.25, 0.125),

@@ -16,7 +16,7 @@ use crate::bench::page_cache::PageCache;
 use crate::bench::results::{Build, CheckpointRecord};
 use crate::bench::target::Target;
 use crate::bench::warnings::Warning;
-use crate::bench::waterfall::{HEADER, Phase, PhaseSummary, rows, summaries};
+use crate::bench::waterfall::{HEADER, PhaseSummary, Step, rows, summaries};
 use crate::bench::{CacheState, Configuration, Residency, table};
 use crate::export;
 use crate::host::System;
@@ -78,7 +78,7 @@ struct Sample {
 struct Start {
     engine: String,
     tensor_bytes: u64,
-    phases: Vec<Phase>,
+    phases: Vec<Step>,
 }
 
 /// Measures this process, which was started `began` nanoseconds after 1970, and prints the result.
@@ -104,7 +104,7 @@ pub(super) fn one(
     }
     interrupt.check()?;
     let report = stream.report();
-    let phase = |phase: &str, start_seconds, end: f64| Phase {
+    let phase = |phase: &str, start_seconds, end: f64| Step {
         phase: phase.to_owned(),
         start_seconds,
         seconds: end - start_seconds,
@@ -113,7 +113,7 @@ pub(super) fn one(
         phase("process", 0.0, started),
         phase("options", started, opening),
     ];
-    phases.extend(report.phases.into_iter().map(|it| Phase {
+    phases.extend(report.phases.into_iter().map(|it| Step {
         phase: it.phase,
         start_seconds: opening + it.start_seconds,
         seconds: it.seconds,

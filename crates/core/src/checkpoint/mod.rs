@@ -84,7 +84,7 @@ struct Opened {
     by_name: HashMap<String, usize>,
     metadata: BTreeMap<String, String>,
     /// When the opening began.
-    opened_at: Instant,
+    since: Instant,
     open_time: Duration,
     /// Phases of the opening.
     timeline: Timeline,
@@ -358,7 +358,7 @@ impl Checkpoint {
             tensors,
             by_name,
             metadata,
-            opened_at: started,
+            since: started,
             open_time,
             timeline: backend.timeline.clone(),
         })))
@@ -460,7 +460,7 @@ impl Checkpoint {
 
     /// Returns when the opening began, and its phases.
     pub(crate) fn opening(&self) -> (Instant, &Timeline) {
-        (self.0.opened_at, &self.0.timeline)
+        (self.0.since, &self.0.timeline)
     }
 }
 

@@ -25,8 +25,6 @@ use crate::sync::parallel::parallel_map;
 use crate::sync::retry::Retries;
 use crate::sync::retry_counter::RetryCounter;
 use crate::sync::timeline::Span;
-#[cfg(feature = "object")]
-use crate::sync::timeline::Timeline;
 
 /// Number of files opened at a time. On a network file system each takes one or two round trips.
 const OPENED_AT_A_TIME: usize = 16;
@@ -355,9 +353,9 @@ impl Sources {
     #[cfg(feature = "object")]
     pub(crate) fn spans(&self) -> Vec<Span> {
         let mut seen = HashSet::new();
-        let timelines = self.objects().map(|object| object.remote().timeline());
-        let timelines = timelines.filter(|timeline| seen.insert(timeline.address()));
-        timelines.flat_map(Timeline::spans).collect()
+        let remotes = self.objects().map(ObjectSource::remote);
+        let remotes = remotes.filter(|remote| seen.insert(Arc::as_ptr(remote)));
+        remotes.flat_map(|it| it.timeline().spans()).collect()
     }
 
     /// Returns no phases: only stores have any.
