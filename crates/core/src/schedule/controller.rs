@@ -67,8 +67,8 @@ const ROSE: f64 = 1.3;
 /// four of them itself.
 const WORTH: u64 = 4;
 
-/// Multiple for a step of the search after one that gained: the next one is likely to pay off too,
-/// and is repaid sooner.
+/// Multiple for a step of the search after one that gained nearly all it could: the next one is
+/// likely to pay off, and is repaid sooner.
 const WORTH_CLIMBING: u64 = 2;
 
 /// Controller of the limit of one group.
@@ -325,14 +325,7 @@ impl Controller {
     /// Tries `times` as much as `base`, the best limit so far.
     fn climb(&mut self, base: Point, times: u64, remaining: u64, now: Duration) {
         let bytes = self.scaled(base.bytes, times, 1);
-        let worth = match self.phase {
-            Phase::Climb { .. } | Phase::Middle { .. } => WORTH_CLIMBING,
-            Phase::Base
-            | Phase::Descend { .. }
-            | Phase::Hold { .. }
-            | Phase::Probe { .. }
-            | Phase::After { .. } => WORTH,
-        };
+        let worth = if times > 2 { WORTH_CLIMBING } else { WORTH };
         if bytes <= base.bytes && self.report.changes == 0 {
             // The load began at the maximum: less may be enough.
             self.descend(base, LimitReason::Ceiling, now);
