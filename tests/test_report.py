@@ -49,6 +49,10 @@ def test_the_numbers_add_up(loaded: tuple[tload.Report, Path]) -> None:
     assert report.first_tensor_seconds is not None
     assert 0 < report.first_tensor_seconds <= report.seconds
     assert report.bytes_per_second == report.tensor_bytes / report.seconds
+    phases = {one.phase: one for one in report.phases}
+    assert list(phases)[:2] == ["list", "headers"]
+    assert list(phases)[-3:] == ["first read", "first tensor", "all tensors"]
+    assert all(one.start_seconds >= 0 and one.seconds >= 0 for one in report.phases)
     assert report.extents > 0
     assert report.depth > 0
     assert report.lanes > 0

@@ -3,7 +3,8 @@
     python benches/compare/startup.py model_dir --rounds 7 --out startup.json
 
 The checkpoint is cold at each start, which the kernel confirms; Python and torch are warm. Rounds run all ways one
-after another, in rotating order. The goal is a ratio of at most 1.1 to the longer of the two alone.
+after another, in rotating order. The goal is a ratio of at most 1.1 to the longer of the two alone. The phases of
+tload's starts follow as a waterfall; importing torch overlaps with reading.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ def start(way: str, location: Path, tools: Tools) -> dict[str, Any]:
     found = processes.run(command, processes.environment(tools, {}), tools.seconds_max)
     if "error" in found:
         raise SystemExit(f"{way}: {found['error']}")
+    found["phases"] = [
+        ("interpreter", 0.0, found["began"] - began),
+        *((phase, start - began, seconds) for phase, start, seconds in found["phases"]),
+    ]
     return found | {"way": way, "seconds": found["done"] - began, "residency": state}
 
 
@@ -62,6 +67,19 @@ def measure(location: Path, rounds: int, tools: Tools) -> list[dict[str, Any]]:
     return counted
 
 
+def waterfall(starts: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
+    """Return the median beginning and duration of each phase, by its beginning. Of equal names, the first counts."""
+    times: dict[str, list[tuple[float, float]]] = {}
+    for start in starts:
+        first: dict[str, tuple[float, float]] = {}
+        for phase, begin, seconds in start["phases"]:
+            first.setdefault(phase, (begin, seconds))
+        for phase, both in first.items():
+            times.setdefault(phase, []).append(both)
+    medians = [(phase, *map(statistics.median, zip(*both, strict=True))) for phase, both in times.items()]
+    return sorted(medians, key=lambda row: row[1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("location", type=Path, help="a checkpoint on a disk, as `tload synth` makes it")
@@ -76,6 +94,8 @@ def main() -> None:
     for way, text in WAYS.items():
         print(f"{medians[way]:8.2f} s  {text}")
     print(f"{ratio:8.3f}    tload / max(import torch, reading); goal: at most {GOAL}")
+    for phase, begin, seconds in waterfall([one["starts"]["tload"] for one in counted]):
+        print(f"{begin * 1e3:8.1f} ms + {seconds * 1e3:8.1f} ms  {phase}")
     print(f"{size / 1e9:8.2f} GB, {len(counted)} of {args.rounds} rounds counted")
     if args.out:
         args.out.write_text(

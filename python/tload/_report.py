@@ -81,6 +81,18 @@ class DepthReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseReport:
+    """Phase of the opening or of the load. Phases overlap."""
+
+    phase: str
+    """Name, for example `"headers"`, `"connect"` or `"first tensor"`. Each connection is one."""
+    start_seconds: float
+    """Seconds from the beginning of the opening until the phase began."""
+    seconds: float
+    """Duration in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class VerifiedBy:
     """Origin of the digests of some files."""
 
@@ -280,6 +292,8 @@ class Report:
     """Memory regions that were allocated from the system."""
     stages: StageTimes
     """Time spent in each stage."""
+    phases: tuple[PhaseReport, ...]
+    """Phases of the opening and the load, in the order in which they began."""
     lanes: int
     """Number of reader threads."""
     depth: int

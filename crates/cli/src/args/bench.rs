@@ -46,6 +46,15 @@ JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, roun
       cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds, engine, report}]}]}.
 `schema` increases when a key changes its meaning; null marks an unavailable value.
 
+With --startup, phases overlap: connections are made while headers are read. A phase that occurs
+several times lasts from the first beginning to the last end; occurrences after the first tensor are
+left out. process is the time until the arguments have been read; connect includes name, TCP and
+TLS. Tensors are dropped as they arrive, in CPU memory that is not faulted in before. JSON:
+  {schema, command, started_unix_seconds, tload, host, checkpoint, device, …options, rounds,
+  complete, summaries: [{cache_state, samples, phases: [{phase, times, start_seconds, seconds}]}],
+  samples: [{round, cache_state, residency, engine, tensor_bytes,
+    phases: [{phase, start_seconds, seconds}]}]}, with spreads {median, min, max, mad}.
+
 With --ranks, loads that share and loads with --share none run by turns, in new processes, without
 ceiling and fio. Times are from the first start of a rank to the last end, and speed-up is the time
 without sharing divided by the time with it, within a round. JSON: {schema, command,
@@ -87,6 +96,17 @@ pub(crate) struct BenchArgs {
         default_value = "cold"
     )]
     pub(crate) cache_state: Vec<CacheArg>,
+    /// Measure the start: each round starts a new process, which loads once, and the phases from
+    /// the start of the process to the last tensor are shown as a waterfall
+    #[arg(
+        long,
+        requires = "location",
+        conflicts_with_all = ["with_defaults", "ranks", "csv", "markdown", "plot"]
+    )]
+    pub(crate) startup: bool,
+    /// When this process was started, for the process that measures it: nanoseconds since 1970
+    #[arg(long, value_name = "NANOSECONDS", hide = true, requires = "startup")]
+    pub(crate) startup_began: Option<u64>,
     #[command(flatten)]
     pub(crate) device: DeviceArg,
     /// Do not run fio, even if it is installed

@@ -20,6 +20,7 @@ pub(crate) mod table;
 pub(crate) mod target;
 pub(crate) mod usage;
 pub(crate) mod warnings;
+pub(crate) mod waterfall;
 
 use std::fmt;
 
@@ -50,6 +51,16 @@ pub(crate) enum CacheState {
     Warm,
     /// No state: the files are in an object store.
     Remote,
+}
+
+impl CacheState {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Warm => "warm",
+            Self::Remote => "remote",
+        }
+    }
 }
 
 /// Device and options of a load.

@@ -107,7 +107,7 @@ impl fmt::Display for Warning {
             Self::Unverified { wanted } => write!(
                 f,
                 "this system does not report the contents of its page cache: no run is labelled {}",
-                name(*wanted)
+                wanted.name()
             ),
             Self::Fallback { requested, used, reason } => write!(
                 f,
@@ -167,7 +167,7 @@ fn wrong_cache_state(
     all: bool,
 ) -> fmt::Result {
     let share = float(resident_bytes) / float(total_bytes.max(1));
-    let (wanted, share) = (name(wanted), format_share(share));
+    let (wanted, share) = (wanted.name(), format_share(share));
     write!(
         f,
         "page cache not {wanted} at the start of a run: {share} of the files were in memory; ",
@@ -187,14 +187,6 @@ fn who(contender: Contender) -> &'static str {
         Contender::Tload => "tload",
         Contender::Ceiling => "the ceiling",
         Contender::Fio => "fio",
-    }
-}
-
-fn name(state: CacheState) -> &'static str {
-    match state {
-        CacheState::Cold => "cold",
-        CacheState::Warm => "warm",
-        CacheState::Remote => "remote",
     }
 }
 

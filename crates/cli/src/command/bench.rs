@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tload::{Location, OpenOptions, Result, printable};
 
 use super::local_path::require_local;
-use super::ranks;
+use super::{ranks, startup};
 use crate::args::BenchArgs;
 use crate::bench::disk_runner::DiskRunner;
 use crate::bench::results::Results;
@@ -36,6 +36,14 @@ pub(crate) fn run(
         let opening = options::opening(options::store(&args.store)?, &args.links);
         let target = target(args, &opening, interrupt)?;
         return ranks::bench(args, size.into(), &target, arguments, interrupt, out);
+    }
+    if let Some(began) = args.startup_began {
+        return startup::one(args, began, interrupt, out);
+    }
+    if args.startup {
+        let opening = options::opening(options::store(&args.store)?, &args.links);
+        let target = target(args, &opening, interrupt)?;
+        return startup::run(args, &target, arguments, interrupt, out);
     }
     let mut results = None;
     let outcome = bench(args, arguments, interrupt, out, &mut results);

@@ -14,6 +14,7 @@ mod ranks;
 #[cfg(not(target_os = "linux"))]
 #[path = "ranks/elsewhere.rs"]
 mod ranks;
+mod startup;
 mod synth;
 mod verify;
 

@@ -268,3 +268,34 @@ fn bad_export_path_fails_before_first_run() {
     assert!(stderr(&output).contains("cannot write the export"));
     assert!(stderr(&output).contains("hint: create the directory first"));
 }
+
+#[test]
+fn startup_shows_phases_of_new_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, json) = (folder.path().join("model"), folder.path().join("out.json"));
+    let (model, json) = (model.to_str().unwrap(), json.to_str().unwrap());
+    succeed(["synth", model, "--preset", "tiny", "--size", "4MiB"]);
+    let start = ["bench", model, "--startup", "--rounds", "2", "--json", json];
+    let text = succeed(start.iter().chain(&["--cache-state", "warm"]).copied());
+    for phase in ["process", "headers", "plan", "first tensor", "all tensors"] {
+        assert!(text.contains(phase), "{phase}: {text}");
+    }
+    let results = read_json(Path::new(json));
+    assert_eq!(results["complete"], true);
+    assert_eq!(results["samples"].as_array().unwrap().len(), 2);
+    let phases = results["samples"][1]["phases"].as_array().unwrap();
+    let ends = phases.iter().map(|phase| {
+        let number = |key: &str| phase[key].as_f64().unwrap();
+        number("start_seconds") + number("seconds")
+    });
+    let last = ends.fold(0.0, f64::max);
+    let all = phases.iter().find(|it| it["phase"] == "all tensors");
+    let all = all.expect("the last phase");
+    let end = all["start_seconds"].as_f64().unwrap() + all["seconds"].as_f64().unwrap();
+    assert!((end - last).abs() < 1e-9, "{phases:?}");
+    assert_eq!(phases[0]["start_seconds"], 0.0);
+
+    // Starts that fail end the benchmark; one configuration is measured.
+    let output = run(["bench", model, "--startup", "--depth", "2,4"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}

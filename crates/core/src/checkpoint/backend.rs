@@ -16,6 +16,7 @@ use crate::options::{Location, Protocol, StoreOptions};
 use crate::storage::{self, ObjectSource, Remote};
 use crate::storage::{ConfinedDir, FileSource, Source, cannot_open, path_of};
 use crate::sync::detached::PendingOps;
+use crate::sync::timeline::Timeline;
 
 /// One opened shard.
 #[derive(Clone, Debug)]
@@ -45,6 +46,8 @@ pub(super) struct Backend {
     store: StoreOptions,
     /// Operations in progress, named in timeout errors.
     pub(super) pending: PendingOps,
+    /// Phases of the opening.
+    pub(super) timeline: Timeline,
     pub(super) follow_symlinks: bool,
     /// Deadline for opening.
     #[cfg(feature = "object")]
@@ -134,6 +137,7 @@ impl Backend {
             store: options.store,
             follow_symlinks: options.follow_symlinks,
             pending: PendingOps::default(),
+            timeline: Timeline::default(),
             #[cfg(feature = "object")]
             remote: OnceLock::new(),
         }
@@ -241,6 +245,7 @@ impl Backend {
         Self {
             store: store.clone(),
             pending: PendingOps::default(),
+            timeline: Timeline::default(),
             follow_symlinks: false,
             deadline: storage::open_deadline(store),
             remote: OnceLock::from(remote),

@@ -20,6 +20,7 @@ use crate::options::StoreOptions;
 use crate::storage::{Source, is_network, of_many};
 use crate::sync::detached::run_with_timeout;
 use crate::sync::parallel::parallel_map;
+use crate::sync::timeline::Timeline;
 use crate::tensor::TensorInfo;
 
 mod backend;
@@ -82,7 +83,11 @@ struct Opened {
     tensors: Vec<TensorInfo>,
     by_name: HashMap<String, usize>,
     metadata: BTreeMap<String, String>,
+    /// When the opening began.
+    since: Instant,
     open_time: Duration,
+    /// Phases of the opening.
+    timeline: Timeline,
 }
 
 /// Index file that a checkpoint was opened by, as it was read then: it is compared with a manifest
@@ -221,8 +226,10 @@ impl Checkpoint {
     pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
         let location = location.clone();
         Self::run_with_timeout(Backend::new(options.into()), move |backend, started| {
-            let nearest = backend.nearest(std::slice::from_ref(&location))?;
-            let set = ShardSet::find(nearest.first().unwrap_or(&location), backend)?;
+            let set = backend.timeline.time("list", || {
+                let nearest = backend.nearest(std::slice::from_ref(&location))?;
+                ShardSet::find(nearest.first().unwrap_or(&location), backend)
+            })?;
             Self::new(location, &set, backend, started)
         })
     }
@@ -298,7 +305,8 @@ impl Checkpoint {
         let location = Location::custom(&objects.to_string(), path);
         let backend = Backend::custom(objects, &location, store);
         Self::run_with_timeout(backend, move |backend, started| {
-            let set = ShardSet::find(&location, backend)?;
+            let list = || ShardSet::find(&location, backend);
+            let set = backend.timeline.time("list", list)?;
             Self::new(location, &set, backend, started)
         })
     }
@@ -309,7 +317,9 @@ impl Checkpoint {
         backend: &Backend,
         started: Instant,
     ) -> Result<Self> {
-        let opened = open_shards(set, backend)?;
+        let opened = backend
+            .timeline
+            .time("headers", || open_shards(set, backend))?;
         let mut shards = Vec::with_capacity(opened.len());
         let mut tensors = Vec::new();
         let mut metadata = BTreeMap::new();
@@ -348,7 +358,9 @@ impl Checkpoint {
             tensors,
             by_name,
             metadata,
+            since: started,
             open_time,
+            timeline: backend.timeline.clone(),
         })))
     }
 
@@ -444,6 +456,11 @@ impl Checkpoint {
 
     pub(crate) fn open_time(&self) -> Duration {
         self.0.open_time
+    }
+
+    /// Returns when the opening began, and its phases.
+    pub(crate) fn opening(&self) -> (Instant, &Timeline) {
+        (self.0.since, &self.0.timeline)
     }
 }
 

@@ -4,7 +4,7 @@
 //! the stream ends.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::groups::{Group, Sources};
 use super::lane::LaneEvents;
@@ -18,6 +18,7 @@ use crate::options::{OnPeerLoss, Options, Verify};
 use crate::ranks::messages::RankStatistics;
 use crate::report::{Counters, Report};
 use crate::storage::ReadFile;
+use crate::sync::timeline::{Span, Timeline};
 use crate::verify::Check;
 
 /// Returns a function that adds what only the destinations and the files know to a report.
@@ -27,10 +28,12 @@ pub(super) fn completion(
     sources: &Arc<Sources>,
     check: Option<&Arc<Check>>,
     joined: Option<Joined>,
+    phases: impl Fn(&mut Report) + Send + Sync + 'static,
 ) -> Box<dyn Fn(&mut Report) + Send + Sync> {
     let (feed, sources, check) = (Arc::clone(feed), Arc::clone(sources), check.cloned());
     Box::new(move |report| {
         destinations(report, feed.origins());
+        phases(report);
         if let Some(check) = &check {
             check.report(report);
         }
@@ -57,6 +60,39 @@ pub(super) fn forgetting<T: 'static>(
         failing(error);
     });
     LaneEvents { failing, ..events }
+}
+
+/// Returns a function that adds the phases of the opening and of the load, which began at `started`
+/// and records its preparation in `timeline`, to a report.
+pub(super) fn phases(
+    checkpoint: &Checkpoint,
+    sources: &Arc<Sources>,
+    (started, timeline): (Instant, &Timeline),
+    counters: &Arc<Counters>,
+) -> impl Fn(&mut Report) + Send + Sync + 'static {
+    let (opened_at, opening) = checkpoint.opening();
+    let (opening, sources) = (opening.clone(), Arc::clone(sources));
+    let (timeline, counters) = (timeline.clone(), Arc::clone(counters));
+    move |report| {
+        let at = |seconds| started + Duration::from_secs_f64(seconds);
+        let reading = counters.reading_since.get().copied();
+        let first_read = counters.first_read.get().copied();
+        let first_tensor = report.first_tensor_seconds.map(at);
+        let steps = [
+            ("first read", reading, first_read),
+            ("first tensor", first_read, first_tensor),
+            ("all tensors", first_tensor, Some(at(report.seconds))),
+        ];
+        let steps = steps.into_iter().filter_map(|(phase, start, end)| {
+            let (start, end) = (start?, end?);
+            Some(Span { phase, start, end })
+        });
+        let mut spans = opening.spans();
+        spans.extend(sources.spans());
+        spans.extend(timeline.spans());
+        spans.extend(steps);
+        report.set_phases(opened_at, spans);
+    }
 }
 
 /// Adds the depth and the number of lanes of each group to the report.

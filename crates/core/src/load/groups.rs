@@ -28,6 +28,7 @@ use crate::sync::detached::{PendingOps, run_with_timeout};
 use crate::sync::parallel::parallel_map;
 use crate::sync::retry::Retries;
 use crate::sync::retry_counter::RetryCounter;
+use crate::sync::timeline::Span;
 
 /// Number of files opened at a time. On a network file system each takes one or two round trips.
 const OPENED_AT_A_TIME: usize = 16;
@@ -164,18 +165,10 @@ enum OpenedSource {
     Cached(ReadFile, ObjectSource),
 }
 
-/// Way to objects that the cache has all bytes of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CachedObjects {
-    /// An engine for files reads them, in whole tiles of the cache.
-    AsFiles,
-    /// The engine for objects reads them, at any offset: other ranks arrange the same bytes.
-    AsObjects,
-}
-
 impl Sources {
-    /// Opens `shards` according to `options`, for reads of the ranges given with each. `cached`
-    /// is the way to objects in the cache.
+    /// Opens `shards` according to `options`, for reads of the ranges given with each. With
+    /// `is_alone`, no other rank arranges the same bytes, and an engine for files reads objects
+    /// that the cache has all bytes of, in whole tiles.
     ///
     /// # Errors
     ///
@@ -184,7 +177,7 @@ impl Sources {
     pub(crate) fn open(
         shards: Vec<(ShardSource, Vec<Range<u64>>)>,
         options: &Options,
-        cached: CachedObjects,
+        is_alone: bool,
     ) -> Result<Self> {
         let count = shards.len();
         let opened = {
@@ -197,7 +190,7 @@ impl Sources {
                     OPENED_AT_A_TIME,
                     |(shard, wanted)| {
                         waits.during(shard.location(), || {
-                            open(shard, wanted, &options, &refused, cached)
+                            open(shard, wanted, &options, &refused, is_alone)
                         })
                     },
                 ))
@@ -374,6 +367,22 @@ impl Sources {
         (counts.iter().sum(), reasons.into_iter().flatten().last())
     }
 
+    /// Returns the phases of the stores: clients, credentials, names, connections.
+    #[cfg(feature = "object")]
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        let mut seen = HashSet::new();
+        let remotes = self.objects().map(ObjectSource::remote);
+        let remotes = remotes.filter(|remote| seen.insert(Arc::as_ptr(remote)));
+        remotes.flat_map(|it| it.timeline().spans()).collect()
+    }
+
+    /// Returns no phases: only stores have any.
+    #[cfg(not(feature = "object"))]
+    #[expect(clippy::unused_self, reason = "has phases with objects")]
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        Vec::new()
+    }
+
     /// Returns each file as memory, by source; none unless the load uses views.
     pub(crate) fn views(&self) -> Option<Vec<Arc<FileView>>> {
         let view = |member: &Member| self.groups[member.group].files().get(member.index)?.view();
@@ -509,10 +518,10 @@ fn open(
     wanted: &[Range<u64>],
     options: &Options,
     refused: &RefusedDirect,
-    cached: CachedObjects,
+    is_alone: bool,
 ) -> Result<OpenedSource> {
     // Without objects there is no cache.
-    let _ = cached;
+    let _ = is_alone;
     match shard {
         ShardSource::File(file) => {
             let retries = options
@@ -535,7 +544,7 @@ fn open(
         #[cfg(feature = "object")]
         ShardSource::Object(object) => {
             let file = || object.entry().filter(|entry| entry.is_complete());
-            let file = (cached == CachedObjects::AsFiles).then(file).flatten();
+            let file = is_alone.then(file).flatten();
             let open = |entry: &Arc<Entry>| {
                 let location = Location::from_path(entry.path());
                 let file = Arc::new(FileSource::open_with(&location, Some(0))?);

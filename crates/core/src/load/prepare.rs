@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::destinations::Destinations;
-use super::groups::{CachedObjects, Group, RemoteSources, SharedRegions, Sources};
+use super::groups::{Group, RemoteSources, SharedRegions, Sources};
 use super::lane::{LaneEngine, LaneSetup};
 use super::pipeline::Feed;
 #[cfg(feature = "object")]
@@ -73,11 +73,6 @@ impl Prepared {
         if options.cache == CacheMode::Map {
             refuse_views(checkpoint, &tensors, &destinations, options)?;
         }
-        // Reads of ranks begin where those of the others do.
-        let cached = match &others {
-            None => CachedObjects::AsFiles,
-            Some(_) => CachedObjects::AsObjects,
-        };
         let (shares, remote) = Others::split(others);
         let places = places(&tensors, shares.as_ref());
         let (remote_sources, of_others) = match &remote {
@@ -87,7 +82,7 @@ impl Prepared {
         let is_own = |index: usize| places[index].is_none() && of_others[index].is_none();
         let (own, source_of) = own_shards(checkpoint, &tensors, is_own);
         let first_source = own.len();
-        let mut sources = Sources::open(own, options, cached)?;
+        let mut sources = Sources::open(own, options, shares.is_none() && remote.is_none())?;
         let regions: BTreeSet<usize> = places.iter().flatten().map(|place| place.0).collect();
         let regions: Vec<usize> = regions.into_iter().collect();
         if let Some(shares) = &shares {
@@ -161,10 +156,7 @@ impl Prepared {
             return false;
         }
         let mut groups = self.sources.groups().iter();
-        groups.any(|group| match group {
-            Group::Shared(_) | Group::Remote(_) => false,
-            group => (group.files().iter()).any(|it| it.reads_direct() && !it.is_copied()),
-        })
+        groups.any(|group| (group.files().iter()).any(|it| it.reads_direct() && !it.is_copied()))
     }
 
     /// Returns the groups of sources that share limits.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::destinations::{Destination, Destinations};
-use super::groups::{CachedObjects, Group, SharedRegions, Sources};
+use super::groups::{Group, SharedRegions, Sources};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{
     self, Engine, EngineSetup, RemoteSetup, RemoteSource, RereadSetup, StorageEngines,
@@ -257,7 +257,7 @@ fn open(
         let end = region.offset + region.len as u64;
         shards[source].1.push(region.offset..end);
     }
-    let sources = Sources::open(shards, options, CachedObjects::AsObjects)?;
+    let sources = Sources::open(shards, options, false)?;
     let engines = sources.groups().iter().map(|group| match group {
         Group::Files(files) => engine_for_files(files, DEPTH, options),
         #[cfg(feature = "object")]

@@ -6,17 +6,20 @@ use std::time::Instant;
 
 use super::Loader;
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
-use super::ending::{completion, forgetting, settlement, verification};
+use super::ending::{completion, forgetting, phases, settlement, verification};
 use super::lane::{self, OpenedEngine};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
 use super::prepare::Prepared;
+use super::shared::Joined;
 use super::shares::Others;
 use super::stream::{Shared, StreamSetup, TensorStream};
 use crate::error::Result;
 use crate::memory::Slab;
+use crate::options::Options;
 use crate::report::{Counters, EngineReport, Report};
 use crate::schedule::Schedule;
+use crate::sync::timeline::Timeline;
 use crate::verify::{self, Check};
 
 impl Loader {
@@ -52,17 +55,11 @@ impl Loader {
     }
 
     fn start(&self, mut allocator: Option<Box<dyn DeviceAllocator>>) -> Result<TensorStream> {
-        let (started, options) = (Instant::now(), &self.options);
-        let requested = self.requested();
-        let (selected, destinations) = requested.inspect_err(|error| self.give_up(error))?;
-        let mut joined = self.join(started)?;
-        let part = joined.as_mut().and_then(|joined| joined.shares.take());
-        let part = part.map(Others::Leader);
-        let is_shared = part.is_some();
-        let divisor = (joined.as_ref()).map_or(1, |joined| joined.limit_divisor(is_shared));
-        let options = &options.with_divided_memory(divisor);
-        let mut prepared = Prepared::new(&self.checkpoint, selected, destinations, options, part)?;
-        prepared.limit_divisor = divisor;
+        let started = Instant::now();
+        let (prepared, options, joined) = self.prepare(started)?;
+        let options = &options;
+        let timeline = Timeline::default();
+        let planned = timeline.record("plan", started);
         let check = self.check(&prepared, started)?;
         let given = allocator.as_deref_mut();
         let outputs = Outputs::new(&prepared, options, &self.region_cache, given)?;
@@ -79,6 +76,9 @@ impl Loader {
         );
         let counters = Arc::<Counters>::default();
         let lanes = prepared.lanes(options, &feed, &counters, outputs.slab.as_ref());
+        timeline.record("memory", planned);
+        let loading = (started, &timeline);
+        let phases = phases(&self.checkpoint, &prepared.sources, loading, &counters);
         let shared = Shared::new(StreamSetup {
             started,
             feed: Arc::clone(&feed),
@@ -94,6 +94,7 @@ impl Loader {
                 &prepared.sources,
                 check.as_ref(),
                 joined,
+                phases,
             ),
             settle: settlement(&feed, &prepared, options),
             verify: verification(
@@ -110,7 +111,8 @@ impl Loader {
             .map(|allocator| AllocatorBridge::begin(allocator, outputs.regions, feed))
             .transpose()?;
         let events = || forgetting(shared.lane_events(), &prepared.sources);
-        let (threads, opened) = match lane::start(lanes, &outputs.open_sink, events) {
+        let start = || lane::start(lanes, &outputs.open_sink, events);
+        let (threads, opened) = match timeline.time("lanes", start) {
             Ok(started) => started,
             Err(refused) => return Err(TensorStream::refused(shared, refused)),
         };
@@ -122,6 +124,21 @@ impl Loader {
             stream.limit(timeout)?;
         }
         Ok(stream)
+    }
+
+    /// Joins the other ranks, opens the sources and plans the reads.
+    fn prepare(&self, started: Instant) -> Result<(Prepared, Options, Option<Joined>)> {
+        let requested = self.requested();
+        let (selected, destinations) = requested.inspect_err(|error| self.give_up(error))?;
+        let mut joined = self.join(started)?;
+        let part = joined.as_mut().and_then(|joined| joined.shares.take());
+        let part = part.map(Others::Leader);
+        let is_shared = part.is_some();
+        let divisor = (joined.as_ref()).map_or(1, |joined| joined.limit_divisor(is_shared));
+        let options = self.options.with_divided_memory(divisor);
+        let mut prepared = Prepared::new(&self.checkpoint, selected, destinations, &options, part)?;
+        prepared.limit_divisor = divisor;
+        Ok((prepared, options, joined))
     }
 
     /// Returns the verification of a load, if it is requested. Takes no longer than the timeout

@@ -12,6 +12,8 @@ use crate::sync::lock::Mutex;
 pub(crate) struct Counters {
     /// Time when the first lane began to read, after its engine was open and its memory registered.
     pub(crate) reading_since: OnceLock<Instant>,
+    /// Time when the first extent had been read.
+    pub(crate) first_read: OnceLock<Instant>,
     extents: AtomicU64,
     /// Bytes that have arrived. Lanes read this often, so it is also outside the lock.
     read_bytes: AtomicU64,
@@ -34,6 +36,7 @@ pub(crate) enum Stage {
 impl Counters {
     /// Adds the statistics of one extent.
     pub(crate) fn count(&self, transfer: Transfer) {
+        self.first_read.get_or_init(Instant::now);
         add(&self.extents, 1);
         add(&self.read_bytes, transfer.read_bytes());
         *self.transfer.lock() += transfer;

@@ -12,6 +12,7 @@ mod verification;
 
 use std::fmt;
 use std::ops::AddAssign;
+use std::time::Instant;
 
 pub use cache::CacheReport;
 pub use group::GroupReport;
@@ -24,6 +25,7 @@ use crate::error::counted;
 use crate::memory::PoolUsage;
 use crate::options::format_bytes;
 use crate::schedule::DepthReport as GroupDepth;
+use crate::sync::timeline::Span;
 
 /// Declares `Transfer`, and `Report` with the counters of `Transfer` in place of `..Transfer`.
 macro_rules! declare_report {
@@ -165,6 +167,8 @@ declare_report! {
         pub fresh_regions: u64,
         /// Time by stage.
         pub stages: StageTimes,
+        /// Phases of the opening and the load, in the order in which they began. They overlap.
+        pub phases: Vec<PhaseReport>,
         /// Number of lanes.
         pub lanes: usize,
         /// Limit of the reads in flight at the end of the load, in reads of the largest size.
@@ -262,6 +266,20 @@ pub struct EngineReport {
     pub reason: String,
     /// Features of the system that the engine used.
     pub features: Vec<String>,
+}
+
+/// Phase of the opening or the load: `"list"`, `"headers"`, `"plan"`, `"first tensor"`, …; of an
+/// object store also `"threads"`, `"client"`, `"credentials"`, `"dns"` and `"connect"`, which may
+/// occur several times.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct PhaseReport {
+    /// Name of the phase.
+    pub phase: String,
+    /// Seconds from the beginning of the opening until the phase began.
+    pub start_seconds: f64,
+    /// Duration in seconds.
+    pub seconds: f64,
 }
 
 /// Seconds by stage, summed over the lanes.
@@ -388,6 +406,17 @@ impl Report {
             self.depth = usize::try_from(reads).unwrap_or(usize::MAX).max(1);
             self.in_flight_bytes = now;
         }
+    }
+
+    /// Sets the phases, which are relative to `opened_at`.
+    pub(crate) fn set_phases(&mut self, opened_at: Instant, mut spans: Vec<Span>) {
+        spans.sort_by_key(|span| (span.start, span.end));
+        let phase = |span: &Span| PhaseReport {
+            phase: span.phase.to_owned(),
+            start_seconds: (span.start.saturating_duration_since(opened_at)).as_secs_f64(),
+            seconds: (span.end.saturating_duration_since(span.start)).as_secs_f64(),
+        };
+        self.phases = spans.iter().map(phase).collect();
     }
 
     /// Sets the number of retries outside the data path and the cause of the last one.

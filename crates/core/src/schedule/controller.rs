@@ -67,6 +67,10 @@ const ROSE: f64 = 1.3;
 /// four of them itself.
 const WORTH: u64 = 4;
 
+/// Multiple for a step of the search after one that gained nearly all it could: the next one is
+/// likely to pay off, and is repaid sooner.
+const WORTH_CLIMBING: u64 = 2;
+
 /// Controller of the limit of one group.
 #[derive(Debug)]
 pub(super) struct Controller {
@@ -321,12 +325,13 @@ impl Controller {
     /// Tries `times` as much as `base`, the best limit so far.
     fn climb(&mut self, base: Point, times: u64, remaining: u64, now: Duration) {
         let bytes = self.scaled(base.bytes, times, 1);
+        let worth = if times > 2 { WORTH_CLIMBING } else { WORTH };
         if bytes <= base.bytes && self.report.changes == 0 {
             // The load began at the maximum: less may be enough.
             self.descend(base, LimitReason::Ceiling, now);
         } else if bytes <= base.bytes {
             self.settle(base, LimitReason::Ceiling, now);
-        } else if remaining / WORTH < bytes {
+        } else if remaining / worth < bytes {
             self.settle(base, LimitReason::Unfinished, now);
         } else {
             self.accept(base.bytes, LimitReason::Unfinished, now);

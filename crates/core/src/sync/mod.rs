@@ -13,6 +13,7 @@ pub(crate) mod parallel;
 pub(crate) mod per_process;
 pub(crate) mod retry;
 pub(crate) mod retry_counter;
+pub(crate) mod timeline;
 
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::AtomicU32;

@@ -235,6 +235,23 @@ fn search_for_depth_slows_short_loads_little() {
     }
 }
 
+/// A turn takes 1.7 s at first: 16 requests of 12.5 MB/s each, of 64 that the store would serve.
+#[test]
+fn search_for_depth_is_quick_on_throttled_connections() {
+    for (noise, seed) in [(0.0, 0), (0.12, 1), (0.12, 2)] {
+        let mut case = the("S3, 90 MB/s per request", noise);
+        case.name = "12.5 MB/s per request";
+        case.storage.stream = Stream::Request(32 * MIB);
+        case.storage.stream_rate = 12.5e6;
+        case.storage.rate = 64.0 * 12.5e6;
+        case.stride = 32 * MIB;
+        (case.start_bytes, case.most_bytes) = (320 * MIB, 1280 * MIB);
+        case.scene = Scene::new(4, 4 * GIB);
+        let share = share_of_best(&case, seed, Outcome::rate);
+        assert!(share >= 0.65, "seed {seed}: {share}");
+    }
+}
+
 /// Returns the rate from some time after a change on, as a share of the best fixed depth's.
 fn after_change(case: &Case, seed: u64, from: u64) -> f64 {
     share_of_best(case, seed, |outcome| outcome.steady_rate(ms(from)))

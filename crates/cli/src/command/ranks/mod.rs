@@ -20,6 +20,7 @@ use std::io::Write;
 use tload::{Options, Result};
 
 use self::messages::Job;
+pub(super) use self::program::again;
 use self::results::NodeLoad;
 pub(super) use self::rounds::run as bench;
 use crate::args::LoadArgs;

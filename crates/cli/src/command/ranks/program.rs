@@ -17,6 +17,13 @@ pub(crate) fn is_rank(arguments: &[OsString]) -> bool {
 /// Returns the command that starts this program as a rank. `arguments` are those of the command,
 /// of which the first is its name.
 pub(super) fn rank(arguments: &[OsString]) -> Command {
+    let mut command = again(arguments);
+    command.arg(RANK);
+    command
+}
+
+/// Returns the command that starts this program once more, without arguments.
+pub(in crate::command) fn again(arguments: &[OsString]) -> Command {
     let line = fs::read("/proc/self/cmdline").unwrap_or_default();
     let words = words_before(&line, arguments.len().saturating_sub(1));
     // This file, even if another version has taken its place.
@@ -25,7 +32,6 @@ pub(super) fn rank(arguments: &[OsString]) -> Command {
         // Python finds its packages by the name that it was started with.
         command.arg0(name).args(script);
     }
-    command.arg(RANK);
     command
 }
 

@@ -363,13 +363,8 @@ impl Results {
 impl Summary {
     fn row(&self) -> Vec<String> {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
-        let state = match self.cache_state {
-            CacheState::Cold => "cold",
-            CacheState::Warm => "warm",
-            CacheState::Remote => "remote",
-        };
         vec![
-            state.to_owned(),
+            self.cache_state.name().to_owned(),
             self.share.clone(),
             format_seconds(self.seconds.median),
             format!(

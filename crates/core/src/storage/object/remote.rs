@@ -23,6 +23,7 @@ use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
 use crate::sync::lock::Mutex;
 use crate::sync::retry_counter::RetryCounter;
+use crate::sync::timeline::Timeline;
 
 /// Maximum of threads for requests. A thread receives and copies about 2 GiB a second over plain
 /// HTTP, 1.3 over TLS (2-core virtual machine, 2026-11): eight are more than enough for a 100
@@ -42,6 +43,7 @@ pub(crate) struct Remote {
     cache: Option<Arc<Cache>>,
     stores: Mutex<HashMap<StoreId, Arc<Store>>>,
     retry_counter: RetryCounter,
+    timeline: Timeline,
 }
 
 impl Remote {
@@ -51,6 +53,7 @@ impl Remote {
     ///
     /// [`ErrorKind::OutOfMemory`] if the system starts none.
     pub(crate) fn start(options: &StoreOptions) -> Result<Arc<Self>> {
+        let (started, timeline) = (Instant::now(), Timeline::default());
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let runtime = Builder::new_multi_thread()
             .worker_threads(threads_there(cores.min(THREADS_MAX))?)
@@ -58,6 +61,7 @@ impl Remote {
             .enable_all()
             .build()
             .map_err(cannot_start)?;
+        timeline.record("threads", started);
         Ok(Arc::new(Self {
             runtime: Some(runtime),
             process: std::process::id(),
@@ -65,12 +69,18 @@ impl Remote {
             cache: Cache::from_options(options),
             stores: Mutex::default(),
             retry_counter: RetryCounter::default(),
+            timeline,
         }))
     }
 
     /// Returns the counter of retries outside of reads of tensors.
     pub(crate) fn retry_counter(&self) -> &RetryCounter {
         &self.retry_counter
+    }
+
+    /// Returns the phases of its stores: clients, credentials, names, connections.
+    pub(crate) fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 
     /// Like [`Self::start`], with one store that the caller opened; `url` is of something in it.
@@ -107,7 +117,7 @@ impl Remote {
         if let Some(store) = stores.get(&key) {
             return Ok((Arc::clone(store), object_path(url)?));
         }
-        let (store, path) = Store::open(url, &self.options)?;
+        let (store, path) = Store::open(url, &self.options, &self.timeline)?;
         stores.insert(key, Arc::clone(&store));
         Ok((store, path))
     }

@@ -42,10 +42,10 @@ pub(super) const DESCRIPTION: &str = "entry.json";
 const DAMAGED_MAX: u64 = 16;
 
 /// [`TILE_BYTES`], as the length of a slice.
-const TILE: usize = TILE_BYTES as usize;
+const TILE: usize = BUFFER_BYTES / BUFFER_TILES;
 
 /// Most tiles that one search looks at.
-const SEARCHED_TILES: u64 = 1024;
+const SEARCHED_TILES: usize = 1024;
 
 /// Attempts to open an entry that is being evicted.
 const ATTEMPTS: usize = 3;
@@ -151,9 +151,9 @@ impl Entry {
     /// Returns whether every tile has been written.
     pub(crate) fn is_complete(&self) -> bool {
         let all = tiles(&(0..self.len));
-        let steps = all.clone().step_by(SEARCHED_TILES as usize);
+        let steps = all.clone().step_by(SEARCHED_TILES);
         let is_there = |start: u64| {
-            let run = start..(start + SEARCHED_TILES).min(all.end);
+            let run = start..(start + SEARCHED_TILES as u64).min(all.end);
             self.stamps_of(&run).iter().all(Option::is_some)
         };
         !self.is_distrusted() && !self.is_cleared() && steps.into_iter().all(is_there)
@@ -253,7 +253,7 @@ impl Entry {
     /// Looks for a range, which is not empty. Blocks.
     pub(super) fn find(&self, range: &Range<u64>) -> Found {
         let mut wanted = tiles(range);
-        wanted.end = wanted.end.min(wanted.start + SEARCHED_TILES);
+        wanted.end = wanted.end.min(wanted.start + SEARCHED_TILES as u64);
         let all = || Found::Absent(bytes_of(&wanted, self.len).end);
         if self.is_distrusted() || self.is_cleared() {
             return all();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::Uri;
 use hyper_util::client::legacy::connect::HttpInfo;
@@ -14,6 +15,7 @@ use url::{Host, Url};
 
 use super::response_capture::Connection;
 use crate::sync::lock::Mutex;
+use crate::sync::timeline::Timeline;
 
 /// Networks that an address can be reached from, widest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,12 +114,14 @@ pub(in crate::storage) struct Resolver {
     limits: Arc<Mutex<BTreeMap<String, Reach>>>,
     /// Addresses of each name when it was last resolved.
     addresses: Arc<Mutex<BTreeMap<String, Vec<IpAddr>>>>,
+    timeline: Timeline,
 }
 
 impl Resolver {
-    pub(in crate::storage) fn new(shuffles: bool) -> Self {
+    pub(in crate::storage) fn new(shuffles: bool, timeline: Timeline) -> Self {
         Self {
             shuffles,
+            timeline,
             limits: Arc::default(),
             addresses: Arc::default(),
         }
@@ -178,8 +182,10 @@ impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
         let limit = self.limit_of(name.as_str());
         let (shuffles, addresses) = (self.shuffles, Arc::clone(&self.addresses));
+        let (timeline, started) = (self.timeline.clone(), Instant::now());
         Box::pin(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            timeline.record("dns", started);
             let mut found: Vec<SocketAddr> = found.collect();
             if let Some(limit) = limit {
                 found.retain(|address| Reach::from_ip(address.ip()) <= limit);
@@ -300,7 +306,7 @@ mod tests {
             .enable_all()
             .build()
             .expect("a runtime");
-        let resolver = Resolver::new(true);
+        let resolver = Resolver::new(true, Timeline::default());
         let resolve = || {
             let name = "localhost".parse().expect("a name");
             runtime.block_on(resolver.resolve(name))

@@ -3,19 +3,25 @@
 //! `object_store` has no setting for redirects and does not expose how it makes its client, so this
 //! module makes one from the settings that its options reveal.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::task::{Context, Poll};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
 
 use object_store::ClientOptions;
 use object_store::client::{ClientConfigKey as Key, HttpClient, HttpConnector};
 use reqwest::{Certificate, NoProxy, Proxy, redirect};
+use tower_layer::Layer;
+use tower_service::Service;
 
 use super::addresses::Resolver;
 use super::environment::Environment;
 use super::proxy::Proxies;
 use super::redirects::Following;
 use super::response_capture::Capturing;
+use crate::sync::timeline::Timeline;
 
 /// Makes the HTTP clients of one store, and counts them.
 #[derive(Clone, Debug, Default)]
@@ -26,9 +32,23 @@ pub(in crate::storage) struct Connector {
     /// Certificates to trust in addition to the system's. `object_store`'s options do not return
     /// them.
     roots: Arc<OnceLock<Vec<Certificate>>>,
+    /// Phases of the clients: their construction, names, connections.
+    timeline: Timeline,
 }
 
 impl Connector {
+    pub(in crate::storage) fn new(timeline: Timeline) -> Self {
+        Self {
+            timeline,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the timeline that its clients record their phases in.
+    pub(in crate::storage) fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
     /// Returns the number of clients made so far.
     pub(in crate::storage) fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
@@ -49,6 +69,7 @@ impl Connector {
             .redirect(redirect::Policy::none())
             .referer(false)
             .dns_resolver(resolver.clone())
+            .connector_layer(TimedLayer(self.timeline.clone()))
             .https_only(!flag(options, Key::AllowHttp)?)
             // Lengths and ranges refer to the bytes as they are sent.
             .no_gzip()
@@ -124,8 +145,14 @@ fn with_limits(
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
-        let resolver = Resolver::new(flag(options, Key::RandomizeAddresses)?);
-        let client = self.client(options, &resolver)?;
+        let shuffles = flag(options, Key::RandomizeAddresses)?;
+        let resolver = Resolver::new(shuffles, self.timeline.clone());
+        if !flag(options, Key::AllowHttp)? {
+            seed_random_numbers();
+        }
+        let client = self
+            .timeline
+            .time("client", || self.client(options, &resolver))?;
         let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
         let following = Following {
             client,
@@ -140,6 +167,66 @@ impl HttpConnector for Connector {
             number,
             proxies(options),
         )))
+    }
+}
+
+/// Seeds the random numbers of TLS, once per process, on a thread of their own: aws-lc collects
+/// entropy for 30 ms, which the first connection would otherwise wait for after its name has been
+/// resolved and its credentials have been fetched (`benches/results/2core-amd-2026-11-24`).
+fn seed_random_numbers() {
+    static SEEDED: AtomicBool = AtomicBool::new(false);
+    if !SEEDED.swap(true, Ordering::Relaxed) {
+        let seed = || {
+            // Without it the first connection does the same.
+            let _ = aws_lc_rs::rand::fill(&mut [0]);
+        };
+        let thread = Builder::new().name("tload-seed".to_owned());
+        drop(thread.spawn(seed));
+    }
+}
+
+/// Layer around the connections of a client, which records how long each took to open.
+#[derive(Clone)]
+struct TimedLayer(Timeline);
+
+#[derive(Clone)]
+struct Timed<S> {
+    inner: S,
+    timeline: Timeline,
+}
+
+impl<S> Layer<S> for TimedLayer {
+    type Service = Timed<S>;
+
+    fn layer(&self, inner: S) -> Timed<S> {
+        Timed {
+            inner,
+            timeline: self.0.clone(),
+        }
+    }
+}
+
+impl<R, S> Service<R> for Timed<S>
+where
+    S: Service<R>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = std::result::Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<std::result::Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, to: R) -> Self::Future {
+        let (started, timeline) = (Instant::now(), self.timeline.clone());
+        let connecting = self.inner.call(to);
+        Box::pin(async move {
+            let result = connecting.await;
+            timeline.record("connect", started);
+            result
+        })
     }
 }
 

@@ -14,6 +14,7 @@ use object_store::aws::AwsCredential;
 
 use super::classification::CredentialFailure;
 use crate::sync::lock::Mutex;
+use crate::sync::timeline::Timeline;
 
 /// Credentials are renewed this long before they expire, or after half of their lifetime if that is
 /// shorter.
@@ -42,6 +43,7 @@ pub(in crate::storage) struct CredentialCache<L> {
     turn: tokio::sync::Mutex<()>,
     /// Last search that found nothing.
     failed: Mutex<Option<(Instant, CredentialFailure)>>,
+    timeline: Timeline,
 }
 
 struct Held {
@@ -84,12 +86,13 @@ impl Held {
 }
 
 impl<L: Load> CredentialCache<L> {
-    pub(in crate::storage) fn new(load: L) -> Self {
+    pub(in crate::storage) fn new(load: L, timeline: Timeline) -> Self {
         Self {
             load,
             held: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             failed: Mutex::default(),
+            timeline,
         }
     }
 
@@ -140,7 +143,9 @@ impl<L: Load> CredentialCache<L> {
         if let Some(credential) = fresh {
             return Ok(credential);
         }
+        let started = Instant::now();
         let loaded = self.load.load().await;
+        self.timeline.record("credentials", started);
         let mut held = self.held.lock();
         match (loaded, usable) {
             (Ok(loaded), _) => {
@@ -242,11 +247,12 @@ mod tests {
     }
 
     fn cache(life: Option<u64>, fails_from: u32) -> CredentialCache<Numbered> {
-        CredentialCache::new(Numbered {
+        let numbered = Numbered {
             loads: AtomicU32::new(0),
             life,
             fails_from,
-        })
+        };
+        CredentialCache::new(numbered, Timeline::default())
     }
 
     fn at(second: u64) -> SystemTime {

@@ -61,6 +61,7 @@ use self::redactor::Redactor;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::{StoreOptions, without_credentials};
+use crate::sync::timeline::Timeline;
 use builder::{Opening, StoreProtocol};
 use request_error::{failed_request, translate};
 use response_capture::capture;
@@ -136,15 +137,20 @@ impl Store {
     /// [`crate::ErrorKind::PermissionDenied`] if the environment may not be read and no credentials
     /// are given, [`crate::ErrorKind::Unsupported`] for profiles in a build without them; the kinds
     /// of I/O for files that cannot be read.
-    pub(crate) fn open(url: &RemoteUrl, options: &StoreOptions) -> Result<(Arc<Self>, Path)> {
+    pub(crate) fn open(
+        url: &RemoteUrl,
+        options: &StoreOptions,
+        timeline: &Timeline,
+    ) -> Result<(Arc<Self>, Path)> {
         let environment = Environment::unless_forbidden(options);
-        Self::open_in(url, options, &environment)
+        Self::open_in(url, options, &environment, timeline)
     }
 
     fn open_in(
         url: &RemoteUrl,
         options: &StoreOptions,
         environment: &Environment,
+        timeline: &Timeline,
     ) -> Result<(Arc<Self>, Path)> {
         let path = object_path(url)?;
         let Some(protocol) = implementation(url.protocol) else {
@@ -158,7 +164,7 @@ impl Store {
             url,
             options,
             environment,
-            connector: Connector::default(),
+            connector: Connector::new(timeline.clone()),
             redactor: Redactor::new(url, options, environment, variables_of_all()),
         };
         let opened = (protocol.open)(&opening)?;

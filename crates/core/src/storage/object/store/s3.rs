@@ -73,7 +73,9 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         CredentialSource::Known(source) => (builder, Credentials::known(source)),
         #[cfg(feature = "aws-config")]
         CredentialSource::Chain(chain) => {
-            let cache = Arc::new(super::credential_cache::CredentialCache::new(chain));
+            let timeline = opening.connector.timeline().clone();
+            let cache = super::credential_cache::CredentialCache::new(chain, timeline);
+            let cache = Arc::new(cache);
             let builder = builder.with_credentials(Arc::clone(&cache) as _);
             (builder, Credentials::Aws(cache))
         }

@@ -65,7 +65,8 @@ fn open(url: &str, options: &[(&str, &str)]) -> (Arc<Store>, Path) {
     let location = Location::parse(url).expect(url);
     let mut options = StoreOptions::from_pairs(options.iter().copied()).expect("options");
     options.set("environment", "false").expect("an option");
-    Store::open(location.remote().expect("a URL"), &options).expect(url)
+    let url = location.remote().expect("a URL");
+    Store::open(url, &options, &Timeline::default()).expect("opens")
 }
 
 const KEYS: [(&str, &str); 2] = [("access_key_id", "AKIA"), ("secret_access_key", "hunter2")];
