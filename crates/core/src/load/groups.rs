@@ -23,7 +23,7 @@ use crate::schedule::Member;
 use crate::storage::object::cache::{Entry, TILE_BYTES};
 #[cfg(feature = "object")]
 use crate::storage::{FileSource, ObjectSource, unversioned_note};
-use crate::storage::{ReadFile, ReadHints, RefusedDirect, Source, of_many};
+use crate::storage::{FileSystem, ReadFile, ReadHints, RefusedDirect, Source, of_many};
 use crate::sync::detached::{PendingOps, run_with_timeout};
 use crate::sync::parallel::parallel_map;
 use crate::sync::retry::Retries;
@@ -561,8 +561,7 @@ fn open(
 /// Returns the name of the file system that files are on.
 fn name_of(files: &[ReadFile]) -> String {
     files.first().map_or_else(String::new, |file| {
-        let file_system = file.source().file_system();
-        let (major, minor) = file_system.device;
-        format!("{} ({major}:{minor})", file_system.name)
+        let FileSystem { name, device, .. } = file.source().file_system();
+        format!("{name} ({}:{})", device.0, device.1)
     })
 }

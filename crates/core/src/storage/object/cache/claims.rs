@@ -105,12 +105,12 @@ mod tests {
             Arc::new(options.read(true).write(true).open(&path).expect("opens"))
         };
         let (one, other) = (open(), open());
-        let first = Claim::try_new(&one, 3..10).expect("nobody has it");
-        let second = Claim::try_new(&one, 10..20).expect("nobody has it");
+        let first = Claim::try_new(&one, 3..10).expect("it is free");
+        let second = Claim::try_new(&one, 10..20).expect("it is free");
         for tiles in [0..4, 9..10, 5..6, 9..12, 19..30] {
             assert!(Claim::try_new(&other, tiles.clone()).is_none(), "{tiles:?}");
         }
-        let beside = Claim::try_new(&other, 0..3).expect("nobody has it");
+        let beside = Claim::try_new(&other, 0..3).expect("it is free");
         drop(first);
         assert!(Claim::try_new(&other, 3..10).is_some());
         assert!(Claim::try_new(&other, 10..11).is_none());
