@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// Serve a directory or file over HTTP, read-only.
 ///
-/// Any web browser, curl and every command of tload can read from it: ranges, ETags and conditional
-/// requests are supported. Runs until it is interrupted.
+/// Browsers, curl and the other commands of tload can read from it: it answers ranges and
+/// conditional requests. Runs until it is interrupted.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Files and directories below DIR are served, but not those whose names begin with a dot. Symbolic

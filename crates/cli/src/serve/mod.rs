@@ -191,28 +191,36 @@ impl Server {
 }
 
 fn cannot_listen(error: io::Error, listen: &str) -> Error {
-    let hint = match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            Some("another program listens there: choose another port with --listen, or 0 for any")
-        }
-        io::ErrorKind::AddrNotAvailable => {
-            Some("the machine does not have this address: 0.0.0.0 stands for all that it has")
-        }
-        io::ErrorKind::PermissionDenied => {
-            Some("ports below 1024 are reserved for root: choose another one with --listen")
-        }
-        io::ErrorKind::InvalidInput => Some("write an address and a port: 127.0.0.1:8080"),
-        _ => None,
-    };
-    let is_invalid = error.kind() == io::ErrorKind::InvalidInput;
-    let error = if is_invalid {
+    let kind = error.kind();
+    let error = if kind == io::ErrorKind::InvalidInput {
         Error::new(ErrorKind::InvalidRequest, "is no address to listen on").with_source(error)
     } else {
         Error::from_io("cannot listen", error)
     };
     let error = error.with_location(listen);
-    match hint {
-        Some(hint) => error.with_hint(hint),
+    let hints = HINTS.iter().find(|(it, _)| *it == kind);
+    match hints {
+        Some((_, hint)) => error.with_hint(*hint),
         None => error,
     }
 }
+
+/// Advice for errors of the listener.
+const HINTS: [(io::ErrorKind, &str); 4] = [
+    (
+        io::ErrorKind::AddrInUse,
+        "another program listens there: choose another port with --listen, or 0 for any",
+    ),
+    (
+        io::ErrorKind::AddrNotAvailable,
+        "the machine does not have this address: 0.0.0.0 stands for all that it has",
+    ),
+    (
+        io::ErrorKind::PermissionDenied,
+        "ports below 1024 are reserved for root: choose another one with --listen",
+    ),
+    (
+        io::ErrorKind::InvalidInput,
+        "write an address and a port: 127.0.0.1:8080",
+    ),
+];

@@ -42,17 +42,13 @@ fn bounds(header: &str) -> Option<(Option<u64>, Option<u64>)> {
         return None;
     }
     let (first, last) = range.trim().split_once('-')?;
-    Some((number(first)?, number(last)?))
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number(first) && is_number(last)).then(|| (number(first), number(last)))
 }
 
-/// Parses digits; nothing is `None`, and anything else an outer `None`. Numbers that no file
-/// reaches are the largest.
-fn number(text: &str) -> Option<Option<u64>> {
-    if text.is_empty() {
-        return Some(None);
-    }
-    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| Some(text.parse().unwrap_or(u64::MAX)))
+/// Parses digits, if there are any. Numbers that no file reaches are the largest.
+fn number(digits: &str) -> Option<u64> {
+    (!digits.is_empty()).then(|| digits.parse().unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

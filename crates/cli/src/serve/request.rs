@@ -79,17 +79,19 @@ mod tests {
     use super::*;
 
     fn complete(text: &str) -> (Request, usize) {
-        match Request::parse(text.as_bytes()) {
-            Parsed::Complete(request, len) => (*request, len),
-            other => panic!("{text:?}: {other:?}"),
-        }
+        let parsed = Request::parse(text.as_bytes());
+        let Parsed::Complete(request, len) = parsed else {
+            panic!("{text:?}: {parsed:?}");
+        };
+        (*request, len)
     }
 
     fn refused(text: &str) -> StatusCode {
-        match Request::parse(text.as_bytes()) {
-            Parsed::Invalid(status) => status,
-            other => panic!("{text:?}: {other:?}"),
-        }
+        let parsed = Request::parse(text.as_bytes());
+        let Parsed::Invalid(status) = parsed else {
+            panic!("{text:?}: {parsed:?}");
+        };
+        status
     }
 
     #[test]

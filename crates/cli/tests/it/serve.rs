@@ -69,8 +69,7 @@ impl Server {
     fn metric(&self, name: &str) -> u64 {
         let text = self.get("/metrics").text();
         let value = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
-        let found = text.lines().find_map(value);
-        found.unwrap_or_else(|| panic!("no {name} in {text}"))
+        text.lines().find_map(value).expect(name)
     }
 
     /// Stops the server as a service manager does.
@@ -100,8 +99,8 @@ impl Drop for Server {
 }
 
 fn send(stream: &mut TcpStream, method: &str, path: &str, headers: &[&str]) {
-    let headers: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
-    let head = format!("{method} {path} HTTP/1.1\r\nHost: tload\r\n{headers}\r\n");
+    let lines = [&["Host: tload"], headers].concat().join("\r\n");
+    let head = format!("{method} {path} HTTP/1.1\r\n{lines}\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
 }
 
@@ -133,8 +132,7 @@ impl Reply {
     }
 
     fn header(&self, name: &str) -> &str {
-        let value = self.headers.get(name);
-        value.unwrap_or_else(|| panic!("no {name} in {self:?}"))
+        self.headers.get(name).expect(name)
     }
 }
 
@@ -410,12 +408,16 @@ fn drain(stream: &mut TcpStream) -> usize {
     let mut bytes = vec![0; 1 << 20];
     let mut total = 0;
     loop {
-        match stream.read(&mut bytes) {
-            // An abort is an end, too.
-            Ok(0) => return total,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return total,
-            Ok(len) => total += len,
-            Err(error) => panic!("{error}"),
+        let read = stream.read(&mut bytes);
+        // An abort is an end, too.
+        let is_aborted = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionReset;
+        match if read.as_ref().is_err_and(is_aborted) {
+            0
+        } else {
+            read.unwrap()
+        } {
+            0 => return total,
+            len => total += len,
         }
     }
 }
@@ -425,32 +427,10 @@ fn changed_file_ends_the_response() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.bin");
     let server = Server::start(folder.path(), &[]);
-    type Change = fn(&Path);
-    let changes: [Change; 3] = [
-        |path| {
-            fs::File::options()
-                .write(true)
-                .open(path)
-                .unwrap()
-                .set_len(0)
-                .unwrap()
-        },
-        |path| {
-            fs::File::options()
-                .append(true)
-                .open(path)
-                .unwrap()
-                .write_all(b"a")
-                .unwrap()
-        },
-        |path| {
-            fs::File::options()
-                .write(true)
-                .open(path)
-                .unwrap()
-                .write_all(b"a")
-                .unwrap()
-        },
+    let changes: [fn(&fs::File); 3] = [
+        |file| file.set_len(0).unwrap(),
+        |file| file.set_len(LARGE as u64 + 1).unwrap(),
+        |mut file| file.write_all(b"a").unwrap(),
     ];
     for (count, change) in (1..).zip(changes) {
         fs::write(&path, vec![0; LARGE]).unwrap();
@@ -459,7 +439,7 @@ fn changed_file_ends_the_response() {
         // The server waits for the client from here on: the rest does not fit into buffers.
         let (status, headers) = read_head(&mut stream);
         assert_eq!((status, &*headers["content-length"]), (200, "67108864"));
-        change(&path);
+        change(&fs::File::options().write(true).open(&path).unwrap());
         let received = drain(&mut stream);
         assert!(received < LARGE, "change {count} was sent");
         assert_eq!(server.metric("tload_serve_changed_files_total"), count);
