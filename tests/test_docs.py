@@ -54,6 +54,7 @@ NOT_RUN = {
     "docs/from/tensorizer.md": 2,
     "docs/quickstart.md": 2,
     "docs/scale-out.md": 3,
+    "docs/serve.md": 1,
     "docs/sources.md": 4,
     "docs/troubleshooting.md": 4,
     "docs/tuning.md": 1,

@@ -47,7 +47,8 @@ impl Digest {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Returns `bytes` in lower-case hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes
         .iter()
         .fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {

@@ -22,6 +22,7 @@ mod interrupt;
 mod options;
 mod output;
 mod redact;
+mod serve;
 mod synth;
 
 use std::ffi::{OsStr, OsString};

@@ -13,11 +13,12 @@ use tload::{
 };
 
 use crate::args::{
-    BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, SortArg,
-    StoreArgs, VerifyArgs,
+    BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, ServeArgs,
+    SortArg, StoreArgs, VerifyArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::command::Order;
+use crate::serve::Settings;
 use crate::synth::Preset;
 
 /// Depths of `--sweep`, from one read at a time to more than makes a difference on disks.
@@ -280,6 +281,19 @@ pub(crate) fn preset(arg: PresetArg) -> Preset {
         PresetArg::Moe => Preset::Moe,
         PresetArg::Tiny => Preset::Tiny,
     }
+}
+
+/// Converts the settings of a server.
+pub(crate) fn serve(args: &ServeArgs) -> Result<Settings> {
+    let certificate = args.tls_cert.clone();
+    Ok(Settings {
+        location: location(&args.location)?,
+        listen: args.listen.clone(),
+        token_file: args.token_file.clone(),
+        tls: certificate.zip(args.tls_key.clone()),
+        max_connections: args.max_connections.try_into().unwrap_or(usize::MAX),
+        client_timeout: args.client_timeout,
+    })
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod tool;
 mod toxiproxy;
 
 pub use azurite::Azurite;
+pub use certificate::Certificate;
 pub use fake_gcs::FakeGcs;
 pub use nginx::Nginx;
 pub use s3::{Moto, S3Server, S3sFs, Versitygw, kind};

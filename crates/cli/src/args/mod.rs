@@ -11,6 +11,7 @@ mod location;
 mod ls;
 mod parse;
 mod ranks;
+mod serve;
 mod store;
 mod synth;
 mod time;
@@ -31,6 +32,7 @@ pub(crate) use links::LinkArgs;
 pub(crate) use ls::{LsArgs, SortArg};
 pub(crate) use parse::{Refusal, parse};
 pub(crate) use ranks::{RankArgs, ShardArg};
+pub(crate) use serve::ServeArgs;
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
 pub(crate) use tuning::{SelectArgs, TuningArgs};
@@ -62,6 +64,7 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     Cp(CopyArgs),
     Verify(VerifyArgs),
+    Serve(ServeArgs),
     Doctor(DoctorArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
@@ -77,7 +80,11 @@ impl Command {
             Self::Verify(args) => args.json,
             Self::Doctor(args) => args.json,
             // A benchmark writes JSON to a file, which `command::bench` does itself.
-            Self::Synth(_) | Self::Bench(_) | Self::Completions(_) | Self::Man(_) => false,
+            Self::Synth(_)
+            | Self::Bench(_)
+            | Self::Serve(_)
+            | Self::Completions(_)
+            | Self::Man(_) => false,
         }
     }
 }

@@ -14,6 +14,7 @@ mod ranks;
 #[cfg(not(target_os = "linux"))]
 #[path = "ranks/elsewhere.rs"]
 mod ranks;
+mod serve;
 mod startup;
 mod synth;
 mod verify;
@@ -46,6 +47,7 @@ pub(crate) fn run(
         Command::Bench(args) => bench::run(&args, arguments, interrupt, out),
         Command::Cp(args) => cp::run(&args, interrupt, out),
         Command::Verify(args) => verify::run(&args, interrupt, out),
+        Command::Serve(args) => serve::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, interrupt, limits, out),
         Command::Completions(args) => completions::run(&args, program(arguments), out),
         Command::Man(args) => man::run(&args),

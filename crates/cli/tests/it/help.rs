@@ -15,6 +15,7 @@ fn help_is_as_recorded() {
         "bench",
         "cp",
         "verify",
+        "serve",
         "doctor",
         "completions",
         "man",

@@ -26,6 +26,7 @@ mod ranks;
 mod remote;
 mod requirement;
 mod secrets;
+mod serve;
 mod store;
 mod terminal_escapes;
 mod verified;

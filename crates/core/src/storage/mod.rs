@@ -11,7 +11,7 @@ mod memory;
 pub(crate) mod object;
 mod store_probe;
 
-pub(crate) use crate::storage::file::confined_dir::ConfinedDir;
+pub use crate::storage::file::confined_dir::{ConfinedDir, ConfinedEntry};
 pub(crate) use crate::storage::file::file_system::is_network;
 pub use crate::storage::file::file_system::{FileSystem, file_system};
 pub use crate::storage::file::identity::Identity;

@@ -26,12 +26,13 @@ authorityKeyIdentifier = keyid
 
 /// Paths of files in the PEM format, valid for 127.0.0.1 and localhost.
 #[derive(Debug, Clone)]
-pub(super) struct Certificate {
+pub struct Certificate {
     /// Certificate that a client has to trust.
-    pub(super) authority: PathBuf,
-    /// Certificate of the server, and its key.
-    pub(super) server: PathBuf,
-    pub(super) key: PathBuf,
+    pub authority: PathBuf,
+    /// Certificate of the server.
+    pub server: PathBuf,
+    /// Key of the server.
+    pub key: PathBuf,
 }
 
 impl Certificate {
@@ -45,7 +46,7 @@ impl Certificate {
     }
 
     /// Creates a certificate, with all its files in `folder`.
-    pub(super) fn make(folder: &Path) -> Result<Self, String> {
+    pub fn make(folder: &Path) -> Result<Self, String> {
         let settings = folder.join("openssl.cnf");
         fs::write(&settings, SETTINGS)
             .map_err(|error| format!("cannot write {}: {error}", settings.display()))?;

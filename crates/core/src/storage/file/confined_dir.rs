@@ -8,26 +8,28 @@
 //! Mounts do not count as links.
 //!
 //! A file is checked before it is opened, and the checked file is the one opened:
-//! [`ConfinedDir::open_file`] takes a descriptor that reads nothing (`O_PATH`), resolves its path
+//! [`ConfinedDir::find`] takes a descriptor that reads nothing (`O_PATH`), resolves its path
 //! through `/proc`, and opens it from there. So a file cannot be replaced by a link in between, and
 //! nothing outside is ever opened: opening alone rewinds tapes and wakes writers of FIFOs. Without
 //! `/proc`, and on systems without `O_PATH`, the path is resolved and the resolved path opened; a
 //! process that may write to the directory could then still exchange a directory in between.
+//!
+//! `tload serve` confines the requests of its clients in the same way.
 
-use std::fs::File;
+use std::fs::{File, Metadata, ReadDir};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{cannot_open, open_plain, path_of};
+use super::{cannot_open, open_plain, path_of, regular};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 
 /// Prefixes of repository directories in the caches of model hubs: `models--org--name`.
 const REPOSITORIES: [&str; 3] = ["models--", "datasets--", "spaces--"];
 
-/// A directory, resolved by the kernel.
+/// A directory, resolved by the kernel, that files are not opened outside of.
 #[derive(Debug)]
-pub(crate) struct ConfinedDir {
+pub struct ConfinedDir {
     shown: String,
     path: PathBuf,
     /// For a snapshot in a hub's cache, the directory of the files that its links lead to.
@@ -35,8 +37,13 @@ pub(crate) struct ConfinedDir {
 }
 
 impl ConfinedDir {
-    /// Opens the directory at `location`, following links to it.
-    pub(crate) fn open(location: &Location) -> Result<Self> {
+    /// Opens the directory at `location`, following links to it. A file in its place contains only
+    /// itself.
+    ///
+    /// # Errors
+    ///
+    /// There is nothing at `location`, or it is not on a file system.
+    pub fn open(location: &Location) -> Result<Self> {
         let path = match path_of(location)? {
             path if path.as_os_str().is_empty() => Path::new("."),
             path => path,
@@ -55,12 +62,27 @@ impl ConfinedDir {
     ///
     /// [`ErrorKind::PermissionDenied`] for a file outside of it.
     pub(in crate::storage) fn open_file(&self, location: &Location) -> Result<File> {
-        let failed = |error| cannot_open(error, location);
-        let found = look(path_of(location)?).map_err(failed)?;
+        let entry = self.find(location)?;
+        entry
+            .found
+            .open()
+            .map_err(|error| cannot_open(error, location))
+    }
+
+    /// Finds a file or directory inside the directory, without opening it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::PermissionDenied`] for one outside of it.
+    pub fn find(&self, location: &Location) -> Result<ConfinedEntry> {
+        let found = look(path_of(location)?).map_err(|error| cannot_open(error, location))?;
         if !self.holds(&found.real) {
             return Err(self.refused(location, &found.real));
         }
-        found.open().map_err(failed)
+        Ok(ConfinedEntry {
+            found,
+            location: location.clone(),
+        })
     }
 
     fn holds(&self, path: &Path) -> bool {
@@ -84,7 +106,56 @@ impl ConfinedDir {
     }
 }
 
+/// A file or directory in a [`ConfinedDir`], not opened yet.
+#[derive(Debug)]
+pub struct ConfinedEntry {
+    found: Found,
+    location: Location,
+}
+
+impl ConfinedEntry {
+    /// Returns what the file system records about it.
+    ///
+    /// # Errors
+    ///
+    /// The file system does not answer with its status.
+    pub fn metadata(&self) -> Result<Metadata> {
+        let failed = |error| Error::from_io("cannot read the file's status", error);
+        let found = self.found.metadata();
+        found.map_err(|error| failed(error).with_location(&self.location))
+    }
+
+    /// Opens it for buffered reads, if it is a regular file.
+    ///
+    /// # Errors
+    ///
+    /// It is not a regular file ([`ErrorKind::InvalidRequest`]), or may not be read.
+    pub fn open_file(&self) -> Result<(File, Metadata)> {
+        // Before it is opened: opening a device may change its state.
+        if !self.metadata()?.is_file() {
+            let message = "is not a regular file";
+            return Err(Error::invalid_request(message).with_location(&self.location));
+        }
+        let file = self.found.open();
+        regular(
+            file.map_err(|error| cannot_open(error, &self.location))?,
+            &self.location,
+        )
+    }
+
+    /// Lists it, if it is a directory.
+    ///
+    /// # Errors
+    ///
+    /// It is not a directory, or may not be listed.
+    pub fn read_dir(&self) -> Result<ReadDir> {
+        let entries = self.found.read_dir();
+        entries.map_err(|error| cannot_open(error, &self.location))
+    }
+}
+
 /// A file or directory at a path, resolved but not opened yet.
+#[derive(Debug)]
 struct Found {
     real: PathBuf,
     /// Descriptor that `/proc` resolved.
@@ -100,6 +171,23 @@ impl Found {
             return open_plain(Path::new(&in_proc(inode)));
         }
         open_plain(&self.real)
+    }
+
+    /// Lists the directory.
+    fn read_dir(&self) -> io::Result<ReadDir> {
+        #[cfg(target_os = "linux")]
+        if let Some(inode) = &self.inode {
+            return std::fs::read_dir(in_proc(inode));
+        }
+        std::fs::read_dir(&self.real)
+    }
+
+    fn metadata(&self) -> io::Result<Metadata> {
+        #[cfg(target_os = "linux")]
+        if let Some(inode) = &self.inode {
+            return File::from(inode.try_clone()?).metadata();
+        }
+        std::fs::symlink_metadata(&self.real)
     }
 }
 
@@ -178,6 +266,34 @@ mod tests {
             ("/blobs/x", false),
         ] {
             assert_eq!(root.holds(Path::new(path)), holds, "{path}");
+        }
+    }
+
+    #[test]
+    fn only_entries_inside_are_found_and_only_regular_files_open() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(at("root/deep")).expect("takes folders");
+        std::fs::write(at("secret"), "x").expect("takes files");
+        std::fs::write(at("root/deep/a"), "ab").expect("takes files");
+        std::os::unix::fs::symlink("../secret", at("root/out")).expect("takes links");
+        std::os::unix::fs::symlink("deep/a", at("root/in")).expect("takes links");
+        let root = ConfinedDir::open(&Location::from_path(at("root"))).expect("there");
+        let find = |name: &str| root.find(&Location::from_path(at("root").join(name)));
+        let kind = |error: Error| error.kind();
+
+        let (_, metadata) = find("in").and_then(|it| it.open_file()).expect("inside");
+        assert_eq!(metadata.len(), 2);
+        let deep = find("deep").expect("inside");
+        assert_eq!(deep.read_dir().expect("a directory").count(), 1);
+        let opened = deep.open_file().map_err(kind);
+        assert_eq!(
+            opened.expect_err("is a directory"),
+            ErrorKind::InvalidRequest
+        );
+        for name in ["out", "..", "../secret"] {
+            let found = find(name).map_err(kind);
+            assert_eq!(found.expect_err(name), ErrorKind::PermissionDenied);
         }
     }
 

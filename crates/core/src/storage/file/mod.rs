@@ -297,6 +297,11 @@ pub(super) fn open_regular(
         Some(root) => root.open_file(location)?,
         None => open_plain(path_of(location)?).map_err(|error| cannot_open(error, location))?,
     };
+    regular(file, location)
+}
+
+/// Returns a file that [`open_plain`] has opened, and its metadata, if it is a regular one.
+fn regular(file: File, location: &Location) -> Result<(File, std::fs::Metadata)> {
     let metadata = file.metadata().map_err(|error| {
         Error::from_io("cannot read the file's status", error).with_location(location)
     })?;

@@ -1,0 +1,52 @@
+//! `tload serve`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Serve a directory or file over HTTP, read-only.
+///
+/// Browsers, curl and the other commands of tload can read from it: it answers ranges and
+/// conditional requests. Runs until it is interrupted.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Files and directories below DIR are served, but not those whose names begin with a dot. Symbolic
+links are followed if they stay in DIR. GET / and other directories have a list, in HTML or, with
+?format=json or the header Accept: application/json, in JSON. GET /metrics has counters in the
+format of Prometheus. Everything else is a file.
+
+A file that changes while it is sent ends the connection: replace files by renaming new ones.")]
+pub(crate) struct ServeArgs {
+    /// Directory or file to serve
+    #[arg(value_name = "DIR")]
+    pub(crate) location: OsString,
+    /// Address and port to listen on; port 0 chooses a free one. 0.0.0.0:8080 listens on all
+    /// addresses of the machine
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]
+    pub(crate) listen: String,
+    /// Require the token in this file: Authorization: Bearer TOKEN
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Serve HTTPS with the certificates in this PEM file, that of the server first
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Maximum open connections; clients beyond it wait until others end
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 256,
+        value_parser = clap::value_parser!(u32).range(1..=65_536)
+    )]
+    pub(crate) max_connections: u32,
+    /// Close connections of clients that send no request, or accept no bytes, for this long
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = tload::parse_duration,
+        default_value = "30s"
+    )]
+    pub(crate) client_timeout: Duration,
+}

@@ -1,0 +1,220 @@
+//! One connection: requests in turn, each answered before the next is read.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use http::{Method, StatusCode};
+
+use super::Server;
+use super::connections::Admission;
+use super::request::{HEAD_MAX, Parsed, Request};
+use super::response::{Body, Response};
+use super::socket::{Socket, Transport};
+use super::transmit::{Ended, Transfer};
+
+/// Longest time from the first byte of a request to the end of its head.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Limits of what a client may still send while its connection is closed. Without reading it, the
+/// kernel would discard the response.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 1 << 20;
+
+/// A client's connection.
+pub(super) struct Connection<'a> {
+    server: &'a Server,
+    admission: &'a Admission,
+    transport: Transport,
+    /// Bytes that were received and not used yet.
+    received: Vec<u8>,
+    /// Memory for bytes that are copied.
+    buffer: Vec<u8>,
+}
+
+/// Request, or why there is none.
+enum Received {
+    Request(Box<Request>),
+    Refused(StatusCode),
+    /// The client has closed the connection or sends nothing.
+    Closed,
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(
+        server: &'a Server,
+        admission: &'a Admission,
+        stream: TcpStream,
+    ) -> io::Result<Self> {
+        let socket = Socket::new(stream, server.client_timeout)?;
+        Ok(Self {
+            server,
+            admission,
+            transport: Transport::new(socket, server.tls.as_ref())?,
+            received: Vec::new(),
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Serves requests until the client or the server closes the connection.
+    pub(super) fn run(mut self) {
+        loop {
+            let received = self.receive();
+            self.admission.set_idle(false);
+            let goes_on = match received {
+                Received::Closed => return,
+                Received::Refused(status) => {
+                    if self.send(&Response::plain(status), false, true).is_ok() {
+                        self.linger();
+                    }
+                    return;
+                }
+                Received::Request(request) => self.respond(&request),
+            };
+            if !goes_on {
+                return;
+            }
+            self.admission.set_idle(true);
+        }
+    }
+
+    /// Receives the next request.
+    fn receive(&mut self) -> Received {
+        let now = Instant::now();
+        let head_timeout = HEAD_TIMEOUT.min(self.server.client_timeout);
+        let mut has_begun = !self.received.is_empty();
+        let timeout = if has_begun {
+            head_timeout
+        } else {
+            self.server.client_timeout
+        };
+        self.transport.socket().read_until(now + timeout);
+        loop {
+            if has_begun {
+                match Request::parse(&self.received) {
+                    Parsed::Complete(request, len) => {
+                        self.received.drain(..len);
+                        return Received::Request(request);
+                    }
+                    Parsed::Invalid(status) => return Received::Refused(status),
+                    Parsed::Incomplete => {}
+                }
+            }
+            let mut bytes = [0; HEAD_MAX];
+            match self.transport.read(&mut bytes) {
+                Ok(0) => return Received::Closed,
+                Ok(len) => {
+                    if !has_begun {
+                        let deadline = Instant::now() + head_timeout;
+                        self.transport.socket().read_until(deadline);
+                        has_begun = true;
+                    }
+                    self.received.extend_from_slice(&bytes[..len]);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    self.server.metrics.silent.fetch_add(1, Ordering::Relaxed);
+                    return if has_begun {
+                        Received::Refused(StatusCode::REQUEST_TIMEOUT)
+                    } else {
+                        Received::Closed
+                    };
+                }
+                Err(_) => return Received::Closed,
+            }
+        }
+    }
+
+    /// Answers a request and returns whether another may follow.
+    fn respond(&mut self, request: &Request) -> bool {
+        let server = self.server;
+        let response = server.site.answer(request, SystemTime::now(), || {
+            let connections = &server.connections;
+            server
+                .metrics
+                .text(connections.count(), connections.limit())
+        });
+        let keeps_alive = request.keeps_alive && self.admission.may_continue();
+        let with_body = request.method != Method::HEAD;
+        let sent = self.send(&response, keeps_alive, with_body);
+        log(request, &response, sent.as_ref().err());
+        match sent {
+            Ok(()) if keeps_alive => true,
+            Ok(()) => {
+                self.linger();
+                false
+            }
+            Err(ended) => {
+                let metrics = &server.metrics;
+                let counter = match ended {
+                    Ended::Changed | Ended::Unreadable(_) => &metrics.changed_files,
+                    Ended::Client(_) => &metrics.unfinished,
+                };
+                counter.fetch_add(1, Ordering::Relaxed);
+                false
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        response: &Response,
+        keeps_alive: bool,
+        with_body: bool,
+    ) -> Result<(), Ended> {
+        let metrics = &self.server.metrics;
+        metrics.count(response.status);
+        let mut head = response.head(SystemTime::now(), keeps_alive).into_bytes();
+        if let (Body::Text(text), true) = (&response.body, with_body) {
+            head.extend_from_slice(text.as_bytes());
+            metrics
+                .sent_bytes
+                .fetch_add(response.len(), Ordering::Relaxed);
+        }
+        self.transport.write_all(&head).map_err(Ended::Client)?;
+        self.transport.flush().map_err(Ended::Client)?;
+        if let (Body::File(file, version, range), true) = (&response.body, with_body) {
+            let transfer = Transfer {
+                file,
+                version,
+                range: range.clone(),
+                sent_bytes: &metrics.sent_bytes,
+            };
+            transfer.run(&mut self.transport, &mut self.buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the connection after a complete response, and reads what the client is still sending.
+    fn linger(&mut self) {
+        if self.transport.finish().is_err() {
+            return;
+        }
+        self.transport.socket().read_until(Instant::now() + LINGER);
+        let mut left = LINGER_BYTES;
+        let mut bytes = [0; HEAD_MAX];
+        while let Ok(len @ 1..) = self.transport.socket().read(&mut bytes) {
+            left = left.saturating_sub(len);
+            if left == 0 {
+                return;
+            }
+        }
+    }
+}
+
+/// Logs a request. Headers may contain the token, and stay out.
+fn log(request: &Request, response: &Response, ended: Option<&Ended>) {
+    let (method, path) = (&request.method, request.uri.path());
+    let (status, bytes) = (response.status.as_str(), response.len());
+    match ended {
+        None => tracing::info!("{method} {path}: {status}, {bytes} bytes"),
+        Some(Ended::Changed) => tracing::warn!("{method} {path}: ended early, the file changed"),
+        Some(Ended::Unreadable(error)) => {
+            tracing::warn!("{method} {path}: ended early, the file cannot be read: {error}");
+        }
+        Some(Ended::Client(error)) => {
+            tracing::info!("{method} {path}: ended early, the client does not receive: {error}");
+        }
+    }
+}

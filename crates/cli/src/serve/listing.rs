@@ -1,0 +1,160 @@
+//! Lists of directories, for browsers and programs. Pure.
+
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::time::SystemTime;
+
+use serde::Serialize;
+use tload::format_bytes;
+
+use super::target::encode;
+
+/// File or directory in a list.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) name: OsString,
+    pub(super) is_directory: bool,
+    pub(super) bytes: u64,
+    pub(super) modified: SystemTime,
+}
+
+/// Entry in JSON.
+#[derive(Serialize)]
+struct Item {
+    name: String,
+    /// Address, relative to that of the list; also of names that are not UTF-8.
+    href: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    bytes: Option<u64>,
+    modified: String,
+}
+
+#[derive(Serialize)]
+struct List {
+    entries: Vec<Item>,
+}
+
+impl Entry {
+    fn href(&self) -> String {
+        encode(&self.name) + if self.is_directory { "/" } else { "" }
+    }
+}
+
+/// Returns the list as JSON.
+pub(super) fn json(entries: &[Entry]) -> String {
+    let item = |entry: &Entry| Item {
+        name: entry.name.to_string_lossy().into_owned(),
+        href: entry.href(),
+        kind: if entry.is_directory {
+            "directory"
+        } else {
+            "file"
+        },
+        bytes: (!entry.is_directory).then_some(entry.bytes),
+        modified: httpdate::fmt_http_date(entry.modified),
+    };
+    let list = List {
+        entries: entries.iter().map(item).collect(),
+    };
+    let text = serde_json::to_string_pretty(&list);
+    text.expect("it has only strings and numbers") + "\n"
+}
+
+/// Returns the list as a page; `path` is that of the directory, encoded.
+pub(super) fn html(path: &str, entries: &[Entry]) -> String {
+    let title = escape(&percent_encoding::percent_decode_str(path).decode_utf8_lossy());
+    let mut page = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>{title}</title></head>\n\
+         <body>\n<h1>{title}</h1>\n<table>\n"
+    );
+    if path != "/" {
+        page.push_str("<tr><td><a href=\"../\">../</a></td></tr>\n");
+    }
+    for entry in entries {
+        let name = escape(&entry.name.to_string_lossy());
+        let slash = if entry.is_directory { "/" } else { "" };
+        let size = if entry.is_directory {
+            String::new()
+        } else {
+            format_bytes(entry.bytes)
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            page,
+            "<tr><td><a href=\"{}\">{name}{slash}</a></td><td align=\"right\">{size}</td><td>{}</td></tr>",
+            entry.href(),
+            httpdate::fmt_http_date(entry.modified),
+        );
+    }
+    page.push_str("</table>\n</body>\n</html>\n");
+    page
+}
+
+/// Escapes a name for text in HTML.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, is_directory: bool) -> Entry {
+        Entry {
+            name: name.into(),
+            is_directory,
+            bytes: 1536,
+            modified: SystemTime::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn names_cannot_add_elements_or_leave_the_directory() {
+        let entries = [
+            entry("<script>\"&'", false),
+            entry("//host", true),
+            entry("a:b", false),
+        ];
+        let page = html("/%3Cb%3E/", &entries);
+        assert!(
+            !page.contains("<script>") && !page.contains("<b>"),
+            "{page}"
+        );
+        assert!(
+            page.contains("&lt;script&gt;&quot;&amp;&#39;</a>"),
+            "{page}"
+        );
+        assert!(page.contains("href=\"%2F%2Fhost/\""), "{page}");
+        assert!(page.contains("href=\"a%3Ab\""), "{page}");
+        assert!(
+            page.contains("1.5 KiB") && page.contains("href=\"../\""),
+            "{page}"
+        );
+        assert!(!html("/", &[]).contains("../"));
+    }
+
+    #[test]
+    fn json_has_what_clients_need() {
+        let list = json(&[entry("a b", false), entry("deep", true)]);
+        let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+        let wanted = serde_json::json!({"entries": [
+            {"name": "a b", "href": "a%20b", "type": "file", "bytes": 1536,
+             "modified": "Thu, 01 Jan 1970 00:00:00 GMT"},
+            {"name": "deep", "href": "deep/", "type": "directory", "bytes": null,
+             "modified": "Thu, 01 Jan 1970 00:00:00 GMT"},
+        ]});
+        assert_eq!(list, wanted);
+    }
+}

@@ -1,0 +1,52 @@
+//! Stands in for `tls.rs` in builds without the feature `object`, which have no TLS.
+
+use std::convert::Infallible;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use tload::{Error, ErrorKind, Result};
+
+use super::socket::Socket;
+
+#[derive(Debug, Clone)]
+pub(super) struct Tls(Infallible);
+
+pub(super) struct TlsStream(Infallible);
+
+impl Tls {
+    pub(super) fn read(_certificate: &Path, _key: &Path) -> Result<Self> {
+        let message = "this build of tload has no TLS";
+        Err(Error::new(ErrorKind::Unsupported, message)
+            .with_hint("build it with the feature object"))
+    }
+
+    pub(super) fn accept(&self, _socket: Socket) -> io::Result<TlsStream> {
+        match self.0 {}
+    }
+}
+
+impl TlsStream {
+    pub(super) fn socket(&mut self) -> &mut Socket {
+        match self.0 {}
+    }
+
+    pub(super) fn finish(&mut self) -> io::Result<()> {
+        match self.0 {}
+    }
+}
+
+impl Read for TlsStream {
+    fn read(&mut self, _buffer: &mut [u8]) -> io::Result<usize> {
+        match self.0 {}
+    }
+}
+
+impl Write for TlsStream {
+    fn write(&mut self, _bytes: &[u8]) -> io::Result<usize> {
+        match self.0 {}
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.0 {}
+    }
+}

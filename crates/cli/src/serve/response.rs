@@ -1,0 +1,100 @@
+//! Responses: status, headers, and the text or file that follows. Pure.
+
+use std::fmt::Write;
+use std::fs::File;
+use std::ops::Range;
+use std::time::SystemTime;
+
+use http::StatusCode;
+
+use super::version::Version;
+
+/// Value of the header `Server`.
+const SERVER: &str = concat!("tload/", env!("CARGO_PKG_VERSION"));
+
+#[derive(Debug)]
+pub(super) struct Response {
+    pub(super) status: StatusCode,
+    pub(super) headers: Vec<(&'static str, String)>,
+    pub(super) body: Body,
+}
+
+#[derive(Debug)]
+pub(super) enum Body {
+    /// No body, as 304 requires.
+    None,
+    Text(String),
+    File(File, Version, Range<u64>),
+}
+
+impl Response {
+    /// Creates a response that only states its status.
+    pub(super) fn plain(status: StatusCode) -> Self {
+        let text = format!("{status}\n");
+        Self::text(status, "text/plain; charset=utf-8", text)
+    }
+
+    pub(super) fn text(status: StatusCode, content_type: &str, text: String) -> Self {
+        Self {
+            status,
+            headers: vec![("Content-Type", content_type.to_owned())],
+            body: Body::Text(text),
+        }
+    }
+
+    pub(super) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// Returns the number of bytes of the body.
+    pub(super) fn len(&self) -> u64 {
+        match &self.body {
+            Body::None => 0,
+            Body::Text(text) => text.len() as u64,
+            Body::File(_, _, range) => range.end - range.start,
+        }
+    }
+
+    /// Returns the head as it is sent.
+    pub(super) fn head(&self, now: SystemTime, keeps_alive: bool) -> String {
+        let reason = self.status.canonical_reason().unwrap_or_default();
+        let mut head = format!("HTTP/1.1 {} {reason}\r\n", self.status.as_str());
+        let mut add = |name: &str, value: &str| {
+            // Nothing here comes from a request without being encoded.
+            debug_assert!(!value.contains(['\r', '\n']), "{name}: {value:?}");
+            // Writing to a string cannot fail.
+            let _ = write!(head, "{name}: {value}\r\n");
+        };
+        add("Date", &httpdate::fmt_http_date(now));
+        add("Server", SERVER);
+        add("X-Content-Type-Options", "nosniff");
+        for (name, value) in &self.headers {
+            add(name, value);
+        }
+        if !matches!(self.body, Body::None) {
+            add("Content-Length", &self.len().to_string());
+        }
+        if !keeps_alive {
+            add("Connection", "close");
+        }
+        head + "\r\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn head_ends_with_an_empty_line() {
+        let response = Response::plain(StatusCode::NOT_FOUND).with("Allow", "GET");
+        let head = response.head(SystemTime::UNIX_EPOCH, false);
+        let wanted = format!(
+            "HTTP/1.1 404 Not Found\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\nServer: {SERVER}\r\n\
+             X-Content-Type-Options: nosniff\r\nContent-Type: text/plain; charset=utf-8\r\n\
+             Allow: GET\r\nContent-Length: 14\r\nConnection: close\r\n\r\n"
+        );
+        assert_eq!(head, wanted);
+    }
+}

@@ -1,0 +1,123 @@
+//! A client's socket, with time limits for both directions, and TLS over it if wanted.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use super::tls::{Tls, TlsStream};
+
+/// Shortest timeout of a read: zero would mean none.
+const TICK: Duration = Duration::from_millis(1);
+
+/// Socket whose reads end at a deadline, and whose writes end when the client takes nothing.
+pub(super) struct Socket {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Socket {
+    /// `timeout` limits how long a write waits without progress.
+    pub(super) fn new(stream: TcpStream, timeout: Duration) -> io::Result<Self> {
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(timeout))?;
+        Ok(Self {
+            stream,
+            deadline: Instant::now() + timeout,
+        })
+    }
+
+    /// Sets the time at which all reads from now on fail.
+    pub(super) fn read_until(&mut self, deadline: Instant) {
+        self.deadline = deadline;
+    }
+
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left.max(TICK)))?;
+        self.stream.read(buffer).map_err(timed_out)
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes).map_err(timed_out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Names a timeout of the kernel, which reports it as a socket that would block.
+fn timed_out(error: io::Error) -> io::Error {
+    if error.kind() == ErrorKind::WouldBlock {
+        ErrorKind::TimedOut.into()
+    } else {
+        error
+    }
+}
+
+/// Connection to a client.
+pub(super) enum Transport {
+    Plain(Socket),
+    Tls(Box<TlsStream>),
+}
+
+impl Transport {
+    pub(super) fn new(socket: Socket, tls: Option<&Tls>) -> io::Result<Self> {
+        match tls {
+            None => Ok(Self::Plain(socket)),
+            Some(tls) => Ok(Self::Tls(Box::new(tls.accept(socket)?))),
+        }
+    }
+
+    pub(super) fn socket(&mut self) -> &mut Socket {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(stream) => stream.socket(),
+        }
+    }
+
+    /// Tells the client that no more follows. It may still be sending.
+    pub(super) fn finish(&mut self) -> io::Result<()> {
+        if let Self::Tls(stream) = self {
+            stream.finish()?;
+        }
+        self.socket().stream.shutdown(std::net::Shutdown::Write)
+    }
+}
+
+impl Read for Transport {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.read(buffer),
+            Self::Tls(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Transport {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.write(bytes),
+            Self::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.flush(),
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
+}

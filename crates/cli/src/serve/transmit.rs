@@ -1,0 +1,144 @@
+//! Sends bytes of a file to a client.
+//!
+//! Without TLS, and where the system has it, `sendfile(2)` sends pages of the page cache without
+//! copying them into this process. The last bytes are always read, and sent only if the file is
+//! then still in the state that the response describes: a client that receives a complete response
+//! has no bytes of a file that was written to before. Pages that are queued in the kernel are those
+//! of the file, so a write within the last moment can still reach the client; a file that is
+//! replaced by renaming cannot.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::socket::Transport;
+use super::version::Version;
+
+/// Bytes between two checks of the file's version. Checks cost a microsecond each.
+const STRIDE: u64 = 4 << 20;
+
+/// Bytes that are read at once where they are copied.
+const COPY: u64 = 1 << 20;
+
+/// Bytes at the end of each response that are read and checked before they are sent.
+const CHECKED_END: u64 = 64 << 10;
+
+/// Reason why a response ended early. The connection is closed: the client sees less than the
+/// `Content-Length`.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The file is not the one that the response describes any more.
+    Changed,
+    /// The file cannot be read.
+    Unreadable(io::Error),
+    /// The client closed the connection, or takes nothing.
+    Client(io::Error),
+}
+
+/// File that is being sent.
+pub(super) struct Transfer<'a> {
+    pub(super) file: &'a File,
+    pub(super) version: &'a Version,
+    /// Bytes that are left to send.
+    pub(super) range: Range<u64>,
+    pub(super) sent_bytes: &'a AtomicU64,
+}
+
+impl Transfer<'_> {
+    /// Sends the bytes of the range, or fails before it sends the last of them.
+    pub(super) fn run(mut self, to: &mut Transport, buffer: &mut Vec<u8>) -> Result<(), Ended> {
+        self.advise();
+        if let Transport::Plain(socket) = to {
+            self.send_pages(socket.stream())?;
+        }
+        while self.left() > 0 {
+            self.copy(to, buffer)?;
+        }
+        Ok(())
+    }
+
+    fn left(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    fn advance(&mut self, len: u64) {
+        self.range.start += len;
+        self.sent_bytes.fetch_add(len, Ordering::Relaxed);
+    }
+
+    /// Tells the kernel that the range is read in order, for a larger read-ahead.
+    fn advise(&self) {
+        #[cfg(target_os = "linux")]
+        if self.left() > COPY {
+            use rustix::fs::{Advice, fadvise};
+            // Only a hint: some file systems refuse it.
+            let _ = fadvise(self.file, 0, None, Advice::Sequential);
+        }
+    }
+
+    /// Sends all but the last bytes from the page cache. Leaves everything to [`Self::copy`] if the
+    /// file system cannot do this.
+    #[cfg(target_os = "linux")]
+    fn send_pages(&mut self, to: &std::net::TcpStream) -> Result<(), Ended> {
+        use rustix::fs::sendfile;
+        use rustix::io::Errno;
+
+        while self.left() > CHECKED_END {
+            let wanted = (self.left() - CHECKED_END).min(STRIDE);
+            let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+            let mut offset = self.range.start;
+            match sendfile(to, self.file, Some(&mut offset), wanted) {
+                Ok(0) => return Err(Ended::Changed),
+                Ok(len) => self.advance(len as u64),
+                Err(Errno::INTR) => {}
+                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(()),
+                Err(Errno::AGAIN) => return Err(Ended::Client(io::ErrorKind::TimedOut.into())),
+                Err(errno @ Errno::IO) => return Err(Ended::Unreadable(errno.into())),
+                Err(errno) => return Err(Ended::Client(errno.into())),
+            }
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    #[expect(
+        clippy::unnecessary_wraps,
+        clippy::unused_self,
+        reason = "the signature of Linux"
+    )]
+    fn send_pages(&mut self, _to: &std::net::TcpStream) -> Result<(), Ended> {
+        Ok(())
+    }
+
+    /// Reads the next bytes, and sends them if the file is still the same.
+    fn copy(&mut self, to: &mut Transport, buffer: &mut Vec<u8>) -> Result<(), Ended> {
+        let wanted = usize::try_from(self.left().min(COPY)).unwrap_or(usize::MAX);
+        if buffer.len() < wanted {
+            buffer.resize(wanted, 0);
+        }
+        let len = match self.file.read_at(&mut buffer[..wanted], self.range.start) {
+            Ok(0) => return Err(Ended::Changed),
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(error) => return Err(Ended::Unreadable(error)),
+        };
+        self.check()?;
+        to.write_all(&buffer[..len]).map_err(Ended::Client)?;
+        to.flush().map_err(Ended::Client)?;
+        self.advance(len as u64);
+        Ok(())
+    }
+
+    /// Fails if the file has changed since the response began.
+    fn check(&self) -> Result<(), Ended> {
+        let metadata = self.file.metadata().map_err(Ended::Unreadable)?;
+        if self.version.is_of(&metadata) {
+            Ok(())
+        } else {
+            Err(Ended::Changed)
+        }
+    }
+}

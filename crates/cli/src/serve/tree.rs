@@ -1,0 +1,234 @@
+//! The files that are served: a directory with all below it, or one file.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use tload::storage::{ConfinedDir, ConfinedEntry};
+use tload::{Error, ErrorKind, Location, Result};
+
+use super::listing::Entry;
+use super::target::{Target, is_visible};
+
+/// Files that are served.
+#[derive(Debug)]
+pub(super) struct Tree {
+    root: ConfinedDir,
+    path: PathBuf,
+    /// Name of the only file, if it is not a directory.
+    only: Option<OsString>,
+}
+
+/// File or directory that a request names.
+#[derive(Debug)]
+pub(super) enum Found {
+    File(File, Metadata),
+    Directory(Vec<Entry>),
+    /// A directory whose address lacks the slash at the end.
+    NeedsSlash,
+}
+
+impl Tree {
+    pub(super) fn open(location: &Location) -> Result<Self> {
+        let Some(path) = location.as_path() else {
+            let message = "only local files and directories can be served";
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .with_location(location)
+                .with_hint("copy it into a directory (tload cp), and serve that"));
+        };
+        // Absolute, so that it stays the same if the process changes its working directory.
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let root = ConfinedDir::open(location)?;
+        let entry = root.find(&Location::from_path(path.clone()))?;
+        let metadata = entry.metadata()?;
+        let only = if metadata.is_dir() {
+            // Fails now if it may not be listed, rather than at each request.
+            entry.read_dir()?;
+            None
+        } else {
+            entry.open_file()?;
+            Some(path.file_name().unwrap_or_default().to_owned())
+        };
+        Ok(Self { root, path, only })
+    }
+
+    /// Finds what `target` names.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] also for links that lead out of the directory, and for whatever is
+    /// neither a file nor a directory.
+    pub(super) fn find(&self, target: &Target) -> Result<Found> {
+        if let Some(only) = &self.only {
+            return self.find_only(only, target);
+        }
+        let entry = self.entry(&target.path())?;
+        let metadata = entry.metadata()?;
+        if metadata.is_dir() {
+            if !target.is_directory {
+                return Ok(Found::NeedsSlash);
+            }
+            return self.list(&entry, &target.path()).map(Found::Directory);
+        }
+        if target.is_directory || !metadata.is_file() {
+            return Err(not_found());
+        }
+        let (file, metadata) = entry.open_file()?;
+        Ok(Found::File(file, metadata))
+    }
+
+    fn find_only(&self, only: &OsStr, target: &Target) -> Result<Found> {
+        let entry = self.entry(Path::new(""))?;
+        match (&*target.components, target.is_directory) {
+            ([], _) => Ok(Found::Directory(vec![listed(only, &entry.metadata()?)])),
+            ([name], false) if name == only => {
+                let (file, metadata) = entry.open_file()?;
+                Ok(Found::File(file, metadata))
+            }
+            _ => Err(not_found()),
+        }
+    }
+
+    fn entry(&self, path: &Path) -> Result<ConfinedEntry> {
+        // Joining an empty path would add a slash, which the path of a file must not have.
+        let path = if path.as_os_str().is_empty() {
+            self.path.clone()
+        } else {
+            self.path.join(path)
+        };
+        let found = self.root.find(&Location::from_path(path));
+        found.map_err(|error| match (error.kind(), error.errno()) {
+            // Without a number, the refusal is ours: a link leads out of the directory.
+            (ErrorKind::PermissionDenied, None) => not_found(),
+            _ => error,
+        })
+    }
+
+    /// Lists a directory by name. Entries that are not served are left out.
+    fn list(&self, directory: &ConfinedEntry, path: &Path) -> Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        for entry in directory.read_dir()? {
+            let name = entry
+                .map_err(|error| Error::from_io("cannot list the directory", error))?
+                .file_name();
+            if !is_visible(name.as_bytes()) {
+                continue;
+            }
+            let found = self.entry(&path.join(&name));
+            let metadata = found.and_then(|it| it.metadata());
+            // One that cannot be examined, or is gone by now, cannot be fetched either.
+            if let Ok(metadata) = metadata.as_ref()
+                && (metadata.is_dir() || metadata.is_file())
+            {
+                entries.push(listed(&name, metadata));
+            }
+        }
+        entries.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(entries)
+    }
+}
+
+fn listed(name: &OsStr, metadata: &Metadata) -> Entry {
+    Entry {
+        name: name.to_owned(),
+        is_directory: metadata.is_dir(),
+        bytes: metadata.len(),
+        modified: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+    }
+}
+
+fn not_found() -> Error {
+    Error::new(ErrorKind::NotFound, "not found")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn find(tree: &Tree, path: &str) -> Result<Found> {
+        tree.find(&Target::parse(path).expect("a path that may be served"))
+    }
+
+    fn names(found: Result<Found>) -> Vec<String> {
+        let Ok(Found::Directory(entries)) = found else {
+            panic!("not a directory");
+        };
+        let names = entries.into_iter().map(|entry| entry.name.into_string());
+        names.collect::<std::result::Result<_, _>>().unwrap()
+    }
+
+    #[test]
+    fn only_regular_files_and_directories_inside_are_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("root");
+        std::fs::create_dir_all(root.join("deep")).unwrap();
+        for name in ["b", "a", ".hidden", "deep/c"] {
+            std::fs::write(root.join(name), name).unwrap();
+        }
+        std::fs::write(folder.path().join("secret"), "x").unwrap();
+        std::fs::create_dir(folder.path().join("outside")).unwrap();
+        std::fs::write(folder.path().join("outside/d"), "x").unwrap();
+        for (to, name) in [
+            ("../secret", "out"),
+            ("/etc/hostname", "absolute"),
+            ("../outside", "far"),
+            ("gone", "dangling"),
+            ("loop", "loop"),
+            ("/dev/zero", "zero"),
+            ("deep/c", "in"),
+        ] {
+            symlink(to, root.join(name)).unwrap();
+        }
+        let fifo = std::process::Command::new("mkfifo")
+            .arg(root.join("fifo"))
+            .status();
+        assert!(fifo.unwrap().success());
+
+        let tree = Tree::open(&Location::from_path(root.clone())).unwrap();
+        assert_eq!(names(find(&tree, "/")), ["a", "b", "deep", "in"]);
+        assert_eq!(names(find(&tree, "/deep/")), ["c"]);
+        assert!(matches!(find(&tree, "/in"), Ok(Found::File(..))));
+        assert!(matches!(find(&tree, "/deep"), Ok(Found::NeedsSlash)));
+        for path in [
+            "/out",
+            "/absolute",
+            "/far",
+            "/far/",
+            "/far/d",
+            "/dangling",
+            "/zero",
+            "/fifo",
+            "/a/",
+            "/a/b",
+            "/gone",
+        ] {
+            let error = find(&tree, path).expect_err(path);
+            let kind = error.kind();
+            // A path below a file is an error of its own in the kernel.
+            assert!(
+                kind == ErrorKind::NotFound || path == "/a/b",
+                "{path}: {error}"
+            );
+        }
+        assert!(find(&tree, "/loop").is_err());
+    }
+
+    #[test]
+    fn single_file_is_all_there_is() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b"] {
+            std::fs::write(folder.path().join(name), name).unwrap();
+        }
+        let tree = Tree::open(&Location::from_path(folder.path().join("a"))).unwrap();
+        assert_eq!(names(find(&tree, "/")), ["a"]);
+        assert!(matches!(find(&tree, "/a"), Ok(Found::File(..))));
+        for path in ["/b", "/a/", "/a/b"] {
+            let error = find(&tree, path).expect_err(path);
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{path}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Loads, copies and verifications of a checkpoint that `tload serve` serves.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{Server, curl, send};
+use crate::{run, secrets, stderr, succeed};
+
+/// Returns a folder with a checkpoint in `model`, and the digest of its tensors.
+fn checkpoint() -> (TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let model = model.to_str().unwrap();
+    succeed(["synth", model, "--size", "8MiB", "--shards", "3"]);
+    succeed(["verify", model, "--write"]);
+    let digest = digest(model, &[]);
+    (folder, digest)
+}
+
+fn digest(location: &str, options: &[&str]) -> String {
+    let arguments = [&["load", location, "--digest", "--json"], options].concat();
+    let report: Value = serde_json::from_str(&succeed(arguments)).unwrap();
+    report["digest"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn checkpoint_is_loaded_copied_and_verified() {
+    let (folder, wanted) = checkpoint();
+    let server = Server::start(folder.path(), &[]);
+    let model = format!("{}/model", server.url);
+    assert_eq!(digest(&model, &[]), wanted);
+    assert_eq!(digest(&format!("{model}/"), &["--verify=require"]), wanted);
+    let copy = folder.path().join("copy");
+    succeed(["cp", &*model, copy.to_str().unwrap()]);
+    assert_eq!(digest(copy.to_str().unwrap(), &[]), wanted);
+    succeed(["verify", &*model]);
+    assert!(server.metric("tload_serve_sent_bytes_total") > 3 * (8 << 20));
+    assert_eq!(server.metric("tload_serve_changed_files_total"), 0);
+}
+
+#[test]
+fn token_is_required_and_never_shown() {
+    let (folder, wanted) = checkpoint();
+    let file = folder.path().join("token");
+    fs::write(&file, "hunter2token\n").unwrap();
+    let model = folder.path().join("model");
+    let server = Server::start(&model, &["-v", "--token-file", file.to_str().unwrap()]);
+    for path in [
+        "/",
+        "/metrics",
+        "/gone",
+        "/model.safetensors.index.json",
+        "/../..",
+    ] {
+        for headers in [
+            &[][..],
+            &["Authorization: Bearer hunter2toke"],
+            &["Authorization: Basic hunter2token"],
+            &[
+                "Authorization: Bearer hunter2token",
+                "Authorization: Bearer a",
+            ],
+        ] {
+            let reply = server.ask("GET", path, headers);
+            assert_eq!(reply.status, 401, "{path} {headers:?}");
+            assert_eq!(reply.header("www-authenticate"), "Bearer realm=\"tload\"");
+        }
+    }
+    let right = ["Authorization: Bearer hunter2token"];
+    assert_eq!(server.ask("GET", "/metrics", &right).status, 200);
+    let url = format!("{}/model.safetensors.index.json", server.url);
+    let options = ["--store", "header.authorization=Bearer hunter2token"];
+    assert_eq!(digest(&url, &options), wanted);
+    let refused = run(["load", &url, "--store", "header.authorization=Bearer wrong"]);
+    assert_eq!(refused.status.code(), Some(5), "{}", stderr(&refused));
+    let output = server.stop();
+    secrets::assert_none("the server", &output);
+    assert!(
+        stderr(&output).contains("GET /metrics: 200"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn checkpoint_is_loaded_over_tls() {
+    let (folder, wanted) = checkpoint();
+    let certificate = tload_testbed::Certificate::make(folder.path());
+    let Some(certificate) = tload_testbed::require_named("openssl", certificate) else {
+        return;
+    };
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let (public, key) = (text(&certificate.server), text(&certificate.key));
+    let arguments = ["--tls-cert", &public, "--tls-key", &key];
+    let server = Server::start(&folder.path().join("model"), &arguments);
+    assert!(
+        server.url.starts_with("https://127.0.0.1:"),
+        "{}",
+        server.url
+    );
+    let authority = format!("ca_file={}", text(&certificate.authority));
+    assert_eq!(digest(&server.url, &["--store", &authority]), wanted);
+    let refused = run(["load", &*server.url, "--store", "retries=0"]);
+    assert!(!refused.status.success(), "the authority is unknown");
+
+    let index = format!("{}/model.safetensors.index.json", server.url);
+    let whole = fs::read(folder.path().join("model/model.safetensors.index.json")).unwrap();
+    let authority = text(&certificate.authority);
+    let Some(range) = curl(&["--cacert", &authority, "-r", "2-9", &index]) else {
+        return;
+    };
+    assert_eq!(range.stdout, whole[2..10], "{}", stderr(&range));
+    // A client without TLS.
+    let mut plain = server.connect();
+    send(&mut plain, "GET", "/", &[]);
+    let mut reply = Vec::new();
+    drop(plain.read_to_end(&mut reply));
+    assert!(!reply.starts_with(b"HTTP"), "{reply:?}");
+
+    // A key of another certificate, and files that are none.
+    let other = folder.path().join("other");
+    fs::create_dir(&other).unwrap();
+    let other = tload_testbed::Certificate::make(&other).unwrap();
+    let index = text(&folder.path().join("model/model.safetensors.index.json"));
+    for (arguments, wanted) in [
+        (
+            ["--tls-cert", &public, "--tls-key", &text(&other.key)],
+            "the certificate cannot be used",
+        ),
+        (
+            ["--tls-cert", &index, "--tls-key", &key],
+            "contains no valid certificate",
+        ),
+        (
+            ["--tls-cert", &public, "--tls-key", &public],
+            "contains no valid private key",
+        ),
+    ] {
+        let model = text(&folder.path().join("model"));
+        let all = [
+            &["serve", &*model, "--listen", "127.0.0.1:0"],
+            &arguments[..],
+        ]
+        .concat();
+        let output = run(all);
+        assert_eq!(output.status.code(), Some(2), "{wanted}");
+        assert!(stderr(&output).contains(wanted), "{}", stderr(&output));
+    }
+}
