@@ -13,6 +13,8 @@ const TICK: Duration = Duration::from_millis(1);
 pub(super) struct Socket {
     stream: TcpStream,
     deadline: Instant,
+    /// Longest wait of a write without progress.
+    timeout: Duration,
 }
 
 impl Socket {
@@ -24,6 +26,7 @@ impl Socket {
         Ok(Self {
             stream,
             deadline: Instant::now() + timeout,
+            timeout,
         })
     }
 
@@ -32,8 +35,41 @@ impl Socket {
         self.deadline = deadline;
     }
 
-    pub(super) fn stream(&self) -> &TcpStream {
-        &self.stream
+    /// Calls `send` with the socket until it returns `false`, and waits whenever the socket is full.
+    /// A call that blocks in the kernel instead is slower: it is woken for each bit of room.
+    #[cfg(target_os = "linux")]
+    pub(super) fn send_with(
+        &mut self,
+        mut send: impl FnMut(&TcpStream) -> io::Result<bool>,
+    ) -> io::Result<()> {
+        self.stream.set_nonblocking(true)?;
+        let outcome = loop {
+            match send(&self.stream) {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if let Err(error) = self.wait_for_room() {
+                        break Err(error);
+                    }
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        self.stream.set_nonblocking(false)?;
+        outcome
+    }
+
+    #[cfg(target_os = "linux")]
+    fn wait_for_room(&self) -> io::Result<()> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+        let mut descriptors = [PollFd::new(&self.stream, PollFlags::OUT)];
+        let timeout = Timespec::try_from(self.timeout).ok();
+        match poll(&mut descriptors, timeout.as_ref()) {
+            Ok(0) => Err(ErrorKind::TimedOut.into()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 }
 

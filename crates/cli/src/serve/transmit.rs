@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::socket::Transport;
+use super::socket::{Socket, Transport};
 use super::version::Version;
 
 /// Bytes between two checks of the file's version. Checks cost a microsecond each.
@@ -51,7 +51,7 @@ impl Transfer<'_> {
     pub(super) fn run(mut self, to: &mut Transport, buffer: &mut Vec<u8>) -> Result<(), Ended> {
         self.advise();
         if let Transport::Plain(socket) = to {
-            self.send_pages(socket.stream())?;
+            self.send_pages(socket)?;
         }
         while self.left() > 0 {
             self.copy(to, buffer)?;
@@ -81,26 +81,36 @@ impl Transfer<'_> {
     /// Sends all but the last bytes from the page cache. Leaves everything to [`Self::copy`] if the
     /// file system cannot do this.
     #[cfg(target_os = "linux")]
-    fn send_pages(&mut self, to: &std::net::TcpStream) -> Result<(), Ended> {
+    fn send_pages(&mut self, to: &mut Socket) -> Result<(), Ended> {
         use rustix::fs::sendfile;
         use rustix::io::Errno;
 
-        while self.left() > CHECKED_END {
+        let mut ended = None;
+        let sent = to.send_with(|stream| {
+            if self.left() <= CHECKED_END {
+                return Ok(false);
+            }
             let wanted = (self.left() - CHECKED_END).min(STRIDE);
             let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
             let mut offset = self.range.start;
-            match sendfile(to, self.file, Some(&mut offset), wanted) {
-                Ok(0) => return Err(Ended::Changed),
-                Ok(len) => self.advance(len as u64),
-                Err(Errno::INTR) => {}
-                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(()),
-                Err(Errno::AGAIN) => return Err(Ended::Client(io::ErrorKind::TimedOut.into())),
-                Err(errno @ Errno::IO) => return Err(Ended::Unreadable(errno.into())),
-                Err(errno) => return Err(Ended::Client(errno.into())),
-            }
-            self.check()?;
+            let checked = match sendfile(stream, self.file, Some(&mut offset), wanted) {
+                Ok(0) => Err(Ended::Changed),
+                Ok(len) => {
+                    self.advance(len as u64);
+                    self.check()
+                }
+                Err(Errno::INTR) => Ok(()),
+                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(false),
+                Err(errno @ Errno::IO) => Err(Ended::Unreadable(errno.into())),
+                Err(errno) => return Err(errno.into()),
+            };
+            ended = checked.err();
+            Ok(ended.is_none())
+        });
+        match ended {
+            Some(ended) => Err(ended),
+            None => sent.map_err(Ended::Client),
         }
-        Ok(())
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -109,7 +119,7 @@ impl Transfer<'_> {
         clippy::unused_self,
         reason = "the signature of Linux"
     )]
-    fn send_pages(&mut self, _to: &std::net::TcpStream) -> Result<(), Ended> {
+    fn send_pages(&mut self, _to: &mut Socket) -> Result<(), Ended> {
         Ok(())
     }
 

@@ -21,41 +21,34 @@ pub(super) struct Version {
 
 impl Version {
     pub(super) fn new(metadata: &Metadata) -> Self {
-        let modified = (metadata.mtime(), metadata.mtime_nsec());
-        let file = (metadata.dev(), metadata.ino());
-        Self::from_state(file, metadata.len(), modified)
+        Self::from_state(state(metadata))
     }
 
     #[cfg(test)]
     pub(super) fn for_test(len: u64, modified: (i64, i64)) -> Self {
-        Self::from_state((1, 2), len, modified)
+        let (seconds, nanos) = modified;
+        Self::from_state([1, 2, len, seconds.cast_unsigned(), nanos.cast_unsigned()])
     }
 
-    fn from_state(file: (u64, u64), len: u64, (seconds, nanos): (i64, i64)) -> Self {
-        let state = [
-            file.0,
-            file.1,
-            len,
-            seconds.cast_unsigned(),
-            nanos.cast_unsigned(),
-        ];
+    fn from_state(state: [u64; 5]) -> Self {
         let mut digest = Sha256::new();
         for number in state {
             digest.update(number.to_le_bytes());
         }
         // A digest, so that clients do not learn inode numbers.
         let tag = hex(&digest.finalize());
-        let since = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        // HTTP has no dates before 1970.
+        let seconds = u64::try_from(state[3].cast_signed()).unwrap_or(0);
         Self {
             state,
             tag: format!("\"{}\"", &tag[..DIGITS]),
-            seconds: SystemTime::UNIX_EPOCH + since,
+            seconds: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
         }
     }
 
     /// Returns whether the file still has this version, by what the file system records now.
     pub(super) fn is_of(&self, metadata: &Metadata) -> bool {
-        self.state == Self::new(metadata).state
+        self.state == state(metadata)
     }
 
     /// Returns the strong entity tag, with its quotes.
@@ -74,6 +67,17 @@ impl Version {
     }
 }
 
+/// Returns the device, inode, length, and time of the last change in seconds and nanoseconds.
+fn state(metadata: &Metadata) -> [u64; 5] {
+    [
+        metadata.dev(),
+        metadata.ino(),
+        metadata.len(),
+        metadata.mtime().cast_unsigned(),
+        metadata.mtime_nsec().cast_unsigned(),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,18 +85,18 @@ mod tests {
     #[test]
     fn every_change_has_another_tag() {
         let versions = [
-            Version::from_state((1, 2), 3, (4, 5)),
-            Version::from_state((9, 2), 3, (4, 5)),
-            Version::from_state((1, 9), 3, (4, 5)),
-            Version::from_state((1, 2), 9, (4, 5)),
-            Version::from_state((1, 2), 3, (9, 5)),
-            Version::from_state((1, 2), 3, (4, 9)),
+            Version::from_state([1, 2, 3, 4, 5]),
+            Version::from_state([9, 2, 3, 4, 5]),
+            Version::from_state([1, 9, 3, 4, 5]),
+            Version::from_state([1, 2, 9, 4, 5]),
+            Version::from_state([1, 2, 3, 9, 5]),
+            Version::from_state([1, 2, 3, 4, 9]),
         ];
         let tags: std::collections::BTreeSet<_> = versions.iter().map(Version::tag).collect();
         assert_eq!(tags.len(), versions.len());
         assert_eq!(
             versions[0].tag(),
-            Version::from_state((1, 2), 3, (4, 5)).tag()
+            Version::from_state([1, 2, 3, 4, 5]).tag()
         );
         assert_eq!(versions[0].tag().len(), DIGITS + 2);
     }

@@ -45,6 +45,7 @@ impl Connector {
     }
 
     /// Returns the timeline that its clients record their phases in.
+    #[cfg(feature = "aws-config")]
     pub(in crate::storage) fn timeline(&self) -> &Timeline {
         &self.timeline
     }
