@@ -35,8 +35,8 @@ impl Socket {
         self.deadline = deadline;
     }
 
-    /// Calls `send` with the socket until it returns `false`, and waits whenever the socket is full.
-    /// A call that blocks in the kernel instead is slower: it is woken for each bit of room.
+    /// Calls `send` with the socket until it returns `false`, and waits while the socket is full. A
+    /// call that blocks in the kernel instead is slower: it is woken for each bit of room.
     #[cfg(target_os = "linux")]
     pub(super) fn send_with(
         &mut self,
