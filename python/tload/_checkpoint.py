@@ -374,6 +374,8 @@ def open(
               Default: none: nothing is cached.
             - `cache_limit`: Size of the cache, for example 500GiB: least recently used objects are
               evicted. Default: none.
+            - `cache_check`: always: each opening asks whether objects have changed; never: only what
+              the cache lacks is requested; offline: nothing is. Default: always.
             - `environment`: Read the store's own environment variables and configuration files.
               Default: true.
             - `headers`: Headers to send with every request: a mapping of name to value. Default:

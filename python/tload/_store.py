@@ -24,7 +24,11 @@ VARIABLE = "TLOAD_STORE"
 """Environment variable that the command reads too: `KEY=VALUE` pairs, one per line."""
 
 
-CACHE_VARIABLES = {"cache_dir": "TLOAD_CACHE_DIR", "cache_limit": "TLOAD_CACHE_LIMIT"}
+CACHE_VARIABLES = {
+    "cache_dir": "TLOAD_CACHE_DIR",
+    "cache_limit": "TLOAD_CACHE_LIMIT",
+    "cache_check": "TLOAD_CACHE_CHECK",
+}
 """Environment variables of single options, which the command reads too."""
 
 EXIT_SECONDS = 10.0

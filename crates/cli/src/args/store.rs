@@ -41,6 +41,14 @@ pub(crate) struct StoreArgs {
         hide_env_values = true
     )]
     pub(crate) cache_limit: Option<OsString>,
+    /// Requests about what that cache has: always, never, or offline (none at all)
+    #[arg(
+        long,
+        value_name = "WHEN",
+        env = "TLOAD_CACHE_CHECK",
+        hide_env_values = true
+    )]
+    pub(crate) cache_check: Option<OsString>,
 }
 
 impl StoreArgs {
@@ -50,6 +58,7 @@ impl StoreArgs {
         let options = [
             ("cache_dir", &self.cache_dir),
             ("cache_limit", &self.cache_limit),
+            ("cache_check", &self.cache_check),
         ];
         let set = options
             .into_iter()

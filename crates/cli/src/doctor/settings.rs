@@ -138,6 +138,7 @@ mod tests {
             ],
             cache_dir: None,
             cache_limit: None,
+            cache_check: None,
         };
         let links = LinkArgs {
             follow_symlinks: true,

@@ -64,6 +64,7 @@ enum Form {
     Bytes,
     Url,
     Addressing,
+    CacheCheck,
 }
 
 const S3: &[Protocol] = &[Protocol::S3];
@@ -274,6 +275,14 @@ impl StoreOptions {
             "size of the cache, for example 500GiB: least recently used objects are evicted",
         ),
         key(
+            "cache_check",
+            Form::CacheCheck,
+            ALL,
+            "always",
+            "always: each opening asks whether objects have changed; never: only what the cache lacks is \
+             requested; offline: nothing is",
+        ),
+        key(
             "environment",
             Form::Flag,
             ALL,
@@ -464,9 +473,17 @@ fn check(key: &StoreKey, value: &str) -> Result<()> {
         Form::Count if value.parse::<u32>().is_err() => "a whole number",
         Form::Bytes if parse_bytes(value).is_err() => "a size such as 500GiB or 2TB",
         Form::Addressing if value != "path" && value != "virtual" => "path or virtual",
+        Form::CacheCheck if !matches!(value, "always" | "never" | "offline") => {
+            "always, never or offline"
+        }
         Form::Url if !is_url(value) => "a URL that begins with http:// or https://",
         Form::Text | Form::Url => return no_control(key.name, value),
-        Form::Flag | Form::Duration | Form::Count | Form::Bytes | Form::Addressing => {
+        Form::Flag
+        | Form::Duration
+        | Form::Count
+        | Form::Bytes
+        | Form::Addressing
+        | Form::CacheCheck => {
             return Ok(());
         }
     };
@@ -542,6 +559,7 @@ mod tests {
             ("addressing", "virtual", "dns"),
             ("cache_dir", "/var/cache/tload", ""),
             ("cache_limit", "500GiB", "all of it"),
+            ("cache_check", "offline", "sometimes"),
             ("endpoint", "https://host:9000", "host:9000"),
             ("proxy", "socks5://host", "ftp://host"),
             ("region", "eu-west-1", ""),

@@ -7,8 +7,9 @@ use crate::error::{nearest_name, shortened};
 const PREFIX: &str = "TLOAD_";
 
 /// Variables that set no option of a load.
-const OTHERS: [&str; 6] = [
+const OTHERS: [&str; 7] = [
     "TLOAD_CACHE_DIR",
+    "TLOAD_CACHE_CHECK",
     "TLOAD_CACHE_LIMIT",
     "TLOAD_STORE",
     "TLOAD_FOLLOW_SYMLINKS",

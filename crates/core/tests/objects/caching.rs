@@ -11,8 +11,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tload::testing::fixtures::Rng;
 use tload::{
-    CacheReport, Checkpoint, EngineChoice, Loader, Location, Report, Result, Selection,
-    StoreOptions, Tensor, finish_caching,
+    CacheReport, Checkpoint, EngineChoice, Error, ErrorKind, Loader, Location, Report, Result,
+    Selection, StoreOptions, Tensor, finish_caching,
 };
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
@@ -73,18 +73,18 @@ fn second_load_sends_no_request(site: &Rc<Site>) {
         site.put(name, file);
     }
     let locations = names.map(|name| site.location(name));
-    let load_all = || {
-        let checkpoint = Checkpoint::open_all_with(&locations, &options).expect("opens");
+    let load_all = |options: &StoreOptions| {
+        let checkpoint = Checkpoint::open_all_with(&locations, options).expect("opens");
         let loaded = load(&checkpoint, in_file_order()).expect("loads");
         assert!(finish_caching(PATIENCE));
         loaded
     };
-    let (first, report) = load_all();
+    let (first, report) = load_all(&options);
     let files: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
     assert_all(&first, &files);
     assert!(report.requests > 0, "{report}");
     assert_eq!(of_cache(&report).reason, None);
-    let (second, report) = load_all();
+    let (second, report) = load_all(&options);
     assert_same(&second, &first);
     assert_eq!((report.requests, report.remote_bytes), (0, 0), "{report}");
     assert_eq!(report.read_bytes, report.cached_bytes);
@@ -103,6 +103,9 @@ fn second_load_sends_no_request(site: &Rc<Site>) {
     let mut wanted: Vec<_> = files.iter().map(|file| file.to_vec()).collect();
     wanted.sort();
     assert!(kept == wanted, "the files in the cache");
+    // Nothing has to be asked.
+    options.set("cache_check", "offline").expect("an option");
+    assert_same(&load_all(&options).0, &first);
 }
 
 /// A server and a site with a cache.
@@ -145,6 +148,110 @@ fn replaced_object_is_loaded_anew() {
     let (tensors, report) = load_cached(&bench.site, KEY);
     assert_all(&tensors, &[&new]);
     assert_eq!(report.requests, 0, "{report}");
+}
+
+/// Returns a site like the bench's, with this value of `cache_check`.
+fn checking(bench: &Bench, check: &str) -> Site {
+    let mut site = faulty_at(&bench.server);
+    cached_in(&mut site, bench.folder.path());
+    site.options.set("cache_check", check).expect("an option");
+    site
+}
+
+#[test]
+fn known_objects_are_opened_without_a_request() {
+    let bench = Bench::new();
+    let (one, two) = (even("a", 1, 4, 1 << 20), even("b", 2, 4, 1 << 20));
+    bench.site.put("m/one.safetensors", &one);
+    bench.site.put("m/two.safetensors", &two);
+    load_cached(&bench.site, "m");
+    let before = bench.server.requests().len();
+    for check in ["never", "offline"] {
+        let (tensors, report) = load_cached(&checking(&bench, check), "m");
+        assert_all(&tensors, &[&one, &two]);
+        assert_eq!(report.requests, 0, "{report}");
+    }
+    assert_eq!(bench.server.requests().len(), before);
+    // Both folder and object have changed since.
+    let new = even("a", 3, 4, 1 << 20);
+    bench.site.put("m/one.safetensors", &new);
+    bench
+        .site
+        .put("m/three.safetensors", &even("c", 4, 1, 1000));
+    assert_all(
+        &load_cached(&checking(&bench, "never"), "m").0,
+        &[&one, &two],
+    );
+    assert_eq!(load_cached(&bench.site, "m").0.len(), 9);
+    let (tensors, report) = load_cached(&checking(&bench, "offline"), "m/one.safetensors");
+    assert_all(&tensors, &[&new]);
+    assert_eq!(report.requests, 0, "{report}");
+}
+
+#[test]
+fn offline_loads_fail_for_what_is_not_cached() {
+    let bench = Bench::new();
+    bench.site.put(KEY, &even("t", 1, 4, 1 << 20));
+    let offline = checking(&bench, "offline");
+    let refused = |error: Error| {
+        assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
+        assert!(error.to_string().contains("offline"), "{error}");
+        assert!(error.hint().is_some_and(|hint| hint.contains("cache_dir")));
+    };
+    for key in [KEY, "folder"] {
+        refused(offline.checkpoint(key).expect_err("unknown"));
+    }
+    assert_eq!(bench.server.requests().len(), 0);
+    // Opened before, but its contents are gone.
+    load_cached(&bench.site, KEY);
+    for path in contents(bench.folder.path()) {
+        std::fs::remove_file(path).expect("removes");
+    }
+    let before = bench.server.requests().len();
+    refused(offline.checkpoint(KEY).expect_err("no bytes"));
+    assert_eq!(bench.server.requests().len(), before);
+    // Missing when it was asked for, and remembered.
+    assert!(bench.site.checkpoint("none.safetensors").is_err());
+    let before = bench.server.requests().len();
+    let error = offline.checkpoint("none.safetensors").expect_err("absent");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert_eq!(bench.server.requests().len(), before);
+}
+
+#[test]
+fn stale_answers_are_forgotten_when_bytes_are_missing() {
+    let bench = Bench::new();
+    let (old, new) = (even("t", 1, 8, 1 << 20), even("t", 2, 8, 1 << 20));
+    let never = checking(&bench, "never");
+    // The first bytes are missing: the opening asks.
+    bench.site.put(KEY, &old);
+    load_cached(&bench.site, KEY);
+    bench.site.put(KEY, &new);
+    for path in contents(bench.folder.path()) {
+        std::fs::remove_file(path).expect("removes");
+    }
+    assert_all(&load_cached(&never, KEY).0, &[&new]);
+    // Others are: the load fails rather than mix two states, and the next one asks.
+    bench.site.put(KEY, &old);
+    load_cached(&bench.site, KEY);
+    bench.site.put(KEY, &new);
+    for path in contents(bench.folder.path()) {
+        let cut = File::options().write(true).open(path).expect("opens");
+        cut.set_len(5 << 20).expect("cuts");
+    }
+    let checkpoint = never.checkpoint(KEY).expect("its header is there");
+    let error = load(&checkpoint, in_file_order()).expect_err("changed");
+    assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+    assert_all(&load_cached(&never, KEY).0, &[&new]);
+}
+
+#[test]
+fn cache_checks_without_cache_are_refused() {
+    let mut site = faulty_at(&Arc::new(FaultyServer::start()));
+    site.options.set("cache_check", "never").expect("an option");
+    let error = site.checkpoint(KEY).expect_err("no cache");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+    assert!(error.to_string().contains("cache_check"), "{error}");
 }
 
 #[test]

@@ -461,3 +461,29 @@ fn small_files_load_without_range_support() {
     let error = open(&hub, "@large", &[]).expect_err("ranges are required");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{}", error.chain());
 }
+
+#[test]
+fn cached_model_opens_without_the_hub() {
+    let (hub, model) = hub();
+    let folder = folder();
+    let cache = folder.path().to_str().expect("UTF-8");
+    let load_with = |check: &str| {
+        let options = [("cache_dir", cache), ("cache_check", check)];
+        let checkpoint = open(&hub, "", &options).expect("opens");
+        let tensors = load(&checkpoint, in_file_order()).expect("loads").0;
+        assert!(tload::finish_caching(std::time::Duration::from_secs(60)));
+        tensors
+    };
+    assert_all(&load_with("always"), &model.shards());
+    let before = hub.requests().len();
+    assert_all(&load_with("never"), &model.shards());
+    assert_all(&load_with("offline"), &model.shards());
+    assert_eq!(hub.requests().len(), before);
+    // The revision names another commit now.
+    let newer = Model::new(5);
+    hub.commit(MODEL, "main", &newer.files());
+    assert_all(&load_with("offline"), &model.shards());
+    assert_eq!(hub.requests().len(), before);
+    assert_all(&load_with("always"), &newer.shards());
+    assert_all(&load_with("offline"), &newer.shards());
+}

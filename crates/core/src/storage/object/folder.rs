@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
+use super::cache::Question;
 use super::remote::Remote;
 use super::with_retries;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{Location, Protocol};
 
 /// Names below a prefix.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Folder {
     /// Names of objects, in alphabetical order, without hidden ones.
     pub(crate) names: Vec<String>,
@@ -43,6 +46,11 @@ impl Folder {
         let (store, prefix) = remote
             .store(url)
             .map_err(|error| error.or_location(location))?;
+        let cache = remote.cache();
+        let question = cache.and_then(|cache| cache.question("folder", url, store.origin()));
+        if let Some(known) = question.as_ref().and_then(Question::recall) {
+            return Ok(known);
+        }
         let (retries, retry_counter) = (remote.options().retries(), remote.retry_counter().clone());
         let shown = location.clone();
         let level = remote.run(deadline, async move {
@@ -70,6 +78,9 @@ impl Folder {
         };
         folder.names.sort();
         folder.below.sort();
+        if let Some(question) = question {
+            question.remember(&folder);
+        }
         Ok(folder)
     }
 }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
-use self::cache::{CacheStatistics, Entry};
+use self::cache::{CacheStatistics, Entry, Question, State};
 use self::hints::object_hints;
 use self::remote::Remote;
 use self::store::{Fault, ResponseCapture, Store};
@@ -33,7 +33,7 @@ use crate::options::{Location, StoreOptions};
 use crate::sync::retry::{Retries, Transient};
 use crate::sync::retry_counter::RetryCounter;
 pub(crate) use opening::unversioned_note;
-use opening::{Sample, allows_unversioned, look, unversioned};
+use opening::{Sample, allows_unversioned, look, question, unversioned};
 pub(crate) use reading::Hedging;
 
 /// Identity of one state of an object.
@@ -157,21 +157,46 @@ impl ObjectSource {
         first: u64,
         deadline: Option<Instant>,
     ) -> Result<(Self, Vec<u8>)> {
+        let question = question(remote, &store, &location);
+        if let Some(known) = question.as_ref().and_then(Question::recall::<State>) {
+            let place = (Arc::clone(&store), path.clone());
+            if let Some(opened) = Self::recall(remote, place, &location, first, known)? {
+                return Ok(opened);
+            }
+        }
         let look = {
             let (remote, store, path) = (Arc::clone(remote), Arc::clone(&store), path.clone());
             async move { look(&remote, &store, &path, first).await }
         };
-        let (meta, bytes, sample) = remote
-            .run(deadline, look)
-            .map_err(|error| error.or_location(&location))?;
+        let looked = remote.run(deadline, look);
+        if let (Some(question), Err(error)) = (&question, &looked)
+            && error.kind() == ErrorKind::NotFound
+        {
+            question.remember(&State::Absent);
+        }
+        let (meta, bytes, sample) = looked.map_err(|error| error.or_location(&location))?;
         let identity = ObjectIdentity::from_meta(&meta);
+        let opened = Self::with_identity(remote, (store, path), location, identity, sample);
+        if let Some(entry) = opened.entry() {
+            entry.keep_first(&bytes);
+            if let Some(question) = &question {
+                question.remember(&State::of(opened.identity()));
+            }
+        }
+        Ok((opened, bytes))
+    }
+
+    fn with_identity(
+        remote: &Arc<Remote>,
+        (store, path): (Arc<Store>, Path),
+        location: Location,
+        identity: ObjectIdentity,
+        sample: Option<Sample>,
+    ) -> Self {
         let entry = remote.cache().and_then(|cache| {
             cache.entry(&location, location.remote()?, store.origin(), &identity)
         });
-        if let Some(entry) = &entry {
-            entry.keep_first(&bytes);
-        }
-        let opened = Opened {
+        Self(Arc::new(Opened {
             location,
             remote: Arc::clone(remote),
             store,
@@ -180,8 +205,7 @@ impl ObjectSource {
             identity,
             sample,
             entry,
-        };
-        Ok((Self(Arc::new(opened)), bytes))
+        }))
     }
 
     /// Returns the object's bytes in the cache, if it is cached.
@@ -283,13 +307,16 @@ impl ObjectSource {
     }
 
     /// Requires that the object at this path is still the one that was opened, with one small
-    /// request. A commit of a hub does not change, so a hub is not asked.
+    /// request; with none if `cache_check` says so. A commit of a hub does not change, so a hub is
+    /// not asked.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Changed`], and any other error of the store, translated.
     pub(crate) fn verify_in_place(&self) -> Result<()> {
-        if self.0.sample.is_some() || self.is_empty() || self.commit_name().is_some() {
+        let is_trusted = (self.0.remote.cache()).is_some_and(|cache| cache.is_trusted());
+        let is_fixed = is_trusted || self.is_empty() || self.commit_name().is_some();
+        if self.0.sample.is_some() || is_fixed {
             return self.verify_unchanged();
         }
         let source = self.clone();

@@ -5,11 +5,13 @@
 //! of the last modification, a version. Without one, several responses may be of several states.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta};
 
+use super::cache::{Question, State};
 use super::remote::Remote;
 use super::store::{Fault, Store};
 use super::{
@@ -18,6 +20,7 @@ use super::{
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, counted};
 use crate::format::{HEADER_BYTES_MAX, LENGTH_BYTES, SUFFIX};
+use crate::options::Location;
 
 /// Sample of an object that has no validator. Apart from a changed length, a replaced object can
 /// only be noticed by comparing these bytes again.
@@ -68,6 +71,52 @@ pub(super) async fn look(
     }
     let crcs = Crcs::new(&[&bytes, &more]);
     Ok((meta, bytes, Some(Sample { first, crcs })))
+}
+
+impl ObjectSource {
+    /// Opens an object in the state that the cache knows; `None` if that does not help.
+    pub(super) fn recall(
+        remote: &Arc<Remote>,
+        place: (Arc<Store>, Path),
+        location: &Location,
+        first: u64,
+        known: State,
+    ) -> Result<Option<(Self, Vec<u8>)>> {
+        let Some(identity) = known.identity() else {
+            let message = "did not exist when the cache recorded it (cache_check=never or offline)";
+            return Err(Error::new(ErrorKind::NotFound, message)
+                .with_location(location)
+                .with_hint("load once with cache_check=always if it exists now"));
+        };
+        let opened = Self::with_identity(remote, place, location.clone(), identity, None);
+        if opened.entry().is_none() {
+            return Ok(None);
+        }
+        match opened.fetch(0, usize::try_from(first).unwrap_or(usize::MAX)) {
+            Ok(bytes) => Ok(Some((opened, bytes))),
+            // The first bytes were evicted, and the store has another object now.
+            Err(error) if error.kind() == ErrorKind::Changed => Ok(None),
+            Err(error) => Err(error.or_location(location)),
+        }
+    }
+
+    /// Makes the cache forget the state of an object that turned out to have changed, if openings
+    /// rely on it.
+    pub(super) fn without_stale_answer(&self, error: Error) -> Error {
+        let question = question(&self.0.remote, &self.0.store, &self.0.location);
+        match question {
+            Some(question) if error.kind() == ErrorKind::Changed => question.forget(),
+            Some(_) | None => {}
+        }
+        error
+    }
+}
+
+/// Returns the place of the object's state in the cache.
+pub(super) fn question(remote: &Remote, store: &Store, location: &Location) -> Option<Question> {
+    remote
+        .cache()?
+        .question("object", location.remote()?, store.origin())
 }
 
 /// Adds to the error of a missing object that its name looks like a pattern, if it does.

@@ -15,7 +15,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
 
-use super::cache::Cache;
+use super::cache::{Cache, Check, check};
 use super::store::{Store, object_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::hub_id::HubId;
@@ -117,7 +117,13 @@ impl Remote {
         if let Some(store) = stores.get(&key) {
             return Ok((Arc::clone(store), object_path(url)?));
         }
-        let (store, path) = Store::open(url, &self.options, &self.timeline)?;
+        if self.cache.is_none() && check(&self.options) != Check::Always {
+            return Err(Error::invalid_request(
+                "the store option cache_check is never or offline, but there is no cache",
+            )
+            .with_hint("set cache_dir (TLOAD_CACHE_DIR), or leave cache_check out"));
+        }
+        let (store, path) = Store::open(url, &self.options, &self.timeline, self.cache())?;
         stores.insert(key, Arc::clone(&store));
         Ok((store, path))
     }

@@ -462,16 +462,21 @@ fn describe(folder: &Path, description: &str) -> io::Result<()> {
     if path.symlink_metadata().is_ok() {
         return Ok(());
     }
-    let unique = format!(".{DESCRIPTION}.{:016x}", fastrand::u64(..));
-    let temporary = folder.join(unique);
+    replace(&path, description.as_bytes())
+}
+
+/// Writes a file so that readers see the old one or the new one.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = path.with_extension(format!("{:016x}", fastrand::u64(..)));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(
-        &temporary,
-        flags,
-        Mode::RUSR | Mode::WUSR,
-    )?);
-    file.write_all_at(description.as_bytes(), 0)?;
-    std::fs::rename(temporary, path)
+    let mode = Mode::RUSR | Mode::WUSR;
+    let file = File::from(rustix::fs::open(&temporary, flags, mode)?);
+    let written = file.write_all_at(bytes, 0);
+    let replaced = written.and_then(|()| std::fs::rename(&temporary, path));
+    if replaced.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    replaced
 }
 
 /// Switches direct I/O of an open file on or off; returns whether it is on.

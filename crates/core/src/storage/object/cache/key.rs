@@ -28,15 +28,9 @@ pub(super) fn entry_name(
     identity: &ObjectIdentity,
     now: i64,
 ) -> Result<String, Uncacheable> {
-    let authority = match url.protocol {
-        Protocol::Custom => return Err("the caller's own store has no address"),
-        // Files of equal contents are shared between revisions.
-        Protocol::Hub => HubId::from_authority(&url.authority).repository,
-        Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http => url.host().to_owned(),
-    };
-    if !url.query.as_deref().is_none_or(is_signature) {
-        return Err("a query that is no signature may be a secret");
-    }
+    let (scheme, hub) = place(url)?;
+    // Files of equal contents are shared between revisions.
+    let authority = hub.map_or_else(|| url.host().to_owned(), |hub| hub.repository);
     let is_strong = |tag: &&String| !tag.starts_with("W/");
     let modified = if identity.e_tag.as_ref().is_some_and(|tag| is_strong(&tag))
         || identity.version.is_some()
@@ -49,13 +43,6 @@ pub(super) fn entry_name(
             "the store gives no ETag, and the time of the last change is recent or unknown",
         );
     };
-    let scheme = match url.protocol {
-        Protocol::Http => url.scheme.as_str(),
-        Protocol::S3 => "s3",
-        Protocol::Gcs => "gs",
-        Protocol::Azure => "az",
-        Protocol::Hub | Protocol::Custom => "hf",
-    };
     let (len, modified) = (identity.len.to_string(), modified.to_string());
     let format = FORMAT.to_string();
     let optional =
@@ -64,13 +51,48 @@ pub(super) fn entry_name(
     let fields = [
         &*format, scheme, origin, &authority, &url.path, &tag, &version, &len, &modified,
     ];
+    Ok(hashed(&fields))
+}
+
+/// Returns the name of the answer to a question of this `kind` about `url`.
+pub(super) fn answer_name(
+    kind: &str,
+    url: &RemoteUrl,
+    origin: &str,
+) -> Result<String, Uncacheable> {
+    let (scheme, hub) = place(url)?;
+    // Revisions have answers of their own.
+    let authority = hub.map_or_else(|| url.host().to_owned(), |hub| hub.to_string());
+    let format = FORMAT.to_string();
+    let fields = [&*format, kind, scheme, origin, &authority, &url.path];
+    Ok(hashed(&fields))
+}
+
+/// Returns the scheme of a URL, of which some have several spellings, and the model if it is of a
+/// hub.
+fn place(url: &RemoteUrl) -> Result<(&str, Option<HubId>), Uncacheable> {
+    if !url.query.as_deref().is_none_or(is_signature) {
+        return Err("a query that is no signature may be a secret");
+    }
+    let scheme = match url.protocol {
+        Protocol::Custom => return Err("the caller's own store has no address"),
+        Protocol::Http => url.scheme.as_str(),
+        Protocol::S3 => "s3",
+        Protocol::Gcs => "gs",
+        Protocol::Azure => "az",
+        Protocol::Hub => return Ok(("hf", Some(HubId::from_authority(&url.authority)))),
+    };
+    Ok((scheme, None))
+}
+
+fn hashed(fields: &[&str]) -> String {
     let mut hash = Sha256::new();
     for field in fields {
         // With its length, so that no two lists of fields have the same bytes.
         hash.update((field.len() as u64).to_le_bytes());
         hash.update(field);
     }
-    Ok(hex(&hash.finalize()))
+    hex(&hash.finalize())
 }
 
 /// Returns whether a query only authorizes the request: then it does not select the object, and

@@ -8,6 +8,7 @@
 //! An entry stands for one state of one object (`key.rs`); its files are described in `entry.rs`,
 //! and in `docs/cache.md` for users.
 
+mod answers;
 mod buffers;
 mod claims;
 mod entry;
@@ -24,6 +25,7 @@ use std::time::SystemTime;
 
 use serde_json::json;
 
+pub(crate) use self::answers::{Question, State};
 use self::buffers::Buffers;
 pub(crate) use self::entry::Entry;
 use self::room::Room;
@@ -52,7 +54,29 @@ pub(crate) struct Cache {
     /// As the caller wrote it.
     directory: PathBuf,
     folder: PathBuf,
+    /// True if known answers are used instead of requests.
+    is_trusted: bool,
     shared: Arc<Shared>,
+}
+
+/// Requests about what the cache has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// Each opening asks whether the objects have changed.
+    Always,
+    /// Only what the cache does not have is requested.
+    Never,
+    /// No request is sent.
+    Offline,
+}
+
+/// Returns the value of the option `cache_check`.
+pub(crate) fn check(options: &StoreOptions) -> Check {
+    match options.get("cache_check") {
+        Some("never") => Check::Never,
+        Some("offline") => Check::Offline,
+        Some(_) | None => Check::Always,
+    }
 }
 
 /// State that entries share with their cache.
@@ -125,8 +149,20 @@ impl Cache {
         Some(Arc::new(Self {
             directory,
             folder,
+            is_trusted: check(options) != Check::Always,
             shared,
         }))
+    }
+
+    /// Returns whether nothing is requested that the cache knows.
+    pub(crate) fn is_trusted(&self) -> bool {
+        self.is_trusted
+    }
+
+    /// Returns the place of the answer to a question of this `kind` about `url`; `None` if its
+    /// answer is not kept.
+    pub(crate) fn question(&self, kind: &str, url: &RemoteUrl, origin: &str) -> Option<Question> {
+        Question::new(&self.folder, kind, url, origin, self.is_trusted)
     }
 
     /// Opens the entry of an object in this state; `None` if it cannot have one.

@@ -59,7 +59,8 @@ impl ObjectSource {
                     };
                     let asked = bytes_of(&tiles(&wanted), entry.len());
                     let mut tee = Tee::new(to, entry, wanted.clone(), &asked, claim);
-                    self.read_remote(asked, retries, hedging, &mut tee).await?;
+                    let read = self.read_remote(asked, retries, hedging, &mut tee).await;
+                    read.map_err(|error| self.without_stale_answer(error))?;
                     tee.finish();
                     at = wanted.end;
                 }

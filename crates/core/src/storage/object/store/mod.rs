@@ -58,6 +58,7 @@ use self::environment::{Environment, Variables};
 use self::hub::Commit;
 use self::hub::repository::{Repository, cut};
 use self::redactor::Redactor;
+use super::cache::{Cache, Check, Question, check};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::{StoreOptions, without_credentials};
@@ -82,6 +83,10 @@ pub(crate) struct Store {
     own_client: usize,
     /// Repository, if the store is a hub.
     repository: Option<Repository>,
+    /// Place of the hub's description of the repository in the cache.
+    description: Option<Question>,
+    /// True if the options forbid requests.
+    is_offline: bool,
     /// Way to request an object's own checksums.
     asks: Asks,
     redactor: Redactor,
@@ -141,9 +146,10 @@ impl Store {
         url: &RemoteUrl,
         options: &StoreOptions,
         timeline: &Timeline,
+        cache: Option<&Arc<Cache>>,
     ) -> Result<(Arc<Self>, Path)> {
         let environment = Environment::unless_forbidden(options);
-        Self::open_in(url, options, &environment, timeline)
+        Self::open_in(url, options, &environment, timeline, cache)
     }
 
     fn open_in(
@@ -151,6 +157,7 @@ impl Store {
         options: &StoreOptions,
         environment: &Environment,
         timeline: &Timeline,
+        cache: Option<&Arc<Cache>>,
     ) -> Result<(Arc<Self>, Path)> {
         let path = object_path(url)?;
         let Some(protocol) = implementation(url.protocol) else {
@@ -170,10 +177,20 @@ impl Store {
         let opened = (protocol.open)(&opening)?;
         let own_client = opening.connector.made().saturating_sub(opened.sessions);
         opening.connector.own_from(own_client);
+        let origin = without_credentials(&opened.origin);
+        let description = cache.filter(|_| opened.repository.is_some());
         let store = Self {
             inner: opened.store,
             label: format!("{}://{}", url.scheme, url.host()),
-            origin: without_credentials(&opened.origin),
+            description: description.and_then(|cache| {
+                let repository = RemoteUrl {
+                    path: String::new(),
+                    ..url.clone()
+                };
+                cache.question("commit", &repository, &origin)
+            }),
+            is_offline: check(options) == Check::Offline,
+            origin,
             protocol: Some(protocol),
             credentials: opened.credentials,
             region: opened.region,
@@ -200,6 +217,8 @@ impl Store {
             signed_url: false,
             own_client: 0,
             repository: None,
+            description: None,
+            is_offline: false,
             asks: Asks::default(),
             redactor: Redactor::default(),
         })
@@ -305,9 +324,13 @@ impl Store {
         let Some(repository) = &self.repository else {
             return Ok(None);
         };
+        let known = || self.description.as_ref()?.recall::<String>();
         let ask = || async {
+            if let Some(Ok(commit)) = known().map(|answer| Commit::parse(answer.as_bytes())) {
+                return Ok(commit);
+            }
             let (answer, captured) = self.request("GET", repository.ask()).await?;
-            Commit::parse(&answer).map_err(|what| Fault {
+            let commit = Commit::parse(&answer).map_err(|what| Fault {
                 error: Error::new(ErrorKind::Remote, "the hub's response is malformed")
                     .with_request(self.failed_request(&captured, "GET"))
                     .with_source(self.redactor.clean(&what, &captured.sent))
@@ -316,7 +339,11 @@ impl Store {
                     ),
                 transient: None,
                 asked: None,
-            })
+            })?;
+            if let Some(place) = &self.description {
+                place.remember(&String::from_utf8_lossy(&answer));
+            }
+            Ok(commit)
         };
         repository.commit.get_or_try_init(ask).await.map(Some)
     }
@@ -331,6 +358,9 @@ impl Store {
         operation: &str,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<(T, ResponseCapture), Fault> {
+        if self.is_offline {
+            return Err(offline());
+        }
         let (result, captured) = capture(request).await;
         match result {
             Ok(result) => Ok((result, captured)),
@@ -421,6 +451,17 @@ impl Store {
     /// Returns the origin of the credentials, for display.
     pub(crate) fn credentials(&self) -> String {
         self.credentials.shown()
+    }
+}
+
+/// Returns the error of a request that the options forbid.
+fn offline() -> Fault {
+    let message = "is not in the cache, and cache_check=offline forbids requests";
+    Fault {
+        error: Error::new(ErrorKind::Remote, message)
+            .with_hint("load it once with the same cache_dir and without cache_check=offline"),
+        transient: None,
+        asked: None,
     }
 }
 
