@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tload::testing::fixtures::Rng;
+use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
     CacheReport, Checkpoint, EngineChoice, Error, ErrorKind, Loader, Location, Report, Result,
-    Selection, StoreOptions, Tensor, finish_caching,
+    Selection, StoreOptions, Tensor, Verify, finish_caching,
 };
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
@@ -282,6 +283,43 @@ fn damaged_bytes_are_requested_again_and_repaired() {
             assert_eq!(report.requests, 0, "round {round}: {report}");
         }
     }
+}
+
+/// A byte that the store sent wrong is cached with a CRC that matches it.
+#[test]
+fn object_with_wrong_digest_is_forgotten() {
+    let bench = Bench::new();
+    let file = even("t", 1, 4, 1 << 20);
+    bench.site.put(KEY, &file);
+    let expected = Expectation::Of(Expected {
+        by: "its manifest".to_owned(),
+        len: Some(file.len() as u64),
+        whole: Some(Digest::compute(Algorithm::Crc64Nvme, &file)),
+        ..Expected::default()
+    });
+    let load_verified = || {
+        let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+        let mut options = in_file_order();
+        options.verify = Verify::Require;
+        let loader = Loader::new(checkpoint).options(options);
+        let loader = loader.expectations([expected.clone()]);
+        let mut stream = loader.stream().expect("starts");
+        let tensors: Result<Vec<_>> = stream.by_ref().collect();
+        let report = stream.report();
+        drop((stream, loader));
+        assert!(finish_caching(PATIENCE));
+        tensors.map(|tensors| (tensors, report))
+    };
+    let corrupt = Rule::once(Fault::Corrupt(3 << 20)).from_byte(1);
+    bench.server.fault(corrupt);
+    let error = load_verified().expect_err("a byte is wrong");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    let (tensors, report) = load_verified().expect("loads");
+    assert_all(&tensors, &[&file]);
+    assert!(report.requests > 0, "{report}");
+    let (tensors, report) = load_verified().expect("loads");
+    assert_all(&tensors, &[&file]);
+    assert_eq!(report.requests, 0, "{report}");
 }
 
 #[test]
