@@ -242,7 +242,7 @@ fn conditions_and_ranges_follow_the_version() {
     assert_eq!((head.status, head.header("content-length")), (200, "10"));
     assert_eq!(head.header("etag"), tag);
 
-    // The same length, at the same path: another file.
+    // Another file of equal length, at the same path.
     fs::write(folder.path().join("new"), "abcdefghij").unwrap();
     fs::rename(folder.path().join("new"), &path).unwrap();
     assert_ne!(server.get("/a.bin").header("etag"), tag);
