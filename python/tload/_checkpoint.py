@@ -376,6 +376,8 @@ def open(
               evicted. Default: none.
             - `cache_check`: always: each opening asks whether objects have changed; never: only what
               the cache lacks is requested; offline: nothing is. Default: always.
+            - `cache_wait`: Wait for the cache's disk instead of leaving out what it is too slow for.
+              Default: false.
             - `environment`: Read the store's own environment variables and configuration files.
               Default: true.
             - `headers`: Headers to send with every request: a mapping of name to value. Default:

@@ -84,7 +84,7 @@ pub use report::{
 };
 pub use sink::DeviceMemory;
 #[cfg(feature = "object")]
-pub use storage::finish_caching;
+pub use storage::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};
 pub use sync::cancel::CancelFlag;
 pub use tensor::{Tensor, TensorInfo};
 pub use verify::Verify;

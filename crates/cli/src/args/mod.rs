@@ -2,6 +2,8 @@
 //! nothing else sees clap.
 
 mod bench;
+#[cfg(feature = "object")]
+mod cache;
 mod copy;
 mod device;
 mod display;
@@ -24,6 +26,11 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, CacheArg, ModeArg};
+#[cfg(feature = "object")]
+pub(crate) use cache::{
+    CacheArgs, CacheCommand, CacheDirArgs, CacheLsArgs, CachePruneArgs, CacheRmArgs, CacheStatArgs,
+    CacheWarmArgs,
+};
 pub(crate) use copy::CopyArgs;
 pub(crate) use device::DeviceArg;
 pub(crate) use display::DisplayArgs;
@@ -64,6 +71,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     Cp(CopyArgs),
     Verify(VerifyArgs),
+    #[cfg(feature = "object")]
+    Cache(CacheArgs),
     Serve(ServeArgs),
     Doctor(DoctorArgs),
     Completions(CompletionsArgs),
@@ -78,6 +87,8 @@ impl Command {
             Self::Load(args) => args.json,
             Self::Cp(args) => args.json,
             Self::Verify(args) => args.json,
+            #[cfg(feature = "object")]
+            Self::Cache(args) => args.command.answers_in_json(),
             Self::Doctor(args) => args.json,
             // A benchmark writes JSON to a file, which `command::bench` does itself.
             Self::Synth(_)

@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use serde::Serialize;
-use tload::{Device, Error, ErrorKind, Loader, Report, Result, TensorStream, format_bytes};
+use tload::{Device, Error, ErrorKind, Loader, Report, Result, Tensor, TensorStream, format_bytes};
 
 use super::open::open;
 use super::ranks;
@@ -89,21 +89,29 @@ fn stream(
     loader: &Loader,
     args: &LoadArgs,
     interrupt: &Interrupt,
-    digest: Option<&mut Digest>,
+    mut digest: Option<&mut Digest>,
 ) -> Result<(Report, Result<()>)> {
     let mut stream = loader.stream()?;
     interrupt.watch(stream.canceller());
-    let outcome = receive(&mut stream, args, digest).and_then(|()| interrupt.check());
-    Ok((stream.report(), outcome))
+    let mut kept = Vec::new();
+    let outcome = receive(&mut stream, "loading", &mut |tensor| {
+        if let Some(digest) = &mut digest {
+            digest.add(&tensor);
+        }
+        if args.keep {
+            kept.push(tensor);
+        }
+    });
+    Ok((stream.report(), outcome.and_then(|()| interrupt.check())))
 }
 
-fn receive(
+/// Passes every tensor to `to`, and shows progress with `message`.
+pub(super) fn receive(
     stream: &mut TensorStream,
-    args: &LoadArgs,
-    mut digest: Option<&mut Digest>,
+    message: &'static str,
+    to: &mut dyn FnMut(Tensor),
 ) -> Result<()> {
-    let progress = Progress::for_bytes(stream.progress().bytes_total, "loading");
-    let mut kept = Vec::new();
+    let progress = Progress::for_bytes(stream.progress().bytes_total, message);
     let mut received_bytes = 0;
     loop {
         match stream.wait(REDRAW) {
@@ -112,12 +120,7 @@ fn receive(
             Poll::Ready(Some(tensor)) => {
                 let tensor = tensor?;
                 received_bytes += tensor.byte_len();
-                if let Some(digest) = &mut digest {
-                    digest.add(&tensor);
-                }
-                if args.keep {
-                    kept.push(tensor);
-                }
+                to(tensor);
             }
         }
         progress.set(received_bytes);

@@ -46,6 +46,16 @@ pub(crate) fn format_duration(duration: Duration) -> String {
     format_seconds(duration.as_secs_f64())
 }
 
+/// Formats the time since an event, in its largest unit: `"12 s"`, `"3 min"`, `"5 h"`, `"7 d"`.
+#[cfg(feature = "object")]
+pub(crate) fn format_age(age: Duration) -> String {
+    let seconds = age.as_secs();
+    let units = [(86_400, "d"), (3600, "h"), (60, "min")];
+    let unit = units.into_iter().find(|(unit, _)| seconds >= *unit);
+    let (unit, name) = unit.unwrap_or((1, "s"));
+    format!("{} {name}", seconds / unit)
+}
+
 /// Formats a share: `"97 %"`.
 pub(crate) fn format_share(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
@@ -72,6 +82,15 @@ mod tests {
         assert_eq!(format_seconds(0.012_34), "12.3 ms");
         assert_eq!(format_seconds(0.000_012_34), "12 µs");
         assert_eq!(format_share(0.966), "97 %");
+        #[cfg(feature = "object")]
+        for (seconds, wanted) in [
+            (59, "59 s"),
+            (3599, "59 min"),
+            (7200, "2 h"),
+            (172_800, "2 d"),
+        ] {
+            assert_eq!(format_age(Duration::from_secs(seconds)), wanted);
+        }
         assert_eq!(format_count(1, "shard"), "1 shard");
         assert_eq!(format_count(0, "shard"), "0 shards");
     }

@@ -15,6 +15,12 @@ fn help_is_as_recorded() {
         "bench",
         "cp",
         "verify",
+        "cache",
+        "cache ls",
+        "cache stat",
+        "cache rm",
+        "cache prune",
+        "cache warm",
         "serve",
         "doctor",
         "completions",
@@ -22,7 +28,7 @@ fn help_is_as_recorded() {
     ] {
         let mut arguments = vec!["--help"];
         if name != "tload" {
-            arguments.insert(0, name);
+            arguments.splice(0..0, name.split(' '));
         }
         // clap takes the width of the terminal from this variable.
         let output = command(arguments)
@@ -34,7 +40,7 @@ fn help_is_as_recorded() {
         let path: PathBuf = [
             env!("CARGO_MANIFEST_DIR"),
             "tests/it/help",
-            &format!("{name}.txt"),
+            &format!("{}.txt", name.replace(' ', "-")),
         ]
         .iter()
         .collect();

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
 mod bench;
+#[cfg(feature = "object")]
+mod cache;
 mod checkpoints;
 mod cp;
 #[cfg(feature = "cuda")]

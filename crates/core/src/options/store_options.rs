@@ -283,6 +283,13 @@ impl StoreOptions {
              requested; offline: nothing is",
         ),
         key(
+            "cache_wait",
+            Form::Flag,
+            ALL,
+            "false",
+            "wait for the cache's disk instead of leaving out what it is too slow for",
+        ),
+        key(
             "environment",
             Form::Flag,
             ALL,

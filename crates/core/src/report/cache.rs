@@ -37,6 +37,17 @@ impl CacheReport {
     }
 }
 
+impl CacheReport {
+    /// Returns why not everything that was read is in the cache; `None` if it is.
+    pub fn shortfall(&self) -> Option<String> {
+        if self.reason.is_none() && self.dropped_bytes > 0 {
+            let dropped = format_bytes(self.dropped_bytes);
+            return Some(format!("its disk was too slow for {dropped}"));
+        }
+        self.reason.clone()
+    }
+}
+
 impl fmt::Display for CacheReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let directory = printable(&self.directory);

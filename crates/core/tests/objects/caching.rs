@@ -12,8 +12,8 @@ use tempfile::TempDir;
 use tload::testing::fixtures::Rng;
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
-    CacheReport, Checkpoint, EngineChoice, Error, ErrorKind, Loader, Location, Report, Result,
-    Selection, StoreOptions, Tensor, Verify, finish_caching,
+    CacheDirectory, CacheEntry, CacheReport, Checkpoint, EngineChoice, Error, ErrorKind, Loader,
+    Location, Pruning, Report, Result, Selection, StoreOptions, Tensor, Verify, finish_caching,
 };
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
@@ -556,6 +556,60 @@ fn entries_in_use_are_not_evicted() {
     assert_all(&tensors, &[&all[0]]);
     assert_eq!(report.requests, 0, "{report}");
     drop(open);
+}
+
+#[test]
+fn directory_lists_and_removes_what_is_not_in_use() {
+    let bench = Bench::new();
+    let all: Vec<_> = (0..2).map(|at| even("t", at, 4, 2 << 20)).collect();
+    for (at, file) in all.iter().enumerate() {
+        let key = format!("m/{at}.safetensors");
+        bench.site.put(&key, file);
+        load_cached(&bench.site, &key);
+    }
+    let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
+    let [one, two]: [CacheEntry; 2] = cache.entries().try_into().expect("two objects");
+    for (entry, at) in [(&one, 0), (&two, 1)] {
+        assert!(entry.is_complete(), "{entry:?}");
+        assert_eq!(entry.object_bytes, all[at].len() as u64);
+        assert!(read(&entry.path) == all[at], "{entry:?}");
+        assert!(entry.is_within(&bench.site.location("m")).expect("a URL"));
+        assert!(!entry.is_within(&bench.site.location("n")).expect("a URL"));
+    }
+    let open = bench.site.checkpoint("m/0.safetensors").expect("opens");
+    let mut rules = Pruning::default();
+    rules.max_bytes = Some(0);
+    let removal = cache.prune(&rules);
+    assert_eq!((removal.removed.len(), removal.in_use.len()), (1, 1));
+    let (tensors, report) = load(&open, in_file_order()).expect("loads");
+    assert_all(&tensors, &[&all[0]]);
+    assert_eq!(report.requests, 0, "{report}");
+    drop((tensors, open));
+    let within = bench.site.location("m");
+    let removal = cache.remove(Some(&within), false).expect("a URL");
+    assert_eq!((removal.removed.len(), removal.in_use.len()), (1, 0));
+    assert!(cache.entries().is_empty());
+    let error = CacheDirectory::open(bench.folder.path().join("v1")).expect_err("no cache");
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+}
+
+/// More than the buffers hold: nothing is dropped, however slow the disk.
+#[test]
+fn load_that_waits_for_the_disk_caches_everything() {
+    let mut bench = Bench::new();
+    bench.site.options.set("cache_wait", "true").expect("set");
+    let file = even("t", 1, 24, 8 << 20);
+    bench.site.put(KEY, &file);
+    let (tensors, _) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&file]);
+    let (tensors, report) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&file]);
+    assert_eq!(
+        (report.requests, of_cache(&report).dropped_bytes),
+        (0, 0),
+        "{report}"
+    );
+    assert_eq!(of_cache(&report).shortfall(), None);
 }
 
 #[test]

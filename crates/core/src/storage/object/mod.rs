@@ -502,6 +502,9 @@ impl Source for ObjectSource {
         if offset >= end {
             return Ok(Vec::new());
         }
+        if let Some(bytes) = self.entry().and_then(|entry| entry.find_all(offset..end)) {
+            return Ok(bytes);
+        }
         let source = self.clone();
         let room = usize::try_from(end - offset).unwrap_or(len);
         self.0.remote.run(None, async move {

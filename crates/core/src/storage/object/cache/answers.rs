@@ -14,7 +14,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 use super::entry::replace;
@@ -36,8 +36,17 @@ const DIGITS: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
     file: PathBuf,
+    /// URL without secrets.
+    location: String,
     /// True if a known answer is used.
     is_trusted: bool,
+}
+
+/// Contents of a file.
+#[derive(Serialize, Deserialize)]
+struct Kept<L, T> {
+    location: L,
+    answer: T,
 }
 
 /// State of an object when it was opened.
@@ -94,6 +103,7 @@ impl Question {
         let name = answer_name(kind, url, origin).ok()?;
         Some(Self {
             file: folder.join(FOLDER).join(name),
+            location: url.shown(),
             is_trusted,
         })
     }
@@ -104,7 +114,8 @@ impl Question {
             return None;
         }
         let found = read(&self.file).ok()?;
-        serde_json::from_slice(checked(&found)?).ok()
+        let kept: Kept<String, T> = serde_json::from_slice(checked(&found)?).ok()?;
+        Some(kept.answer)
     }
 
     /// Keeps an answer for later openings. A cache that cannot be written to keeps none.
@@ -121,7 +132,8 @@ impl Question {
     }
 
     fn try_remember<T: Serialize>(&self, answer: &T) -> io::Result<()> {
-        let json = serde_json::to_vec(answer)?;
+        let location = &self.location;
+        let json = serde_json::to_vec(&Kept { location, answer })?;
         let mut bytes = format!("{:0DIGITS$x}\n", checksum(&[&json])).into_bytes();
         bytes.extend_from_slice(&json);
         if read(&self.file).is_ok_and(|found| found == bytes) {
@@ -137,8 +149,23 @@ impl Question {
     }
 }
 
+/// Forgets answers by the URL that they are about, without secrets; `None` stands for a file that
+/// is damaged, or left over.
+pub(super) fn forget_within(folder: &Path, is_chosen: impl Fn(Option<&str>) -> bool) {
+    let files = std::fs::read_dir(folder.join(FOLDER));
+    for file in files.into_iter().flatten().flatten() {
+        let bytes = read(&file.path()).unwrap_or_default();
+        let kept = checked(&bytes)
+            .and_then(|json| serde_json::from_slice::<Kept<String, IgnoredAny>>(json).ok());
+        if is_chosen(kept.as_ref().map(|kept| &*kept.location)) {
+            // Another process may have been faster.
+            let _ = std::fs::remove_file(file.path());
+        }
+    }
+}
+
 /// Reads a regular file, and nothing that a link points to.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     if !file.metadata()?.is_file() {

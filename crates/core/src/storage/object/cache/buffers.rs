@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::stamp::TILE_BYTES;
-use crate::sync::lock::Mutex;
+use crate::sync::lock::{Condvar, Mutex};
 
 /// Length of a buffer, bytes: one read or write of the cache.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
@@ -22,6 +22,7 @@ pub(super) const ALIGNMENT: usize = 4096;
 pub(super) struct Buffers {
     max: usize,
     state: Mutex<State>,
+    returned: Condvar,
 }
 
 #[derive(Default)]
@@ -39,34 +40,58 @@ pub(super) struct Buffer {
     home: Arc<Buffers>,
 }
 
+impl State {
+    /// Takes the memory of a buffer: `Some(None)` if it has to be allocated, `None` if all of
+    /// `max` are in use.
+    #[expect(clippy::option_option, reason = "two questions")]
+    fn take(&mut self, max: usize) -> Option<Option<Vec<u8>>> {
+        let free = self.free.pop();
+        if free.is_none() {
+            if self.made == max {
+                return None;
+            }
+            self.made += 1;
+        }
+        Some(free)
+    }
+}
+
 impl Buffers {
     pub(super) fn new(max: usize) -> Arc<Self> {
         Arc::new(Self {
             max,
             state: Mutex::default(),
+            returned: Condvar::default(),
         })
     }
 
     /// Returns an empty buffer; `None` if all are in use.
     pub(super) fn take(self: &Arc<Self>) -> Option<Buffer> {
-        let free = {
-            let mut state = self.state.lock();
-            match state.free.pop() {
-                None if state.made == self.max => return None,
-                None => {
-                    state.made += 1;
-                    None
-                }
-                free => free,
+        let free = self.state.lock().take(self.max)?;
+        Some(self.buffer(free))
+    }
+
+    /// Returns an empty buffer, as soon as there is one.
+    pub(super) fn wait(self: &Arc<Self>) -> Buffer {
+        let mut state = self.state.lock();
+        let free = loop {
+            match state.take(self.max) {
+                Some(free) => break free,
+                None => state = self.returned.wait(state),
             }
         };
+        drop(state);
+        self.buffer(free)
+    }
+
+    fn buffer(self: &Arc<Self>, free: Option<Vec<u8>>) -> Buffer {
         let memory = free.unwrap_or_else(|| vec![0; BUFFER_BYTES + ALIGNMENT]);
-        Some(Buffer {
+        Buffer {
             start: memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT),
             memory,
             len: 0,
             home: Arc::clone(self),
-        })
+        }
     }
 }
 
@@ -98,6 +123,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let memory = std::mem::take(&mut self.memory);
         self.home.state.lock().free.push(memory);
+        self.home.returned.notify_one();
     }
 }
 
@@ -135,5 +161,13 @@ mod tests {
         drop(two);
         let again = buffers.take().expect("returned");
         assert!(again.bytes().is_empty());
+        // A thread that waits gets the next one that is returned.
+        let waits = {
+            let buffers = Arc::clone(&buffers);
+            std::thread::spawn(move || buffers.wait().bytes().len())
+        };
+        drop(again);
+        assert_eq!(waits.join().expect("ends"), 0);
+        assert_eq!(buffers.state.lock().made, 2);
     }
 }

@@ -123,15 +123,13 @@ impl Entry {
             } else {
                 shared.stop("the cache directory cannot be written to");
             }
-            let seed = folder.file_name().and_then(|name| name.to_str());
-            let seed = seed.and_then(|name| u64::from_str_radix(name.get(..16)?, 16).ok());
             let claims = is_writable.then(|| open_file(&folder.join(CLAIMS)));
             return Ok(Self {
                 claims: claims.and_then(|opened| Some(Arc::new(opened.ok()?.0))),
                 shared: Arc::clone(shared),
                 path,
                 len,
-                seed: seed.unwrap_or_default(),
+                seed: seed_of(folder),
                 is_direct: AtomicBool::new(set_direct(&contents, true)),
                 contents,
                 stamps,
@@ -190,12 +188,18 @@ impl Entry {
     }
 
     /// Returns memory for bytes that will be passed to [`Self::keep`]; `None` if they will not be
-    /// written, which is counted for bytes that the disk was too slow for.
+    /// written, which is counted for bytes that the disk was too slow for. Blocks until there is
+    /// some if the cache waits for its disk.
     pub(super) fn buffer(&self, wanted: u64) -> Option<Buffer> {
         if !self.is_writable || self.shared.is_stopped() || self.is_cleared() {
             return None;
         }
-        let buffer = self.shared.write_buffers.take();
+        let buffers = &self.shared.write_buffers;
+        if self.shared.waits {
+            // The thread's other requests go on elsewhere meanwhile.
+            return Some(tokio::task::block_in_place(|| buffers.wait()));
+        }
+        let buffer = buffers.take();
         if buffer.is_none() {
             self.shared.dropped.fetch_add(wanted, Ordering::Relaxed);
         }
@@ -436,6 +440,13 @@ impl Entry {
             self.shared.stop(&format!("cannot clear an entry: {error}"));
         }
     }
+}
+
+/// Returns the seed of the stamps of the entry in this directory.
+pub(super) fn seed_of(folder: &Path) -> u64 {
+    let name = folder.file_name().and_then(|name| name.to_str());
+    let seed = name.and_then(|name| u64::from_str_radix(name.get(..16)?, 16).ok());
+    seed.unwrap_or_default()
 }
 
 /// Opens a file for reading and writing, creating it if necessary; or for reading alone where

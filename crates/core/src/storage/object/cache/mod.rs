@@ -11,6 +11,7 @@
 mod answers;
 mod buffers;
 mod claims;
+mod directory;
 mod entry;
 mod key;
 mod room;
@@ -23,10 +24,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use serde_json::json;
-
 pub(crate) use self::answers::{Question, State};
 use self::buffers::Buffers;
+use self::directory::Description;
+pub use self::directory::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
 pub(crate) use self::entry::Entry;
 use self::room::Room;
 pub(crate) use self::stamp::TILE_BYTES;
@@ -47,6 +48,12 @@ const READ_BUFFERS: usize = 64;
 
 /// Directory of the layout's version, below the cache's directory.
 const VERSION: &str = "v1";
+
+/// Name of the file of an object's bytes, if it is named like a checkpoint's file.
+const CONTENTS: &str = "contents.safetensors";
+
+/// Name of the file of any other object's bytes.
+const CONTENTS_PLAIN: &str = "contents";
 
 /// Cache of one opened checkpoint.
 #[derive(Debug)]
@@ -90,6 +97,8 @@ pub(crate) struct Shared {
     dropped: AtomicU64,
     damaged: AtomicU64,
     is_stopped: AtomicBool,
+    /// True if reads wait for the disk instead of leaving out what it is too slow for.
+    waits: bool,
     /// First reason why nothing more is written, or why an object has no entry.
     reason: Mutex<Option<String>>,
 }
@@ -144,6 +153,7 @@ impl Cache {
             dropped: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
             is_stopped: AtomicBool::new(false),
+            waits: options.flag("cache_wait") == Some(true),
             reason: Mutex::default(),
         });
         Some(Arc::new(Self {
@@ -186,27 +196,28 @@ impl Cache {
                 return None;
             }
         };
-        let description = json!({
-            "format": key::FORMAT,
-            "location": location.to_string(),
-            "len": identity.len,
-            "e_tag": identity.e_tag,
-            "version": identity.version,
-            "modified": identity.modified,
-            "tile_bytes": TILE_BYTES,
-        });
+        let description = Description {
+            format: key::FORMAT,
+            location: url.shown(),
+            len: identity.len,
+            e_tag: identity.e_tag.clone(),
+            version: identity.version.clone(),
+            modified: identity.modified,
+            tile_bytes: TILE_BYTES,
+        };
+        let description = serde_json::to_string_pretty(&description).unwrap_or_default();
         let folder = self.folder.join(&name[..2]).join(&name);
         let contents = if has_suffix(&url.path) {
-            "contents.safetensors"
+            CONTENTS
         } else {
-            "contents"
+            CONTENTS_PLAIN
         };
         let opened = Entry::open(
             &self.shared,
             &folder,
             contents,
             identity.len,
-            &format!("{description:#}\n"),
+            &format!("{description}\n"),
         );
         match opened {
             Ok(entry) => Some(Arc::new(entry)),

@@ -70,6 +70,22 @@ impl ObjectSource {
     }
 }
 
+impl Entry {
+    /// Returns a range, on this thread; `None` if some of it is not there.
+    pub(crate) fn find_all(&self, range: Range<u64>) -> Option<Vec<u8>> {
+        let mut found = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let Found::Bytes(buffer, shown) = self.find(&(at..range.end)) else {
+                return None;
+            };
+            found.extend_from_slice(&buffer.bytes()[shown]);
+            at = range.start + found.len() as u64;
+        }
+        Some(found)
+    }
+}
+
 /// Searches on a thread that may block. Nothing is there if that fails.
 async fn find(entry: &Arc<Entry>, range: Range<u64>) -> Found {
     let (entry, end) = (Arc::clone(entry), range.end);

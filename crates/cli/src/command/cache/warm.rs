@@ -1,0 +1,104 @@
+//! `tload cache warm`: reads a checkpoint into the cache.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tload::{
+    CacheReport, Error, ErrorKind, Loader, Location, Report, Result, finish_caching, format_bytes,
+};
+
+use super::super::load::receive;
+use super::super::open::open;
+use crate::args::{CacheWarmArgs, StoreArgs};
+use crate::interrupt::Interrupt;
+use crate::options;
+use crate::output::error::{note, standard_output};
+use crate::output::quantity::format_seconds;
+
+/// Interval between looks for a signal while the disk is written.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Output of `--json`.
+#[derive(Debug, Serialize)]
+struct Warmed {
+    location: String,
+    tensor_bytes: u64,
+    fetched_bytes: u64,
+    cached_bytes: u64,
+    seconds: f64,
+}
+
+pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
+    let location = options::location(&args.location)?;
+    if location.as_path().is_some() {
+        return Err(
+            invalid("is a local path: only objects of stores are cached").with_location(&location),
+        );
+    }
+    let started = Instant::now();
+    let from = (&waiting(&args.store)?, &args.links);
+    let checkpoint = open(&args.location, from, args.tuning.0.timeout, interrupt)?;
+    let loader = Loader::new(checkpoint)
+        .tensors(options::selection(&args.select)?)
+        .options(args.tuning.0.clone());
+    let mut stream = loader.stream()?;
+    interrupt.watch(stream.canceller());
+    receive(&mut stream, "warming", &mut drop).and_then(|()| interrupt.check())?;
+    while !finish_caching(LOOK) {
+        interrupt.check()?;
+    }
+    let report = stream.report();
+    for text in &report.notes {
+        note(text);
+    }
+    require_cached(&report, &location)?;
+    let warmed = Warmed {
+        location: location.to_string(),
+        tensor_bytes: report.tensor_bytes,
+        fetched_bytes: report.remote_bytes,
+        cached_bytes: report.cached_bytes,
+        seconds: started.elapsed().as_secs_f64(),
+    };
+    if args.json {
+        return interrupt.answer().give(out, &warmed);
+    }
+    write_text(out, &warmed).map_err(standard_output)
+}
+
+/// Returns the options of the store, with that of waiting for the cache's disk.
+fn waiting(args: &StoreArgs) -> Result<StoreArgs> {
+    let has_directory = args.of_cache().any(|(key, _)| key == "cache_dir")
+        || options::store_value(args, "cache_dir").is_some();
+    if !has_directory {
+        return Err(invalid("no directory for the cache is set")
+            .with_hint("pass --cache-dir, or set TLOAD_CACHE_DIR"));
+    }
+    let mut args = args.clone();
+    args.store.push("cache_wait=true".into());
+    Ok(args)
+}
+
+fn invalid(message: &str) -> Error {
+    Error::new(ErrorKind::InvalidRequest, message)
+}
+
+/// Returns an error unless all that was read is in the cache.
+fn require_cached(report: &Report, location: &Location) -> Result<()> {
+    let reason = report.cache.as_ref().and_then(CacheReport::shortfall);
+    reason.map_or(Ok(()), |reason| {
+        let message = format!("is not all in the cache: {reason}");
+        Err(Error::new(ErrorKind::Io, message).with_location(location))
+    })
+}
+
+fn write_text(out: &mut dyn Write, warmed: &Warmed) -> io::Result<()> {
+    writeln!(
+        out,
+        "{}: {} fetched, {} were in the cache, {}",
+        warmed.location,
+        format_bytes(warmed.fetched_bytes),
+        format_bytes(warmed.cached_bytes),
+        format_seconds(warmed.seconds),
+    )
+}

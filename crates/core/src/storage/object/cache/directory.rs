@@ -1,0 +1,293 @@
+//! Directory of a cache, for tools that list and shrink it while loads use it.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::answers::{forget_within, read};
+use super::entry::{DESCRIPTION, STAMPS, seed_of};
+use super::room::{Occupied, occupied, remove};
+use super::stamp::{STAMP_BYTES, bytes_of, stamped, tiles};
+use super::{CONTENTS, CONTENTS_PLAIN, VERSION};
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::Location;
+use crate::options::hub_id::HubId;
+use crate::options::location::{Protocol, RemoteUrl};
+
+/// Text in place of a query, which is not shown.
+const QUERY: &str = "?…";
+
+/// Directory of a cache of objects (store option `cache_dir`).
+///
+/// Loads may use it at any time: an object that is open is not removed.
+#[derive(Clone, Debug)]
+pub struct CacheDirectory {
+    folder: PathBuf,
+}
+
+/// Object in a cache, in one state.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct CacheEntry {
+    /// URL without user, password and query; `None` if its description is missing.
+    pub location: Option<String>,
+    /// Length of the object, bytes.
+    pub object_bytes: u64,
+    /// Bytes of the object that are in the cache.
+    pub cached_bytes: u64,
+    /// Bytes on disk.
+    pub disk_bytes: u64,
+    /// Time of the last opening; serialized as whole seconds since 1970.
+    #[serde(serialize_with = "serialize_seconds")]
+    pub last_used: SystemTime,
+    /// Entity tag, if the store gives one.
+    pub e_tag: Option<String>,
+    /// Version or generation, if the store keeps any.
+    pub version: Option<String>,
+    /// File of its bytes: the object itself if it is complete.
+    pub path: PathBuf,
+    #[serde(skip)]
+    folder: PathBuf,
+}
+
+/// Rules for [`CacheDirectory::prune`]; without any, nothing is removed.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Pruning {
+    /// Removes the least recently used objects until the others take at most this many bytes on
+    /// disk.
+    pub max_bytes: Option<u64>,
+    /// Removes objects that were not opened for this long.
+    pub unused_for: Option<Duration>,
+    /// Removes nothing, and returns the objects that would be removed.
+    pub dry_run: bool,
+}
+
+/// Result of a removal from a cache.
+#[derive(Clone, Debug, Default, Serialize)]
+#[non_exhaustive]
+pub struct CacheRemoval {
+    /// Removed objects.
+    pub removed: Vec<CacheEntry>,
+    /// Objects that stay because a process has them open.
+    pub in_use: Vec<CacheEntry>,
+}
+
+/// Description of an entry, for people and for lists.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Description {
+    pub(super) format: u32,
+    pub(super) location: String,
+    pub(super) len: u64,
+    pub(super) e_tag: Option<String>,
+    pub(super) version: Option<String>,
+    pub(super) modified: i64,
+    pub(super) tile_bytes: u64,
+}
+
+impl CacheDirectory {
+    /// Opens the directory of a cache that exists.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] if `path` is not the directory of a cache.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let folder = path.join(VERSION);
+        if folder.is_dir() {
+            return Ok(Self { folder });
+        }
+        let message = format!("is not the directory of a cache: it has no directory {VERSION}");
+        Err(Error::new(ErrorKind::NotFound, message)
+            .with_location(path.display())
+            .with_hint("pass the cache_dir of the loads; the first one creates it"))
+    }
+
+    /// Returns the objects in the cache, the least recently used ones first.
+    pub fn entries(&self) -> Vec<CacheEntry> {
+        let mut entries: Vec<_> = occupied(&self.folder).into_iter().map(describe).collect();
+        entries.sort_by_key(|entry| entry.last_used);
+        entries
+    }
+
+    /// Removes objects at and below `location`, and what is known about them; all if it is `None`.
+    /// With `dry_run`, returns the objects that would be removed.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] if `location` is a path: only objects of stores are cached.
+    pub fn remove(&self, location: Option<&Location>, dry_run: bool) -> Result<CacheRemoval> {
+        let within = location.map(url).transpose()?;
+        let chosen = |entry: &CacheEntry| {
+            within.is_none_or(|outer| entry.location.as_deref().is_some_and(|it| holds(outer, it)))
+        };
+        let mut removal = CacheRemoval::default();
+        for entry in self.entries().into_iter().filter(chosen) {
+            self.remove_one(entry, dry_run, &mut removal);
+        }
+        if !dry_run {
+            forget_within(&self.folder, |location| {
+                within.is_none_or(|outer| location.is_some_and(|it| holds(outer, it)))
+            });
+        }
+        Ok(removal)
+    }
+
+    /// Returns the free space of its file system, bytes; `None` if that is unknown.
+    pub fn free_bytes(&self) -> Option<u64> {
+        let disk = rustix::fs::statvfs(&self.folder).ok()?;
+        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+
+    /// Removes objects by rules.
+    pub fn prune(&self, rules: &Pruning) -> CacheRemoval {
+        let entries = self.entries();
+        let mut used = entries.iter().map(|entry| entry.disk_bytes).sum::<u64>();
+        let now = SystemTime::now();
+        let mut removal = CacheRemoval::default();
+        for entry in entries {
+            // A time in the future is that of another clock.
+            let idle = now.duration_since(entry.last_used).unwrap_or_default();
+            let is_old = rules.unused_for.is_some_and(|limit| idle >= limit);
+            if is_old || rules.max_bytes.is_some_and(|most| used > most) {
+                let bytes = entry.disk_bytes;
+                if self.remove_one(entry, rules.dry_run, &mut removal) {
+                    used -= bytes;
+                }
+            }
+        }
+        removal
+    }
+
+    fn remove_one(&self, entry: CacheEntry, dry_run: bool, removal: &mut CacheRemoval) -> bool {
+        let is_removed = dry_run || remove(&self.folder, &entry.folder);
+        if is_removed {
+            removal.removed.push(entry);
+        } else {
+            removal.in_use.push(entry);
+        }
+        is_removed
+    }
+}
+
+impl CacheEntry {
+    /// Returns whether all bytes of the object are in the cache.
+    pub fn is_complete(&self) -> bool {
+        self.cached_bytes == self.object_bytes
+    }
+
+    /// Returns whether the object is at or below `location`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] if `location` is a path: only objects of stores are cached.
+    pub fn is_within(&self, location: &Location) -> Result<bool> {
+        let outer = url(location)?;
+        Ok(self.location.as_deref().is_some_and(|it| holds(outer, it)))
+    }
+}
+
+fn url(location: &Location) -> Result<&RemoteUrl> {
+    location.remote().ok_or_else(|| {
+        Error::invalid_request("is a local path: only objects of stores are cached")
+            .with_location(location)
+            .with_hint("pass the URL that is loaded, as tload cache ls shows it")
+    })
+}
+
+/// Returns whether `inner`, a URL as it is shown, is at or below `outer`. Without a revision,
+/// `outer` holds every revision of a model.
+fn holds(outer: &RemoteUrl, inner: &str) -> bool {
+    let parsed = Location::parse(inner.strip_suffix(QUERY).unwrap_or(inner));
+    let Some(inner) = parsed.as_ref().ok().and_then(Location::remote) else {
+        return false;
+    };
+    let is_same_scheme = inner.protocol == outer.protocol
+        && (outer.protocol != Protocol::Http || inner.scheme == outer.scheme);
+    let is_same_place = if outer.protocol == Protocol::Hub {
+        let [one, other] = [outer, inner].map(|url| HubId::from_authority(&url.authority));
+        let is_any_revision = !outer.authority.contains('@');
+        one.repository == other.repository && (is_any_revision || one.revision == other.revision)
+    } else {
+        inner.host() == outer.host()
+    };
+    let [above, path] = [outer, inner].map(|url| url.path.trim_end_matches('/'));
+    let rest = path.strip_prefix(above);
+    let is_below =
+        above.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    is_same_scheme && is_same_place && is_below
+}
+
+fn describe(occupied: Occupied) -> CacheEntry {
+    let folder = occupied.path;
+    let described = read(&folder.join(DESCRIPTION)).ok();
+    let description: Option<Description> =
+        described.and_then(|text| serde_json::from_slice(&text).ok());
+    let path = [CONTENTS, CONTENTS_PLAIN].map(|name| folder.join(name));
+    let path = path.into_iter().find(|path| path.exists());
+    let path = path.unwrap_or_else(|| folder.join(CONTENTS_PLAIN));
+    let on_disk = || path.symlink_metadata().map_or(0, |there| there.len());
+    let object_bytes = description.as_ref().map_or_else(on_disk, |it| it.len);
+    let stamps = read(&folder.join(STAMPS)).unwrap_or_default();
+    let (location, e_tag, version) = description.map_or((None, None, None), |it| {
+        (Some(it.location), it.e_tag, it.version)
+    });
+    CacheEntry {
+        location,
+        object_bytes,
+        cached_bytes: stamped_bytes(&stamps, seed_of(&folder), object_bytes),
+        disk_bytes: occupied.bytes,
+        last_used: occupied.used,
+        e_tag,
+        version,
+        path,
+        folder,
+    }
+}
+
+/// Returns how many bytes of an object of `len` bytes have a stamp.
+fn stamped_bytes(stamps: &[u8], seed: u64, len: u64) -> u64 {
+    let stamps = tiles(&(0..len)).zip(stamps.chunks(STAMP_BYTES));
+    let present = stamps.filter(|(tile, stamp)| stamped(seed, *tile, stamp).is_some());
+    let bytes = present.map(|(tile, _)| bytes_of(&(tile..tile + 1), len));
+    bytes.map(|bytes| bytes.end - bytes.start).sum()
+}
+
+fn serialize_seconds<S: Serializer>(
+    time: &SystemTime,
+    to: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    to.serialize_u64(since.map_or(0, |since| since.as_secs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_hold_what_is_at_and_below_them() {
+        for (outer, inner, wanted) in [
+            ("s3://b/m", "s3://b/m", true),
+            ("s3://b/m/", "s3://b/m/a.safetensors", true),
+            ("s3a://b/m", "s3://b/m/a.safetensors", true),
+            ("s3://b", "s3://b/m/a.safetensors", true),
+            ("s3://b/m", "s3://b/more", false),
+            ("s3://b/m/a", "s3://b/m", false),
+            ("s3://b/m", "gs://b/m", false),
+            ("s3://b/m", "s3://c/m", false),
+            ("http://h/m", "https://h/m", false),
+            ("https://user:hunter2@h/m", "https://h/m/a?…", true),
+            ("hf://o/m", "hf://o/m@v2/f", true),
+            ("hf://o/m@v2", "hf://o/m@v2/f", true),
+            ("hf://o/m@v1", "hf://o/m@v2/f", false),
+            ("hf://o/m", "hf://o/mm/f", false),
+            ("s3://b/m", "no URL", false),
+        ] {
+            let location = Location::parse(outer).expect(outer);
+            let outer = location.remote().expect("a URL");
+            assert_eq!(holds(outer, inner), wanted, "{location} and {inner}");
+        }
+    }
+}
