@@ -119,7 +119,7 @@ __all__ = [
     "verify",
 ]
 
-_SUBMODULES = frozenset({"compat", "dcp", "safetensors", "sglang", "transformers", "vllm"})
+_SUBMODULES = frozenset({"compat", "dcp", "metrics", "safetensors", "sglang", "transformers", "vllm"})
 """Modules for other packages, which are imported when an attribute of their name is first read."""
 
 if not TYPE_CHECKING:  # for type checkers, every name would exist

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, cast, overload
 
-from tload import _cuda, _imports, _indices, _logging, _numpy, _tload, _torch
+from tload import _cuda, _imports, _indices, _logging, _numpy, _spans, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import InvalidRequestError, LoadTimeoutError, advise
 from tload._group import beginning
@@ -128,6 +128,7 @@ class TensorStream(Generic[T]):
                 report = self.report
                 log_notes(report)
                 _logging.log_end(report)
+                _spans.emit(report, _tload.__version__)
 
     def __enter__(self) -> Self:
         return self

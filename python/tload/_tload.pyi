@@ -32,6 +32,7 @@ __all__ = [
     "format_bytes",
     "has_secret",
     "list_files",
+    "metrics_text",
     "nearest_name",
     "option_from_variable",
     "parked_bytes",
@@ -149,6 +150,9 @@ def release_staging() -> int:
     takes longer than most reads, so up to 1 GiB of it is kept for the next load of the process. The
     exit of Python frees it too. Staging memory of a running load is not freed.
     """
+
+def metrics_text() -> str:
+    """Return the counters of this process's loads and caches, in the text format of Prometheus."""
 
 def finish_caching(timeout: float) -> bool:
     """Wait until the cache of object stores has what this process read, for `timeout` seconds at most.

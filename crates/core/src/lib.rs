@@ -65,6 +65,7 @@ pub use load::Loader;
 pub use load::device_alloc::DeviceAllocator;
 pub use load::device_map::DeviceMap;
 pub use load::load_target::{LoadTarget, LoadTargetLayout, LoadTargetRules};
+pub use load::metrics::metrics_text;
 pub use load::orphaned::parked_bytes;
 pub use load::pipeline;
 pub use load::stream::{Canceller, Progress, TensorStream};

@@ -76,6 +76,12 @@ mod _tload {
         return py.detach(|| !timeout.is_zero());
     }
 
+    /// Returns the counters of this process's loads and caches, in the text format of Prometheus.
+    #[pyfunction]
+    fn metrics_text(py: Python<'_>) -> String {
+        py.detach(tload::metrics_text)
+    }
+
     /// Runs the command `tload` and returns its exit status. `argv[0]` is the program's name.
     #[pyfunction]
     fn cli_main(py: Python<'_>, argv: Vec<OsString>) -> u8 {

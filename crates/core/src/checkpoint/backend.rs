@@ -14,7 +14,7 @@ use crate::options::HubId;
 use crate::options::{Location, Protocol, StoreOptions};
 #[cfg(feature = "object")]
 use crate::storage::{self, ObjectSource, Remote};
-use crate::storage::{ConfinedDir, FileSource, Source, cannot_open, path_of};
+use crate::storage::{ConfinedDir, FileSource, Source, cannot_open, is_network, path_of};
 use crate::sync::detached::PendingOps;
 use crate::sync::timeline::Timeline;
 
@@ -130,6 +130,14 @@ impl Source for ShardSource {
 }
 
 impl Backend {
+    /// Returns whether opening a file takes a round trip.
+    pub(super) fn is_far(&self, file: &Location) -> bool {
+        if let Some(path) = file.as_path() {
+            return is_network(path);
+        }
+        !self.is_known(file)
+    }
+
     pub(super) fn new(options: OpenOptions) -> Self {
         Self {
             #[cfg(feature = "object")]
@@ -252,6 +260,10 @@ impl Backend {
         }
     }
 
+    fn is_known(&self, object: &Location) -> bool {
+        (self.remote()).is_ok_and(|remote| ObjectSource::is_known(remote, object))
+    }
+
     fn remote(&self) -> Result<&Arc<Remote>> {
         let started = self
             .remote
@@ -310,6 +322,11 @@ impl Backend {
 
 #[cfg(not(feature = "object"))]
 impl Backend {
+    #[expect(clippy::unused_self, reason = "objects may be in a cache")]
+    fn is_known(&self, _object: &Location) -> bool {
+        false
+    }
+
     fn unsupported(&self, location: &Location) -> Error {
         let _ = &self.store;
         Error::new(

@@ -54,11 +54,11 @@ const TOO_LONG: (&str, &str) = (
 /// Grace period beyond the timeout of requests, so that their own errors are reported first.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Headers read at a time from a local disk: more threads than this slow down start-up.
+/// Headers read at a time from a local disk: more threads than this slow down opening.
 const HEADER_THREADS_MAX: usize = 16;
 
 /// Headers read at a time where each costs a round trip of milliseconds: on a network file system
-/// or in an object store.
+/// or in an object store, unless the cache has them.
 const FAR_HEADERS_MAX: usize = 64;
 
 /// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
@@ -494,8 +494,9 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
 /// Opens all files and reads their headers, many at a time, so that none waits for the ones before
 /// it. Returns the first error in the order of the files.
 fn open_shards(set: &ShardSet, backend: &Backend) -> Result<Vec<(ShardSource, Header, Crcs)>> {
-    let is_far = |file: &Location| file.as_path().is_none_or(is_network);
-    let threads = if set.files.first().is_some_and(is_far) {
+    // If the first one is near, the others probably are too.
+    let first = set.files.first();
+    let threads = if first.is_some_and(|file| backend.is_far(file)) {
         FAR_HEADERS_MAX
     } else {
         HEADER_THREADS_MAX

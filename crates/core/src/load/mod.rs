@@ -14,6 +14,7 @@ pub(crate) mod ending;
 pub(crate) mod groups;
 pub(crate) mod lane;
 pub(crate) mod load_target;
+pub(crate) mod metrics;
 pub(crate) mod orphaned;
 pub(crate) mod outputs;
 pub mod pipeline;

@@ -32,6 +32,8 @@ pub use file::FileSource;
 pub(crate) use file::{cannot_open, descriptors, of_many, path_of};
 pub use memory::MemorySource;
 #[cfg(feature = "object")]
+pub(crate) use object::cache::cache_totals;
+#[cfg(feature = "object")]
 pub use object::cache::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};
 #[cfg(feature = "object")]
 pub(crate) use object::{Hedging, Receive, unversioned_note, with_retries};

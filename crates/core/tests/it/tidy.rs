@@ -40,6 +40,7 @@ const RANKS: [&[&str]; 15] = [
         "engine",
         "load::budget",
         "load::destinations",
+        "load::metrics",
     ],
     &["load::groups", "load::load_target", "sink"],
     &["verify"],

@@ -310,7 +310,7 @@ fn object_with_wrong_digest_is_forgotten() {
         assert!(finish_caching(PATIENCE));
         tensors.map(|tensors| (tensors, report))
     };
-    let corrupt = Rule::once(Fault::Corrupt(3 << 20)).from_byte(1);
+    let corrupt = Rule::once(Fault::Corrupt(3 << 20));
     bench.server.fault(corrupt);
     let error = load_verified().expect_err("a byte is wrong");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");

@@ -29,6 +29,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::device_alloc::AllocatorBridge;
+use super::metrics::count_load;
 use crate::engine::cancelled;
 use crate::error::{Error, Result};
 use crate::report::Report;
@@ -48,6 +49,8 @@ pub struct TensorStream {
     threads: Vec<JoinHandle<()>>,
     /// The caller's allocator, if the load uses it.
     allocator_bridge: Option<AllocatorBridge>,
+    /// True once the load is in the metrics of the process.
+    is_counted: bool,
 }
 
 /// Handle that cancels a load from another thread. Cheap to clone.
@@ -76,6 +79,7 @@ impl TensorStream {
             shared,
             threads,
             allocator_bridge: None,
+            is_counted: false,
         }
     }
 
@@ -94,10 +98,19 @@ impl TensorStream {
 
     /// Passes an item on. Its part of the budget is free for later tensors.
     fn hand_over(&mut self, item: Poll<Option<Result<Tensor>>>) -> Poll<Option<Result<Tensor>>> {
-        if let Poll::Ready(Some(Ok(_))) = &item {
-            self.provide();
+        match &item {
+            Poll::Ready(Some(Ok(_))) => self.provide(),
+            Poll::Ready(None | Some(Err(_))) => self.count(),
+            Poll::Pending => {}
         }
         item
+    }
+
+    /// Adds the load, which has ended, to the metrics of the process.
+    fn count(&mut self) {
+        if !std::mem::replace(&mut self.is_counted, true) {
+            count_load(&self.report());
+        }
     }
 
     /// Starts a thread that ends the load after `timeout`.
@@ -197,6 +210,7 @@ impl futures_core::Stream for TensorStream {
 impl Drop for TensorStream {
     fn drop(&mut self) {
         self.cancel();
+        self.count();
         // Another thread may have ended the load, and still be waiting for queued writes to the
         // caller's memory.
         self.shared.setup.gate.close();

@@ -35,6 +35,9 @@ pub(super) struct Sample {
     crcs: Crcs,
 }
 
+/// Kind of the question about the state of an object.
+const OBJECT: &str = "object";
+
 /// Number of last bytes in a [`Sample`].
 const LAST_BYTES: u64 = 64 << 10;
 
@@ -74,6 +77,18 @@ pub(super) async fn look(
 }
 
 impl ObjectSource {
+    /// Returns whether the object can probably be opened without a request.
+    pub(crate) fn is_known(remote: &Remote, location: &Location) -> bool {
+        let Some(cache) = remote.cache().filter(|cache| cache.is_trusted()) else {
+            return false;
+        };
+        let url = location.remote();
+        let store = url.and_then(|url| Some((url, remote.store(url).ok()?.0)));
+        store
+            .and_then(|(url, store)| cache.question(OBJECT, url, store.origin()))
+            .is_some_and(|question| question.recall::<State>().is_some())
+    }
+
     /// Opens an object in the state that the cache knows; `None` if that does not help.
     pub(super) fn recall(
         remote: &Arc<Remote>,
@@ -116,7 +131,7 @@ impl ObjectSource {
 pub(super) fn question(remote: &Remote, store: &Store, location: &Location) -> Option<Question> {
     remote
         .cache()?
-        .question("object", location.remote()?, store.origin())
+        .question(OBJECT, location.remote()?, store.origin())
 }
 
 /// Adds to the error of a missing object that its name looks like a pattern, if it does.

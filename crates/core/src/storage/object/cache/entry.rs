@@ -91,14 +91,7 @@ impl Entry {
         description: &str,
     ) -> io::Result<Self> {
         for _ in 0..ATTEMPTS {
-            let created = std::fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(folder);
-            let (stamps, is_writable) = match open_file(&folder.join(STAMPS)) {
-                Ok(opened) => opened,
-                Err(error) => return Err(created.err().unwrap_or(error)),
-            };
+            let (stamps, is_writable) = open_in(folder, STAMPS)?;
             // File systems without locks: an entry in use may be evicted, and stays readable.
             let locked = flock(&stamps, FlockOperation::NonBlockingLockShared);
             if locked == Err(Errno::WOULDBLOCK) {
@@ -201,7 +194,7 @@ impl Entry {
         }
         let buffer = buffers.take();
         if buffer.is_none() {
-            self.shared.dropped.fetch_add(wanted, Ordering::Relaxed);
+            self.shared.count_dropped(wanted);
         }
         buffer
     }
@@ -411,7 +404,7 @@ impl Entry {
     /// Makes a damaged tile absent.
     fn forget(&self, tile: u64) {
         self.damaged.fetch_add(1, Ordering::Relaxed);
-        self.shared.damaged.fetch_add(1, Ordering::Relaxed);
+        self.shared.count_damaged_tile();
         if self.is_writable {
             let nothing = [0; STAMP_BYTES];
             let at = tile * STAMP_BYTES as u64;
@@ -439,6 +432,19 @@ impl Entry {
         {
             self.shared.stop(&format!("cannot clear an entry: {error}"));
         }
+    }
+}
+
+/// Opens a file of an entry like [`open_file`], and creates the directory if necessary.
+fn open_in(folder: &Path, name: &str) -> io::Result<(File, bool)> {
+    let path = folder.join(name);
+    match open_file(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let mut builder = std::fs::DirBuilder::new();
+            builder.recursive(true).mode(0o700).create(folder)?;
+            open_file(&path)
+        }
+        opened => opened,
     }
 }
 

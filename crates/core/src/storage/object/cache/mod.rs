@@ -38,6 +38,7 @@ use crate::format::SUFFIX;
 use crate::options::location::RemoteUrl;
 use crate::options::{Location, StoreOptions, parse_bytes};
 use crate::sync::lock::Mutex;
+use crate::sync::per_process::PerProcess;
 
 /// Most memory that holds bytes on their way to the disk, in buffers: 64 MiB. A load of 1 GB/s
 /// fills them within 60 ms of a disk that does not write.
@@ -54,6 +55,9 @@ const CONTENTS: &str = "contents.safetensors";
 
 /// Name of the file of any other object's bytes.
 const CONTENTS_PLAIN: &str = "contents";
+
+/// Totals of all caches of this process.
+static TOTALS: PerProcess<CacheStatistics> = PerProcess::new();
 
 /// Cache of one opened checkpoint.
 #[derive(Debug)]
@@ -113,7 +117,27 @@ pub(crate) struct CacheStatistics {
     pub(crate) reason: Option<String>,
 }
 
+/// Returns the counts of all caches of this process so far.
+pub(crate) fn cache_totals() -> CacheStatistics {
+    TOTALS.lock().clone()
+}
+
 impl Shared {
+    fn count_written(&self, bytes: u64) {
+        self.written.fetch_add(bytes, Ordering::Relaxed);
+        TOTALS.lock().written_bytes += bytes;
+    }
+
+    fn count_dropped(&self, bytes: u64) {
+        self.dropped.fetch_add(bytes, Ordering::Relaxed);
+        TOTALS.lock().dropped_bytes += bytes;
+    }
+
+    fn count_damaged_tile(&self) {
+        self.damaged.fetch_add(1, Ordering::Relaxed);
+        TOTALS.lock().damaged_bytes += TILE_BYTES;
+    }
+
     fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Relaxed)
     }

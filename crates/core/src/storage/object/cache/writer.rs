@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 use std::sync::Weak;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -98,7 +97,7 @@ fn run(queue: &Receiver<Write>, pending: &Pending) {
             match shared.room.take(write.bytes.bytes().len() as u64) {
                 Ok(()) => match write.entry.write(write.start, &write.bytes) {
                     Ok(bytes) => {
-                        shared.written.fetch_add(bytes, Ordering::Relaxed);
+                        shared.count_written(bytes);
                     }
                     Err(error) => shared.stop(&format!("writing failed: {error}")),
                 },

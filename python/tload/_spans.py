@@ -1,0 +1,57 @@
+"""Spans of loads, for OpenTelemetry."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tload._report import Report
+
+LOAD_BEGINS = "plan"
+"""Phase that begins with the load; those before it are of opening the checkpoint."""
+
+
+def emit(report: Report, version: str) -> None:
+    """Emit a span for a load that has just ended, with one for each of its phases below it.
+
+    Does nothing unless the program has imported `opentelemetry.trace`; without a tracer provider,
+    that package drops them.
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return
+    tracer = trace.get_tracer("tload", version)
+    end = time.time_ns()
+    start = end - _nanoseconds(report.seconds)
+    attributes = {
+        "tload.location": report.location,
+        "tload.outcome": report.outcome,
+        "tload.engine": report.engine.name,
+        "tload.tensors": report.tensors,
+        "tload.tensor_bytes": report.tensor_bytes,
+        "tload.read_bytes": report.read_bytes,
+        "tload.remote_bytes": report.remote_bytes,
+        "tload.cached_bytes": report.cached_bytes,
+        "tload.requests": report.requests,
+        "tload.retries": report.retries,
+        "tload.open_seconds": report.open_seconds,
+    }
+    load = tracer.start_span("tload.load", start_time=start, attributes=attributes)
+    if report.outcome != "complete":
+        load.set_status(trace.StatusCode.ERROR, report.outcome)
+    context = trace.set_span_in_context(load)
+    offsets = [phase.start_seconds for phase in report.phases if phase.phase == LOAD_BEGINS]
+    for offset in offsets:
+        for phase in report.phases:
+            if phase.start_seconds >= offset:
+                begun = start + _nanoseconds(phase.start_seconds - offset)
+                name = "tload." + phase.phase.replace(" ", "_")
+                span = tracer.start_span(name, context=context, start_time=begun)
+                span.end(min(begun + _nanoseconds(phase.seconds), end))
+    load.end(end)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
