@@ -18,7 +18,7 @@ import tload
 from conftest import require
 from files import Content, tile, write_checkpoint, write_file
 from tload._checkpoint import show
-from tload.vllm import _settings, _weights
+from tload.vllm import _lora, _settings, _weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -377,3 +377,68 @@ def test_url_signature_is_not_shown() -> None:
         list(tensors)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in show([url, url])
+
+
+def put_adapter(s3: S3, name: str, config: bytes = b'{"peft_type": "LORA"}') -> None:
+    s3.put("adapters", f"lora/{name}/adapter_config.json", config)
+    s3.put("adapters", f"lora/{name}/adapter_model.safetensors", b"weights of " + name.encode())
+    s3.put("adapters", f"lora/{name}/adapter_model.bin", b"a pickle")
+
+
+@pytest.fixture
+def adapters(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _lora.Adapters:
+    monkeypatch.setenv("TLOAD_STORE", "\n".join(f"{key}={value}" for key, value in s3.store.items()))
+    return _lora.Adapters("s3://adapters/lora/", tmp_path / "adapters")
+
+
+def test_adapters_are_copied_once_and_again_when_changed(s3: S3, adapters: _lora.Adapters) -> None:
+    put_adapter(s3, "team/sql")
+    path = adapters.directory / "team/sql"
+    for _ in range(2):
+        assert adapters.fetch("team/sql") == path
+        files = sorted(file.name for file in path.iterdir() if not file.name.startswith("."))
+        assert files == ["adapter_config.json", "adapter_model.safetensors"]
+        assert (path / "adapter_model.safetensors").read_bytes() == b"weights of team/sql"
+    s3.put("adapters", "lora/team/sql/adapter_model.safetensors", b"other weights")
+    assert adapters.fetch("team/sql") == path
+    assert (path / "adapter_model.safetensors").read_bytes() == b"other weights"
+
+
+def test_names_in_requests_lead_nowhere_else(s3: S3, adapters: _lora.Adapters) -> None:
+    put_adapter(s3, "sql")
+    s3.put("adapters", "lora/other/model.safetensors", b"no adapter")
+    names = [
+        "",
+        ".",
+        "..",
+        "../lora/sql",
+        "sql/..",
+        "sql/",
+        "/sql",
+        "sql//x",
+        "s3://adapters/lora/sql",
+        "sql?x",
+        "sql\n",
+    ]
+    for name in [*names, "a" * 129, "a/b/c/d/e", "none", "other"]:
+        assert adapters.fetch(name) is None, name
+    assert not adapters.directory.exists()
+
+
+def test_what_is_no_adapter_is_an_error(s3: S3, adapters: _lora.Adapters) -> None:
+    put_adapter(s3, "ia3", b'{"peft_type": "IA3"}')
+    with pytest.raises(tload.InvalidRequestError, match="peft_type is 'IA3', wanted 'LORA'"):
+        adapters.fetch("ia3")
+    for config in (b"{}", b"[]", b"no JSON"):
+        put_adapter(s3, "odd", config)
+        with pytest.raises(tload.InvalidRequestError, match="is no configuration of an adapter"):
+            adapters.fetch("odd")
+
+
+def test_variables_name_source_and_directory() -> None:
+    assert _lora.adapters({}) is None
+    found = _lora.adapters({"TLOAD_LORA_SOURCE": "s3://b/a", "TLOAD_LORA_DIR": "/d"})
+    assert found is not None
+    assert (found.source, str(found.directory)) == ("s3://b/a", "/d")
+    with pytest.raises(tload.InvalidRequestError, match="TLOAD_LORA_DIR is not"):
+        _lora.adapters({"TLOAD_LORA_SOURCE": "s3://b/a"})

@@ -6,6 +6,7 @@ The models are stand-ins that keep the weights that they get; `vllm_tokens.py` r
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.config.load import LoadConfig
+from vllm.lora.resolver import LoRAResolverRegistry
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.plugins import load_general_plugins
@@ -24,6 +26,7 @@ from vllm.plugins import load_general_plugins
 import tload
 from files import Content, tile, write_checkpoint, write_file
 from ranks import start_ranks
+from tload.vllm import _lora, _lora_resolver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -381,3 +384,14 @@ def two_stages_of_two(rank: int, endpoint: str, nowhere: str) -> None:
         check(dict(weight_utils.runai_safetensors_weights_iterator([source("runai")["source"]], False, True)))  # noqa: FBT003
         torch.distributed.barrier()
         parallel_state.destroy_model_parallel()
+
+
+def test_adapters_resolve_by_name(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLOAD_STORE", "\n".join(f"{key}={value}" for key, value in s3.store.items()))
+    s3.put("adapters", "lora/sql/adapter_config.json", b'{"peft_type": "LORA"}')
+    _lora_resolver.provide(_lora.Adapters("s3://adapters/lora", tmp_path))
+    resolver = LoRAResolverRegistry.get_resolver("tload")
+    request = asyncio.run(resolver.resolve_lora("base", "sql"))
+    assert request is not None
+    assert (request.lora_name, request.lora_path) == ("sql", str(tmp_path / "sql"))
+    assert asyncio.run(resolver.resolve_lora("base", "none")) is None

@@ -37,10 +37,15 @@ and a warning says so. `"share": "none"` makes each read for itself, as `verify`
 With `TLOAD_REPLACE_RUNAI=1` the plugin also replaces `runai_streamer`, whose package need not be
 installed. Its keys are accepted: `memory_limit` as above, except that -1 and 0 mean the default;
 `distributed` as `"share": "node"` or `"none"`; `concurrency` is checked and then ignored.
+
+With `TLOAD_LORA_SOURCE=s3://bucket/adapters` and `TLOAD_LORA_DIR` (a directory), a request for the
+model NAME that vLLM does not know loads the LoRA adapter at `s3://bucket/adapters/NAME`, if there is
+one. vLLM asks for that with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
 """
 
 from __future__ import annotations
 
+from tload.vllm._lora import adapters
 from tload.vllm._settings import replaces_runai
 
 __all__ = ["register"]
@@ -52,13 +57,14 @@ def register() -> None:
     """Register tload with vLLM, which calls this function in each process, possibly repeatedly.
 
     Raises:
-        InvalidRequestError: `TLOAD_REPLACE_RUNAI` is neither 1 nor 0.
+        InvalidRequestError: `TLOAD_REPLACE_RUNAI` is neither 1 nor 0, or `TLOAD_LORA_SOURCE` is set
+            without `TLOAD_LORA_DIR`.
         ImportError: vLLM is not installed, or its version is not supported.
     """
     global _registered  # noqa: PLW0603  # vLLM warns of what is registered twice
     if _registered:
         return
-    replaces = replaces_runai()
+    replaces, found = replaces_runai(), adapters()
     from vllm.model_executor.model_loader import register_model_loader
 
     from tload.vllm._loader import TloadModelLoader
@@ -69,4 +75,8 @@ def register() -> None:
 
         register_model_loader("runai_streamer")(TloadModelLoader)
         _runai.provide()
+    if found is not None:
+        from tload.vllm import _lora_resolver
+
+        _lora_resolver.provide(found)
     _registered = True

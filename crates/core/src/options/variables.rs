@@ -7,13 +7,15 @@ use crate::error::{nearest_name, shortened};
 const PREFIX: &str = "TLOAD_";
 
 /// Variables that set no option of a load.
-const OTHERS: [&str; 7] = [
+const OTHERS: [&str; 9] = [
     "TLOAD_CACHE_DIR",
     "TLOAD_CACHE_CHECK",
     "TLOAD_CACHE_LIMIT",
     "TLOAD_STORE",
     "TLOAD_FOLLOW_SYMLINKS",
     "TLOAD_LOG",
+    "TLOAD_LORA_DIR",
+    "TLOAD_LORA_SOURCE",
     "TLOAD_REPLACE_RUNAI",
 ];
 

@@ -1,0 +1,84 @@
+"""LoRA adapters from a store, on demand. Imports no engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tload
+from tload._checkpoint import show
+from tload._errors import InvalidRequestError, NotFoundError, advise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SOURCE_VARIABLE = "TLOAD_LORA_SOURCE"
+DIRECTORY_VARIABLE = "TLOAD_LORA_DIR"
+
+CONFIG = "adapter_config.json"
+FILES = (CONFIG, "adapter_model.safetensors", "new_embeddings.safetensors", "*token*.json", "vocab*", "merges.txt")
+"""Globs of the files that engines read. Weights in other formats than safetensors are pickles, which
+could run code: they are not copied."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,3}")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Adapters below one location."""
+
+    source: str
+    """Location above the adapters: NAME is at `source/NAME`."""
+    directory: Path
+    """Directory that they are copied to."""
+
+    def fetch(self, name: str) -> Path | None:
+        """Return the directory of an adapter, copied from the source if it is not there or changed.
+
+        `None` if there is none of this name, which comes from a request and may be anything: only
+        plain names lead to the source.
+
+        Raises:
+            InvalidRequestError: It is no LoRA adapter.
+            Error: The source cannot be read, or the directory not written to.
+        """
+        if _NAME.fullmatch(name) is None:
+            return None
+        source, target = f"{self.source.rstrip('/')}/{name}", self.directory / name
+        try:
+            # A copy would leave a directory for each name that there is nothing for.
+            files = tload.list_files(source)
+        except NotFoundError:
+            return None
+        if CONFIG not in [file.path for file in files]:
+            return None
+        tload.copy(source, target, include=FILES)
+        try:
+            kind = json.loads((target / CONFIG).read_text(encoding="utf-8"))["peft_type"]
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{show(source)}: {CONFIG} is no configuration of an adapter: {type(error).__name__}"
+            raise InvalidRequestError(message) from error
+        if kind != "LORA":
+            message = f"{show(source)}: the adapter's peft_type is {kind!r}, wanted 'LORA'"
+            raise InvalidRequestError(message)
+        return target
+
+
+def adapters(environment: Mapping[str, str] = os.environ) -> Adapters | None:
+    """Return what the variables of the environment name; `None` without `TLOAD_LORA_SOURCE`.
+
+    Raises:
+        InvalidRequestError: `TLOAD_LORA_DIR` is not set.
+    """
+    source = environment.get(SOURCE_VARIABLE, "").strip()
+    if not source:
+        return None
+    directory = environment.get(DIRECTORY_VARIABLE, "").strip()
+    if not directory:
+        message = f"environment variable {SOURCE_VARIABLE} is set, and {DIRECTORY_VARIABLE} is not"
+        raise advise(InvalidRequestError, message, f"set {DIRECTORY_VARIABLE} to a directory for adapters")
+    return Adapters(source, Path(directory))
