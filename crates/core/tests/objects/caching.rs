@@ -753,6 +753,9 @@ fn process_that_stands_still_is_not_waited_for() {
     stuck.wait().expect("a child");
 }
 
+/// Number of times that two processes are killed.
+const KILLS: u32 = 40;
+
 /// Children are killed while they receive and write. What they leave is either absent or right.
 #[test]
 fn killed_writers_leave_nothing_that_is_read_as_bytes() {
@@ -760,7 +763,7 @@ fn killed_writers_leave_nothing_that_is_read_as_bytes() {
     let file = shared_file();
     bench.site.put(KEY, &file);
     let mut rng = Rng::new(17);
-    for round in 0..12 {
+    for round in 0..KILLS {
         let mut children = [(); 2].map(|()| start_child(&bench.server, bench.folder.path()));
         let before = bench.server.counts().body_bytes;
         let until = before + rng.below(2 * file.len() as u64);

@@ -17,7 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
@@ -48,7 +48,10 @@ const TILE: usize = BUFFER_BYTES / BUFFER_TILES;
 const SEARCHED_TILES: usize = 1024;
 
 /// Attempts to open an entry that is being evicted.
-const ATTEMPTS: usize = 3;
+const ATTEMPTS: usize = 10;
+
+/// Pause before another attempt.
+const EVICTION_PAUSE: Duration = Duration::from_millis(1);
 
 /// Entry that is open: it is not evicted meanwhile.
 #[derive(Debug)]
@@ -95,7 +98,8 @@ impl Entry {
             // File systems without locks: an entry in use may be evicted, and stays readable.
             let locked = flock(&stamps, FlockOperation::NonBlockingLockShared);
             if locked == Err(Errno::WOULDBLOCK) {
-                // It is about to be evicted.
+                // It is about to be evicted: moved away, which takes microseconds.
+                pause();
                 continue;
             }
             // Evicted between the two calls?
@@ -433,6 +437,14 @@ impl Entry {
             self.shared.stop(&format!("cannot clear an entry: {error}"));
         }
     }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the other process may be stopped: nothing may wait for it"
+)]
+fn pause() {
+    std::thread::sleep(EVICTION_PAUSE);
 }
 
 /// Opens a file of an entry like [`open_file`], and creates the directory if necessary.
