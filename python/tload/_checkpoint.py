@@ -378,6 +378,11 @@ def open(
               the cache lacks is requested; offline: nothing is. Default: always.
             - `cache_wait`: Wait for the cache's disk instead of leaving out what it is too slow for.
               Default: false.
+            - `mirrors`: URLs with the same files as the location, separated by commas: ranges are
+              spread over them and the location by speed. Default: none.
+            - `peers`: URL with the same files, http://NAME:PORT/…, of whose addresses each serves
+              its parts of the files. Default: none.
+            - `mirror_token`: Bearer token for mirrors and peers. Default: from the environment.
             - `environment`: Read the store's own environment variables and configuration files.
               Default: true.
             - `headers`: Headers to send with every request: a mapping of name to value. Default:

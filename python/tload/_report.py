@@ -152,6 +152,20 @@ class CacheReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MirrorReport:
+    """Mirror of the checkpoint (store options `mirrors` and `peers`), since it was opened."""
+
+    location: str
+    """Its URL, without secrets."""
+    read_bytes: int
+    """Bytes received from it."""
+    failure: str | None
+    """Last failure: an error, other bytes than the origin's, or too little speed."""
+    is_dropped: bool
+    """True if it is not used any more: it has other bytes, or failed several times."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupReport:
     """Statistics of one rank of a load with a `Group`."""
 
@@ -311,6 +325,8 @@ class Report:
     """Result of verification, or `None` with `verify="off"`."""
     cache: CacheReport | None
     """Cache of objects, or `None` without one."""
+    mirrors: tuple[MirrorReport, ...]
+    """Mirrors and peers, in the order of the option."""
     notes: tuple[str, ...]
     """Notes for the user, for example why a slower engine was used."""
     import_seconds: float = 0.0

@@ -14,7 +14,7 @@ from tload._errors import InvalidRequestError
 if TYPE_CHECKING:
     from tload._options import Duration
 
-Value: TypeAlias = str | int | float | bool | timedelta | os.PathLike[str]
+Value: TypeAlias = str | int | float | bool | timedelta | os.PathLike[str] | list[str] | tuple[str, ...]
 """The value of one option of a store."""
 
 Store: TypeAlias = Mapping[str, Value | Mapping[str, str]]
@@ -105,10 +105,12 @@ def _value(key: str, value: object) -> str:
         return str(value)
     if isinstance(value, timedelta):
         return str(value.total_seconds())
+    if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+        return ",".join(value)
     path = os.fspath(value) if isinstance(value, os.PathLike) else None
     if isinstance(path, str):
         return path
-    wanted = "a str, int, float, bool, timedelta or os.PathLike of str"
+    wanted = "a str, int, float, bool, timedelta, os.PathLike of str or list of str"
     message = f"store[{key!r}]: wanted {wanted}, found {type(value).__qualname__}"
     raise TypeError(message)
 

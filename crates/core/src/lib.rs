@@ -80,8 +80,8 @@ pub use probe::ceiling::Ceiling;
 pub use ranks::sharding::{Sharded, Sharding};
 pub use ranks::{Group, LocalGroup, Transport, finish_serving};
 pub use report::{
-    CacheReport, DepthReport, DeviceReport, EngineReport, GroupReport, PhaseReport, Report,
-    StageTimes, StagingReport, Unverified, VerificationReport, VerifiedBy,
+    CacheReport, DepthReport, DeviceReport, EngineReport, GroupReport, MirrorReport, PhaseReport,
+    Report, StageTimes, StagingReport, Unverified, VerificationReport, VerifiedBy,
 };
 pub use sink::DeviceMemory;
 #[cfg(feature = "object")]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::{sync::OnceLock, time::Instant};
 
 use super::OpenOptions;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::format::SUFFIX;
 #[cfg(feature = "object")]
 use crate::options::HubId;
@@ -52,9 +52,12 @@ pub(super) struct Backend {
     /// Deadline for opening.
     #[cfg(feature = "object")]
     deadline: Option<Instant>,
+    /// Locations that the caller opens.
+    #[cfg(feature = "object")]
+    roots: OnceLock<Vec<Location>>,
     /// Started when the first location in an object store is met.
     #[cfg(feature = "object")]
-    remote: OnceLock<Result<Arc<Remote>, String>>,
+    remote: OnceLock<Result<Arc<Remote>, Arc<Error>>>,
 }
 
 impl ShardSource {
@@ -147,6 +150,8 @@ impl Backend {
             pending: PendingOps::default(),
             timeline: Timeline::default(),
             #[cfg(feature = "object")]
+            roots: OnceLock::new(),
+            #[cfg(feature = "object")]
             remote: OnceLock::new(),
         }
     }
@@ -155,6 +160,8 @@ impl Backend {
     /// Replaces all locations of a repository or none: else some files might be of one commit and
     /// some of another.
     pub(super) fn nearest(&self, locations: &[Location]) -> Result<Vec<Location>> {
+        #[cfg(feature = "object")]
+        self.roots.get_or_init(|| locations.to_vec());
         if locations
             .iter()
             .all(|location| location.protocol() != Some(Protocol::Hub))
@@ -249,13 +256,14 @@ impl Backend {
         store: &StoreOptions,
     ) -> Self {
         let url = location.remote().expect("a location in a store");
-        let remote = Remote::with_store(store, objects, url).map_err(|error| error.chain());
+        let remote = Remote::with_store(store, objects, url).map_err(Arc::new);
         Self {
             store: store.clone(),
             pending: PendingOps::default(),
             timeline: Timeline::default(),
             follow_symlinks: false,
             deadline: storage::open_deadline(store),
+            roots: OnceLock::new(),
             remote: OnceLock::from(remote),
         }
     }
@@ -265,12 +273,11 @@ impl Backend {
     }
 
     fn remote(&self) -> Result<&Arc<Remote>> {
-        let started = self
-            .remote
-            .get_or_init(|| Remote::start(&self.store).map_err(|error| error.chain()));
-        started
-            .as_ref()
-            .map_err(|reason| Error::new(ErrorKind::OutOfMemory, reason))
+        let started = self.remote.get_or_init(|| {
+            let roots = self.roots.get().map_or(&[][..], Vec::as_slice);
+            Remote::start_for(&self.store, roots).map_err(Arc::new)
+        });
+        started.as_ref().map_err(|error| error.again())
     }
 
     fn nearest_of_hubs(&self, locations: &[Location]) -> Result<Vec<Location>> {
@@ -329,12 +336,9 @@ impl Backend {
 
     fn unsupported(&self, location: &Location) -> Error {
         let _ = &self.store;
-        Error::new(
-            ErrorKind::Unsupported,
-            "this build does not support object stores",
-        )
-        .with_location(location)
-        .with_hint("build with the feature `object`")
+        Error::unsupported("this build does not support object stores")
+            .with_location(location)
+            .with_hint("build with the feature `object`")
     }
 
     fn nearest_of_hubs(&self, locations: &[Location]) -> Result<Vec<Location>> {

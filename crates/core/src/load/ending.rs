@@ -38,7 +38,7 @@ pub(super) fn completion(
             check.report(report);
         }
         add_depths(report, &feed, &sources);
-        report.cache = sources.cache_report();
+        (report.cache, report.mirrors) = sources.remote_reports();
         report.set_opening_retries(sources.opening_retries());
         report.notes.extend(sources.notes());
         if let Some(joined) = &joined {

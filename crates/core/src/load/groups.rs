@@ -17,7 +17,7 @@ use crate::options::CacheMode;
 #[cfg(feature = "object")]
 use crate::options::Location;
 use crate::options::Options;
-use crate::report::CacheReport;
+use crate::report::{CacheReport, MirrorReport};
 use crate::schedule::Member;
 #[cfg(feature = "object")]
 use crate::storage::object::cache::{Entry, TILE_BYTES};
@@ -326,23 +326,24 @@ impl Sources {
         })
     }
 
-    /// Returns the report of the cache of objects, if there is one: of the first one with anything
-    /// to say, since all objects of a checkpoint share one.
+    /// Returns the reports of the cache and of the mirrors, which all objects of a checkpoint share.
     #[cfg(feature = "object")]
-    pub(crate) fn cache_report(&self) -> Option<CacheReport> {
-        let statistics = self.objects().find_map(ObjectSource::cache_statistics)?;
-        let mut report = CacheReport::new(statistics.directory, statistics.reason);
-        report.written_bytes = statistics.written_bytes;
-        report.dropped_bytes = statistics.dropped_bytes;
-        report.damaged_bytes = statistics.damaged_bytes;
-        Some(report)
+    pub(crate) fn remote_reports(&self) -> (Option<CacheReport>, Vec<MirrorReport>) {
+        let remote = self.objects().next().map(|object| object.remote());
+        let cache = remote.and_then(|remote| remote.cache());
+        let mirrors = remote.and_then(|remote| remote.mirrors());
+        let reports = mirrors.map(|mirrors| mirrors.reports());
+        (
+            cache.map(|cache| cache.report()),
+            reports.unwrap_or_default(),
+        )
     }
 
-    /// Returns the report of the cache: only objects have one.
+    /// Returns no reports: only objects have a cache and mirrors.
     #[cfg(not(feature = "object"))]
-    #[expect(clippy::unused_self, reason = "has a cache with objects")]
-    pub(crate) fn cache_report(&self) -> Option<CacheReport> {
-        None
+    #[expect(clippy::unused_self, reason = "objects have them")]
+    pub(crate) fn remote_reports(&self) -> (Option<CacheReport>, Vec<MirrorReport>) {
+        (None, Vec::new())
     }
 
     /// Makes the cache forget the objects: bytes of the load turned out to be wrong, and may have

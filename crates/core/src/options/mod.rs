@@ -26,6 +26,8 @@ pub use keys::{OptionKey, OptionKind, OptionValue};
 pub use load_options::{Device, EngineChoice, Options, Order};
 pub use location::{Location, Protocol};
 pub use share::{OnPeerLoss, Share};
+#[cfg(feature = "object")]
+pub(crate) use store_options::split_locations;
 pub use store_options::{StoreKey, StoreOptions};
 pub use variables::unknown_variables;
 pub use verify::Verify;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::bytes::parse_bytes;
 use super::duration::parse_duration;
 use super::flag::parse_flag;
-use super::location::Protocol;
+use super::location::{Location, Protocol};
 use crate::error::{Error, ErrorKind, Result, printable};
 #[cfg(feature = "object")]
 use crate::sync::retry::Retries;
@@ -65,6 +65,7 @@ enum Form {
     Url,
     Addressing,
     CacheCheck,
+    Locations,
 }
 
 const S3: &[Protocol] = &[Protocol::S3];
@@ -290,6 +291,22 @@ impl StoreOptions {
             "wait for the cache's disk instead of leaving out what it is too slow for",
         ),
         key(
+            "mirrors",
+            Form::Locations,
+            ALL,
+            "none",
+            "URLs with the same files as the location, separated by commas: ranges are spread over them and the \
+             location by speed",
+        ),
+        key(
+            "peers",
+            Form::Locations,
+            ALL,
+            "none",
+            "URL with the same files, http://NAME:PORT/…, of whose addresses each serves its parts of the files",
+        ),
+        secret("mirror_token", ALL, "bearer token for mirrors and peers"),
+        key(
             "environment",
             Form::Flag,
             ALL,
@@ -443,6 +460,10 @@ fn shown(key: &str, value: &str) -> String {
     match known(key) {
         Some(known) if known.secret => "***".to_owned(),
         Some(known) if known.form == Form::Url => without_credentials(value),
+        Some(known) if known.form == Form::Locations => {
+            let shown: Vec<_> = value.split(',').map(without_credentials).collect();
+            shown.join(",")
+        }
         Some(_) => value.to_owned(),
         None => "***".to_owned(),
     }
@@ -466,6 +487,22 @@ pub(crate) fn without_credentials(url: &str) -> String {
     format!("{scheme}{colon}{host}{path}")
 }
 
+/// Parses a list of URLs, separated by commas.
+pub(crate) fn split_locations(list: &str) -> Result<Vec<Location>> {
+    let invalid = || {
+        // It is not shown: URLs may hold passwords.
+        invalid("a mirror is no URL of an object store or a web server".to_owned())
+            .with_hint("write URLs such as http://10.0.0.7:8080/llama, separated by commas")
+    };
+    let urls = list.split(',').map(str::trim);
+    urls.map(|url| {
+        let location = Location::parse(url).map_err(|_| invalid())?;
+        let is_url = location.remote().is_some();
+        is_url.then_some(location).ok_or_else(invalid)
+    })
+    .collect()
+}
+
 fn known(key: &str) -> Option<&'static StoreKey> {
     StoreOptions::KEYS.iter().find(|known| known.name == key)
 }
@@ -484,6 +521,7 @@ fn check(key: &StoreKey, value: &str) -> Result<()> {
             "always, never or offline"
         }
         Form::Url if !is_url(value) => "a URL that begins with http:// or https://",
+        Form::Locations => return split_locations(value).map(drop),
         Form::Text | Form::Url => return no_control(key.name, value),
         Form::Flag
         | Form::Duration

@@ -25,18 +25,6 @@ pub struct CacheReport {
     pub reason: Option<String>,
 }
 
-#[cfg(feature = "object")]
-impl CacheReport {
-    /// Creates the report of the cache in a directory.
-    pub(crate) fn new(directory: String, reason: Option<String>) -> Self {
-        Self {
-            directory,
-            reason,
-            ..Self::default()
-        }
-    }
-}
-
 impl CacheReport {
     /// Returns why not everything that was read is in the cache; `None` if it is.
     pub fn shortfall(&self) -> Option<String> {

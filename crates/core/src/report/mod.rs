@@ -6,6 +6,7 @@
 mod cache;
 mod counters;
 mod group;
+mod mirror;
 #[cfg(test)]
 mod tests;
 mod verification;
@@ -16,6 +17,7 @@ use std::time::Instant;
 
 pub use cache::CacheReport;
 pub use group::GroupReport;
+pub use mirror::MirrorReport;
 use serde::Serialize;
 pub use verification::{Unverified, VerificationReport, VerifiedBy};
 
@@ -183,6 +185,8 @@ declare_report! {
         pub verification: Option<VerificationReport>,
         /// Cache of objects; `None` without one.
         pub cache: Option<CacheReport>,
+        /// Mirrors and peers, in the order of the option.
+        pub mirrors: Vec<MirrorReport>,
         /// Messages for the user: fallbacks and what to do about them.
         pub notes: Vec<String>,
         ..Transfer
@@ -547,6 +551,9 @@ impl fmt::Display for Report {
         }
         if let Some(cache) = &self.cache {
             writeln!(f, "{cache}")?;
+        }
+        for mirror in &self.mirrors {
+            writeln!(f, "{mirror}")?;
         }
         self.fmt_time(f)?;
         for note in &self.notes {

@@ -38,7 +38,7 @@ pub use object::cache::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finis
 #[cfg(feature = "object")]
 pub(crate) use object::{Hedging, Receive, unversioned_note, with_retries};
 #[cfg(feature = "object")]
-pub use object::{ObjectIdentity, ObjectSource};
+pub use object::{ObjectIdentity, ObjectSite, ObjectSource};
 pub use store_probe::{ConnectionRate, StoreProbe};
 
 use crate::error::Result;

@@ -19,6 +19,7 @@ mod layouts;
 mod lifecycle;
 mod listener;
 mod loads;
+mod mirrors;
 mod network;
 mod recoveries;
 mod redirects;

@@ -9,11 +9,14 @@ pub(crate) mod cache;
 pub(crate) mod folder;
 pub(crate) mod hints;
 mod measure;
+mod mirrors;
 pub(crate) mod remote;
 pub(crate) mod store;
 
 mod opening;
 mod reading;
+mod sending;
+mod site;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,8 +26,9 @@ use std::time::{Duration, Instant};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
-use self::cache::{CacheStatistics, Entry, Question, State};
+use self::cache::{Entry, Question, State};
 use self::hints::object_hints;
+use self::mirrors::{Ends, Replica};
 use self::remote::Remote;
 use self::store::{Fault, ResponseCapture, Store};
 use super::{ReadHints, Source};
@@ -35,6 +39,7 @@ use crate::sync::retry_counter::RetryCounter;
 pub(crate) use opening::unversioned_note;
 use opening::{Sample, allows_unversioned, look, question, unversioned};
 pub(crate) use reading::Hedging;
+pub use site::ObjectSite;
 
 /// Identity of one state of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +72,9 @@ struct Opened {
     by_version: AtomicBool,
     /// Its bytes in the cache, if it is cached.
     entry: Option<Arc<Entry>>,
+    /// Its file in each mirror.
+    replicas: Vec<Replica>,
+    ends: Ends,
 }
 
 /// Receiver of the bytes and the events of a read.
@@ -176,7 +184,9 @@ impl ObjectSource {
         }
         let (meta, bytes, sample) = looked.map_err(|error| error.or_location(&location))?;
         let identity = ObjectIdentity::from_meta(&meta);
-        let opened = Self::with_identity(remote, (store, path), location, identity, sample);
+        let place = (store, path);
+        let opened = Self::with_identity(remote, place, location, identity, sample);
+        opened.0.ends.take(&bytes, opened.len());
         if let Some(entry) = opened.entry() {
             entry.keep_first(&bytes);
             if let Some(question) = &question {
@@ -193,6 +203,7 @@ impl ObjectSource {
         identity: ObjectIdentity,
         sample: Option<Sample>,
     ) -> Self {
+        let mirrors = remote.mirrors();
         let entry = remote.cache().and_then(|cache| {
             cache.entry(&location, location.remote()?, store.origin(), &identity)
         });
@@ -205,17 +216,16 @@ impl ObjectSource {
             identity,
             sample,
             entry,
+            ends: Ends::default(),
+            replicas: mirrors.map_or_else(Vec::new, |mirrors| {
+                (0..mirrors.count()).map(|_| Replica::default()).collect()
+            }),
         }))
     }
 
     /// Returns the object's bytes in the cache, if it is cached.
     pub(crate) fn entry(&self) -> Option<&Arc<Entry>> {
         self.0.entry.as_ref()
-    }
-
-    /// Returns the statistics of the cache, if there is one.
-    pub(crate) fn cache_statistics(&self) -> Option<CacheStatistics> {
-        self.0.remote.cache().map(|cache| cache.statistics())
     }
 
     /// Makes the cache forget the object: its bytes turned out to be wrong.

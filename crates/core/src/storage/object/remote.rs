@@ -16,8 +16,10 @@ use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
 
 use super::cache::{Cache, Check, check};
+use super::mirrors::Mirrors;
 use super::store::{Store, object_path};
 use crate::error::{Error, ErrorKind, Result};
+use crate::options::Location;
 use crate::options::hub_id::HubId;
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
@@ -35,15 +37,21 @@ type StoreId = (String, String, Option<String>);
 
 /// Threads for requests, and opened stores.
 pub(crate) struct Remote {
+    threads: Arc<Threads>,
+    options: StoreOptions,
+    cache: Option<Arc<Cache>>,
+    mirrors: Option<Arc<Mirrors>>,
+    stores: Mutex<HashMap<StoreId, Arc<Store>>>,
+    retry_counter: RetryCounter,
+    timeline: Timeline,
+}
+
+/// Threads for requests.
+struct Threads {
     /// `None` only while being dropped.
     runtime: Option<Runtime>,
     /// Process that the threads are in.
     process: u32,
-    options: StoreOptions,
-    cache: Option<Arc<Cache>>,
-    stores: Mutex<HashMap<StoreId, Arc<Store>>>,
-    retry_counter: RetryCounter,
-    timeline: Timeline,
 }
 
 impl Remote {
@@ -53,6 +61,15 @@ impl Remote {
     ///
     /// [`ErrorKind::OutOfMemory`] if the system starts none.
     pub(crate) fn start(options: &StoreOptions) -> Result<Arc<Self>> {
+        Self::start_for(options, &[])
+    }
+
+    /// Starts the threads, for what is at `locations` and its mirrors.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::start`]; [`ErrorKind::InvalidRequest`] for invalid options of mirrors.
+    pub(crate) fn start_for(options: &StoreOptions, locations: &[Location]) -> Result<Arc<Self>> {
         let (started, timeline) = (Instant::now(), Timeline::default());
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let runtime = Builder::new_multi_thread()
@@ -62,15 +79,40 @@ impl Remote {
             .build()
             .map_err(cannot_start)?;
         timeline.record("threads", started);
-        Ok(Arc::new(Self {
+        let threads = Threads {
             runtime: Some(runtime),
             process: std::process::id(),
+        };
+        let mut remote = Self::on(Arc::new(threads), options, timeline);
+        remote.cache = Cache::from_options(options);
+        remote.mirrors = match locations {
+            [] => None,
+            _ => Mirrors::new(&remote, options, locations)?,
+        };
+        Ok(Arc::new(remote))
+    }
+
+    fn on(threads: Arc<Threads>, options: &StoreOptions, timeline: Timeline) -> Self {
+        Self {
+            threads,
             options: options.clone(),
-            cache: Cache::from_options(options),
+            cache: None,
+            mirrors: None,
             stores: Mutex::default(),
             retry_counter: RetryCounter::default(),
             timeline,
-        }))
+        }
+    }
+
+    /// Returns other stores on the same threads, without a cache.
+    pub(super) fn beside(&self, options: &StoreOptions) -> Arc<Self> {
+        let threads = Arc::clone(&self.threads);
+        Arc::new(Self::on(threads, options, Timeline::default()))
+    }
+
+    /// Returns the mirrors, if the options name any.
+    pub(crate) fn mirrors(&self) -> Option<&Arc<Mirrors>> {
+        self.mirrors.as_ref()
     }
 
     /// Returns the counter of retries outside of reads of tensors.
@@ -130,16 +172,14 @@ impl Remote {
 
     /// Spawns `task` on the threads.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.runtime
-            .as_ref()
-            .expect("taken only in drop")
-            .spawn(task);
+        let runtime = self.threads.runtime.as_ref();
+        runtime.expect("taken only in drop").spawn(task);
     }
 
     /// Refuses forked processes, which have none of the threads; threads of the parent may hold the
     /// locks.
     fn check_process(&self) -> Result<()> {
-        if self.process == std::process::id() {
+        if self.threads.process == std::process::id() {
             return Ok(());
         }
         Err(Error::invalid_request("the checkpoint was opened before the process forked: its network threads do not exist in this process",
@@ -271,7 +311,7 @@ impl fmt::Debug for Remote {
     }
 }
 
-impl Drop for Remote {
+impl Drop for Threads {
     fn drop(&mut self) {
         // Requests in progress keep this alive through their waiting callers, so only idle
         // connections are left. This never waits, because the last owner may be one of the threads.

@@ -37,6 +37,7 @@ use super::ObjectIdentity;
 use crate::format::SUFFIX;
 use crate::options::location::RemoteUrl;
 use crate::options::{Location, StoreOptions, parse_bytes};
+use crate::report::CacheReport;
 use crate::sync::lock::Mutex;
 use crate::sync::per_process::PerProcess;
 
@@ -57,7 +58,7 @@ const CONTENTS: &str = "contents.safetensors";
 const CONTENTS_PLAIN: &str = "contents";
 
 /// Totals of all caches of this process.
-static TOTALS: PerProcess<CacheStatistics> = PerProcess::new();
+static TOTALS: PerProcess<CacheReport> = PerProcess::new();
 
 /// Cache of one opened checkpoint.
 #[derive(Debug)]
@@ -107,18 +108,8 @@ pub(crate) struct Shared {
     reason: Mutex<Option<String>>,
 }
 
-/// Statistics of a cache, since its checkpoint was opened.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct CacheStatistics {
-    pub(crate) directory: String,
-    pub(crate) written_bytes: u64,
-    pub(crate) dropped_bytes: u64,
-    pub(crate) damaged_bytes: u64,
-    pub(crate) reason: Option<String>,
-}
-
 /// Returns the counts of all caches of this process so far.
-pub(crate) fn cache_totals() -> CacheStatistics {
+pub(crate) fn cache_totals() -> CacheReport {
     TOTALS.lock().clone()
 }
 
@@ -252,10 +243,10 @@ impl Cache {
         }
     }
 
-    /// Returns the statistics so far.
-    pub(crate) fn statistics(&self) -> CacheStatistics {
+    /// Returns the report so far.
+    pub(crate) fn report(&self) -> CacheReport {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        CacheStatistics {
+        CacheReport {
             directory: self.directory.display().to_string(),
             written_bytes: count(&self.shared.written),
             dropped_bytes: count(&self.shared.dropped),

@@ -40,7 +40,7 @@ impl ObjectSource {
         to: &mut impl Receive,
     ) -> Result<()> {
         let Some(entry) = self.entry() else {
-            return self.read_remote(range, retries, hedging, to).await;
+            return self.read_anywhere(range, retries, hedging, to).await;
         };
         let (mut at, mut waits) = (range.start, Waits::default());
         while at < range.end {
@@ -59,7 +59,7 @@ impl ObjectSource {
                     };
                     let asked = bytes_of(&tiles(&wanted), entry.len());
                     let mut tee = Tee::new(to, entry, wanted.clone(), &asked, claim);
-                    let read = self.read_remote(asked, retries, hedging, &mut tee).await;
+                    let read = self.read_anywhere(asked, retries, hedging, &mut tee).await;
                     read.map_err(|error| self.without_stale_answer(error))?;
                     tee.finish();
                     at = wanted.end;

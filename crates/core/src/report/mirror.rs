@@ -1,0 +1,54 @@
+//! Report of a mirror.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::error::printable;
+use crate::options::format_bytes;
+
+/// Mirror of the checkpoint (store options `mirrors` and `peers`): statistics since the checkpoint
+/// was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct MirrorReport {
+    /// Its URL, without secrets.
+    pub location: String,
+    /// Bytes received from it.
+    pub read_bytes: u64,
+    /// Last failure: an error, other bytes than the origin's, or too little speed.
+    pub failure: Option<String>,
+    /// True if it is not used any more: it has other bytes, or failed several times.
+    pub is_dropped: bool,
+}
+
+#[cfg(feature = "object")]
+impl MirrorReport {
+    pub(crate) fn new(
+        location: String,
+        read_bytes: u64,
+        failure: Option<String>,
+        is_dropped: bool,
+    ) -> Self {
+        Self {
+            location,
+            read_bytes,
+            failure,
+            is_dropped,
+        }
+    }
+}
+
+impl fmt::Display for MirrorReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (read, location) = (format_bytes(self.read_bytes), printable(&self.location));
+        write!(f, "mirror   {read} from {location}")?;
+        if self.is_dropped {
+            f.write_str(", dropped")?;
+        }
+        match &self.failure {
+            Some(failure) => write!(f, "; {}", printable(failure)),
+            None => Ok(()),
+        }
+    }
+}

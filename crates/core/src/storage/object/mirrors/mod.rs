@@ -1,0 +1,212 @@
+//! Mirrors: other places that have the same files as the location of a load.
+//!
+//! The origin decides what is right. It is opened first, and a file of a mirror is used only if it
+//! has the origin's length, and its first and last bytes. Ranges are spread
+//! over origin and mirrors by their speed (`lanes.rs`); a mirror that fails, or has other bytes, is
+//! not used any more, and the range continues elsewhere (`reading.rs`). Peers are mirrors that each
+//! own some parts of each file: all processes ask the owner, which asks the origin once.
+
+mod lanes;
+mod reading;
+mod replica;
+
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::time::Instant;
+
+use self::lanes::{Lanes, ORIGIN, Severity, owner};
+pub(super) use self::replica::{Ends, Replica};
+use super::remote::Remote;
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::location::Protocol;
+use crate::options::{Location, StoreOptions, split_locations};
+use crate::report::MirrorReport;
+use crate::sync::lock::Mutex;
+
+/// Options that requests to mirrors obey too. Credentials and headers are for the origin only.
+const SHARED: [&str; 6] = [
+    "ca_file",
+    "tls_verify",
+    "proxy",
+    "connect_timeout",
+    "read_timeout",
+    "environment",
+];
+
+/// Retries of a request to a mirror: another place has the bytes too.
+const RETRIES: &str = "1";
+
+/// Length of the parts of a file that peers own, bytes.
+const OWNED_BYTES: u64 = 16 << 20;
+
+/// Mirrors of one opened checkpoint.
+#[derive(Debug)]
+pub(crate) struct Mirrors {
+    /// Stores of the mirrors.
+    remote: Arc<Remote>,
+    places: Vec<Location>,
+    /// True if each part of a file has an owner among the mirrors.
+    are_peers: bool,
+    /// Locations that the caller opened.
+    roots: Vec<Location>,
+    lanes: Mutex<Lanes>,
+}
+
+impl Mirrors {
+    /// Returns the mirrors that the options name, for a checkpoint at `roots`; `None` if there are
+    /// none.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for options that contradict each other. Peers whose name
+    /// cannot be resolved are left out, with a warning.
+    pub(super) fn new(
+        origin: &Remote,
+        options: &StoreOptions,
+        roots: &[Location],
+    ) -> Result<Option<Arc<Self>>> {
+        let (list, are_peers) = match (options.get("mirrors"), options.get("peers")) {
+            (None, None) => return Ok(None),
+            (Some(mirrors), None) => (mirrors, false),
+            (None, Some(peers)) => (peers, true),
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid_request(
+                    "the store options mirrors and peers exclude each other",
+                ));
+            }
+        };
+        let mut places = split_locations(list)?;
+        if are_peers {
+            let addresses: Result<Vec<_>> = places.iter().map(resolved).collect();
+            places = addresses?.into_iter().flatten().collect();
+            places.sort_by_key(Location::to_string);
+            places.dedup();
+        }
+        let mut shared = StoreOptions::new().with("retries", RETRIES)?;
+        for name in SHARED {
+            if let Some(value) = options.get(name) {
+                shared.set(name, value)?;
+            }
+        }
+        if let Some(token) = options.get("mirror_token") {
+            let is_web = |place: &Location| place.protocol() == Some(Protocol::Http);
+            if let Some(other) = places.iter().find(|place| !is_web(place)) {
+                return Err(Error::invalid_request(
+                    "the store option mirror_token is for mirrors at http:// and https:// only",
+                )
+                .with_location(other));
+            }
+            shared.set("header.authorization", format!("Bearer {token}"))?;
+        }
+        Ok(Some(Arc::new(Self {
+            remote: origin.beside(&shared),
+            lanes: Mutex::new(Lanes::new(places.len())),
+            places,
+            are_peers,
+            roots: roots.to_vec(),
+        })))
+    }
+
+    /// Returns the location of the origin's `file` in mirror `index`.
+    fn place(&self, index: usize, file: &Location) -> Location {
+        self.places[index].join(&self.name_of(file))
+    }
+
+    /// Returns the name of the origin's `file` below the location that the caller opened.
+    fn name_of(&self, file: &Location) -> String {
+        let mut below = self.roots.iter().filter_map(|root| file.below(root));
+        let name = below.find(|name| !name.is_empty());
+        name.unwrap_or_else(|| file.file_name().to_owned())
+    }
+
+    /// Returns the number of mirrors.
+    pub(super) fn count(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Returns the lane for the next request for bytes at `at` of `file`, and the end of the part
+    /// that it is for. Only lanes that `may` names are considered.
+    fn choose(&self, file: &Location, at: u64, may: impl Fn(usize) -> bool) -> (usize, u64) {
+        let (lanes, now) = (self.lanes.lock(), Instant::now());
+        if !self.are_peers {
+            return (lanes.fastest(may, now), u64::MAX);
+        }
+        let part = at / OWNED_BYTES;
+        let names: Vec<String> = self.places.iter().map(Location::to_string).collect();
+        let peers = names.iter().enumerate().map(|(at, name)| (at + 1, &**name));
+        let usable = peers.filter(|&(lane, _)| may(lane) && lanes.is_usable(lane, now));
+        let lane = owner(usable, &self.name_of(file), part).unwrap_or(ORIGIN);
+        (lane, (part + 1) * OWNED_BYTES)
+    }
+
+    fn is_usable(&self, lane: usize) -> bool {
+        self.lanes.lock().is_usable(lane, Instant::now())
+    }
+
+    /// Records a failure of a mirror.
+    fn fail(&self, lane: usize, error: &Error) {
+        let severity = match error.kind() {
+            ErrorKind::Changed | ErrorKind::PermissionDenied | ErrorKind::Unsupported => {
+                Severity::Final
+            }
+            ErrorKind::NotFound
+            | ErrorKind::InvalidFormat
+            | ErrorKind::Corrupt
+            | ErrorKind::NoSuchTensor
+            | ErrorKind::InvalidRequest
+            | ErrorKind::OutOfMemory
+            | ErrorKind::Io
+            | ErrorKind::Remote
+            | ErrorKind::Device
+            | ErrorKind::TimedOut
+            | ErrorKind::Cancelled
+            | ErrorKind::Peer => Severity::Passing,
+        };
+        let (mirror, why) = (&self.places[lane - 1], error.chain());
+        tracing::warn!(%mirror, error = why, "a mirror failed; its ranges are read elsewhere");
+        self.lanes.lock().fail(lane, &why, severity, Instant::now());
+    }
+
+    /// Returns the reports of all mirrors.
+    pub(crate) fn reports(&self) -> Vec<MirrorReport> {
+        let lanes = self.lanes.lock();
+        let numbered = self.places.iter().zip(1..);
+        numbered
+            .map(|(place, lane)| {
+                let lane = lanes.lane(lane);
+                MirrorReport::new(
+                    place.to_string(),
+                    lane.bytes,
+                    lane.failure.clone(),
+                    lane.is_dropped,
+                )
+            })
+            .collect()
+    }
+}
+
+/// Returns the URLs of all addresses of the host in a URL.
+fn resolved(peers: &Location) -> Result<Vec<Location>> {
+    let invalid = || {
+        Error::invalid_request("a peer is no plain web server")
+            .with_location(peers)
+            .with_hint("write http://NAME:PORT/PATH; certificates name no addresses")
+    };
+    let url = peers
+        .remote()
+        .filter(|url| url.scheme == "http" && url.query.is_none());
+    let url = url.ok_or_else(invalid)?;
+    let (host, port) = match url.host().rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| invalid())?),
+        _ => (url.host(), 80),
+    };
+    let found = match (host.trim_matches(['[', ']']), port).to_socket_addrs() {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!(%peers, %error, "peers are left out: their name has no address");
+            return Ok(Vec::new());
+        }
+    };
+    let urls = found.map(|address| format!("http://{address}/{}", url.path));
+    urls.map(|url| Location::parse(&url)).collect()
+}

@@ -1,0 +1,229 @@
+//! Requests a range from the origin or a mirror, and goes on elsewhere if that one fails or is much
+//! slower than the others.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::super::{Hedging, ObjectSource, Receive, Source};
+use super::Mirrors;
+use super::lanes::ORIGIN;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::retry::Retries;
+
+/// Time between two looks at the speed of a request.
+const STEP: Duration = Duration::from_millis(500);
+
+/// Time that a request may need for its rest, however slow it is: moving costs time too.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Time without a byte after which a peer is left. It may itself wait for the origin, so that its
+/// speed says little.
+const PEER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Longest wait for peers to be opened: until then the origin would be asked by every process.
+const PEERS_WAIT: Duration = Duration::from_secs(2);
+
+impl ObjectSource {
+    /// Requests `range`, which must not be empty, from wherever it is, and passes every byte of it
+    /// to `to` once and in order.
+    pub(in super::super) async fn read_anywhere(
+        &self,
+        range: Range<u64>,
+        retries: Retries,
+        hedging: Option<&Hedging>,
+        to: &mut impl Receive,
+    ) -> Result<()> {
+        let Some(mirrors) = self.remote().mirrors() else {
+            return self.read_remote(range, retries, hedging, to).await;
+        };
+        self.begin_replicas(mirrors);
+        if mirrors.are_peers {
+            self.await_replicas().await;
+        }
+        let (mut at, mut left) = (range.start, None);
+        let mut has_origin_failed = false;
+        while at < range.end {
+            let may = |lane: usize| {
+                let is_there = |index: usize| self.0.replicas[index].get().is_some();
+                left != Some(lane) && (lane == ORIGIN || is_there(lane - 1))
+            };
+            let (lane, end) = mirrors.choose(self.location(), at, may);
+            let rest = at..range.end.min(end);
+            let turn = Turn::begin(mirrors, lane);
+            let mut counted = Counted { to, turn: &turn };
+            let replica = lane.checked_sub(1).and_then(|at| self.0.replicas[at].get());
+            let reading = async {
+                match replica {
+                    // Another place has the bytes too: neither hedged nor retried for long.
+                    Some(replica) => {
+                        let retries = replica.retries();
+                        replica
+                            .read_remote(rest.clone(), retries, None, &mut counted)
+                            .await
+                    }
+                    None => {
+                        self.read_remote(rest.clone(), retries, hedging, &mut counted)
+                            .await
+                    }
+                }
+            };
+            let len = rest.end - rest.start;
+            let outcome = tokio::select! {
+                biased;
+                read = reading => Some(read),
+                () = self.outpaced(&turn, len) => None,
+            };
+            at += turn.came();
+            match outcome {
+                Some(Ok(())) => left = None,
+                Some(Err(error)) if lane == ORIGIN => {
+                    // What it says of the object is final; mirrors help where it is unreachable.
+                    let is_answer =
+                        !matches!(error.kind(), ErrorKind::Remote | ErrorKind::TimedOut);
+                    let is_alone =
+                        !(1..=mirrors.count()).any(|lane| mirrors.is_usable(lane) && may(lane));
+                    if is_answer || is_alone || has_origin_failed {
+                        return Err(error);
+                    }
+                    to.failed(&error);
+                    (left, has_origin_failed) = (Some(ORIGIN), true);
+                }
+                Some(Err(error)) => {
+                    to.failed(&error);
+                    mirrors.fail(lane, &error);
+                    left = Some(lane);
+                }
+                None => {
+                    if lane != ORIGIN {
+                        mirrors.fail(lane, &too_slow(turn.came()));
+                    }
+                    left = Some(lane);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until each peer has been opened or has failed, for a short time.
+    async fn await_replicas(&self) {
+        let begun = Instant::now();
+        let is_pending = || self.0.replicas.iter().any(super::Replica::is_pending);
+        while is_pending() && begun.elapsed() < PEERS_WAIT {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Measures a request, and returns when it should go on elsewhere.
+    async fn outpaced(&self, turn: &Turn<'_>, len: u64) {
+        let may = |lane: usize| lane == ORIGIN || self.0.replicas[lane - 1].get().is_some();
+        let (mut seen, mut moved) = (0, Instant::now());
+        let mut steps = 0_u32;
+        loop {
+            tokio::time::sleep(STEP).await;
+            let came = turn.came();
+            if turn.mirrors.are_peers {
+                if came > seen {
+                    (seen, moved) = (came, Instant::now());
+                } else if moved.elapsed() > PEER_PATIENCE {
+                    return;
+                }
+                continue;
+            }
+            let speed = per_second(came - seen, STEP);
+            (seen, steps) = (came, steps + 1);
+            let now = std::time::Instant::now();
+            let mut lanes = turn.mirrors.lanes.lock();
+            lanes.observe(turn.lane, speed, now);
+            let ends_soon = per_second(len - came, SOON) <= speed;
+            if steps > 1 && !ends_soon && lanes.is_outpaced(turn.lane, speed, may, now) {
+                return;
+            }
+        }
+    }
+}
+
+/// One request, counted from its beginning until it is dropped.
+struct Turn<'m> {
+    mirrors: &'m Arc<Mirrors>,
+    lane: usize,
+    begun: Instant,
+    came: AtomicU64,
+}
+
+impl<'m> Turn<'m> {
+    fn begin(mirrors: &'m Arc<Mirrors>, lane: usize) -> Self {
+        mirrors.lanes.lock().begin(lane);
+        Self {
+            mirrors,
+            lane,
+            begun: Instant::now(),
+            came: AtomicU64::new(0),
+        }
+    }
+
+    fn came(&self) -> u64 {
+        self.came.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let (came, took) = (self.came(), self.begun.elapsed());
+        let mut lanes = self.mirrors.lanes.lock();
+        lanes.end(self.lane, came);
+        if came > 0 {
+            let now = std::time::Instant::now();
+            lanes.observe(self.lane, per_second(came, took), now);
+        }
+    }
+}
+
+/// Receiver that counts.
+struct Counted<'a, R> {
+    to: &'a mut R,
+    turn: &'a Turn<'a>,
+}
+
+impl<R: Receive> Receive for Counted<'_, R> {
+    fn requested(&mut self, again: bool) {
+        self.to.requested(again);
+    }
+
+    fn failed(&mut self, error: &Error) {
+        self.to.failed(error);
+    }
+
+    fn stalled(&mut self, hedged: bool) {
+        self.to.stalled(hedged);
+    }
+
+    fn hedge_won(&mut self) {
+        self.to.hedge_won();
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.to.bytes(bytes);
+        self.turn
+            .came
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+    }
+
+    fn surplus(&mut self, bytes: u64) {
+        self.to.surplus(bytes);
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+fn per_second(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 / time.as_secs_f64().max(1e-6)
+}
+
+fn too_slow(came: u64) -> Error {
+    let message =
+        format!("sent only {came} bytes of a range; other places are several times faster");
+    Error::new(ErrorKind::TimedOut, message)
+}

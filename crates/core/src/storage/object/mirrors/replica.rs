@@ -1,0 +1,140 @@
+//! File of a mirror, compared with the origin's before any of its bytes is used.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use tokio::sync::OnceCell;
+
+use super::super::opening::look;
+use super::super::{Collected, ObjectIdentity, ObjectSource, Source};
+use super::Mirrors;
+use crate::crc::Crcs;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::retry::Retries;
+
+/// Bytes that are compared at each end of a file. Files with the same header have tensors at the
+/// same places; files that differ in training differ at their ends. Entity tags mean nothing to
+/// another server: they may be counters or times.
+const EDGE_BYTES: u64 = 64 << 10;
+
+/// Checksums of the ends of an object of the origin, once they are known.
+#[derive(Debug, Default)]
+pub(in super::super) struct Ends {
+    first: OnceCell<Crcs>,
+    last: OnceCell<Crcs>,
+}
+
+impl Ends {
+    /// Takes the first bytes of an object of this length, if there are enough of them.
+    pub(in super::super) fn take(&self, first: &[u8], len: u64) {
+        let end = usize::try_from(len.min(EDGE_BYTES)).unwrap_or(usize::MAX);
+        if let Some(bytes) = first.get(..end) {
+            // Known already: by a range that was read meanwhile.
+            let _ = self.first.set(Crcs::new(&[bytes]));
+        }
+    }
+}
+
+/// File of a mirror: opened once, when the first range is read.
+#[derive(Debug, Default)]
+pub(in super::super) struct Replica {
+    is_begun: AtomicBool,
+    opened: OnceLock<Option<ObjectSource>>,
+}
+
+impl Replica {
+    /// Returns the file, if it can be used.
+    pub(super) fn get(&self) -> Option<&ObjectSource> {
+        self.opened.get()?.as_ref()
+    }
+
+    /// Returns whether it is being opened.
+    pub(super) fn is_pending(&self) -> bool {
+        self.opened.get().is_none()
+    }
+}
+
+impl ObjectSource {
+    /// Begins to open the object's file in each mirror, once.
+    pub(super) fn begin_replicas(&self, mirrors: &Arc<Mirrors>) {
+        for (index, replica) in self.0.replicas.iter().enumerate() {
+            if replica.is_begun.swap(true, Ordering::Relaxed) {
+                continue;
+            }
+            let (source, mirrors) = (self.clone(), Arc::clone(mirrors));
+            tokio::spawn(async move {
+                let opened = source.open_replica(&mirrors, index).await;
+                if let Err(error) = &opened {
+                    let is_absent = error.kind() == ErrorKind::NotFound;
+                    if is_absent {
+                        tracing::info!(%error, "a mirror does not have a file");
+                    } else {
+                        mirrors.fail(index + 1, error);
+                    }
+                }
+                // Nothing else sets it.
+                let _ = source.0.replicas[index].opened.set(opened.ok());
+            });
+        }
+    }
+
+    /// Opens the object's file in a mirror.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`] if it is another one, and errors of the mirror, translated.
+    async fn open_replica(&self, mirrors: &Mirrors, index: usize) -> Result<Self> {
+        let place = mirrors.place(index, self.location());
+        let remote = &mirrors.remote;
+        let url = place.remote().ok_or_else(|| {
+            Error::invalid_request("is not in an object store").with_location(&place)
+        })?;
+        // Reads configuration files.
+        let (store, path) = tokio::task::block_in_place(|| remote.store(url))
+            .map_err(|error| error.or_location(&place))?;
+        let looked = look(remote, &store, &path, EDGE_BYTES).await;
+        let (meta, bytes, sample) = looked.map_err(|error| error.or_location(&place))?;
+        let identity = ObjectIdentity::from_meta(&meta);
+        let replica = Self::with_identity(remote, (store, path), place, identity, sample);
+        let differs = |what: String| {
+            Error::new(ErrorKind::Changed, what)
+                .with_location(replica.location())
+                .with_hint("update the mirror, or take it out of the store option mirrors")
+        };
+        if replica.len() != self.len() {
+            let (found, wanted) = (replica.len(), self.len());
+            return Err(differs(format!(
+                "has {found} bytes; the origin's file has {wanted}"
+            )));
+        }
+        let (len, ends) = (self.len(), &self.0.ends);
+        let first = 0..len.min(EDGE_BYTES);
+        let ours = ends.first.get_or_try_init(|| self.crcs(first)).await?;
+        if Crcs::new(&[&bytes]) != *ours {
+            let what = "begins with other bytes than the origin's file";
+            return Err(differs(what.to_owned()));
+        }
+        let last = len.saturating_sub(EDGE_BYTES)..len;
+        let ours = ends.last.get_or_try_init(|| self.crcs(last.clone()));
+        if *ours.await? != replica.crcs(last.clone()).await? {
+            let what = "ends with other bytes than the origin's file";
+            return Err(differs(what.to_owned()));
+        }
+        Ok(replica)
+    }
+
+    /// Returns the checksums of a range, read from this object's own store.
+    async fn crcs(&self, range: Range<u64>) -> Result<Crcs> {
+        if range.is_empty() {
+            return Ok(Crcs::new(&[]));
+        }
+        let mut collected = Collected {
+            bytes: Vec::new(),
+            retry_counter: self.remote().retry_counter().clone(),
+        };
+        self.read_remote(range, Retries::up_to(1), None, &mut collected)
+            .await?;
+        Ok(Crcs::new(&[&collected.bytes]))
+    }
+}

@@ -1,0 +1,185 @@
+//! Objects below a location, opened again and again: for a server that passes them on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::mirrors::Ends;
+use super::remote::Remote;
+use super::{ObjectSource, Opened};
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::location::Protocol;
+use crate::options::{Location, StoreOptions};
+use crate::sync::lock::Mutex;
+
+/// Time that the state of an object is taken for its present one.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// Most objects whose state is remembered.
+const OBJECTS_MAX: usize = 10_000;
+
+/// Objects below a location, or all objects of a cache.
+#[derive(Debug)]
+pub struct ObjectSite {
+    remote: Arc<Remote>,
+    /// `None` for a cache: names then begin with a scheme and an authority.
+    root: Option<Location>,
+    known: Mutex<HashMap<Location, (ObjectSource, Instant)>>,
+}
+
+impl ObjectSite {
+    /// Opens the objects at and below `location`. Sends no request.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`] if the system starts no threads.
+    pub fn below(location: &Location, options: &StoreOptions) -> Result<Self> {
+        let mut options = options.clone();
+        if options.get("cache_wait").is_none() {
+            // Left out of the cache, bytes would be requested again for the next client.
+            options.set("cache_wait", "true")?;
+        }
+        Self::new(Some(location.clone()), &options)
+    }
+
+    /// Opens the objects of the cache that `options` name. Nothing but the cache is read.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] without a cache, and those of [`Self::below`].
+    pub fn cached(options: &StoreOptions) -> Result<Self> {
+        if options.get("cache_dir").is_none() {
+            return Err(Error::invalid_request("there is no cache")
+                .with_hint("set the store option cache_dir (TLOAD_CACHE_DIR, --cache-dir)"));
+        }
+        let options = options.clone().with("cache_check", "offline")?;
+        Self::new(None, &options)
+    }
+
+    fn new(root: Option<Location>, options: &StoreOptions) -> Result<Self> {
+        Ok(Self {
+            remote: Remote::start(options)?,
+            root,
+            known: Mutex::default(),
+        })
+    }
+
+    /// Opens the object that `names` lead to: below the location, or from the scheme on.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] also for names that lead to no object of any store, and the errors
+    /// of [`ObjectSource::at`].
+    pub fn open(&self, names: &[&str]) -> Result<ObjectSource> {
+        let not_found = || Error::new(ErrorKind::NotFound, "not found");
+        let location = self.locate(names).ok_or_else(not_found)?;
+        let now = Instant::now();
+        if let Some((object, _)) = self
+            .known
+            .lock()
+            .get(&location)
+            .filter(|(_, opened)| now.saturating_duration_since(*opened) < FRESH)
+        {
+            return Ok(object.again());
+        }
+        let deadline = self.remote.open_deadline();
+        let (object, _) = ObjectSource::open(&self.remote, &location, 1, deadline)?;
+        object.require_versioned()?;
+        let mut known = self.known.lock();
+        if known.len() >= OBJECTS_MAX {
+            known.clear();
+        }
+        // Without its entry in the cache, which must not be kept from eviction.
+        known.insert(location, (object.without_entry(), now));
+        Ok(object)
+    }
+
+    fn locate(&self, names: &[&str]) -> Option<Location> {
+        if let Some(root) = &self.root {
+            let is_file = root.has_extension("safetensors") || root.has_extension("json");
+            return match names {
+                [] => None,
+                [name] if is_file => (*name == root.file_name()).then(|| root.clone()),
+                _ if is_file => None,
+                _ => Some(root.join(&names.join("/"))),
+            };
+        }
+        let (scheme, names) = names.split_first()?;
+        let of_root = match (*scheme, names) {
+            ("hf", [owner, model, _, ..]) => format!("hf://{owner}/{model}"),
+            (_, [authority, _, ..]) => format!("{scheme}://{authority}"),
+            _ => return None,
+        };
+        let root = Location::parse(&of_root).ok()?;
+        let is_known = !matches!(root.protocol()?, Protocol::Custom) && !root.has_secret();
+        let skipped = if *scheme == "hf" { 2 } else { 1 };
+        is_known.then(|| root.join(&names[skipped..].join("/")))
+    }
+}
+
+impl ObjectSource {
+    /// Returns the same state of the object, opened anew in the cache: its requests and those of
+    /// others in this process exclude each other like those of other processes.
+    fn again(&self) -> Self {
+        let place = (Arc::clone(&self.0.store), self.0.path.clone());
+        let (location, identity) = (self.0.location.clone(), self.0.identity.clone());
+        Self::with_identity(&self.0.remote, place, location, identity, self.0.sample)
+    }
+
+    /// Returns the same state of the object, without its bytes in the cache.
+    fn without_entry(&self) -> Self {
+        let opened = &self.0;
+        Self(Arc::new(Opened {
+            location: opened.location.clone(),
+            remote: Arc::clone(&opened.remote),
+            store: Arc::clone(&opened.store),
+            path: opened.path.clone(),
+            by_version: AtomicBool::new(opened.by_version.load(Ordering::Relaxed)),
+            identity: opened.identity.clone(),
+            sample: opened.sample,
+            entry: None,
+            replicas: Vec::new(),
+            ends: Ends::default(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_below_the_location_or_from_the_scheme_on() {
+        let located = |root: Option<&str>, names: &[&str]| {
+            let root = root.map(|root| Location::parse(root).expect("a URL"));
+            let site = ObjectSite::new(root, &StoreOptions::new()).expect("starts");
+            site.locate(names).map(|location| location.to_string())
+        };
+        let found = |root, names: &[&str]| located(root, names).unwrap_or_default();
+        assert_eq!(
+            found(Some("s3://b/m"), &["a", "x.json"]),
+            "s3://b/m/a/x.json"
+        );
+        let file = Some("s3://b/m/x.safetensors");
+        assert_eq!(found(file, &["x.safetensors"]), "s3://b/m/x.safetensors");
+        assert_eq!(located(file, &["y.safetensors"]), None);
+        assert_eq!(located(Some("s3://b/m"), &[]), None);
+        assert_eq!(found(None, &["s3", "b", "m", "x"]), "s3://b/m/x");
+        assert_eq!(found(None, &["hf", "o", "m@v1", "x"]), "hf://o/m@v1/x");
+        assert_eq!(found(None, &["http", "h:80", "a b"]), "http://h:80/a%20b");
+        for names in [
+            &["s3", "b"][..],
+            &["file", "etc", "x"],
+            &["store", "b", "x"],
+            &["hf", "o", "m"],
+            &[],
+        ] {
+            assert_eq!(located(None, names), None, "{names:?}");
+        }
+        // Neither a user nor a way out of the bucket.
+        for names in [&["http", "u:p@h", "x"][..], &["s3", "", "x"]] {
+            assert_eq!(located(None, names), None, "{names:?}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Mirrors and peers: ranges come from wherever they come fast, and never a byte that the origin
+//! does not have.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tload::{Checkpoint, ErrorKind, MirrorReport, Report, StoreOptions, Tensor};
+use tload_testbed::{Fault, FaultyServer, Nginx, Operation, Rule, require};
+
+use crate::fixtures::{assert_all, even, in_file_order, load};
+use crate::sites::{Site, faulty_at, versitygw};
+
+const KEY: &str = "m/model.safetensors";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Returns a file of 24 MiB.
+fn file() -> Vec<u8> {
+    even("t", 7, 12, 2 << 20)
+}
+
+/// An origin that has the file.
+fn origin(file: &[u8]) -> (Arc<FaultyServer>, Site) {
+    let server = Arc::new(FaultyServer::start());
+    let site = faulty_at(&server);
+    site.put(KEY, file);
+    (server, site)
+}
+
+/// A mirror that has `file` under the name that the origin's file has below `m`.
+fn mirror(file: &[u8]) -> FaultyServer {
+    let server = FaultyServer::start();
+    server.put("copy/model.safetensors", file);
+    server
+}
+
+fn place(server: &FaultyServer) -> String {
+    format!("{}/copy", server.url())
+}
+
+fn with(site: &Site, pairs: &[(&str, &str)]) -> StoreOptions {
+    let mut options = site.options.clone();
+    for (name, value) in pairs {
+        options.set(name, *value).expect("an option");
+    }
+    options
+}
+
+fn open(site: &Site, options: &StoreOptions) -> Checkpoint {
+    Checkpoint::open_with(&site.location("m"), options).expect("opens")
+}
+
+fn all(checkpoint: &Checkpoint) -> (Vec<Tensor>, Report) {
+    load(checkpoint, in_file_order()).expect("loads")
+}
+
+/// Loads again and again, until the report of the only mirror is as wanted.
+fn load_until(
+    checkpoint: &Checkpoint,
+    file: &[u8],
+    is_enough: impl Fn(&MirrorReport) -> bool,
+) -> MirrorReport {
+    let begun = Instant::now();
+    loop {
+        let (tensors, report) = all(checkpoint);
+        assert_all(&tensors, &[file]);
+        assert_eq!(report.mirrors.len(), 1);
+        let mirror = &report.mirrors[0];
+        if is_enough(mirror) {
+            return mirror.clone();
+        }
+        assert!(begun.elapsed() < PATIENCE, "{report}");
+    }
+}
+
+/// Requests for objects that were answered without a fault.
+fn served(server: &FaultyServer) -> usize {
+    let requests = server.requests();
+    let good = requests
+        .iter()
+        .filter(|it| it.operation == Operation::Get && !it.faulted);
+    good.count()
+}
+
+#[test]
+fn mirror_serves_what_the_origin_does_not_send() {
+    let file = file();
+    let (server, site) = origin(&file);
+    let mirror = mirror(&file);
+    let options = with(&site, &[("mirrors", &place(&mirror))]);
+    let checkpoint = open(&site, &options);
+    load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    server.fault(Rule::always(Fault::StallHeaders).on(Operation::Get));
+    let (tensors, report) = all(&checkpoint);
+    assert_all(&tensors, &[&file]);
+    assert!(report.mirrors[0].read_bytes > 24 << 20, "{report}");
+    assert_eq!(report.mirrors[0].failure, None);
+    assert!(report.to_string().contains("mirror   "), "{report}");
+    server.clear_faults();
+}
+
+#[test]
+fn mirror_takes_over_from_an_origin_that_fails() {
+    let file = file();
+    let (server, site) = origin(&file);
+    let mirror = mirror(&file);
+    let options = with(&site, &[("mirrors", &place(&mirror)), ("retries", "1")]);
+    let checkpoint = open(&site, &options);
+    load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    server.fault(Rule::always(Fault::status(500, "InternalError")).on(Operation::Get));
+    // The last request of a load asks whether the object is still the one that was opened.
+    let error = load(&checkpoint, in_file_order()).err();
+    assert!(error.is_none_or(|error| error.kind() == ErrorKind::Remote));
+}
+
+#[test]
+fn files_with_another_etag_are_compared() {
+    let (Some(site), Some(nginx)) = (versitygw(), require(Nginx::start())) else {
+        return;
+    };
+    let file = file();
+    site.put(KEY, &file);
+    nginx.put("copy/model.safetensors", &file).expect("a file");
+    let place = format!("{}/copy", nginx.url());
+    let checkpoint = open(&site, &with(&site, &[("mirrors", &place)]));
+    let mirror = load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    assert_eq!((mirror.failure, mirror.is_dropped), (None, false));
+}
+
+#[test]
+fn mirror_with_other_bytes_is_dropped_and_named() {
+    let file = file();
+    let mut header = file.clone();
+    header[9] ^= 1;
+    let mut tail = file.clone();
+    *tail.last_mut().expect("bytes") ^= 1;
+    for (other, wanted) in [
+        (&file[..file.len() - 1], "bytes; the origin's file has"),
+        (&header, "begins with other bytes"),
+        (&tail, "ends with other bytes"),
+    ] {
+        let (_server, site) = origin(&file);
+        let mirror = mirror(other);
+        let place = place(&mirror);
+        let checkpoint = open(&site, &with(&site, &[("mirrors", &place)]));
+        let report = load_until(&checkpoint, &file, |mirror| mirror.is_dropped);
+        let failure = report.failure.expect("a failure");
+        assert!(failure.contains(wanted), "{failure}");
+        assert_eq!((&report.location, report.read_bytes), (&place, 0));
+    }
+}
+
+#[test]
+fn mirror_that_changes_or_cuts_is_left() {
+    let file = file();
+    for fault in [
+        Fault::CutBody(100_000),
+        Fault::ResetBeforeHeaders,
+        Fault::status(403, "AccessDenied"),
+        Fault::ChangeBefore(even("u", 9, 12, 2 << 20)),
+        Fault::LongBody(5),
+        Fault::IgnoreRange,
+        Fault::WrongContentRange(1),
+    ] {
+        let (_server, site) = origin(&file);
+        let mirror = mirror(&file);
+        let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&mirror))]));
+        let shown = fault.to_string();
+        load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+        mirror.fault(Rule::always(fault).on(Operation::Get));
+        let report = load_until(&checkpoint, &file, |mirror| mirror.failure.is_some());
+        assert!(report.failure.is_some(), "{shown}");
+    }
+}
+
+#[test]
+fn dripping_mirror_is_left_within_the_range() {
+    let file = file();
+    let (_server, site) = origin(&file);
+    let mirror = mirror(&file);
+    let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&mirror))]));
+    load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    let pause = Duration::from_millis(100);
+    mirror.fault(Rule::always(Fault::Drip { bytes: 10, pause }).on(Operation::Get));
+    let report = load_until(&checkpoint, &file, |mirror| mirror.failure.is_some());
+    let failure = report.failure.expect("it was too slow");
+    assert!(failure.contains("several times faster"), "{failure}");
+    mirror.clear_faults();
+}
+
+#[test]
+fn unreachable_mirror_costs_nothing() {
+    let file = file();
+    let (_server, site) = origin(&file);
+    let gone = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.local_addr().expect("bound")
+    };
+    let place = format!("http://{gone}/copy");
+    let checkpoint = open(&site, &with(&site, &[("mirrors", &place)]));
+    let report = load_until(&checkpoint, &file, |mirror| mirror.failure.is_some());
+    assert_eq!(report.read_bytes, 0);
+}
+
+#[test]
+fn credentials_stay_with_the_origin() {
+    let file = file();
+    let (_server, site) = origin(&file);
+    let mirror = mirror(&file);
+    let options = with(
+        &site,
+        &[
+            ("header.x-team", "hunter2"),
+            ("mirrors", &place(&mirror)),
+            ("mirror_token", "for-mirrors"),
+        ],
+    );
+    let shown = format!("{options:?}");
+    assert!(!shown.contains("hunter2") && !shown.contains("for-mirrors"));
+    let checkpoint = open(&site, &options);
+    load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    for request in mirror.requests() {
+        let headers = &request.headers;
+        assert_eq!(headers["authorization"], "Bearer for-mirrors");
+        let text = format!("{headers:?}");
+        assert!(
+            !text.contains("hunter2") && !text.contains("testtest"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn every_part_comes_from_its_owner() {
+    // Five parts.
+    let file = even("t", 8, 10, 8 << 20);
+    let (server, site) = origin(&file);
+    let mirrors = [(); 3].map(|()| mirror(&file));
+    let peers = mirrors.each_ref().map(place).join(",");
+    let options = with(&site, &[("peers", &peers)]);
+    let ask = || {
+        let checkpoint = open(&site, &options);
+        let header = served(&server);
+        let (tensors, report) = all(&checkpoint);
+        assert_all(&tensors, &[&file]);
+        // At the end one request asks whether the object is still the same.
+        assert!(served(&server) <= header + 1, "{:?}", server.requests());
+        report
+            .mirrors
+            .iter()
+            .map(|it| it.read_bytes)
+            .collect::<Vec<_>>()
+    };
+    let (first, second) = (ask(), ask());
+    assert_eq!(first, second, "every process asks the same peers");
+    assert!(first.iter().sum::<u64>() >= 80 << 20, "{first:?}");
+    // The parts of a peer that is gone have other owners.
+    mirrors[0].fault(Rule::always(Fault::ResetBeforeHeaders));
+    let third = ask();
+    assert_eq!(
+        third.iter().filter(|bytes| **bytes > 0).count(),
+        2,
+        "{third:?}"
+    );
+}
+
+#[test]
+fn contradictory_and_invalid_options_are_refused() {
+    let site = faulty_at(&Arc::new(FaultyServer::start()));
+    for place in ["", "/models", "ftp://h/x", "http://h/a,,http://h/b"] {
+        let set = site.options.clone().with("mirrors", place);
+        let error = set.expect_err(place);
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{place}");
+    }
+    let file = file();
+    let (_server, site) = origin(&file);
+    for (pairs, wanted) in [
+        (
+            &[("mirrors", "http://h/a"), ("peers", "http://h/a")][..],
+            "exclude each other",
+        ),
+        (
+            &[("mirrors", "s3://b/a"), ("mirror_token", "t")],
+            "mirror_token",
+        ),
+        (&[("peers", "https://h/a")], "no plain web server"),
+    ] {
+        let options = with(&site, pairs);
+        let error = Checkpoint::open_with(&site.location("m"), &options).expect_err(wanted);
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+}
