@@ -287,7 +287,8 @@ pub(crate) fn preset(arg: PresetArg) -> Preset {
 pub(crate) fn serve(args: &ServeArgs) -> Result<Settings> {
     let certificate = args.tls_cert.clone();
     Ok(Settings {
-        location: location(&args.location)?,
+        location: args.location.as_deref().map(location).transpose()?,
+        store: store(&args.store)?,
         listen: args.listen.clone(),
         token_file: args.token_file.clone(),
         tls: certificate.zip(args.tls_key.clone()),

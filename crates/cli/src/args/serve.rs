@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Serve a directory or file over HTTP, read-only.
+use super::store::StoreArgs;
+
+/// Serve a directory, a file or objects over HTTP, read-only.
 ///
 /// Browsers, curl and the other commands of tload can read from it: it answers ranges and
 /// conditional requests. Runs until it is interrupted.
@@ -15,11 +17,20 @@ links are followed if they stay in DIR. GET / and other directories have a list,
 ?format=json or the header Accept: application/json, in JSON. GET /metrics has counters in the
 format of Prometheus. Everything else is a file.
 
-A file that changes while it is sent ends the connection: replace files by renaming new ones.")]
+A file that changes while it is sent ends the connection: replace files by renaming new ones.
+
+Objects below a URL are passed on, through the cache if there is one (--cache-dir), so that many
+machines ask the store once. --cache serves what the cache has and asks no store; paths begin with
+scheme and bucket: /s3/models/llama/model.safetensors. Neither has lists.")]
 pub(crate) struct ServeArgs {
-    /// Directory or file to serve
-    #[arg(value_name = "DIR")]
-    pub(crate) location: OsString,
+    /// Directory, file or URL to serve
+    #[arg(value_name = "LOCATION", required_unless_present = "cache")]
+    pub(crate) location: Option<OsString>,
+    /// Serve the objects in the cache
+    #[arg(long, conflicts_with = "location")]
+    pub(crate) cache: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
     /// Address and port to listen on; port 0 chooses a free one. 0.0.0.0:8080 listens on all
     /// addresses of the machine
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]

@@ -13,7 +13,10 @@ use crate::serve::Listening;
 pub(crate) fn run(args: &ServeArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let settings = options::serve(args)?;
     let listening = Listening::start(&settings)?;
-    let location = printable(&settings.location.to_string());
+    let location = match &settings.location {
+        Some(location) => printable(&location.to_string()),
+        None => "the cache".to_owned(),
+    };
     if !listening.address().ip().is_loopback() {
         let address = listening.address();
         if settings.token_file.is_none() {

@@ -1,7 +1,7 @@
 //! The response to each request: authorization, methods, metrics, lists and files.
 
 use std::ffi::OsStr;
-use std::fs::{File, Metadata};
+use std::ops::Range;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -11,6 +11,7 @@ use tload::{Error, ErrorKind};
 
 use super::condition::{self, Verdict};
 use super::listing::{self, Entry};
+use super::objects::Objects;
 use super::range::Extent;
 use super::request::Request;
 use super::response::{Body, Response};
@@ -25,8 +26,15 @@ pub(super) const METRICS: &str = "/metrics";
 /// Parts of the server that responses are made of.
 #[derive(Debug)]
 pub(super) struct Site {
-    pub(super) tree: Tree,
+    pub(super) served: Served,
     pub(super) token: Option<Token>,
+}
+
+/// Content of a server.
+#[derive(Debug)]
+pub(super) enum Served {
+    Files(Tree),
+    Objects(Objects),
 }
 
 impl Site {
@@ -54,8 +62,24 @@ impl Site {
         let Some(target) = Target::parse(request.uri.path()) else {
             return Response::plain(StatusCode::NOT_FOUND);
         };
-        match self.tree.find(&target) {
-            Ok(Found::File(file, metadata)) => content(request, now, &target, file, &metadata),
+        let tree = match &self.served {
+            Served::Files(tree) => tree,
+            Served::Objects(objects) => {
+                return match objects.find(&target) {
+                    Ok((object, version)) => content(request, now, &target, version, |_, range| {
+                        Body::Object(object, range)
+                    }),
+                    Err(error) => failed(&error),
+                };
+            }
+        };
+        match tree.find(&target) {
+            Ok(Found::File(file, metadata)) => {
+                let version = Version::new(&metadata);
+                content(request, now, &target, version, |version, range| {
+                    Body::File(file, version, range)
+                })
+            }
             Ok(Found::Directory(entries)) => list(request, &target, &entries),
             Ok(Found::NeedsSlash) => Response::plain(StatusCode::MOVED_PERMANENTLY)
                 .with("Location", moved(&target, request.uri.query())),
@@ -64,15 +88,14 @@ impl Site {
     }
 }
 
-/// Returns the response for a file.
+/// Returns the response for a file or an object.
 fn content(
     request: &Request,
     now: SystemTime,
     target: &Target,
-    file: File,
-    metadata: &Metadata,
+    version: Version,
+    body: impl FnOnce(Version, Range<u64>) -> Body,
 ) -> Response {
-    let version = Version::new(metadata);
     let headers = &request.headers;
     let described = |response: Response| {
         response
@@ -110,7 +133,7 @@ fn content(
         let (first, last) = (range.start, range.end - 1);
         response = response.with("Content-Range", format!("bytes {first}-{last}/{len}"));
     }
-    response.body = Body::File(file, version, range);
+    response.body = body(version, range);
     response
 }
 
@@ -186,6 +209,8 @@ fn failed(error: &Error) -> Response {
             Response::plain(StatusCode::NOT_FOUND)
         }
         (ErrorKind::PermissionDenied, _) => Response::plain(StatusCode::FORBIDDEN),
+        (ErrorKind::TimedOut, _) => Response::plain(StatusCode::GATEWAY_TIMEOUT),
+        (ErrorKind::Remote, _) => Response::plain(StatusCode::BAD_GATEWAY),
         _ => Response::plain(StatusCode::INTERNAL_SERVER_ERROR),
     }
 }

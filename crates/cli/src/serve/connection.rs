@@ -148,7 +148,9 @@ impl<'a> Connection<'a> {
             Err(ended) => {
                 let metrics = &server.metrics;
                 let counter = match ended {
-                    Ended::Changed | Ended::Unreadable(_) => &metrics.changed_files,
+                    Ended::Changed | Ended::Unreadable(_) | Ended::Store(_) => {
+                        &metrics.changed_files
+                    }
                     Ended::Client(_) => &metrics.unfinished,
                 };
                 counter.fetch_add(1, Ordering::Relaxed);
@@ -183,6 +185,9 @@ impl<'a> Connection<'a> {
             };
             transfer.run(&mut self.transport, &mut self.buffer)?;
         }
+        if let (Body::Object(object, range), true) = (&response.body, with_body) {
+            object.send(range.clone(), &mut self.transport, &metrics.sent_bytes)?;
+        }
         Ok(())
     }
 
@@ -210,6 +215,9 @@ fn log(request: &Request, response: &Response, ended: Option<&Ended>) {
     match ended {
         None => tracing::info!("{method} {path}: {status}, {bytes} bytes"),
         Some(Ended::Changed) => tracing::warn!("{method} {path}: ended early, the file changed"),
+        Some(Ended::Store(error)) => {
+            tracing::warn!("{method} {path}: ended early, {}", error.chain());
+        }
         Some(Ended::Unreadable(error)) => {
             tracing::warn!("{method} {path}: ended early, the file cannot be read: {error}");
         }

@@ -1,9 +1,9 @@
-//! `tload serve`: files over HTTP, read-only.
+//! `tload serve`: files and objects over HTTP, read-only.
 //!
 //! ```text
 //! listener ─▶ connections (limit) ─▶ a thread per connection:
 //!   request ─▶ answer: token, method, target ─▶ tree (confined) ─▶ condition, range ─▶ response
-//!                                                                    transmit ─▶ socket, tls
+//!                                             └▶ objects               transmit ─▶ socket, tls
 //! ```
 //!
 //! Threads, because `sendfile(2)` blocks: an asynchronous server would have to copy each file
@@ -16,6 +16,11 @@ mod connection;
 mod connections;
 mod listing;
 mod metrics;
+#[cfg(feature = "object")]
+mod objects;
+#[cfg(not(feature = "object"))]
+#[path = "no_objects.rs"]
+mod objects;
 mod range;
 mod request;
 mod response;
@@ -40,12 +45,13 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tload::{Error, ErrorKind, Location, Result};
+use tload::{Error, ErrorKind, Location, Result, StoreOptions};
 
-use self::answer::Site;
+use self::answer::{Served, Site};
 use self::connection::Connection;
 use self::connections::{Admission, Connections};
 use self::metrics::Metrics;
+use self::objects::Objects;
 use self::tls::Tls;
 use self::token::Token;
 use self::tree::Tree;
@@ -61,7 +67,9 @@ const STOP_GRACE: Duration = Duration::from_secs(1);
 /// Settings of a server.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) location: Location,
+    /// `None` for the objects in the cache.
+    pub(crate) location: Option<Location>,
+    pub(crate) store: StoreOptions,
     pub(crate) listen: String,
     pub(crate) token_file: Option<PathBuf>,
     /// Certificate and key.
@@ -91,7 +99,10 @@ struct Server {
 impl Listening {
     /// Reads all files that `settings` name, and begins to listen.
     pub(crate) fn start(settings: &Settings) -> Result<Self> {
-        let tree = Tree::open(&settings.location)?;
+        let served = match &settings.location {
+            Some(local) if local.as_path().is_some() => Served::Files(Tree::open(local)?),
+            location => Served::Objects(Objects::open(location.as_ref(), &settings.store)?),
+        };
         let token = settings
             .token_file
             .as_deref()
@@ -107,7 +118,7 @@ impl Listening {
             address: listener.local_addr().map_err(listening)?,
             listener,
             server: Arc::new(Server {
-                site: Site { tree, token },
+                site: Site { served, token },
                 tls: tls.transpose()?,
                 client_timeout: settings.client_timeout,
                 connections: Arc::new(Connections::new(settings.max_connections)),

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use http::StatusCode;
 
+use super::objects::Object;
 use super::version::Version;
 
 /// Value of the header `Server`.
@@ -25,6 +26,7 @@ pub(super) enum Body {
     None,
     Text(String),
     File(File, Version, Range<u64>),
+    Object(Object, Range<u64>),
 }
 
 impl Response {
@@ -52,7 +54,7 @@ impl Response {
         match &self.body {
             Body::None => 0,
             Body::Text(text) => text.len() as u64,
-            Body::File(_, _, range) => range.end - range.start,
+            Body::File(_, _, range) | Body::Object(_, range) => range.end - range.start,
         }
     }
 

@@ -13,6 +13,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tload::Error;
+
 use super::socket::{Socket, Transport};
 use super::version::Version;
 
@@ -33,6 +35,12 @@ pub(super) enum Ended {
     Changed,
     /// The file cannot be read.
     Unreadable(io::Error),
+    /// The object cannot be read.
+    #[cfg_attr(
+        not(feature = "object"),
+        expect(dead_code, reason = "only objects come from a store")
+    )]
+    Store(Error),
     /// The client closed the connection, or takes nothing.
     Client(io::Error),
 }

@@ -32,12 +32,7 @@ pub(super) enum Found {
 
 impl Tree {
     pub(super) fn open(location: &Location) -> Result<Self> {
-        let Some(path) = location.as_path() else {
-            let message = "only local files and directories can be served";
-            return Err(Error::new(ErrorKind::Unsupported, message)
-                .with_location(location)
-                .with_hint("copy it into a directory (tload cp), and serve that"));
-        };
+        let path = location.as_path().unwrap_or_else(|| Path::new(""));
         // Absolute, so that it stays the same if the process changes its working directory.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let root = ConfinedDir::open(location)?;

@@ -30,6 +30,19 @@ impl Version {
         Self::from_state([1, 2, len, seconds.cast_unsigned(), nanos.cast_unsigned()])
     }
 
+    /// Returns the version of an object of `len` bytes, with its own entity tag if that is a strong
+    /// one. `modified` is in seconds since 1970.
+    #[cfg(feature = "object")]
+    pub(super) fn of_object(len: u64, tag: Option<&str>, modified: i64) -> Self {
+        let version = Self::from_state([0, 0, len, modified.cast_unsigned(), 0]);
+        let tag = tag.filter(|tag| tag.starts_with('"') && !tag.contains(','));
+        Self {
+            // Passed on, so that a client can compare it with its own store's.
+            tag: tag.map_or_else(|| version.tag.clone(), str::to_owned),
+            ..version
+        }
+    }
+
     fn from_state(state: [u64; 5]) -> Self {
         let mut digest = Sha256::new();
         for number in state {

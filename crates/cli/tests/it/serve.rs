@@ -573,10 +573,12 @@ fn errors_say_what_to_do() {
         ),
         (&[root, "--tls-cert", gone], 2, &["--tls-key"]),
         (
-            &["s3://bucket/model"],
-            7,
-            &["s3://bucket/model", "only local files", "tload cp"],
+            &["--cache"],
+            2,
+            &["there is no cache", "hint: ", "--cache-dir"],
         ),
+        (&["--cache", root], 2, &["--cache"]),
+        (&[], 2, &["LOCATION"]),
         (&[root, "--max-connections", "0"], 2, &["--max-connections"]),
         (
             &[root, "--client-timeout", "soon"],

@@ -151,3 +151,89 @@ fn checkpoint_is_loaded_over_tls() {
         assert!(stderr(&output).contains(wanted), "{}", stderr(&output));
     }
 }
+
+/// Returns how many bytes of files a server has sent.
+fn sent(server: &Server) -> u64 {
+    server.metric("tload_serve_sent_bytes_total")
+}
+
+#[test]
+fn objects_are_passed_on_and_served_from_the_cache() {
+    let (folder, wanted) = checkpoint();
+    let origin = Server::start(folder.path(), &[]);
+    let url = format!("{}/model", origin.url);
+    let cache = folder.path().join("cache");
+    let cache = ["--cache-dir", cache.to_str().unwrap()];
+    let middle = Server::start(Path::new(&url), &cache);
+    assert_eq!(digest(&middle.url, &["--verify=require"]), wanted);
+    let before = sent(&origin);
+    assert_eq!(digest(&middle.url, &[]), wanted);
+    assert!(
+        sent(&origin) < before + (1 << 20),
+        "the second time from the cache"
+    );
+    let name = "model-00001-of-00003.safetensors";
+    let path = format!("/{name}");
+    // Ranges and conditions are those of the origin's version.
+    let reply = middle.ask("GET", &path, &["Range: bytes=5-9"]);
+    assert_eq!((reply.status, reply.body.len()), (206, 5));
+    let tag = reply.headers["etag"].clone();
+    assert_eq!(
+        origin.ask("HEAD", &format!("/model{path}"), &[]).headers["etag"],
+        tag
+    );
+    let other = middle.ask("GET", &path, &["If-Match: \"other\""]);
+    assert_eq!(other.status, 412);
+    for path in ["/", "/gone", "/../model", &format!("{path}/")] {
+        assert_eq!(middle.get(path).status, 404, "{path}");
+    }
+    // Without the origin: an error of the gateway, and the cache alone.
+    let authority = origin.url.split("//").nth(1).unwrap().to_owned();
+    drop(origin);
+    let serving = Server::start(Path::new("--cache"), &cache);
+    let model = format!("{}/http/{authority}/model", serving.url);
+    assert_eq!(digest(&model, &[]), wanted);
+    for path in [
+        format!("/http/{authority}/model/gone"),
+        format!("/http/{authority}"),
+        "/file/etc/passwd".to_owned(),
+    ] {
+        assert_eq!(serving.get(&path).status, 404, "{path}");
+    }
+}
+
+#[test]
+fn peers_fetch_each_byte_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let model = model.to_str().unwrap();
+    succeed(["synth", model, "--size", "96MiB", "--shards", "1"]);
+    let wanted = digest(model, &[]);
+    let origin = Server::start(folder.path(), &[]);
+    let url = format!("{}/model/model.safetensors", origin.url);
+    let peers: Vec<_> = (0..2)
+        .map(|number| {
+            let cache = folder.path().join(format!("cache{number}"));
+            let cache = ["--cache-dir", cache.to_str().unwrap()];
+            Server::start(Path::new(&format!("{}/model", origin.url)), &cache)
+        })
+        .collect();
+    let list = peers
+        .iter()
+        .map(|peer| peer.url.as_str())
+        .collect::<Vec<_>>();
+    let peers_option = format!("peers={}", list.join(","));
+    let digests = std::thread::scope(|scope| {
+        let load = || digest(&url, &["--store", &peers_option]);
+        let loads: Vec<_> = (0..4).map(|_| scope.spawn(load)).collect();
+        loads
+            .into_iter()
+            .map(|load| load.join().unwrap())
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(digests, [&*wanted; 4]);
+    // Beside the tensors, each load asks the origin for header and ends.
+    let (size, asked) = (96 << 20, sent(&origin));
+    assert!(asked < size + size / 10, "{asked} bytes of {size}");
+    assert!(peers.iter().map(sent).sum::<u64>() >= 4 * size);
+}

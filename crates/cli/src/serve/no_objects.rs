@@ -1,0 +1,44 @@
+//! Stands in for `objects.rs` in builds without object stores.
+
+use std::convert::Infallible;
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+
+use tload::{Error, ErrorKind, Location, Result, StoreOptions};
+
+use super::socket::Transport;
+use super::target::Target;
+use super::transmit::Ended;
+use super::version::Version;
+
+#[derive(Debug)]
+pub(super) struct Objects(Infallible);
+
+#[derive(Debug)]
+pub(super) struct Object(Infallible);
+
+impl Objects {
+    pub(super) fn open(location: Option<&Location>, _store: &StoreOptions) -> Result<Self> {
+        let message = "this build does not support object stores";
+        let error = Error::new(ErrorKind::Unsupported, message);
+        Err(match location {
+            Some(location) => error.with_location(location),
+            None => error,
+        })
+    }
+
+    pub(super) fn find(&self, _target: &Target) -> Result<(Object, Version)> {
+        match self.0 {}
+    }
+}
+
+impl Object {
+    pub(super) fn send(
+        &self,
+        _range: Range<u64>,
+        _to: &mut Transport,
+        _sent_bytes: &AtomicU64,
+    ) -> std::result::Result<(), Ended> {
+        match self.0 {}
+    }
+}

@@ -1,0 +1,95 @@
+//! Objects that are served: below a URL, or in the cache.
+
+use std::io::{self, Write};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tload::storage::{ObjectSite, ObjectSource};
+use tload::{Error, ErrorKind, Location, Result, StoreOptions};
+
+use super::socket::Transport;
+use super::target::Target;
+use super::transmit::Ended;
+use super::version::Version;
+
+/// Objects that are served.
+#[derive(Debug)]
+pub(super) struct Objects(ObjectSite);
+
+/// Object that is sent.
+#[derive(Debug)]
+pub(super) struct Object(ObjectSource);
+
+impl Objects {
+    /// Opens what is below `location`, or what is in the cache.
+    pub(super) fn open(location: Option<&Location>, store: &StoreOptions) -> Result<Self> {
+        let site = match location {
+            Some(location) => ObjectSite::below(location, store),
+            None => ObjectSite::cached(store),
+        };
+        site.map(Self)
+    }
+
+    /// Finds the object that `target` names, and its version.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] for directories too, and the errors of the store.
+    pub(super) fn find(&self, target: &Target) -> Result<(Object, Version)> {
+        let names: Option<Vec<&str>> = target.components.iter().map(|it| it.to_str()).collect();
+        let names = names.filter(|_| !target.is_directory);
+        let names = names.ok_or_else(|| Error::new(ErrorKind::NotFound, "not found"))?;
+        let object = self.0.open(&names)?;
+        let identity = object.identity();
+        let version =
+            Version::of_object(identity.len, identity.e_tag.as_deref(), identity.modified);
+        Ok((Object(object), version))
+    }
+}
+
+impl Object {
+    /// Sends a range to a client.
+    pub(super) fn send(
+        &self,
+        range: Range<u64>,
+        to: &mut Transport,
+        sent_bytes: &AtomicU64,
+    ) -> std::result::Result<(), Ended> {
+        let mut counted = Counted {
+            to,
+            sent_bytes,
+            failed: None,
+        };
+        let copied = self.0.copy_to(range, &mut counted);
+        match (counted.failed, copied) {
+            (Some(error), _) => Err(Ended::Client(error)),
+            (None, Err(error)) => Err(Ended::Store(error)),
+            (None, Ok(())) => to.flush().map_err(Ended::Client),
+        }
+    }
+}
+
+/// Connection that counts, and keeps its own error.
+struct Counted<'a> {
+    to: &'a mut Transport,
+    sent_bytes: &'a AtomicU64,
+    failed: Option<io::Error>,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(bytes);
+        match &written {
+            Ok(len) => {
+                self.sent_bytes.fetch_add(*len as u64, Ordering::Relaxed);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => self.failed = Some(error.kind().into()),
+        }
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
