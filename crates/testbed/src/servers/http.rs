@@ -24,6 +24,17 @@ pub(super) struct Request<'a> {
 pub(super) struct Reply {
     pub(super) status: u16,
     pub(super) body: Vec<u8>,
+    /// Status line and headers.
+    head: String,
+}
+
+impl Reply {
+    /// Returns the value of a header.
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        let mut pairs = self.head.lines().filter_map(|line| line.split_once(':'));
+        let found = pairs.find(|(found, _)| found.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.trim())
+    }
 }
 
 impl<'a> Request<'a> {
@@ -94,7 +105,8 @@ fn parse(reply: &[u8]) -> Option<Reply> {
     let head = std::str::from_utf8(&reply[..head_len]).ok()?;
     let status = head.split(' ').nth(1)?.get(..3)?.parse().ok()?;
     let body = reply[head_len + 4..].to_vec();
-    Some(Reply { status, body })
+    let head = head.to_owned();
+    Some(Reply { status, body, head })
 }
 
 /// Encodes `text` as one value of a query or one component of a path: everything except letters,
@@ -119,6 +131,7 @@ mod tests {
         let reply = parse(b"HTTP/1.1 206 Partial Content\r\na: b\r\n\r\nbody\r\n\r\n");
         let reply = reply.expect("a reply");
         assert_eq!((reply.status, &reply.body[..]), (206, &b"body\r\n\r\n"[..]));
+        assert_eq!((reply.header("A"), reply.header("c")), (Some("b"), None));
         assert!(parse(b"HTTP/1.1 200 OK\r\n").is_none());
     }
 

@@ -7,7 +7,8 @@ use object_store::signer::{HeaderMap, HeaderName, HeaderValue};
 use object_store::{ClientOptions, Error, GetOptions, ObjectStore, ObjectStoreExt};
 use serde_json::json;
 use tload_testbed::{
-    Azurite, FakeGcs, Moto, Nginx, S3Server, S3sFs, Stream, Toxiproxy, Versitygw, require,
+    Azurite, FakeGcs, Guard, Moto, Nginx, Registry, S3Server, S3sFs, Stream, Toxiproxy, Versitygw,
+    require,
 };
 
 use crate::client::{
@@ -265,4 +266,26 @@ fn toxiproxy() {
     let address = other.address().to_owned();
     drop(other);
     assert_gone(&address);
+}
+
+#[test]
+fn registry_guards_artifacts() {
+    let realm = "http://127.0.0.1:1/token";
+    for guard in [Guard::Open, Guard::Password, Guard::Token(realm)] {
+        let Some(registry) = require(Registry::start_with(guard)) else {
+            return;
+        };
+        let layer = registry.layer("a/b", "x/y", &serde_json::json!({}), b"blob");
+        let layer = layer.expect("the blob is stored");
+        registry.push("a/b", "v1", &[layer]).expect("pushed");
+        let tags = format!("http://{}/v2/a/b/tags", registry.address());
+        let store = web(tags, ClientOptions::new());
+        let found = wait(async { store.get(&path("list")).await?.bytes().await });
+        if let Guard::Open = guard {
+            assert!(found.expect("tags").ends_with(b"[\"v1\"]}\n"));
+        } else {
+            let error = found.expect_err("no credentials");
+            assert!(matches!(error, Error::Unauthenticated { .. }), "{error}");
+        }
+    }
 }
