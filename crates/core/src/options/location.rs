@@ -9,11 +9,11 @@ use std::str::FromStr;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use super::hub_id;
+use super::{hub_id, oci_reference};
 use crate::error::{Error, Result, printable, shortened};
 
-/// A path, a `file://` URL, the URL of an object or of a prefix of objects, or a model on a hub
-/// (`hf://org/name`).
+/// A path, a `file://` URL, the URL of an object or of a prefix of objects, a model on a hub
+/// (`hf://org/name`), or one in an OCI registry (`oci://registry/repository:tag`).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Location {
     place: Place,
@@ -43,6 +43,10 @@ pub enum Protocol {
     /// local cache of the hub's own tools if it is complete there. Else the revision is resolved to
     /// a commit once, and that commit is read by ranges.
     Hub,
+    /// A model in an OCI registry: `oci://registry/repository:tag` or
+    /// `oci://registry/repository@sha256:…`, each also with the path of a file or directory in it.
+    /// The manifest is requested once; its layers are files, read by ranges.
+    Oci,
     /// A store that the caller opened.
     Custom,
 }
@@ -54,7 +58,8 @@ pub(crate) struct RemoteUrl {
     /// Scheme as written, in lower case, without `://`.
     pub(crate) scheme: String,
     /// Bucket or container; for HTTP host and port, with any user information before an `@`; for a
-    /// hub the repository, with any revision after an `@`.
+    /// hub the repository, with any revision after an `@`; for a registry host, repository, and tag
+    /// or digest.
     pub(crate) authority: String,
     /// Key or path without its leading slash, as written: keys of S3, GCS and Azure are not
     /// percent-encoded, paths of HTTP are.
@@ -64,12 +69,13 @@ pub(crate) struct RemoteUrl {
 }
 
 /// Every protocol that a URL can name, with its schemes.
-const SCHEMES: [(Protocol, &[&str]); 5] = [
+const SCHEMES: [(Protocol, &[&str]); 6] = [
     (Protocol::S3, &["s3", "s3a"]),
     (Protocol::Gcs, &["gs", "gcs"]),
     (Protocol::Azure, &["az", "azure", "adl", "abfs", "abfss"]),
     (Protocol::Http, &["http", "https"]),
     (Protocol::Hub, &["hf"]),
+    (Protocol::Oci, &["oci"]),
 ];
 
 /// Scheme of URLs of files.
@@ -136,8 +142,9 @@ impl Location {
             } else {
                 "the location contains :// but does not begin with a URL scheme".to_owned()
             };
-            return Err(Error::unsupported(message)
-                .with_hint("pass a path, or a URL of s3, gs, az, abfss, http, https, hf or file"));
+            return Err(Error::unsupported(message).with_hint(
+                "pass a path, or a URL of s3, gs, az, abfss, http, https, hf, oci or file",
+            ));
         };
         let url = RemoteUrl::parse(protocol, scheme, rest)?;
         Ok(Self {
@@ -244,13 +251,21 @@ impl Location {
         url.map(RemoteUrl::shown)
     }
 
-    /// Returns the same file or directory of a hub at a commit.
+    /// Returns the same file or directory of a hub at a commit, or of a registry in the artifact
+    /// with this digest.
     pub(crate) fn at_commit(&self, commit: &str) -> Self {
         match &self.place {
             Place::Remote(url) if url.protocol == Protocol::Hub => {
                 let repository = url.authority.split('@').next().unwrap_or_default();
                 Self::from_remote(RemoteUrl {
                     authority: format!("{repository}@{commit}"),
+                    ..url.clone()
+                })
+            }
+            Place::Remote(url) if url.protocol == Protocol::Oci => {
+                let place = oci_reference::place(&url.authority);
+                Self::from_remote(RemoteUrl {
+                    authority: format!("{place}@{commit}"),
                     ..url.clone()
                 })
             }
@@ -313,8 +328,14 @@ impl Location {
 
 impl RemoteUrl {
     fn parse(protocol: Protocol, scheme: String, rest: &str) -> Result<Self> {
-        if protocol == Protocol::Hub {
-            let (authority, path) = hub_id::split(rest)?;
+        let split = match protocol {
+            Protocol::Hub => Some(hub_id::split(rest)?),
+            Protocol::Oci => Some(oci_reference::split(rest)?),
+            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom => {
+                None
+            }
+        };
+        if let Some((authority, path)) = split {
             return Ok(Self {
                 protocol,
                 scheme,
@@ -332,9 +353,12 @@ impl RemoteUrl {
                     None => (rest, None),
                 }
             }
-            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Hub | Protocol::Custom => {
-                (rest, None)
-            }
+            Protocol::S3
+            | Protocol::Gcs
+            | Protocol::Azure
+            | Protocol::Hub
+            | Protocol::Oci
+            | Protocol::Custom => (rest, None),
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let url = Self {
@@ -346,9 +370,11 @@ impl RemoteUrl {
         };
         if url.host().is_empty() {
             let wanted = match protocol {
-                Protocol::S3 | Protocol::Gcs | Protocol::Hub | Protocol::Custom => "bucket",
                 Protocol::Azure => "container",
                 Protocol::Http => "host",
+                Protocol::S3 | Protocol::Gcs | Protocol::Hub | Protocol::Oci | Protocol::Custom => {
+                    "bucket"
+                }
             };
             return Err(Error::invalid_request(format!(
                 "the URL {} names no {wanted}",
@@ -376,7 +402,12 @@ impl RemoteUrl {
 
     /// Returns the authority without user and password.
     pub(crate) fn host(&self) -> &str {
-        if self.names_account() || matches!(self.protocol, Protocol::Hub | Protocol::Custom) {
+        if self.names_account()
+            || matches!(
+                self.protocol,
+                Protocol::Hub | Protocol::Oci | Protocol::Custom
+            )
+        {
             return &self.authority;
         }
         self.authority
@@ -416,9 +447,12 @@ impl RemoteUrl {
                 let encoded = components.map(|one| utf8_percent_encode(one, RESERVED).to_string());
                 encoded.collect::<Vec<_>>().join("/")
             }
-            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Hub | Protocol::Custom => {
-                name.to_owned()
-            }
+            Protocol::S3
+            | Protocol::Gcs
+            | Protocol::Azure
+            | Protocol::Hub
+            | Protocol::Oci
+            | Protocol::Custom => name.to_owned(),
         };
         Self {
             path: format!("{path}{slash}{name}"),
@@ -542,6 +576,7 @@ mod tests {
         for (text, wanted) in [
             ("hf://org/name", "hf://org/name@c0ffee"),
             ("hf://org/name@refs/pr/1/a/b", "hf://org/name@c0ffee/a/b"),
+            ("oci://h:1/a/b:v1/c", "oci://h:1/a/b@c0ffee/c"),
             ("s3://bucket/key", "s3://bucket/key"),
             ("a/b", "a/b"),
         ] {
@@ -585,6 +620,8 @@ mod tests {
                 "org/name@v1",
                 "a%20b",
             ),
+            ("oci://h:1/a/b/", Protocol::Oci, "h:1/a/b:latest", ""),
+            ("oci://h/a:v1/a b", Protocol::Oci, "h/a:v1", "a b"),
         ] {
             let location = Location::parse(text).expect(text);
             assert_eq!(location.protocol(), Some(protocol), "{text}");

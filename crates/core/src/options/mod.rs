@@ -6,6 +6,7 @@
 pub(crate) mod cache_mode;
 pub(crate) mod hub_id;
 pub(crate) mod location;
+pub(crate) mod oci_reference;
 pub(crate) mod store_options;
 
 mod bytes;

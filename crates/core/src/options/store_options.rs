@@ -71,8 +71,14 @@ enum Form {
 const S3: &[Protocol] = &[Protocol::S3];
 const GCS: &[Protocol] = &[Protocol::Gcs];
 const AZURE: &[Protocol] = &[Protocol::Azure];
-const TOKENS: &[Protocol] = &[Protocol::Gcs, Protocol::Azure, Protocol::Hub];
-const ENDPOINTS: &[Protocol] = &[Protocol::S3, Protocol::Gcs, Protocol::Azure, Protocol::Hub];
+const TOKENS: &[Protocol] = &[Protocol::Gcs, Protocol::Azure, Protocol::Hub, Protocol::Oci];
+const ENDPOINTS: &[Protocol] = &[
+    Protocol::S3,
+    Protocol::Gcs,
+    Protocol::Azure,
+    Protocol::Hub,
+    Protocol::Oci,
+];
 const ALL: &[Protocol] = &Protocol::ALL;
 
 /// Prefix of keys that are request headers: `header.x-team=weights`.

@@ -61,7 +61,7 @@ fn contents(folder: &Path) -> Vec<PathBuf> {
 }
 
 on_sites!(second_load_sends_no_request:
-    versitygw, versitygw_tls, s3s_fs, moto, fake_gcs, azurite, nginx, nginx_redirect, faulty, sliced);
+    versitygw, versitygw_tls, s3s_fs, moto, fake_gcs, azurite, nginx, nginx_redirect, registry, faulty, sliced);
 fn second_load_sends_no_request(site: &Rc<Site>) {
     let folder = folder();
     // Less than the buffers hold: nothing is dropped, however slow the disk.

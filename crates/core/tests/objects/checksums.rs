@@ -468,4 +468,4 @@ fn manifests_elsewhere(site: &Site, path: &std::path::Path) {
     assert!(error.hint().expect("a hint").contains("--write PATH"));
 }
 
-on_sites!(recorded_checkpoints: faulty, faulty_web, versitygw, s3s_fs, fake_gcs, azurite, nginx, nginx_redirect);
+on_sites!(recorded_checkpoints: faulty, faulty_web, versitygw, s3s_fs, fake_gcs, azurite, nginx, nginx_redirect, registry);

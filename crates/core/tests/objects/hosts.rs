@@ -29,7 +29,7 @@ const AMBIENT: [(&str, &str); 9] = [
 ];
 
 /// Loads a location in a process with these variables and all credentials, and returns the outcome.
-fn outcome(location: &str, options: &str, variables: &[(&str, &str)]) -> String {
+pub(crate) fn outcome(location: &str, options: &str, variables: &[(&str, &str)]) -> String {
     let home = folder();
     let home = home.path().to_str().expect("UTF-8");
     let options = format!("retries=0 read_timeout=5 {options}");

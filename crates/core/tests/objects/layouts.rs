@@ -73,7 +73,7 @@ fn layouts(site: &Rc<Site>) {
 
 on_sites!(
     layouts: in_memory, throttled, limited, faulty, faulty_web, versitygw, versitygw_tls, s3s_fs, moto, fake_gcs, azurite,
-    nginx, nginx_tls, nginx_basic, nginx_redirect, sliced,
+    nginx, nginx_tls, nginx_basic, nginx_redirect, registry, sliced,
 );
 
 fn one_file(both: &Both) {

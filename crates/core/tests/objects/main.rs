@@ -24,6 +24,8 @@ mod network;
 mod recoveries;
 mod redirects;
 mod refusals;
+mod registries;
+mod registry_access;
 mod requests;
 mod secrets;
 #[cfg(target_os = "linux")]

@@ -1,5 +1,7 @@
 //! Object stores behind one interface: put objects and open them. One function per kind of store.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +14,8 @@ use serde_json::json;
 use tload::storage::ObjectSource;
 use tload::{Checkpoint, Location, Protocol, Result, StoreOptions};
 use tload_testbed::{
-    Azurite, FakeGcs, FaultyServer, Moto, Nginx, Proxy, S3Server, S3sFs, Stream, Toxiproxy,
-    Versitygw, require,
+    Azurite, FakeGcs, FaultyServer, Moto, Nginx, Proxy, Registry, S3Server, S3sFs, Stream,
+    Toxiproxy, Versitygw, require,
 };
 
 /// Bucket or container of all tests.
@@ -279,6 +281,25 @@ pub(crate) fn azurite() -> Option<Site> {
         options,
         move |key, bytes| server.put(BUCKET, key, bytes).expect("the put succeeds"),
     ))
+}
+
+/// Layers of an artifact, by name.
+type Layers = BTreeMap<String, serde_json::Value>;
+
+/// Starts a registry with one artifact, which is pushed again with each file.
+pub(crate) fn registry() -> Option<Site> {
+    let server = require(Registry::start())?;
+    let layers = RefCell::new(Layers::new());
+    let base = format!("oci://{}/{BUCKET}:v1", server.address());
+    Some(Site::at(base, options(&[]), move |key, bytes| {
+        let kind = "application/vnd.cncf.model.weight.v1.raw";
+        let annotations = json!({"org.cncf.model.filepath": key});
+        let layer = server.layer(BUCKET, kind, &annotations, bytes);
+        let mut layers = layers.borrow_mut();
+        layers.insert(key.to_owned(), layer.expect("the blob is stored"));
+        let all: Vec<_> = layers.values().cloned().collect();
+        server.push(BUCKET, "v1", &all).expect("the push succeeds");
+    }))
 }
 
 /// Starts an nginx whose files are below `path` of the address that `url` picks.

@@ -317,8 +317,8 @@ impl ObjectSource {
     }
 
     /// Requires that the object at this path is still the one that was opened, with one small
-    /// request; with none if `cache_check` says so. A commit of a hub does not change, so a hub is
-    /// not asked.
+    /// request; with none if `cache_check` says so. A commit of a hub
+    /// and a manifest of a registry do not change, so these are not asked.
     ///
     /// # Errors
     ///
@@ -371,7 +371,8 @@ impl ObjectSource {
         self.0.store.contents_name(&self.0.path)
     }
 
-    /// Returns the commit that the object is of, if the store is a hub.
+    /// Returns the commit that the object is of, if the store is a hub, or the digest of its
+    /// artifact's manifest.
     pub(crate) fn commit_name(&self) -> Option<&str> {
         self.0.store.commit_name()
     }

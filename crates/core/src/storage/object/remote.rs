@@ -295,9 +295,12 @@ fn key(url: &RemoteUrl) -> StoreId {
     let authority = match url.protocol {
         // The default revision may be written or omitted.
         Protocol::Hub => HubId::from_authority(&url.authority).to_string(),
-        Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom => {
-            url.authority.clone()
-        }
+        Protocol::S3
+        | Protocol::Gcs
+        | Protocol::Azure
+        | Protocol::Http
+        | Protocol::Oci
+        | Protocol::Custom => url.authority.clone(),
     };
     (url.scheme.clone(), authority, url.query.clone())
 }

@@ -354,6 +354,13 @@ fn for_source(source: &ShardSource, sidecars: &Sidecars<'_>) -> Result<Result<Cl
                 .and_then(|name| hub::from_contents(name, "the hub")))
         }
         #[cfg(feature = "object")]
+        ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Oci) => {
+            let tag = object.identity().e_tag.as_deref().unwrap_or_default();
+            let digits = tag.trim_matches('"').strip_prefix("sha256:");
+            let name = digits.ok_or_else(|| "the registry states no SHA-256 of it".to_owned());
+            Ok(name.and_then(|name| hub::from_contents(name, "the registry's manifest")))
+        }
+        #[cfg(feature = "object")]
         ShardSource::Object(object) => {
             let stated = object.checksums()?;
             Ok(object::from_headers(object.location().protocol(), &stated))

@@ -23,9 +23,10 @@ pub(super) fn from_headers(
     let digests = match protocol {
         Some(Protocol::S3) => from_s3(stated),
         Some(Protocol::Gcs) => from_gcs(stated),
-        Some(Protocol::Azure | Protocol::Http | Protocol::Hub | Protocol::Custom) | None => {
-            Err("stores of this kind provide no checksum that tload supports".to_owned())
-        }
+        Some(
+            Protocol::Azure | Protocol::Http | Protocol::Hub | Protocol::Oci | Protocol::Custom,
+        )
+        | None => Err("stores of this kind provide no checksum that tload supports".to_owned()),
     }?;
     let names: Vec<_> = digests
         .iter()

@@ -7,6 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::options::hub_id::HubId;
 use crate::options::location::{Protocol, RemoteUrl};
+use crate::options::oci_reference;
 use crate::storage::ObjectIdentity;
 
 /// Version of the layout of entries; part of every name.
@@ -28,9 +29,8 @@ pub(super) fn entry_name(
     identity: &ObjectIdentity,
     now: i64,
 ) -> Result<String, Uncacheable> {
-    let (scheme, hub) = place(url)?;
-    // Files of equal contents are shared between revisions.
-    let authority = hub.map_or_else(|| url.host().to_owned(), |hub| hub.repository);
+    // Files of equal contents are shared between revisions and tags.
+    let (scheme, authority, _) = place(url)?;
     let is_strong = |tag: &&String| !tag.starts_with("W/");
     let modified = if identity.e_tag.as_ref().is_some_and(|tag| is_strong(&tag))
         || identity.version.is_some()
@@ -60,17 +60,16 @@ pub(super) fn answer_name(
     url: &RemoteUrl,
     origin: &str,
 ) -> Result<String, Uncacheable> {
-    let (scheme, hub) = place(url)?;
-    // Revisions have answers of their own.
-    let authority = hub.map_or_else(|| url.host().to_owned(), |hub| hub.to_string());
+    // Revisions and tags have answers of their own.
+    let (scheme, _, authority) = place(url)?;
     let format = FORMAT.to_string();
     let fields = [&*format, kind, scheme, origin, &authority, &url.path];
     Ok(hashed(&fields))
 }
 
-/// Returns the scheme of a URL, of which some have several spellings, and the model if it is of a
-/// hub.
-fn place(url: &RemoteUrl) -> Result<(&str, Option<HubId>), Uncacheable> {
+/// Returns the scheme of a URL, of which some have several spellings, and the store without and
+/// with the revision or tag.
+fn place(url: &RemoteUrl) -> Result<(&str, String, String), Uncacheable> {
     if !url.query.as_deref().is_none_or(is_signature) {
         return Err("a query that is no signature may be a secret");
     }
@@ -80,9 +79,16 @@ fn place(url: &RemoteUrl) -> Result<(&str, Option<HubId>), Uncacheable> {
         Protocol::S3 => "s3",
         Protocol::Gcs => "gs",
         Protocol::Azure => "az",
-        Protocol::Hub => return Ok(("hf", Some(HubId::from_authority(&url.authority)))),
+        Protocol::Hub => {
+            let id = HubId::from_authority(&url.authority);
+            return Ok(("hf", id.repository.clone(), id.to_string()));
+        }
+        Protocol::Oci => {
+            let place = oci_reference::place(&url.authority);
+            return Ok(("oci", place.to_owned(), url.authority.clone()));
+        }
     };
-    Ok((scheme, None))
+    Ok((scheme, url.host().to_owned(), url.host().to_owned()))
 }
 
 fn hashed(fields: &[&str]) -> String {
@@ -134,7 +140,7 @@ fn is_signature(query: &str) -> bool {
 }
 
 /// Writes bytes as hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(in crate::storage::object) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     let mut text = String::with_capacity(2 * bytes.len());
     for byte in bytes {

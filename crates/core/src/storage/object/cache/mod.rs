@@ -29,6 +29,7 @@ use self::buffers::Buffers;
 use self::directory::Description;
 pub use self::directory::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
 pub(crate) use self::entry::Entry;
+pub(in crate::storage::object) use self::key::hex;
 use self::room::Room;
 pub(crate) use self::stamp::TILE_BYTES;
 use self::writer::Writer;

@@ -1,8 +1,8 @@
 //! Common steps of opening a store of any protocol: options over environment, and errors without
 //! secrets.
 //!
-//! The files of the protocols (`s3.rs`, `gcs.rs`, `azure.rs`, `web.rs`, `hub/`) turn this into a
-//! builder of `object_store`. Each has a [`StoreProtocol`].
+//! The files of the protocols (`s3.rs`, `gcs.rs`, `azure.rs`, `web.rs`, `hub/`, `oci/`) turn this
+//! into a builder of `object_store`, or a store. Each has a [`StoreProtocol`].
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use super::connector::Connector;
 use super::credentials::Credentials;
 use super::environment::{Environment, Variables};
 use super::hub::repository::Repository;
+use super::oci::Registry;
 use super::redactor::{Redactor, Sent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
@@ -60,6 +61,8 @@ pub(in crate::storage) struct OpenStore {
     pub(in crate::storage) token: Option<HeaderValue>,
     /// Repository, if the store is a hub.
     pub(in crate::storage) repository: Option<Repository>,
+    /// Artifact, if the store is an OCI registry.
+    pub(in crate::storage) registry: Option<Arc<Registry>>,
 }
 
 impl OpenStore {
@@ -74,6 +77,7 @@ impl OpenStore {
             signer: None,
             token: None,
             repository: None,
+            registry: None,
         }
     }
 }

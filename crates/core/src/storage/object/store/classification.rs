@@ -134,6 +134,18 @@ impl fmt::Display for CredentialFailure {
 
 impl StdError for CredentialFailure {}
 
+/// Failure that a store of tload has classified. Crosses `object_store` as the source of its error.
+#[derive(Clone, Debug)]
+pub(in crate::storage) struct Judged(pub(in crate::storage) Classification);
+
+impl fmt::Display for Judged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl StdError for Judged {}
+
 /// Returns the first cause of a type.
 pub(in crate::storage) fn find<'a, T: StdError + 'static>(
     error: &'a (dyn StdError + 'static),

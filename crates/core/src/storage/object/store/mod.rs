@@ -21,6 +21,7 @@ mod environment;
 mod error_body;
 mod gcs;
 mod hub;
+mod oci;
 mod pages;
 mod path;
 mod proxy;
@@ -34,6 +35,7 @@ mod status_error;
 #[cfg(test)]
 mod tests;
 mod transport_error;
+mod tree;
 mod web;
 
 use std::fmt;
@@ -57,6 +59,7 @@ use self::credentials::Credentials;
 use self::environment::{Environment, Variables};
 use self::hub::Commit;
 use self::hub::repository::{Repository, cut};
+use self::oci::Registry;
 use self::redactor::Redactor;
 use super::cache::{Cache, Check, Question, check};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
@@ -83,6 +86,8 @@ pub(crate) struct Store {
     own_client: usize,
     /// Repository, if the store is a hub.
     repository: Option<Repository>,
+    /// Artifact, if the store is an OCI registry.
+    registry: Option<Arc<Registry>>,
     /// Place of the hub's description of the repository in the cache.
     description: Option<Question>,
     /// True if the options forbid requests.
@@ -100,6 +105,7 @@ fn implementation(protocol: Protocol) -> Option<&'static StoreProtocol> {
         Protocol::Azure => Some(&azure::PROTOCOL),
         Protocol::Http => Some(&web::PROTOCOL),
         Protocol::Hub => Some(&hub::PROTOCOL),
+        Protocol::Oci => Some(&oci::PROTOCOL),
         Protocol::Custom => None,
     }
 }
@@ -197,6 +203,7 @@ impl Store {
             signed_url: url.query.is_some(),
             own_client,
             repository: opened.repository,
+            registry: opened.registry,
             asks: Asks {
                 signer: opened.signer,
             },
@@ -217,6 +224,7 @@ impl Store {
             signed_url: false,
             own_client: 0,
             repository: None,
+            registry: None,
             description: None,
             is_offline: false,
             asks: Asks::default(),
@@ -348,8 +356,12 @@ impl Store {
         repository.commit.get_or_try_init(ask).await.map(Some)
     }
 
-    /// Returns the name of the commit, if it is already known.
+    /// Returns the name of the commit, or the digest of an artifact's manifest, if it is already
+    /// known.
     pub(crate) fn commit_name(&self) -> Option<&str> {
+        if let Some(registry) = &self.registry {
+            return registry.digest();
+        }
         Some(self.repository.as_ref()?.commit.get()?.name())
     }
 

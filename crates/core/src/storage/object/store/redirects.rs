@@ -181,7 +181,7 @@ fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
 }
 
 /// Refuses a redirect to a target that servers of this reach must not redirect to.
-fn check(from: &Url, to: &Url, reach: Reach) -> Result<(), Refused> {
+pub(in crate::storage) fn check(from: &Url, to: &Url, reach: Reach) -> Result<(), Refused> {
     match (from.scheme(), to.scheme()) {
         ("https", "http") => return Err(Refused::Plain),
         (_, "http" | "https") => {}

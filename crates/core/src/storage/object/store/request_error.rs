@@ -12,8 +12,8 @@ use std::time::Duration;
 use object_store::client::HttpError;
 
 use super::classification::{
-    Cause, Classification, CredentialFailure, RequestContext, changed, find, no_credentials,
-    no_listing, texts,
+    Cause, Classification, CredentialFailure, Judged, RequestContext, changed, find,
+    no_credentials, no_listing, texts,
 };
 use super::response_capture::ResponseCapture;
 use super::{status_error, transport_error};
@@ -101,6 +101,9 @@ fn judge(
     let host = captured.host.as_deref().unwrap_or("the store");
     if let Some(failure) = find::<CredentialFailure>(error) {
         return failure.0.clone();
+    }
+    if let Some(judged) = find::<Judged>(error) {
+        return judged.0.clone();
     }
     if let Some(failure) = find::<HttpError>(error) {
         let classification =

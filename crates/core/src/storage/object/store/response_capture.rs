@@ -17,6 +17,7 @@ use object_store::client::{
     HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
 
+use super::addresses::Reach;
 use super::checksums::{Asks, stated};
 use super::error_body::Reply;
 use super::pages::{self, ANSWER_MAX, TooLong};
@@ -119,6 +120,14 @@ pub(in crate::storage) fn asks_host(uri: &Uri) {
 /// Records the connection that the first response came over.
 pub(in crate::storage) fn came_over(connection: Connection) {
     update(|captured| captured.connection = Some(connection));
+}
+
+/// Returns the networks that the server of the last response can be reached from; `None` if it
+/// responded through a proxy.
+pub(in crate::storage) fn reach_of_peer() -> Option<Reach> {
+    let connection = LAST.try_with(|last| last.borrow().connection).ok()??;
+    let peer = connection.is_direct.then(|| connection.peer.ip())?;
+    Some(Reach::from_ip(peer))
 }
 
 /// Returns host and port without a user.

@@ -1,6 +1,6 @@
 //! One commit of a repository and its files, as the hub lists them. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use object_store::path::Path;
@@ -8,6 +8,7 @@ use object_store::{GetOptions, ObjectMeta};
 use serde::Deserialize;
 
 use crate::error::{Error, ErrorKind};
+use crate::storage::object::store::tree::level;
 use crate::storage::object::store::{Level, Listed};
 
 /// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
@@ -170,40 +171,16 @@ impl Commit {
         Ok(())
     }
 
-    /// Returns the files and directories directly below a directory. Visits only the entries below
-    /// it, because a copy lists every directory of the commit.
+    /// Returns the files and directories directly below a directory.
     pub(in crate::storage::object::store) fn level(&self, folder: Option<&Path>) -> Level {
-        let root = Path::default();
-        let folder = folder.unwrap_or(&root);
-        let below = match folder.as_ref() {
-            "" => self.files.range::<str, _>(..),
-            // '0' follows '/'.
-            name => self.files.range(format!("{name}/")..format!("{name}0")),
+        let describe = |location, file: &File| Listed {
+            location,
+            len: file.len,
+            modified: self.modified.map_or(0, |at| at.timestamp()),
+            e_tag: file.e_tag(),
+            version: file.identity.is_none().then(|| self.name.clone()),
         };
-        let mut objects = Vec::new();
-        let mut prefixes = BTreeSet::new();
-        for (path, file) in below {
-            let path = Path::parse(path).expect("was a path");
-            let Some(mut below) = path.prefix_match(folder) else {
-                continue;
-            };
-            match (below.next(), below.next()) {
-                (Some(first), Some(_)) => {
-                    prefixes.insert(folder.parts().chain([first]).collect::<Path>());
-                }
-                (Some(_), None) => {
-                    drop(below);
-                    objects.push(Listed {
-                        location: path,
-                        len: file.len,
-                        modified: self.modified.map_or(0, |at| at.timestamp()),
-                        e_tag: file.e_tag(),
-                        version: file.identity.is_none().then(|| self.name.clone()),
-                    });
-                }
-                (None, _) => {}
-            }
-        }
+        let (objects, prefixes) = level(&self.files, folder, describe);
         Level {
             objects,
             prefixes: prefixes.into_iter().collect(),

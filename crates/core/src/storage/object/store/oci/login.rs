@@ -1,0 +1,515 @@
+//! Finds the credentials of a registry in the files that `docker login`, `podman login` and `oras
+//! login` write, and runs credential helpers.
+//!
+//! Documented in `containers-auth.json(5)` and in "docker login". The files are read when a store
+//! is opened; a helper runs when the registry asks for credentials.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use tokio::sync::oneshot;
+
+use crate::error::{Error, ErrorKind, Result, printable};
+use crate::options::oci_reference::OciReference;
+use crate::storage::object::store::builder::Opening;
+use crate::storage::object::store::classification::Classification;
+use crate::storage::object::store::credentials::ANONYMOUS;
+use crate::storage::object::store::environment::Environment;
+use crate::sync::lock::Mutex;
+
+/// Time that a credential helper may take: some ask a cloud.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Longest response of a helper, bytes.
+const ANSWER_MAX: u64 = 64 << 10;
+
+/// User name by which helpers mark an identity token.
+const TOKEN_USER: &str = "<token>";
+
+/// Docker Hub's names, and the name that stands for them in files.
+const HUB_NAMES: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
+
+/// Server that Docker passes to helpers for its hub.
+const HUB_SERVER: &str = "https://index.docker.io/v1/";
+
+/// Credentials of a registry.
+#[derive(Clone, PartialEq, Eq)]
+pub(in crate::storage) enum Login {
+    Anonymous,
+    /// User and password, for the registry or its token service.
+    Password(String, String),
+    /// Token that the token service exchanges for others.
+    Identity(String),
+    /// Token for the registry itself.
+    Bearer(String),
+    /// Program that returns one of the above, and the server to ask it about.
+    Helper {
+        program: PathBuf,
+        server: String,
+    },
+}
+
+/// Configuration of Docker, or an authentication file of Podman.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Config {
+    auths: BTreeMap<String, Auth>,
+    cred_helpers: BTreeMap<String, String>,
+    creds_store: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Auth {
+    #[serde(rename = "auth")]
+    pair: Option<String>,
+    username: Option<String>,
+    password: Option<String>,
+    identitytoken: Option<String>,
+    registrytoken: Option<String>,
+}
+
+/// Response of a credential helper.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Answer {
+    username: String,
+    secret: String,
+}
+
+impl Login {
+    /// Finds the credentials for a repository and their origin, for display.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for a file that is malformed, and the kinds of I/O for one
+    /// that cannot be read.
+    pub(in crate::storage) fn find(
+        opening: &Opening,
+        artifact: &OciReference,
+    ) -> Result<(Self, String)> {
+        if let Some(token) = opening.options.get("token") {
+            let token = token.trim().to_owned();
+            return Ok((Self::Bearer(token), "option token".to_owned()));
+        }
+        let anonymous = (Self::Anonymous, ANONYMOUS.to_owned());
+        if opening.options.flag("anonymous") == Some(true) {
+            return Ok(anonymous);
+        }
+        for path in paths(opening.environment) {
+            let Some(config) = Config::read(&path)? else {
+                continue;
+            };
+            if let Some((login, by)) = config.login(artifact, opening.environment, &path)? {
+                return Ok((login, format!("{by}file {}", path.display())));
+            }
+        }
+        Ok(anonymous)
+    }
+
+    /// Replaces a helper by what it returns.
+    pub(in crate::storage) async fn resolved(&self) -> Result<Self, Classification> {
+        match self {
+            Self::Helper { program, server } => ask_program(program, server).await,
+            Self::Anonymous | Self::Password(..) | Self::Identity(_) | Self::Bearer(_) => {
+                Ok(self.clone())
+            }
+        }
+    }
+}
+
+/// Returns the files in which credentials are looked up, in this order. Variables that name one
+/// come first.
+fn paths(environment: &Environment) -> Vec<PathBuf> {
+    let below = |variable: &str, name: &str| Some(Path::new(environment.get(variable)?).join(name));
+    let paths = [
+        below("REGISTRY_AUTH_FILE", ""),
+        below("DOCKER_CONFIG", "config.json"),
+        below("XDG_RUNTIME_DIR", "containers/auth.json"),
+        below("XDG_CONFIG_HOME", "containers/auth.json")
+            .or_else(|| below("HOME", ".config/containers/auth.json")),
+        below("HOME", ".docker/config.json").filter(|_| environment.get("DOCKER_CONFIG").is_none()),
+    ];
+    // An empty name leaves a slash at the end.
+    let named = paths.into_iter().flatten();
+    named.map(|path| path.components().collect()).collect()
+}
+
+fn malformed(path: &Path, message: &str) -> Error {
+    Error::new(ErrorKind::InvalidRequest, message)
+        .with_location(path.display())
+        .with_hint("log in again, or set anonymous=true")
+}
+
+impl Config {
+    fn read(path: &Path) -> Result<Option<Self>> {
+        match std::fs::read_to_string(path) {
+            // The cause is left out: it may quote the file.
+            Ok(text) => serde_json::from_str(&text).map(Some).map_err(|_| {
+                malformed(
+                    path,
+                    "the file with credentials of registries is not JSON of the expected form",
+                )
+            }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(
+                Error::from_io("cannot read credentials of registries", error)
+                    .with_location(path.display())
+                    .with_hint("set anonymous=true to use no credentials"),
+            ),
+        }
+    }
+
+    /// Returns the credentials for a repository: those of its helper, those of the longest prefix
+    /// of its name, or those of the general helper.
+    fn login(
+        &self,
+        artifact: &OciReference,
+        environment: &Environment,
+        path: &Path,
+    ) -> Result<Option<(Login, String)>> {
+        let host = canonical(&artifact.host);
+        let helper = |name: &String| {
+            let server = if host == HUB_NAMES[0] {
+                HUB_SERVER
+            } else {
+                &*artifact.host
+            };
+            let by = format!("credential helper {} of ", printable(name));
+            let program = program(name, environment).ok_or_else(|| {
+                malformed(
+                    path,
+                    &format!(
+                        "names the credential helper {}, which is not in PATH",
+                        printable(name)
+                    ),
+                )
+            })?;
+            let server = server.to_owned();
+            Ok(Some((Login::Helper { program, server }, by)))
+        };
+        let mut own = self.cred_helpers.iter();
+        if let Some((_, name)) = own.find(|(key, _)| normalized(key) == host) {
+            return helper(name);
+        }
+        let whole = format!("{host}/{}", artifact.repository);
+        let mut prefixes = std::iter::successors(Some(&*whole), |prefix| {
+            prefix.rsplit_once('/').map(|(shorter, _)| shorter)
+        });
+        let found = prefixes.find_map(|prefix| {
+            let mut matching = self
+                .auths
+                .iter()
+                .filter(|(key, _)| normalized(key) == prefix);
+            // Entries of a helper have no contents here.
+            matching.find_map(|(_, auth)| auth.login())
+        });
+        match (found, &self.creds_store) {
+            (Some(Ok(login)), _) => Ok(Some((login, String::new()))),
+            (Some(Err(())), _) => Err(malformed(
+                path,
+                "the entry of the registry is not base64 of user:password",
+            )),
+            (None, Some(name)) => helper(name),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+impl Auth {
+    /// Returns `None` for an empty entry, and an error for a malformed one.
+    fn login(&self) -> Option<std::result::Result<Login, ()>> {
+        let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        if let Some(token) = filled(&self.identitytoken) {
+            return Some(Ok(Login::Identity(token)));
+        }
+        if let Some(token) = filled(&self.registrytoken) {
+            return Some(Ok(Login::Bearer(token)));
+        }
+        if let Some((user, password)) = filled(&self.username).zip(filled(&self.password)) {
+            return Some(Ok(Login::Password(user, password)));
+        }
+        let pair = STANDARD.decode(filled(&self.pair)?.trim()).ok();
+        let pair = pair.and_then(|pair| String::from_utf8(pair).ok());
+        let pair = pair.as_deref().map(|pair| pair.trim_end_matches('\0'));
+        let login = pair.and_then(|pair| pair.split_once(':'));
+        let owned = |(user, password): (&str, &str)| (user.to_owned(), password.to_owned());
+        let login = login.map(owned).ok_or(());
+        Some(login.map(|(user, password)| Login::Password(user, password)))
+    }
+}
+
+/// Returns the name of a registry that stands for all its names.
+fn canonical(host: &str) -> &str {
+    if HUB_NAMES.contains(&host) {
+        HUB_NAMES[0]
+    } else {
+        host
+    }
+}
+
+/// Returns the key of a file as host and repository. Keys with a scheme are URLs of a registry.
+fn normalized(key: &str) -> String {
+    let (host, rest) = match key.split_once("://") {
+        Some((_, rest)) => (rest.split('/').next().unwrap_or_default(), ""),
+        None => key.split_once('/').unwrap_or((key, "")),
+    };
+    let slash = if rest.is_empty() { "" } else { "/" };
+    format!("{}{slash}{rest}", canonical(host))
+}
+
+/// Returns the path of a credential helper.
+fn program(name: &str, environment: &Environment) -> Option<PathBuf> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let folders = environment
+        .get("PATH")
+        .filter(|_| name.bytes().all(allowed))?;
+    std::env::split_paths(folders)
+        .map(|folder| folder.join(format!("docker-credential-{name}")))
+        .find(|program| program.is_file())
+}
+
+fn failed(message: String) -> Classification {
+    Classification::new(ErrorKind::PermissionDenied, message)
+        .hint("log in again, or set anonymous=true for public artifacts")
+}
+
+/// Runs a credential helper.
+async fn ask_program(program: &Path, server: &str) -> Result<Login, Classification> {
+    let shown = printable(&program.display().to_string());
+    let child = Command::new(program)
+        .arg("get")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| {
+            failed(format!(
+                "the credential helper {shown} cannot be started: {error}"
+            ))
+        })?;
+    let child = Arc::new(Mutex::new(child));
+    let (sender, receiver) = oneshot::channel();
+    let (running, server) = (Arc::clone(&child), server.to_owned());
+    // Not one of the runtime's threads, which must not block.
+    let thread = std::thread::Builder::new().name("tload-login".to_owned());
+    let started = thread.spawn(move || {
+        // The receiver is gone after the timeout.
+        let _ = sender.send(exchange(&running, &server));
+    });
+    started.map_err(|error| failed(format!("no thread for the credential helper: {error}")))?;
+    let Ok(Ok(answer)) = tokio::time::timeout(WAIT_MAX, receiver).await else {
+        // It may have ended by itself.
+        let _ = child.lock().kill();
+        return Err(failed(format!(
+            "the credential helper {shown} took longer than {WAIT_MAX:?}"
+        )));
+    };
+    // Texts of a helper are not shown: they may be secrets.
+    match answer {
+        Ok((true, text)) => {
+            let answer: Answer = serde_json::from_slice(&text).map_err(|_| {
+                failed(format!(
+                    "the credential helper {shown} sent a malformed response"
+                ))
+            })?;
+            Ok(match &*answer.username {
+                TOKEN_USER => Login::Identity(answer.secret),
+                _ => Login::Password(answer.username, answer.secret),
+            })
+        }
+        Ok((false, text)) if text.starts_with(b"credentials not found") => Ok(Login::Anonymous),
+        Ok((false, _)) => Err(failed(format!("the credential helper {shown} failed"))),
+        Err(error) => Err(failed(format!(
+            "the credential helper {shown} failed: {error}"
+        ))),
+    }
+}
+
+/// Sends the server's name to a helper; returns whether it succeeded, and its response. Holds the
+/// lock only briefly, so that the helper can be killed meanwhile.
+fn exchange(child: &Mutex<Child>, server: &str) -> std::io::Result<(bool, Vec<u8>)> {
+    let (input, output) = {
+        let mut child = child.lock();
+        (child.stdin.take(), child.stdout.take())
+    };
+    if let Some(mut input) = input {
+        input.write_all(server.as_bytes())?;
+    }
+    let mut text = Vec::new();
+    if let Some(output) = output {
+        output.take(ANSWER_MAX).read_to_end(&mut text)?;
+    }
+    Ok((child.lock().wait()?.success(), text))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn artifact(host: &str, repository: &str) -> OciReference {
+        OciReference::from_authority(&format!("{host}/{repository}:latest"))
+    }
+
+    fn password(user: &str) -> Login {
+        Login::Password(user.to_owned(), "hunter2".to_owned())
+    }
+
+    fn auth(user: &str) -> serde_json::Value {
+        serde_json::json!({"auth": STANDARD.encode(format!("{user}:hunter2"))})
+    }
+
+    fn found(config: &serde_json::Value, host: &str, repository: &str) -> Option<Login> {
+        let config: Config = serde_json::from_value(config.clone()).expect("a configuration");
+        let environment = Environment::default();
+        let login = config.login(&artifact(host, repository), &environment, Path::new("f"));
+        login.expect("a valid one").map(|(login, _)| login)
+    }
+
+    #[test]
+    fn longest_prefix_of_repository_wins() {
+        let config = serde_json::json!({"auths": {
+            "h:5000": auth("host"),
+            "h:5000/a": auth("a"),
+            "h:5000/a/b": auth("b"),
+            "https://url.example/v2/": auth("url"),
+            "https://index.docker.io/v1/": auth("hub"),
+            "empty": {},
+            "plain": {"username": "plain", "password": "hunter2"},
+            "identity": {"auth": "", "identitytoken": "t"},
+            "bearer": {"registrytoken": "t"},
+        }});
+        let token = || "t".to_owned();
+        for (host, repository, wanted) in [
+            ("h:5000", "x", Some(password("host"))),
+            ("h:5000", "a", Some(password("a"))),
+            ("h:5000", "a/b", Some(password("b"))),
+            ("h:5000", "a/b/c", Some(password("b"))),
+            ("h:5000", "a/bc", Some(password("a"))),
+            ("h", "a", None),
+            ("url.example", "a", Some(password("url"))),
+            ("docker.io", "a", Some(password("hub"))),
+            ("registry-1.docker.io", "a", Some(password("hub"))),
+            ("empty", "a", None),
+            ("plain", "a", Some(password("plain"))),
+            ("identity", "a", Some(Login::Identity(token()))),
+            ("bearer", "a", Some(Login::Bearer(token()))),
+        ] {
+            assert!(
+                found(&config, host, repository) == wanted,
+                "{host}/{repository}"
+            );
+        }
+    }
+
+    #[test]
+    fn malformed_entries_are_refused_without_showing_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("auth.json");
+        for text in ["hunter2", r#"{"auths": {"h": "hunter2"}}"#] {
+            std::fs::write(&path, text).expect("a file");
+            let error = Config::read(&path).err().expect("malformed");
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+            assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+        }
+        for text in [
+            r#"{"auths": {"h": {"auth": "hunter2!"}}}"#,
+            r#"{"credsStore": "../../hunter"}"#,
+        ] {
+            let config: Config = serde_json::from_str(text).expect("a configuration");
+            let environment = Environment::new([("PATH".to_owned(), "/bin".to_owned())]);
+            let error = config.login(&artifact("h", "a"), &environment, &path);
+            let error = error.err().expect("malformed");
+            assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+        }
+    }
+
+    #[test]
+    fn files_are_looked_up_in_order() {
+        let of = |variables: &[(&str, &str)]| {
+            let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+            let found = paths(&Environment::new(variables.iter().map(owned)));
+            let shown = found.iter().map(|path| path.display().to_string());
+            shown.collect::<Vec<_>>()
+        };
+        let home = ("HOME", "/h");
+        let wanted = ["/h/.config/containers/auth.json", "/h/.docker/config.json"];
+        assert_eq!(of(&[home]), wanted);
+        let all = [
+            home,
+            ("DOCKER_CONFIG", "/d"),
+            ("REGISTRY_AUTH_FILE", "/r.json"),
+            ("XDG_CONFIG_HOME", "/c"),
+            ("XDG_RUNTIME_DIR", "/run"),
+        ];
+        let wanted = [
+            "/r.json",
+            "/d/config.json",
+            "/run/containers/auth.json",
+            "/c/containers/auth.json",
+        ];
+        assert_eq!(of(&all), wanted);
+        assert!(of(&[]).is_empty());
+    }
+
+    #[test]
+    fn helper_is_asked_about_the_server() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = |name: &str, text: &str| {
+            let path = folder.path().join(format!("docker-credential-{name}"));
+            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a file");
+            let mode = std::fs::Permissions::from_mode(0o755);
+            std::fs::set_permissions(&path, mode).expect("its mode");
+        };
+        script(
+            "good",
+            r#"read -r server; echo "{\"Username\": \"$1 $server\", \"Secret\": \"hunter2\"}""#,
+        );
+        script(
+            "token",
+            r#"cat >/dev/null; echo '{"Username": "<token>", "Secret": "t"}'"#,
+        );
+        script(
+            "none",
+            "cat >/dev/null; echo credentials not found in native keychain; exit 1",
+        );
+        script("bad", "cat >/dev/null; echo hunter2; exit 1");
+        script("odd", "cat >/dev/null; echo hunter2");
+        let path = folder.path().to_str().expect("UTF-8").to_owned();
+        let environment = Environment::new([("PATH".to_owned(), path)]);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let runtime = runtime.expect("a runtime");
+        let ask = |key: &str, name: &str, host: &str| {
+            let helpers = serde_json::json!({key: if key == "credsStore" { serde_json::json!(name) } else {
+                serde_json::json!({host: name})
+            }});
+            let config: Config = serde_json::from_value(helpers).expect("a configuration");
+            let found = config.login(&artifact(host, "a"), &environment, Path::new("f"));
+            let (login, by) = found.expect("a helper").expect("a helper");
+            assert!(by.contains(name), "{by}");
+            runtime.block_on(login.resolved())
+        };
+        assert!(ask("credHelpers", "good", "h:1").is_ok_and(|login| login == password("get h:1")));
+        let hub = format!("get {HUB_SERVER}");
+        assert!(ask("credsStore", "good", "docker.io").is_ok_and(|login| login == password(&hub)));
+        let identity = Login::Identity("t".to_owned());
+        assert!(ask("credsStore", "token", "h").is_ok_and(|login| login == identity));
+        assert!(ask("credsStore", "none", "h").is_ok_and(|login| login == Login::Anonymous));
+        for name in ["bad", "odd"] {
+            let error = ask("credsStore", name, "h").err().expect("an error");
+            assert_eq!(error.kind, ErrorKind::PermissionDenied);
+            assert!(!error.message.contains("hunter2"), "{}", error.message);
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! One artifact of a registry as a store: the manifest is the listing, blobs are the objects.
+//!
+//! Requests are sent once, as by the other stores, and a second time after a challenge.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::time::Instant;
+
+use async_trait::async_trait;
+use chrono::DateTime;
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RANGE};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use object_store::client::{HttpClient, HttpRequest, HttpRequestBody, HttpResponse};
+use object_store::path::Path;
+use object_store::{
+    Attributes, CopyOptions, Error, Extensions, GetOptions, GetRange, GetResult, GetResultPayload,
+    ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions,
+    PutPayload, PutResult, Result,
+};
+use sha2::{Digest as _, Sha256, Sha512};
+use tokio::sync::{Mutex, OnceCell};
+use url::Url;
+
+use super::challenge::{Authorization, Challenge};
+use super::login::Login;
+use super::manifest::{File, INDEXES, MANIFESTS, Manifest};
+use super::{STORE, failed, judged, whole};
+use crate::error::ErrorKind;
+use crate::options::oci_reference::OciReference;
+use crate::storage::object::cache::hex;
+use crate::storage::object::store::addresses::Reach;
+use crate::storage::object::store::classification::{Classification, changed};
+use crate::storage::object::store::hub::repository::cut;
+use crate::storage::object::store::response_capture::reach_of_peer;
+use crate::storage::object::store::tree::level;
+
+/// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
+const WHOLE_BYTES_MAX: u64 = 16 << 20;
+
+/// Number of indexes that may lead to a manifest.
+const INDEXES_MAX: usize = 2;
+
+/// An artifact of a registry.
+pub(in crate::storage) struct Registry {
+    pub(super) base: Url,
+    pub(super) artifact: OciReference,
+    pub(super) client: HttpClient,
+    /// Client for token services.
+    pub(super) tokens: HttpClient,
+    pub(super) login: Login,
+    /// False if an option sets the header `Authorization`.
+    pub(super) answers_challenges: bool,
+    pub(super) session: Session,
+    pub(super) manifest: OnceCell<Artifact>,
+}
+
+/// Last challenge and the answer to it, which all requests share.
+#[derive(Default)]
+pub(super) struct Session(Mutex<Answered>);
+
+#[derive(Default)]
+struct Answered {
+    challenge: Option<Challenge>,
+    /// Credentials with the result of a helper.
+    login: Option<Login>,
+    authorization: Option<Authorization>,
+}
+
+/// Manifest that is read. It never changes: digests name everything.
+pub(super) struct Artifact {
+    digest: String,
+    files: BTreeMap<String, File>,
+}
+
+impl Registry {
+    /// Returns the digest of the manifest, if it is already known.
+    pub(in crate::storage) fn digest(&self) -> Option<&str> {
+        self.manifest.get().map(|artifact| &*artifact.digest)
+    }
+
+    async fn artifact(&self) -> Result<&Artifact> {
+        let ask = || async {
+            let mut reference = self.artifact.reference.clone();
+            for _ in 0..=INDEXES_MAX {
+                let (body, content_type) = self.ask_manifest(&reference).await?;
+                let digest = checked_digest(&reference, &body)?;
+                match Manifest::parse(&body, content_type.as_deref()).map_err(judged)? {
+                    Manifest::Files(files) => return Ok(Artifact { digest, files }),
+                    Manifest::Index(next) => reference = next,
+                }
+            }
+            Err(judged(Classification::new(
+                ErrorKind::Unsupported,
+                "the tag names an index of indexes of indexes",
+            )))
+        };
+        self.manifest.get_or_try_init(ask).await
+    }
+
+    /// Requests a manifest; returns its bytes and type.
+    async fn ask_manifest(&self, reference: &str) -> Result<(Vec<u8>, Option<String>)> {
+        let accepted = [MANIFESTS, INDEXES].concat().join(", ");
+        let headers = [(ACCEPT, header(&accepted)?)];
+        let response = self.ask("manifests", reference, &headers).await?;
+        if !response.status().is_success() {
+            // `ResponseCapture` has the response.
+            return Err(failed("refused"));
+        }
+        let content_type = text(response.headers(), &CONTENT_TYPE).map(str::to_owned);
+        Ok((whole(response).await?, content_type))
+    }
+
+    /// Sends a request about the repository, and sends it again with an answer if the registry
+    /// challenges it.
+    async fn ask(
+        &self,
+        kind: &str,
+        reference: &str,
+        headers: &[(HeaderName, HeaderValue)],
+    ) -> Result<HttpResponse> {
+        let url = format!(
+            "{}v2/{}/{kind}/{reference}",
+            self.base, self.artifact.repository
+        );
+        let uri: http::Uri = url.parse().map_err(failed)?;
+        let send = async |authorization: Option<&HeaderValue>| {
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            *request.uri_mut() = uri.clone();
+            request.headers_mut().extend(headers.iter().cloned());
+            let authorization = authorization.map(|value| (AUTHORIZATION, value.clone()));
+            request.headers_mut().extend(authorization);
+            self.client.execute(request).await.map_err(failed)
+        };
+        let held = self.held().await?;
+        let response = send(held.as_ref()).await?;
+        if response.status() != StatusCode::UNAUTHORIZED || !self.answers_challenges {
+            return Ok(response);
+        }
+        match self.answer(response.headers(), held.as_ref()).await? {
+            Some(authorization) => send(Some(&authorization)).await,
+            None => Ok(response),
+        }
+    }
+
+    /// Returns the header to send: that of the last answer, renewed if it has expired.
+    async fn held(&self) -> Result<Option<HeaderValue>> {
+        let mut session = self.session.0.lock().await;
+        let Some(authorization) = &session.authorization else {
+            return Ok(None);
+        };
+        if authorization
+            .until
+            .is_none_or(|until| Instant::now() < until)
+        {
+            return Ok(Some(authorization.header.clone()));
+        }
+        self.renew(&mut session).await
+    }
+
+    /// Answers a challenge, unless another request has done so since this one was sent with `held`.
+    async fn answer(
+        &self,
+        headers: &HeaderMap,
+        held: Option<&HeaderValue>,
+    ) -> Result<Option<HeaderValue>> {
+        let reach = Reach::from_host(&self.base).or_else(reach_of_peer);
+        let reach = reach.unwrap_or(Reach::Public);
+        let challenge = Challenge::parse(headers, &self.base, reach).map_err(judged)?;
+        let mut session = self.session.0.lock().await;
+        let known = session.authorization.as_ref().map(|known| &known.header);
+        if known.is_some() && known != held {
+            return Ok(known.cloned());
+        }
+        session.challenge = challenge;
+        self.renew(&mut session).await
+    }
+
+    /// Answers the last challenge anew.
+    async fn renew(&self, session: &mut Answered) -> Result<Option<HeaderValue>> {
+        let Some(challenge) = session.challenge.clone() else {
+            return Ok(None);
+        };
+        let login = match &session.login {
+            Some(login) => login.clone(),
+            None => self.login.resolved().await.map_err(judged)?,
+        };
+        let repository = &self.artifact.repository;
+        session.authorization = challenge.answer(&self.tokens, &login, repository).await?;
+        session.login = Some(login);
+        let authorization = session.authorization.as_ref();
+        Ok(authorization.map(|authorization| authorization.header.clone()))
+    }
+
+    /// Requests a range of a blob; returns it, cut out of the blob if the registry sends that.
+    async fn blob(&self, path: &Path, file: &File, range: Range<u64>) -> Result<GetResult> {
+        if file.len == 0 {
+            return Ok(result(path, file, 0..0, stream::empty().boxed()));
+        }
+        let bytes = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
+        let headers = [(RANGE, header(&bytes)?)];
+        let response = self.ask("blobs", &file.digest, &headers).await?;
+        let body = |response: HttpResponse| {
+            let frames = response.into_body().bytes_stream();
+            frames.map(|bytes| bytes.map_err(failed)).boxed()
+        };
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT => {
+                let (sent, len) = text(response.headers(), &CONTENT_RANGE)
+                    .and_then(sent_range)
+                    .ok_or_else(|| failed("the Content-Range cannot be read"))?;
+                require_len(file, len)?;
+                if sent != range {
+                    return Err(failed("the Content-Range is another one"));
+                }
+                Ok(result(path, file, range, body(response)))
+            }
+            StatusCode::OK if file.len <= WHOLE_BYTES_MAX => {
+                let len =
+                    text(response.headers(), &CONTENT_LENGTH).and_then(|len| len.parse().ok());
+                require_len(file, len.unwrap_or(file.len))?;
+                let all = result(path, file, 0..file.len, body(response));
+                Ok(cut(all, &range))
+            }
+            StatusCode::OK => Err(Error::NotSupported {
+                source: "the blob came whole".into(),
+            }),
+            _ => Err(failed("refused")),
+        }
+    }
+}
+
+/// Returns the digest of a manifest, which must be the one that it was requested by.
+fn checked_digest(reference: &str, body: &[u8]) -> Result<String> {
+    let found = match reference.split_once(':') {
+        Some(("sha512", _)) => format!("sha512:{}", hex(&Sha512::digest(body))),
+        _ => format!("sha256:{}", hex(&Sha256::digest(body))),
+    };
+    if reference.contains(':') && reference != found {
+        let message = format!("the registry sent the manifest {found} for {reference}");
+        return Err(judged(
+            Classification::new(ErrorKind::Remote, message)
+                .hint("check the registry, and proxies and caches in front of it"),
+        ));
+    }
+    Ok(found)
+}
+
+fn require_len(file: &File, len: u64) -> Result<()> {
+    if file.len == len {
+        return Ok(());
+    }
+    let message = format!(
+        "the layer {} has {len} bytes, but {} in the manifest",
+        file.digest, file.len
+    );
+    Err(judged(
+        Classification::new(ErrorKind::Remote, message).hint("push the artifact again"),
+    ))
+}
+
+/// Parses `bytes 0-3/8`: the range, and the length of the whole.
+fn sent_range(text: &str) -> Option<(Range<u64>, u64)> {
+    let (range, len) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let end = last.parse::<u64>().ok()?.checked_add(1)?;
+    Some((first.parse().ok()?..end, len.parse().ok()?))
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+fn header(text: &str) -> Result<HeaderValue> {
+    HeaderValue::from_str(text).map_err(failed)
+}
+
+fn meta(location: Path, file: &File) -> ObjectMeta {
+    ObjectMeta {
+        location,
+        last_modified: DateTime::default(),
+        size: file.len,
+        e_tag: Some(file.e_tag()),
+        version: None,
+    }
+}
+
+fn result(
+    path: &Path,
+    file: &File,
+    range: Range<u64>,
+    body: BoxStream<'static, Result<bytes::Bytes>>,
+) -> GetResult {
+    GetResult {
+        payload: GetResultPayload::Stream(body),
+        meta: meta(path.clone(), file),
+        range,
+        attributes: Attributes::default(),
+        extensions: Extensions::default(),
+    }
+}
+
+impl fmt::Display for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(STORE)
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry")
+            .field("artifact", &self.artifact)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns the error for requests that change a registry.
+fn read_only<T>(operation: &str) -> Result<T> {
+    Err(Error::NotImplemented {
+        operation: operation.to_owned(),
+        implementer: STORE.to_owned(),
+    })
+}
+
+#[async_trait]
+impl ObjectStore for Registry {
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let artifact = self.artifact().await?;
+        let Some(file) = artifact.files.get(path.as_ref()) else {
+            return Err(judged(
+                Classification::new(ErrorKind::NotFound, "the artifact has no such file")
+                    .hint("check the path; files in archives cannot be read"),
+            ));
+        };
+        let is_wanted = |tag: &String| *tag == file.e_tag();
+        if !options.if_match.as_ref().is_none_or(is_wanted) {
+            return Err(judged(changed()));
+        }
+        if options.head {
+            return Ok(result(path, file, 0..file.len, stream::empty().boxed()));
+        }
+        let range = match options.range {
+            Some(GetRange::Bounded(range)) => range.start..range.end.min(file.len),
+            Some(GetRange::Offset(start)) => start..file.len,
+            Some(GetRange::Suffix(len)) => file.len.saturating_sub(len)..file.len,
+            None => 0..file.len,
+        };
+        self.blob(path, file, range).await
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        let artifact = self.artifact().await?;
+        let (objects, prefixes) = level(&artifact.files, prefix, meta);
+        Ok(ListResult {
+            common_prefixes: prefixes.into_iter().collect(),
+            objects,
+            extensions: Extensions::default(),
+        })
+    }
+
+    fn list(&self, _prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        stream::once(async { read_only("list") }).boxed()
+    }
+
+    async fn put_opts(&self, _: &Path, _: PutPayload, _: PutOptions) -> Result<PutResult> {
+        read_only("put")
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        _: &Path,
+        _: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        read_only("put")
+    }
+
+    fn delete_stream(
+        &self,
+        _: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        stream::once(async { read_only("delete") }).boxed()
+    }
+
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
+        read_only("copy")
+    }
+}
