@@ -315,8 +315,9 @@ def open(
             and remote. A `str` is a path or a URL: `s3://bucket/key`, `gs://bucket/key`,
             `az://container/key`, `abfss://container@account.dfs.core.windows.net/key`,
             `https://host/path`, `http://host/path` or `file:///path`, or a model of a Hub:
-            `hf://org/name`, `hf://org/name@revision`, each optionally with a path in it. A prefix
-            of objects is a directory. HTTP has no listing: a directory there is read by its
+            `hf://org/name`, `hf://org/name@revision`, or of an OCI registry:
+            `oci://registry/repository:tag`, `oci://registry/repository@sha256:…`, each optionally
+            with a path in it. A prefix of objects is a directory. HTTP has no listing: a directory there is read by its
             `model.safetensors.index.json`, or else its `model.safetensors`. A model of a Hub is
             read from the cache of the package huggingface_hub (`HF_HUB_CACHE`, `HF_HOME`) if all
             its weights are there, without asking whether its branch has moved on; else from the Hub
@@ -351,7 +352,7 @@ def open(
             - `account_key` (Azure): Access key of the storage account. Default: from the
               environment.
             - `sas` (Azure): Shared access signature. Default: from the environment.
-            - `token` (GCS, Azure and hf://): Bearer token. Default: from the environment.
+            - `token` (GCS, Azure, hf:// and oci://): Bearer token. Default: from the environment.
             - `tenant_id` (Azure): Tenant of the application. Default: from the environment.
             - `client_id` (Azure): Application, or the managed identity to use. Default: from the
               environment.

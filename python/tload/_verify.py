@@ -151,8 +151,8 @@ def verify(
     Others in the directory, such as `config.json` or code, are only read with `signature=`.
 
     Known digests are, the strongest first: those of a manifest (`tload-manifest.json` beside the
-    checkpoint), the store's own digests of whole objects (S3, GCS), those that the Hugging Face Hub
-    or its cache has of files, and those of a `model.sig`. A failure of one file is recorded in the
+    checkpoint), the store's own digests of whole objects (S3, GCS), those that the Hugging Face Hub,
+    its cache or an OCI registry has of files, and those of a `model.sig`. A failure of one file is recorded in the
     report, and the other files are still verified: the report is then false, and `report.check()`
     raises the error.
 
