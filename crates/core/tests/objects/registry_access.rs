@@ -284,3 +284,27 @@ fn echoed_secrets_are_not_shown() {
         assert_eq!(service.received().len(), 1);
     }
 }
+
+#[test]
+fn challenge_of_redirect_target_is_not_answered() {
+    let service = Listener::start(|_| json_reply(r#"{"token": "t"}"#));
+    let realm = service.url();
+    let elsewhere = Listener::start(move |_| {
+        format!(
+            "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Bearer realm=\"{realm}\"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        )
+    });
+    let target = elsewhere.url();
+    let registry = Listener::start(move |_| {
+        format!(
+            "HTTP/1.1 307 Temporary Redirect\r\nlocation: {target}/x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        )
+    });
+    let (address, home) = (registry.address.to_string(), folder());
+    write_login(home.path(), &address, "user", "hunter2password");
+    let variables = [("DOCKER_CONFIG", home.path().to_str().expect("UTF-8"))];
+    let outcome = outcome(&url(&address), "", &variables);
+    assert!(outcome.starts_with("PermissionDenied"), "{outcome}");
+    assert_eq!(elsewhere.received().len(), 1);
+    assert_eq!(service.received(), [""; 0]);
+}

@@ -122,6 +122,20 @@ pub(in crate::storage) fn came_over(connection: Connection) {
     update(|captured| captured.connection = Some(connection));
 }
 
+/// Returns whether the last response is of the host that was asked, not of one that it redirected
+/// to.
+pub(in crate::storage) fn is_of_first_host() -> bool {
+    let is_first = |last: &ResponseCapture| {
+        let endpoint = last
+            .endpoint
+            .as_deref()
+            .and_then(|url| url.split_once("://"));
+        endpoint.map(|(_, host)| host) == last.host.as_deref()
+    };
+    LAST.try_with(|last| is_first(&last.borrow()))
+        .unwrap_or(false)
+}
+
 /// Returns the networks that the server of the last response can be reached from; `None` if it
 /// responded through a proxy.
 pub(in crate::storage) fn reach_of_peer() -> Option<Reach> {

@@ -34,7 +34,7 @@ use crate::storage::object::cache::hex;
 use crate::storage::object::store::addresses::Reach;
 use crate::storage::object::store::classification::{Classification, changed};
 use crate::storage::object::store::hub::repository::cut;
-use crate::storage::object::store::response_capture::reach_of_peer;
+use crate::storage::object::store::response_capture::{is_of_first_host, reach_of_peer};
 use crate::storage::object::store::tree::level;
 
 /// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
@@ -92,10 +92,11 @@ impl Registry {
                     Manifest::Index(next) => reference = next,
                 }
             }
-            Err(judged(Classification::new(
-                ErrorKind::Unsupported,
-                "the tag names an index of indexes of indexes",
-            )))
+            let message = "the tag names an index of indexes of indexes";
+            Err(judged(
+                Classification::new(ErrorKind::Unsupported, message)
+                    .hint("pass the digest of a manifest"),
+            ))
         };
         self.manifest.get_or_try_init(ask).await
     }
@@ -136,7 +137,9 @@ impl Registry {
         };
         let held = self.held().await?;
         let response = send(held.as_ref()).await?;
-        if response.status() != StatusCode::UNAUTHORIZED || !self.answers_challenges {
+        // Another host, which the registry redirected to, names no token service.
+        let is_challenge = response.status() == StatusCode::UNAUTHORIZED && is_of_first_host();
+        if !is_challenge || !self.answers_challenges {
             return Ok(response);
         }
         match self.answer(response.headers(), held.as_ref()).await? {
