@@ -55,7 +55,7 @@ NOT_RUN = {
     "docs/quickstart.md": 2,
     "docs/scale-out.md": 3,
     "docs/serve.md": 1,
-    "docs/sources.md": 4,
+    "docs/sources.md": 5,
     "docs/troubleshooting.md": 4,
     "docs/tuning.md": 1,
     "docs/verify.md": 3,
