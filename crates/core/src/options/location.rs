@@ -12,8 +12,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use super::hub_id;
 use crate::error::{Error, Result, printable, shortened};
 
-/// A path, a `file://` URL, the URL of an object or of a prefix of objects, or a model on a hub
-/// (`hf://org/name`).
+/// A path, a `file://` URL, the URL of an object or of a prefix of objects, or a model or bucket on
+/// a hub (`hf://org/name`).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Location {
     place: Place,
@@ -41,7 +41,7 @@ pub enum Protocol {
     /// A model on the Hugging Face Hub or on a server with the same API: `hf://org/name`,
     /// `hf://org/name@revision`, each also with the path of a file or directory in it. Read from the
     /// local cache of the hub's own tools if it is complete there. Else the revision is resolved to
-    /// a commit once, and that commit is read by ranges.
+    /// a commit once, and that commit is read by ranges. Also a bucket: `hf://buckets/org/name/path`.
     Hub,
     /// A store that the caller opened.
     Custom,
@@ -591,6 +591,7 @@ mod tests {
             assert_eq!(location.as_path(), None);
             let url = location.remote().expect("a URL");
             assert_eq!((&*url.authority, &*url.path), (authority, path), "{text}");
+            ("hf://buckets/o/n/a", Protocol::Hub, "buckets/o/n", "a"),
         }
     }
 
@@ -645,6 +646,11 @@ mod tests {
     fn rejected_locations_report_kind_and_hide_secrets() {
         for (text, kind) in [
             ("", ErrorKind::InvalidRequest),
+            (
+                "hf://buckets/o/n/m",
+                "hf://buckets/o/n/m/x",
+                "hf://buckets/o/n",
+            ),
             ("file://host/x", ErrorKind::InvalidRequest),
             ("s3://key:secret@bucket/x", ErrorKind::InvalidRequest),
             ("s3:///x", ErrorKind::InvalidRequest),

@@ -16,6 +16,7 @@ use super::client::{Extras, client_options};
 use super::connector::Connector;
 use super::credentials::Credentials;
 use super::environment::{Environment, Variables};
+use super::hub::bucket::Bucket;
 use super::hub::repository::Repository;
 use super::redactor::{Redactor, Sent};
 use crate::error::{Error, ErrorKind, Result};
@@ -58,8 +59,10 @@ pub(in crate::storage) struct OpenStore {
     pub(in crate::storage) signer: Option<Signer>,
     /// Token that was found in a file.
     pub(in crate::storage) token: Option<HeaderValue>,
-    /// Repository, if the store is a hub.
+    /// Repository, if the store is one of a hub.
     pub(in crate::storage) repository: Option<Repository>,
+    /// Bucket, if the store is one of a hub.
+    pub(in crate::storage) bucket: Option<Bucket>,
 }
 
 impl OpenStore {
@@ -74,6 +77,7 @@ impl OpenStore {
             signer: None,
             token: None,
             repository: None,
+            bucket: None,
         }
     }
 }

@@ -60,6 +60,7 @@ use self::hub::repository::{Repository, cut};
 use self::redactor::Redactor;
 use super::cache::{Cache, Check, Question, check};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
+use self::hub::bucket::{Bucket, level};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::{StoreOptions, without_credentials};
 use crate::sync::timeline::Timeline;
@@ -81,12 +82,14 @@ pub(crate) struct Store {
     signed_url: bool,
     /// Index of the first HTTP client that speaks to the store; those before it fetch credentials.
     own_client: usize,
-    /// Repository, if the store is a hub.
+    /// Repository, if the store is one of a hub.
     repository: Option<Repository>,
     /// Place of the hub's description of the repository in the cache.
     description: Option<Question>,
     /// True if the options forbid requests.
     is_offline: bool,
+    /// Bucket, if the store is one of a hub.
+    bucket: Option<Bucket>,
     /// Way to request an object's own checksums.
     asks: Asks,
     redactor: Redactor,
@@ -204,6 +207,7 @@ impl Store {
         };
         Ok((Arc::new(store), path))
     }
+            bucket: opened.bucket,
 
     /// Creates a store from one that the caller provides.
     pub(crate) fn custom(store: Arc<dyn ObjectStore>, label: &str) -> Arc<Self> {
@@ -224,6 +228,7 @@ impl Store {
         })
     }
 
+            bucket: None,
     /// Requests an object or a range of it, once.
     pub(crate) async fn get(
         &self,
@@ -240,6 +245,10 @@ impl Store {
         let asked = self.inner.get_opts(&place, question.clone());
         let (mut result, captured) = match (self.request(operation, asked).await, &question.range) {
             (Err(fault), Some(GetRange::Bounded(range)))
+            let options = match &self.bucket {
+                Some(_) => Commit::question(options),
+                None => options,
+            };
                 if commit.may_come_whole(path, &fault.error) =>
             {
                 let all = GetOptions {
@@ -306,6 +315,11 @@ impl Store {
         Ok(Level {
             objects: objects
                 .filter(|object| !is_marker(object))
+        if let Some(bucket) = &self.bucket {
+            let pages = pages::bounded(bucket.pages(prefix));
+            let (pages, captured) = self.request("LIST", pages).await?;
+            return level(&pages, prefix).map_err(|what| self.malformed(&what, &captured));
+        }
                 .map(|object| Listed {
                     location: object.location,
                     len: Some(object.size),
@@ -330,16 +344,7 @@ impl Store {
                 return Ok(commit);
             }
             let (answer, captured) = self.request("GET", repository.ask()).await?;
-            let commit = Commit::parse(&answer).map_err(|what| Fault {
-                error: Error::new(ErrorKind::Remote, "the hub's response is malformed")
-                    .with_request(self.failed_request(&captured, "GET"))
-                    .with_source(self.redactor.clean(&what, &captured.sent))
-                    .with_hint(
-                        "check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)",
-                    ),
-                transient: None,
-                asked: None,
-            })?;
+            let commit = Commit::parse(&answer).map_err(|what| self.malformed(&what, &captured))?;
             if let Some(place) = &self.description {
                 place.remember(&String::from_utf8_lossy(&answer));
             }
@@ -356,6 +361,18 @@ impl Store {
     async fn request<T>(
         &self,
         operation: &str,
+    /// Returns the error for a response of a hub that cannot be parsed; `what` describes it.
+    fn malformed(&self, what: &str, captured: &ResponseCapture) -> Fault {
+        Fault {
+            error: Error::new(ErrorKind::Remote, "the hub's response is malformed")
+                .with_request(self.failed_request(captured, "GET"))
+                .with_source(self.redactor.clean(what, &captured.sent))
+                .with_hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)"),
+            transient: None,
+            asked: None,
+        }
+    }
+
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<(T, ResponseCapture), Fault> {
         if self.is_offline {

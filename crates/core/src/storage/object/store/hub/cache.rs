@@ -36,12 +36,10 @@ const SINGLE_NAME: &str = "model.safetensors";
 pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<PathBuf>> {
     let path = object_path(url)?;
     let environment = Environment::unless_forbidden(options);
+    let id = HubId::from_authority(&url.authority);
     let found = match settings::cache(&environment) {
-        Some(cache) => find(
-            &cache,
-            &HubId::from_authority(&url.authority),
-            path.as_ref(),
-        ),
+        Some(_) if id.is_bucket() => Err("which has no buckets".to_owned()),
+        Some(cache) => find(&cache, &id, path.as_ref()),
         None => Err("the cache directory is unknown".to_owned()),
     };
     match found {

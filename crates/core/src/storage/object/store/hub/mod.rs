@@ -1,4 +1,4 @@
-//! Models of a hub: access, the commit that is read, and the files of that commit. Called by
+//! Models and buckets of a hub: access, the commit that is read, and its files. Called by
 //! [`crate::storage::object::store::Store`], and by callers that look up models in the local cache.
 //!
 //! Files are read as from a web server. `ENDPOINT/org/name/resolve/COMMIT/FILE` responds with the
@@ -6,6 +6,7 @@
 //! the redirect each time: an expired link is never used, and each request costs one more round
 //! trip to the hub. The token is sent to the hub only, not to other hosts that it redirects to.
 
+pub(in crate::storage) mod bucket;
 mod cache;
 mod listing;
 pub(in crate::storage) mod repository;
@@ -18,6 +19,7 @@ use object_store::http::HttpBuilder;
 use percent_encoding::utf8_percent_encode;
 use tokio::sync::OnceCell;
 
+use self::bucket::Bucket;
 use self::cache::is_offline;
 pub(crate) use self::cache::{cached, cached_copy, commit_in_cache, snapshot};
 pub(in crate::storage) use self::listing::Commit;
@@ -77,6 +79,18 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         .with_http_connector(Ready(client.clone()))
         .build()
         .map_err(refused)?;
+    let opened = OpenStore {
+        origin: endpoint.clone(),
+        token: known,
+        ..OpenStore::new(store, Credentials::known(source))
+    };
+    if id.is_bucket() {
+        let tree = format!("{endpoint}/api/{}/tree", id.repository);
+        return Ok(OpenStore {
+            bucket: Some(Bucket { client, tree }),
+            ..opened
+        });
+    }
     let revision = utf8_percent_encode(&id.revision, RESERVED);
     // `blobs` adds the lengths of the files, and their identities.
     let url = format!(
@@ -94,10 +108,8 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         commit: OnceCell::new(),
     };
     Ok(OpenStore {
-        origin: endpoint,
-        token: known,
         repository: Some(repository),
-        ..OpenStore::new(store, Credentials::known(source))
+        ..opened
     })
 }
 
