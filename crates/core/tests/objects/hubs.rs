@@ -581,3 +581,19 @@ fn cached_bucket_opens_without_the_hub() {
         assert_eq!(hub.requests().len() > before, check == "always");
     }
 }
+
+/// The limit of the first connection is not one of the first response.
+#[test]
+fn slow_hub_is_waited_for() {
+    let server = FaultyServer::start();
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let description = format!(r#"{{"sha": "{commit}", "siblings": []}}"#);
+    server.put("api/models/org/Model-1.5/revision/main", description);
+    let delay = std::time::Duration::from_millis(2300);
+    server.fault(Rule::times(1, Fault::Delay(delay)));
+    let store = sites::options(&[("endpoint", &server.url()), ("retries", "0")]);
+    let started = std::time::Instant::now();
+    let error = Checkpoint::open_with(&location(""), &store).expect_err("has no files");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
+    assert!(started.elapsed() >= delay);
+}

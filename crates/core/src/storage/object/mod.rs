@@ -314,7 +314,8 @@ impl ObjectSource {
     ///
     /// [`ErrorKind::Changed`], and any other error of the store, translated.
     pub(crate) fn verify_in_place(&self) -> Result<()> {
-        let is_trusted = (self.0.remote.cache()).is_some_and(|cache| cache.is_trusted());
+        let cache = self.0.remote.cache().zip(self.0.location.remote());
+        let is_trusted = cache.is_some_and(|(cache, url)| cache.is_trusted(url));
         let is_fixed = is_trusted || self.is_empty() || self.commit_name().is_some();
         if self.0.sample.is_some() || is_fixed {
             return self.verify_unchanged();

@@ -16,11 +16,12 @@ use super::client::{Extras, client_options};
 use super::connector::Connector;
 use super::credentials::Credentials;
 use super::environment::{Environment, Variables};
+use super::first_connection::FirstConnection;
 use super::hub::bucket::Bucket;
 use super::hub::repository::Repository;
 use super::redactor::{Redactor, Sent};
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::location::RemoteUrl;
+use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
 
 /// Everything that depends on the protocol of a store, beside the options that it has.
@@ -83,6 +84,13 @@ impl OpenStore {
 }
 
 impl Opening<'_> {
+    /// Returns the limit of the first connection, if this is a hub and the options set no limit.
+    pub(in crate::storage) fn first_connection(&self) -> Option<Arc<FirstConnection>> {
+        let is_hub = self.url.protocol == Protocol::Hub;
+        let is_limited = is_hub && self.options.get("connect_timeout").is_none();
+        is_limited.then(|| Arc::clone(self.connector.first()))
+    }
+
     /// Returns whether the environment may be read.
     pub(in crate::storage) fn may_read_environment(&self) -> bool {
         self.options.flag("environment").unwrap_or(true)

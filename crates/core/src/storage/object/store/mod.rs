@@ -19,6 +19,7 @@ mod credential_cache;
 mod credentials;
 mod environment;
 mod error_body;
+mod first_connection;
 mod gcs;
 mod hub;
 mod pages;
@@ -45,7 +46,9 @@ use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 pub(crate) use self::client::READ_TIMEOUT;
 #[cfg(feature = "testing")]
 pub(crate) use self::hub::assert_levels_are_whole;
-pub(crate) use self::hub::{cached, cached_copy, commit_in_cache, snapshot};
+pub(crate) use self::hub::{
+    cached, cached_copy, commit_in_cache, is_hub_offline, repository_folder, snapshot,
+};
 pub(crate) use self::path::object_path;
 pub(crate) use request_error::Fault;
 pub(crate) use response_capture::{Connection, ResponseCapture};
@@ -55,12 +58,13 @@ use self::classification::{Hints, RequestContext};
 use self::connector::Connector;
 use self::credentials::Credentials;
 use self::environment::{Environment, Variables};
+use self::first_connection::FirstConnection;
 use self::hub::Commit;
+use self::hub::bucket::{Bucket, level};
 use self::hub::repository::{Repository, cut};
 use self::redactor::Redactor;
 use super::cache::{Cache, Check, Question, check};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
-use self::hub::bucket::{Bucket, level};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::{StoreOptions, without_credentials};
 use crate::sync::timeline::Timeline;
@@ -84,12 +88,14 @@ pub(crate) struct Store {
     own_client: usize,
     /// Repository, if the store is one of a hub.
     repository: Option<Repository>,
-    /// Place of the hub's description of the repository in the cache.
-    description: Option<Question>,
-    /// True if the options forbid requests.
-    is_offline: bool,
     /// Bucket, if the store is one of a hub.
     bucket: Option<Bucket>,
+    /// Place of the hub's description of the repository in the cache.
+    description: Option<Question>,
+    /// Error of requests if they are forbidden: message and hint.
+    offline: Option<(String, String)>,
+    /// Limits the first request, if this is a hub.
+    first: Option<Arc<FirstConnection>>,
     /// Way to request an object's own checksums.
     asks: Asks,
     redactor: Redactor,
@@ -192,7 +198,8 @@ impl Store {
                 };
                 cache.question("commit", &repository, &origin)
             }),
-            is_offline: check(options) == Check::Offline,
+            offline: offline(url, options),
+            first: opening.first_connection(),
             origin,
             protocol: Some(protocol),
             credentials: opened.credentials,
@@ -200,6 +207,7 @@ impl Store {
             signed_url: url.query.is_some(),
             own_client,
             repository: opened.repository,
+            bucket: opened.bucket,
             asks: Asks {
                 signer: opened.signer,
             },
@@ -207,7 +215,6 @@ impl Store {
         };
         Ok((Arc::new(store), path))
     }
-            bucket: opened.bucket,
 
     /// Creates a store from one that the caller provides.
     pub(crate) fn custom(store: Arc<dyn ObjectStore>, label: &str) -> Arc<Self> {
@@ -221,14 +228,15 @@ impl Store {
             signed_url: false,
             own_client: 0,
             repository: None,
+            bucket: None,
             description: None,
-            is_offline: false,
+            offline: None,
+            first: None,
             asks: Asks::default(),
             redactor: Redactor::default(),
         })
     }
 
-            bucket: None,
     /// Requests an object or a range of it, once.
     pub(crate) async fn get(
         &self,
@@ -237,6 +245,10 @@ impl Store {
     ) -> Result<(GetResult, ResponseCapture), Fault> {
         let operation = if options.head { "HEAD" } else { "GET" };
         let Some(commit) = self.commit().await? else {
+            let options = match &self.bucket {
+                Some(_) => Commit::question(options),
+                None => options,
+            };
             let asked = self.inner.get_opts(path, options);
             return self.request(operation, asked).await;
         };
@@ -245,10 +257,6 @@ impl Store {
         let asked = self.inner.get_opts(&place, question.clone());
         let (mut result, captured) = match (self.request(operation, asked).await, &question.range) {
             (Err(fault), Some(GetRange::Bounded(range)))
-            let options = match &self.bucket {
-                Some(_) => Commit::question(options),
-                None => options,
-            };
                 if commit.may_come_whole(path, &fault.error) =>
             {
                 let all = GetOptions {
@@ -307,6 +315,11 @@ impl Store {
         if let Some(commit) = self.commit().await? {
             return Ok(commit.level(prefix));
         }
+        if let Some(bucket) = &self.bucket {
+            let pages = pages::bounded(bucket.pages(prefix));
+            let (pages, captured) = self.request("LIST", pages).await?;
+            return level(&pages, prefix).map_err(|what| self.malformed(&what, &captured));
+        }
         let listing = pages::bounded(self.inner.list_with_delimiter(prefix));
         let (listing, _) = self.request("LIST", listing).await?;
         // Consoles mark a directory by an empty object of the same name.
@@ -315,11 +328,6 @@ impl Store {
         Ok(Level {
             objects: objects
                 .filter(|object| !is_marker(object))
-        if let Some(bucket) = &self.bucket {
-            let pages = pages::bounded(bucket.pages(prefix));
-            let (pages, captured) = self.request("LIST", pages).await?;
-            return level(&pages, prefix).map_err(|what| self.malformed(&what, &captured));
-        }
                 .map(|object| Listed {
                     location: object.location,
                     len: Some(object.size),
@@ -353,14 +361,6 @@ impl Store {
         repository.commit.get_or_try_init(ask).await.map(Some)
     }
 
-    /// Returns the name of the commit, if it is already known.
-    pub(crate) fn commit_name(&self) -> Option<&str> {
-        Some(self.repository.as_ref()?.commit.get()?.name())
-    }
-
-    async fn request<T>(
-        &self,
-        operation: &str,
     /// Returns the error for a response of a hub that cannot be parsed; `what` describes it.
     fn malformed(&self, what: &str, captured: &ResponseCapture) -> Fault {
         Fault {
@@ -373,16 +373,39 @@ impl Store {
         }
     }
 
+    /// Returns the name of the commit, if it is already known.
+    pub(crate) fn commit_name(&self) -> Option<&str> {
+        Some(self.repository.as_ref()?.commit.get()?.name())
+    }
+
+    async fn request<T>(
+        &self,
+        operation: &str,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<(T, ResponseCapture), Fault> {
-        if self.is_offline {
-            return Err(offline());
+        if let Some((message, hint)) = &self.offline {
+            return Err(Fault {
+                error: Error::new(ErrorKind::Remote, message).with_hint(hint),
+                transient: None,
+                asked: None,
+            });
         }
-        let (result, captured) = capture(request).await;
-        match result {
-            Ok(result) => Ok((result, captured)),
-            Err(error) => Err(self.fault(&error, &captured, operation)),
-        }
+        let limited = async {
+            match &self.first {
+                Some(first) => first.limit(request).await,
+                None => request.await,
+            }
+        };
+        let (result, captured) = capture(limited).await;
+        result
+            .map(|result| (result, captured.clone()))
+            .map_err(|error| {
+                let mut fault = self.fault(&error, &captured, operation);
+                if self.first.as_ref().is_some_and(|first| first.is_too_late()) {
+                    fault.transient = None;
+                }
+                fault
+            })
     }
 
     /// Translates a failure of a request or of the body of its response.
@@ -471,15 +494,16 @@ impl Store {
     }
 }
 
-/// Returns the error of a request that the options forbid.
-fn offline() -> Fault {
-    let message = "is not in the cache, and cache_check=offline forbids requests";
-    Fault {
-        error: Error::new(ErrorKind::Remote, message)
-            .with_hint("load it once with the same cache_dir and without cache_check=offline"),
-        transient: None,
-        asked: None,
+/// Returns the error of requests to a store that are forbidden, if they are: message and hint.
+fn offline(url: &RemoteUrl, options: &StoreOptions) -> Option<(String, String)> {
+    if check(options) == Check::Offline {
+        return Some((
+            "is not in the cache, and cache_check=offline forbids requests".to_owned(),
+            "load it once with the same cache_dir and without cache_check=offline".to_owned(),
+        ));
     }
+    let is_hub = url.protocol == Protocol::Hub;
+    (is_hub && is_hub_offline(options)).then(|| hub::in_neither_cache(url, options))
 }
 
 impl fmt::Debug for Store {

@@ -20,8 +20,10 @@ use percent_encoding::utf8_percent_encode;
 use tokio::sync::OnceCell;
 
 use self::bucket::Bucket;
-use self::cache::is_offline;
-pub(crate) use self::cache::{cached, cached_copy, commit_in_cache, snapshot};
+pub(in crate::storage) use self::cache::in_neither_cache;
+pub(crate) use self::cache::{
+    cached, cached_copy, commit_in_cache, is_hub_offline, repository_folder, snapshot,
+};
 pub(in crate::storage) use self::listing::Commit;
 #[cfg(feature = "testing")]
 pub(crate) use self::listing::assert_levels_are_whole;
@@ -43,8 +45,8 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     hints: Hints {
         refusal: status_error::refusal,
         unreachable: Some(
-            "check the network, HF_ENDPOINT and the proxy (HTTPS_PROXY); a model that is complete in the hub's cache is read \
-             from there with HF_HUB_OFFLINE=1",
+            "check the network, HF_ENDPOINT and the proxy (HTTPS_PROXY), or raise connect_timeout; a model that is complete \
+             in the hub's cache or in cache_dir is read from there with HF_HUB_OFFLINE=1",
         ),
         ..Hints::NONE
     },
@@ -52,7 +54,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
 };
 
 fn open(opening: &Opening) -> Result<OpenStore> {
-    if is_offline(opening.options) {
+    if is_hub_offline(opening.options) && opening.options.get("cache_dir").is_none() {
         return Err(cache::offline("it would be read from the hub", opening.url));
     }
     let id = HubId::from_authority(&opening.url.authority);
