@@ -316,7 +316,7 @@ impl Store {
             return Ok(commit.level(prefix));
         }
         if let Some(bucket) = &self.bucket {
-            let pages = pages::bounded(bucket.pages(prefix));
+            let pages = Box::pin(pages::bounded(bucket.pages(prefix)));
             let (pages, captured) = self.request("LIST", pages).await?;
             return level(&pages, prefix).map_err(|what| self.malformed(&what, &captured));
         }
