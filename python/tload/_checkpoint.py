@@ -378,6 +378,8 @@ def open(
               the cache lacks is requested; offline: nothing is. Default: always.
             - `cache_wait`: Wait for the cache's disk instead of leaving out what it is too slow for.
               Default: false.
+            - `hf_cache` (hub): Download models into the cache of huggingface_hub first, with the
+              small files beside them. Default: false.
             - `environment`: Read the store's own environment variables and configuration files.
               Default: true.
             - `headers`: Headers to send with every request: a mapping of name to value. Default:

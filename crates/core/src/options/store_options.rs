@@ -69,6 +69,7 @@ enum Form {
 
 const S3: &[Protocol] = &[Protocol::S3];
 const GCS: &[Protocol] = &[Protocol::Gcs];
+const HUB: &[Protocol] = &[Protocol::Hub];
 const AZURE: &[Protocol] = &[Protocol::Azure];
 const TOKENS: &[Protocol] = &[Protocol::Gcs, Protocol::Azure, Protocol::Hub];
 const ENDPOINTS: &[Protocol] = &[Protocol::S3, Protocol::Gcs, Protocol::Azure, Protocol::Hub];
@@ -290,6 +291,13 @@ impl StoreOptions {
             "wait for the cache's disk instead of leaving out what it is too slow for",
         ),
         key(
+            "hf_cache",
+            Form::Flag,
+            HUB,
+            "false",
+            "download models into the cache of huggingface_hub first, with the small files beside them",
+        ),
+        key(
             "environment",
             Form::Flag,
             ALL,
@@ -429,10 +437,8 @@ impl StoreOptions {
 
 impl fmt::Debug for StoreOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = self
-            .values
-            .iter()
-            .map(|(key, value)| (key, shown(key, value)));
+        let values = self.values.iter();
+        let shown = values.map(|(key, value)| (key, shown(key, value)));
         f.debug_map().entries(shown).finish()
     }
 }

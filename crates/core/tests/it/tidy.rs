@@ -27,16 +27,16 @@ const NAMES_OF_OTHERS: [(&str, &str); 2] = [
 /// Modules of the core from the bottom to the top: each may use those of lower ranks only. Modules
 /// of one rank do not use each other. `testing` stands above all; only tests may use it. The folder
 /// `load` has ranks of its own, since it holds a load from the request to the stream.
-const RANKS: [&[&str]; 15] = [
+const RANKS: [&[&str]; 16] = [
     &["crc", "error"],
     // `no_cuda` replaces `cuda` in builds without it.
     &["format", "no_cuda", "plan", "sync"],
     &["cuda", "options"],
     &["memory", "schedule"],
     &["load::device_map", "ranks", "report", "storage", "tensor"],
+    &["copy"],
     &[
         "checkpoint",
-        "copy",
         "engine",
         "load::budget",
         "load::destinations",
