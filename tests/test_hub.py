@@ -137,6 +137,32 @@ def test_hub_package_download_matches_tload(
     assert not home.exists(), "tload writes nothing into the cache"
 
 
+@pytest.mark.parametrize("how", ["a load", "a copy"])
+def test_hub_package_finds_model_that_tload_cached(
+    how: str, served: hub.Hub, files: dict[str, bytes], tmp_path: Path, home: Path
+) -> None:
+    package = require("huggingface_hub")
+    commit = served.commit(MODEL, files)
+    if how == "a load":
+        assert load(URL, store={"hf_cache": True}) == WANTED
+    else:
+        run("cp", URL, str(tmp_path / "copy"), "--hf-cache", "--hidden")
+    served.asked.clear()
+    snapshot = download(served, home / "hub", local_files_only=True)
+    assert snapshot.name == commit
+    wanted = {name: text for name, text in files.items() if how == "a copy" or not name.startswith("sub/")}
+    assert read(snapshot) == wanted
+    (cached,) = package.scan_cache_dir(home / "hub").repos
+    assert (cached.repo_id, cached.nb_files) == (MODEL, len(wanted))
+    # What the package downloads itself has the same names.
+    assert download(served, home / "hub") == snapshot
+    assert not [asked.path for asked in served.asked if asked.host == "files" and asked.path.endswith("2.safetensors")]
+    assert read(snapshot) == files
+    blobs = sorted(path.name for path in (snapshot.parent.parent / "blobs").iterdir())
+    elsewhere = download(served, tmp_path / "elsewhere").parent.parent
+    assert blobs == sorted(path.name for path in (elsewhere / "blobs").iterdir())
+
+
 @pytest.mark.parametrize("missing", ["a shard", "the index", "a revision"])
 def test_incomplete_hub_cache_ignored(
     missing: str, served: hub.Hub, files: dict[str, bytes], home: Path, monkeypatch: pytest.MonkeyPatch

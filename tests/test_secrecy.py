@@ -64,7 +64,9 @@ def test_no_kind_of_signed_url_is_shown(kind: str, web: Web, tmp_path: Path) -> 
     assert any(SECRET in request.path for request in web.requests), "but the server receives it"
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/model", "gs://bucket/model", "az://bucket/model", "hf://org/model", "oci://localhost/a"])
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/model", "gs://bucket/model", "az://bucket/model", "hf://org/model", "oci://localhost/a"]
+)
 def test_secrets_of_the_environment_are_not_shown(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     closed_port = f"http://127.0.0.1:{unused_port()}"
     monkeypatch.setenv("HF_HOME", str(tmp_path))

@@ -28,6 +28,7 @@ CACHE_VARIABLES = {
     "cache_dir": "TLOAD_CACHE_DIR",
     "cache_limit": "TLOAD_CACHE_LIMIT",
     "cache_check": "TLOAD_CACHE_CHECK",
+    "hf_cache": "TLOAD_HF_CACHE",
 }
 """Environment variables of single options, which the command reads too."""
 

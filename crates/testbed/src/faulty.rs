@@ -7,6 +7,7 @@
 //! nothing is written to disk.
 
 mod answer;
+mod bucket;
 mod credentials;
 mod dates;
 mod delivery;

@@ -49,6 +49,17 @@ pub(crate) struct StoreArgs {
         hide_env_values = true
     )]
     pub(crate) cache_check: Option<OsString>,
+    /// Download models of hf:// into the cache of the hub's own tools first, and read them there
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "TLOAD_HF_CACHE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_env_values = true
+    )]
+    pub(crate) hf_cache: Option<OsString>,
 }
 
 impl StoreArgs {
@@ -59,6 +70,7 @@ impl StoreArgs {
             ("cache_dir", &self.cache_dir),
             ("cache_limit", &self.cache_limit),
             ("cache_check", &self.cache_check),
+            ("hf_cache", &self.hf_cache),
         ];
         let set = options
             .into_iter()

@@ -139,6 +139,7 @@ mod tests {
             cache_dir: None,
             cache_limit: None,
             cache_check: None,
+            hf_cache: None,
         };
         let links = LinkArgs {
             follow_symlinks: true,

@@ -15,6 +15,8 @@ mod doctor;
 mod doctor_store;
 mod errors;
 mod help;
+#[cfg(feature = "object")]
+mod hub;
 #[cfg(target_os = "linux")]
 mod hung_mounts;
 mod interrupt;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::{sync::OnceLock, time::Instant};
 
 use super::OpenOptions;
+#[cfg(feature = "object")]
+use crate::copy::hub_cache;
 use crate::error::{Error, Result};
 use crate::format::SUFFIX;
 #[cfg(feature = "object")]
@@ -288,7 +290,11 @@ impl Backend {
             let Some(url) = url.filter(|url| url.protocol == Protocol::Hub) else {
                 continue;
             };
-            match storage::cached(url, &self.store)? {
+            let found = match storage::cached(url, &self.store)? {
+                None => hub_cache::fill(location, &self.store, None)?,
+                found => found,
+            };
+            match found {
                 Some(path) => *location = Location::from_path(path),
                 None => far.push(HubId::from_authority(&url.authority)),
             }

@@ -9,6 +9,8 @@ mod beside;
 mod cancel;
 mod executor;
 mod fetch;
+#[cfg(feature = "object")]
+pub(crate) mod hub_cache;
 mod journal;
 mod list;
 pub(crate) mod paths;
@@ -28,6 +30,8 @@ pub use beside::read_beside;
 pub use plan::{CopyAction, CopyPlan, PlannedFile};
 
 use crate::error::{Error, ErrorKind, Result};
+#[cfg(feature = "object")]
+use crate::options::Protocol;
 use crate::options::format_bytes;
 use crate::options::{Location, StoreOptions};
 use cancel::Stop;
@@ -340,6 +344,8 @@ impl Copy {
         self.refuse_own_directory()?;
         let filter = Filter::new(&self.options)?;
         let sources = Sources::new(&self.store);
+        #[cfg(feature = "object")]
+        self.fill_hub_cache(&filter, &sources)?;
         let entries = list::entries(&self.source, &filter, &sources, &self.shared)?;
         if entries.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "there is nothing to copy")
@@ -371,6 +377,19 @@ impl Copy {
         let entries = self.absent(entries, &root)?;
         executor::run(entries, &root, &sources, &self.options, &self.shared)?;
         Ok(self.report(started, None))
+    }
+
+    /// Puts the selected files of a hub's model into the cache of the hub's tools, if the options
+    /// say so: they are then copied from there.
+    #[cfg(feature = "object")]
+    fn fill_hub_cache(&self, filter: &Filter, sources: &Sources) -> Result<()> {
+        let is_asked = self.store.flag("hf_cache") == Some(true) && !self.options.dry_run;
+        if !is_asked || self.source.protocol() != Some(Protocol::Hub) {
+            return Ok(());
+        }
+        let entries = list::entries(&self.source, filter, sources, &self.shared)?;
+        let names: Vec<_> = entries.into_iter().map(|entry| entry.name).collect();
+        hub_cache::fill(&self.source, &self.store, Some(&names)).map(|_| ())
     }
 
     /// Refuses to copy files over themselves, which would replace them by others of equal contents

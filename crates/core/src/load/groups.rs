@@ -326,23 +326,16 @@ impl Sources {
         })
     }
 
-    /// Returns the reports of the cache and of the mirrors, which all objects of a checkpoint share.
-    #[cfg(feature = "object")]
+    /// Returns the reports of cache and mirrors, which all objects of a checkpoint share.
     pub(crate) fn remote_reports(&self) -> (Option<CacheReport>, Vec<MirrorReport>) {
-        let remote = self.objects().next().map(|object| object.remote());
-        let cache = remote.and_then(|remote| remote.cache());
-        let mirrors = remote.and_then(|remote| remote.mirrors());
-        let reports = mirrors.map(|mirrors| mirrors.reports());
-        (
-            cache.map(|cache| cache.report()),
-            reports.unwrap_or_default(),
-        )
-    }
-
-    /// Returns no reports: only objects have a cache and mirrors.
-    #[cfg(not(feature = "object"))]
-    #[expect(clippy::unused_self, reason = "objects have them")]
-    pub(crate) fn remote_reports(&self) -> (Option<CacheReport>, Vec<MirrorReport>) {
+        #[cfg(feature = "object")]
+        if let Some(remote) = self.objects().next().map(ObjectSource::remote) {
+            let mirrors = remote.mirrors().map(|mirrors| mirrors.reports());
+            let cache = remote.cache().map(|cache| cache.report());
+            return (cache, mirrors.unwrap_or_default());
+        }
+        // Only objects have them.
+        let _ = self;
         (None, Vec::new())
     }
 

@@ -1,5 +1,5 @@
-//! Names of repositories on a model hub: `org/name@revision`. Pure; called by `location.rs` and by
-//! the hub's client.
+//! Names of repositories and buckets on a model hub: `org/name@revision`, `buckets/org/name`. Pure;
+//! called by `location.rs` and by the hub's client.
 //!
 //! Both names end up in URLs and in paths of the local cache, so neither may hold anything that
 //! leads elsewhere.
@@ -18,14 +18,26 @@ const REVISION: &str = "main";
 /// Longest name of a repository that the hub allows, bytes.
 const NAME_BYTES_MAX: usize = 96;
 
-/// Other kinds of repositories: the first component of a hub URL that does not belong to a model.
-const OTHER_KINDS: [&str; 4] = ["datasets", "spaces", "kernels", "buckets"];
+/// First components of hub URLs that name neither models nor buckets.
+const OTHER_KINDS: [&str; 3] = ["datasets", "spaces", "kernels"];
 
-/// A repository at a revision.
+/// Singular forms of first components, which the hub's own tools reject, with the plural forms.
+const SINGULAR: [(&str, &str); 5] = [
+    ("model", "models"),
+    ("bucket", "buckets"),
+    ("dataset", "datasets"),
+    ("space", "spaces"),
+    ("kernel", "kernels"),
+];
+
+/// First component of the URL of a bucket.
+const BUCKETS: &str = "buckets/";
+
+/// A repository at a revision, or a bucket, which has none.
 #[cfg(feature = "object")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HubId {
-    /// `org/name`.
+    /// `org/name`, or `buckets/org/name`.
     pub(crate) repository: String,
     /// A branch, a tag or a commit; may hold slashes.
     pub(crate) revision: String,
@@ -41,6 +53,11 @@ impl HubId {
             revision: decoded(revision),
         }
     }
+
+    /// Returns whether this is a bucket: files without commits, which may be replaced.
+    pub(crate) fn is_bucket(&self) -> bool {
+        self.repository.starts_with(BUCKETS)
+    }
 }
 
 /// Equal exactly when displayed alike.
@@ -51,8 +68,8 @@ impl fmt::Display for HubId {
     }
 }
 
-/// Splits the text after `hf://` into `org/name` or `org/name@revision`, as written, and the path
-/// of a file or directory in it.
+/// Splits the text after `hf://` into `org/name`, `org/name@revision` or `buckets/org/name`, as
+/// written, and the path of a file or directory in it.
 ///
 /// The grammar is that of the hub's own tools: in a revision `%2F` stands for a slash, except in
 /// `refs/pr/1` and `refs/convert/x`.
@@ -60,15 +77,22 @@ impl fmt::Display for HubId {
 /// # Errors
 ///
 /// [`ErrorKind::InvalidRequest`] for text that cannot be a repository or a revision,
-/// [`ErrorKind::Unsupported`] for repositories that are not models. Neither shows the text: it may
+/// [`ErrorKind::Unsupported`] for repositories of other kinds. Neither shows the text: it may
 /// contain a token.
 pub(super) fn split(rest: &str) -> Result<(String, String)> {
+    if let Some(rest) = rest.strip_prefix(BUCKETS) {
+        return split_bucket(rest);
+    }
     let rest = rest.strip_prefix("models/").unwrap_or(rest);
     let (org, rest) = rest.split_once('/').unwrap_or((rest, ""));
     if OTHER_KINDS.contains(&org) {
-        let message = format!("hf://{org}/ does not name a model");
+        let message = format!("hf://{org}/ names neither a model nor a bucket");
         return Err(Error::new(ErrorKind::Unsupported, message)
-            .with_hint("only model repositories can be read: hf://org/name"));
+            .with_hint("models and buckets can be read: hf://org/name, hf://buckets/org/name"));
+    }
+    if let Some((_, plural)) = SINGULAR.iter().find(|(singular, _)| *singular == org) {
+        return Err(invalid("the first word of the URL must be plural")
+            .with_hint(format!("write hf://{plural}/…")));
     }
     let end = rest.find(['@', '/']).unwrap_or(rest.len());
     let (name, rest) = rest.split_at(end);
@@ -86,6 +110,21 @@ pub(super) fn split(rest: &str) -> Result<(String, String)> {
         ));
     }
     Ok((format!("{org}/{name}@{revision}"), path.to_owned()))
+}
+
+/// Splits the text after `hf://buckets/`.
+fn split_bucket(rest: &str) -> Result<(String, String)> {
+    let (org, rest) = rest.split_once('/').unwrap_or((rest, ""));
+    let (name, path) = rest.split_once('/').unwrap_or((rest, ""));
+    if name.contains('@') && name.split('@').all(is_name) {
+        return Err(invalid("buckets have no revisions")
+            .with_hint("leave out the text after @: hf://buckets/org/name/path"));
+    }
+    if !is_name(org) || !is_name(name) {
+        return Err(invalid("the URL does not name a bucket of a model hub")
+            .with_hint("write hf://buckets/org/name or hf://buckets/org/name/path"));
+    }
+    Ok((format!("{BUCKETS}{org}/{name}"), path.to_owned()))
 }
 
 fn invalid(message: &str) -> Error {
@@ -158,9 +197,19 @@ mod tests {
                 "main",
                 "sub/a@b.safetensors",
             ),
+            ("models/org/name@v1/a", "org/name", "v1", "a"),
+            ("models/org/name@refs/pr/7/a", "org/name", "refs/pr/7", "a"),
+            ("buckets/org/name", "buckets/org/name", "main", ""),
+            (
+                "buckets/org/name/a/b@c",
+                "buckets/org/name",
+                "main",
+                "a/b@c",
+            ),
         ] {
             let (authority, found) = split(rest).expect(rest);
             let id = HubId::from_authority(&authority);
+            assert_eq!(id.is_bucket(), rest.starts_with("buckets"), "{rest}");
             assert_eq!(
                 (&*id.repository, &*id.revision, &*found),
                 (repository, revision, path),
@@ -192,13 +241,24 @@ mod tests {
             "org/name@a%00",
             "org/name@%ff",
             "user:hunter2@org/name",
+            "buckets",
+            "buckets/",
+            "buckets/org",
+            "buckets/org/na me",
+            "buckets/../name",
+            "buckets/org/name@main/a",
+            "buckets/user:hunter2@org/name",
+            "bucket/org/name",
+            "model/org/name",
             &long,
         ] {
             let error = split(rest).expect_err(rest);
             assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{rest}");
             assert!(!error.chain().contains("hunter2"), "{}", error.chain());
         }
-        let error = split("datasets/org/name").expect_err("no model");
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        for rest in ["datasets/org/name", "spaces/org/name", "kernels/org/name"] {
+            let error = split(rest).expect_err("no model");
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+        }
     }
 }

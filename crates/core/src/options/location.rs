@@ -12,8 +12,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use super::{hub_id, oci_reference};
 use crate::error::{Error, Result, printable, shortened};
 
-/// A path, a `file://` URL, the URL of an object or of a prefix of objects, a model on a hub
-/// (`hf://org/name`), or one in an OCI registry (`oci://registry/repository:tag`).
+/// A path, a `file://` URL, the URL of an object or of a prefix of objects, a model or bucket on a
+/// hub (`hf://org/name`), or a model in an OCI registry (`oci://registry/repository:tag`).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Location {
     place: Place,
@@ -41,7 +41,7 @@ pub enum Protocol {
     /// A model on the Hugging Face Hub or on a server with the same API: `hf://org/name`,
     /// `hf://org/name@revision`, each also with the path of a file or directory in it. Read from the
     /// local cache of the hub's own tools if it is complete there. Else the revision is resolved to
-    /// a commit once, and that commit is read by ranges.
+    /// a commit once, and that commit is read by ranges. Also a bucket: `hf://buckets/org/name/path`.
     Hub,
     /// A model in an OCI registry: `oci://registry/repository:tag` or
     /// `oci://registry/repository@sha256:…`, each also with the path of a file or directory in it.
@@ -270,6 +270,18 @@ impl Location {
                 })
             }
             Place::Path(_) | Place::Remote(_) => self.clone(),
+        }
+    }
+
+    /// Returns the root of the store of a URL; a path as it is.
+    #[cfg(feature = "object")]
+    pub(crate) fn root(&self) -> Self {
+        match &self.place {
+            Place::Remote(url) => Self::from_remote(RemoteUrl {
+                path: String::new(),
+                ..url.clone()
+            }),
+            Place::Path(_) => self.clone(),
         }
     }
 
@@ -614,6 +626,7 @@ mod tests {
             ),
             ("https://host:80/a%20b", Protocol::Http, "host:80", "a%20b"),
             ("hf://org/name", Protocol::Hub, "org/name", ""),
+            ("hf://buckets/o/n/a", Protocol::Hub, "buckets/o/n", "a"),
             (
                 "hf://org/name@v1/a%20b",
                 Protocol::Hub,
@@ -670,6 +683,11 @@ mod tests {
             ("http://h/m?q", "http://h/m/x?…", "http://h?…"),
             ("hf://o/n", "hf://o/n/x", "hf://o/n"),
             ("hf://o/n@v1/m", "hf://o/n@v1/m/x", "hf://o/n@v1"),
+            (
+                "hf://buckets/o/n/m",
+                "hf://buckets/o/n/m/x",
+                "hf://buckets/o/n",
+            ),
             ("m/n", "m/n/x", "m"),
         ] {
             let location = Location::parse(text).expect(text);

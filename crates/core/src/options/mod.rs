@@ -15,6 +15,7 @@ mod flag;
 mod keys;
 mod load_options;
 mod share;
+mod store_keys;
 mod variables;
 mod verify;
 
@@ -27,8 +28,9 @@ pub use keys::{OptionKey, OptionKind, OptionValue};
 pub use load_options::{Device, EngineChoice, Options, Order};
 pub use location::{Location, Protocol};
 pub use share::{OnPeerLoss, Share};
+pub use store_keys::StoreKey;
+pub use store_options::StoreOptions;
 #[cfg(feature = "object")]
 pub(crate) use store_options::split_locations;
-pub use store_options::{StoreKey, StoreOptions};
 pub use variables::unknown_variables;
 pub use verify::Verify;

@@ -25,7 +25,8 @@ pub(crate) use crate::storage::object::remote::{Remote, open_deadline};
 pub(crate) use crate::storage::object::store::assert_levels_are_whole;
 #[cfg(feature = "object")]
 pub(crate) use crate::storage::object::store::{
-    Listed, cached, cached_copy, commit_in_cache, snapshot,
+    Listed, cached, cached_copy, commit_in_cache, is_hub_offline, object_path, repository_folder,
+    snapshot,
 };
 pub use crate::sync::retry::Retries;
 pub use file::FileSource;

@@ -27,7 +27,7 @@ const NAMES_OF_OTHERS: [(&str, &str); 2] = [
 /// Modules of the core from the bottom to the top: each may use those of lower ranks only. Modules
 /// of one rank do not use each other. `testing` stands above all; only tests may use it. The folder
 /// `load` has ranks of its own, since it holds a load from the request to the stream.
-const RANKS: [&[&str]; 16] = [
+const RANKS: [&[&str]; 17] = [
     &["crc", "error"],
     // `no_cuda` replaces `cuda` in builds without it.
     &["format", "no_cuda", "plan", "sync"],
@@ -35,9 +35,9 @@ const RANKS: [&[&str]; 16] = [
     &["memory", "schedule"],
     &["report"],
     &["load::device_map", "ranks", "storage", "tensor"],
+    &["copy"],
     &[
         "checkpoint",
-        "copy",
         "engine",
         "load::budget",
         "load::destinations",

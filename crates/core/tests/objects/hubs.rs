@@ -487,3 +487,113 @@ fn cached_model_opens_without_the_hub() {
     assert_all(&load_with("always"), &newer.shards());
     assert_all(&load_with("offline"), &newer.shards());
 }
+
+const BUCKET: &str = "buckets/org/Bucket-1";
+
+fn in_bucket(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Result<Checkpoint> {
+    let location = Location::parse(&format!("hf://{BUCKET}{rest}"))?;
+    Checkpoint::open_with(&location, store(hub, pairs))
+}
+
+/// Returns a hub with a model in a directory of a bucket, beside one of a similar name.
+fn hub_with_bucket() -> (Hub, Model) {
+    let (hub, model) = (Hub::start(), Model::new(1));
+    for (name, bytes) in model.files() {
+        hub.put(BUCKET, &format!("runs/step 7/{name}"), bytes);
+        hub.put(BUCKET, &format!("runs/step 70/{name}"), b"other");
+    }
+    (hub, model)
+}
+
+#[test]
+fn bucket_opens_like_folder() {
+    let (hub, model) = hub_with_bucket();
+    hub.grant(BUCKET, Access::Private(TOKEN.to_owned()));
+    let token = [("token", TOKEN)];
+    for rest in [
+        "/runs/step 7",
+        "/runs/step 7/",
+        "/runs/step 7/model.safetensors.index.json",
+    ] {
+        let checkpoint = in_bucket(&hub, rest, &token).expect(rest);
+        let (tensors, report) = load(&checkpoint, in_file_order()).expect(rest);
+        assert_all(&tensors, &model.shards());
+        assert_eq!(report.retries, 0, "{rest}");
+    }
+    for request in hub.files().requests() {
+        for (name, value) in &request.headers {
+            assert!(name != "authorization", "{request:?}");
+            assert!(!value.contains("hunter2"), "{name}");
+        }
+    }
+    let error = in_bucket(&hub, "/runs/step 7", &[]).expect_err("no token");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
+    let error = in_bucket(&hub, "/runs/none", &token).expect_err("no such file");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
+    let error = in_bucket(&hub, "@main/runs", &token).expect_err("no revisions");
+    assert!(error.message().contains("revisions"), "{}", error.chain());
+}
+
+#[test]
+fn copy_of_bucket_has_every_file() {
+    let (hub, model) = hub_with_bucket();
+    let source = Location::parse(&format!("hf://{BUCKET}/runs/step 7")).expect("a location");
+    let target = folder();
+    let copy = || {
+        let copy = Copy::new(&source, target.path()).store(store(&hub, &[]));
+        copy.run().expect("copies")
+    };
+    assert_eq!(copy().copied_files, 6);
+    assert_copied(target.path(), &model);
+    assert_eq!(copy().skipped_files, 6);
+    let other = Model::new(11);
+    hub.put(BUCKET, "runs/step 7/a 1.safetensors", &other.shards[0]);
+    let report = copy();
+    assert_eq!((report.copied_files, report.skipped_files), (1, 5));
+    assert!(read(&target.path().join("a 1.safetensors")) == other.shards[0]);
+}
+
+#[test]
+fn file_of_bucket_replaced_during_load_is_error() {
+    let (hub, _) = hub_with_bucket();
+    let checkpoint = in_bucket(&hub, "/runs/step 7", &[]).expect("opens");
+    hub.put(
+        BUCKET,
+        "runs/step 7/b 1.safetensors",
+        &Model::new(11).shards[1],
+    );
+    let error = load(&checkpoint, in_file_order()).expect_err("another file");
+    assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+}
+
+#[test]
+fn cached_bucket_opens_without_the_hub() {
+    let (hub, model) = hub_with_bucket();
+    let folder = folder();
+    let cache = folder.path().to_str().expect("UTF-8");
+    for check in ["always", "offline"] {
+        let options = [("cache_dir", cache), ("cache_check", check)];
+        let before = hub.requests().len();
+        let checkpoint = in_bucket(&hub, "/runs/step 7", &options).expect("opens");
+        let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
+        assert_all(&tensors, &model.shards());
+        assert!(tload::finish_caching(std::time::Duration::from_secs(60)));
+        assert_eq!(hub.requests().len() > before, check == "always");
+    }
+}
+
+/// The limit of the first connection is not one of the first response.
+#[test]
+fn slow_hub_is_waited_for() {
+    let server = FaultyServer::start();
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let description = format!(r#"{{"sha": "{commit}", "siblings": []}}"#);
+    server.put("api/models/org/Model-1.5/revision/main", description);
+    let delay = std::time::Duration::from_millis(2300);
+    server.fault(Rule::times(1, Fault::Delay(delay)));
+    let store = sites::options(&[("endpoint", &server.url()), ("retries", "0")]);
+    let started = std::time::Instant::now();
+    let error = Checkpoint::open_with(&location(""), &store).expect_err("has no files");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
+    assert!(started.elapsed() >= delay);
+}

@@ -1,7 +1,8 @@
 //! Model hub in this process: resolves revisions to commits, lists their files, and redirects to
 //! them.
 //!
-//! Implements the paths and headers of huggingface.co as `huggingface_hub` 2.4 reads them. Large
+//! Implements the paths and headers of huggingface.co as `huggingface_hub` 2.4 reads them; those of
+//! buckets are in `bucket.rs`. Large
 //! files are on a [`FaultyServer`] on another port, behind signed links, as the hub has them on
 //! other hosts; small ones are on the hub itself, behind a relative redirect. Owns the access
 //! control. Called by tests only.
@@ -17,6 +18,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 use serde_json::json;
 
 use super::FaultyServer;
+use super::bucket;
 use super::reply::{Piece, Reply};
 use super::wire::{self, Head, Wanted};
 
@@ -157,6 +159,15 @@ impl Hub {
         name
     }
 
+    /// Puts a file into a bucket `buckets/org/name`, or replaces it.
+    pub fn put(&self, bucket: &str, path: &str, bytes: &[u8]) {
+        let mut inner = self.shared.lock();
+        self.files.put(&format!("{bucket}/{path}"), bytes);
+        let found = inner.repositories.entry(bucket.to_owned()).or_default();
+        let files = found.commits.entry(String::new()).or_default();
+        files.insert(path.to_owned(), Arc::new(bytes.to_vec()));
+    }
+
     /// Sets the access to a repository from now on.
     pub fn grant(&self, repository: &str, access: Access) {
         let mut inner = self.shared.lock();
@@ -294,6 +305,19 @@ fn answer(inner: &Inner, elsewhere: &str, head: &Head) -> Reply {
             Err(refusal) => refusal,
         };
     }
+    if let Some((name, prefix)) = head
+        .path
+        .strip_prefix("api/")
+        .and_then(|rest| rest.split_once("/tree"))
+    {
+        return match find(inner, name, head, true) {
+            Ok(found) => {
+                let prefix = prefix.trim_start_matches('/');
+                bucket::tree(&found.commits[""], name, prefix, head)
+            }
+            Err(refusal) => refusal,
+        };
+    }
     if let Some(rest) = head.path.strip_prefix(SMALL) {
         let (repository, rest) = cut(rest);
         let found = find(inner, &repository, head, true);
@@ -308,6 +332,10 @@ fn answer(inner: &Inner, elsewhere: &str, head: &Head) -> Reply {
         return refusal(404, "", "Not found");
     };
     match find(inner, repository, head, true) {
+        Ok(found) if repository.starts_with("buckets/") => {
+            let place = format!("{elsewhere}/{repository}");
+            bucket::resolve(&found.commits[""], &place, rest, head)
+        }
         Ok(found) => resolve(found, repository, rest, elsewhere),
         Err(refusal) => refusal,
     }
@@ -344,7 +372,7 @@ fn find<'a>(
     }
 }
 
-fn refusal(status: u16, code: &str, message: &str) -> Reply {
+pub(super) fn refusal(status: u16, code: &str, message: &str) -> Reply {
     let body = json!({"error": message}).to_string();
     let mut reply = Reply::text(status, "application/json", body);
     if !code.is_empty() {
@@ -388,7 +416,7 @@ fn tell(inner: &Inner, repository: &Repository, revision: &str, head: &Head) -> 
 
 /// Returns a name that differs for different bytes, like a digest; good enough for a server without
 /// attackers.
-fn identity(bytes: &[u8], digits: usize) -> String {
+pub(super) fn identity(bytes: &[u8], digits: usize) -> String {
     let sum = bytes.iter().fold(bytes.len(), |sum, byte| {
         sum.wrapping_mul(31).wrapping_add(usize::from(*byte))
     });
@@ -452,7 +480,7 @@ fn resolve(repository: &Repository, name: &str, rest: &str, elsewhere: &str) -> 
     reply
 }
 
-fn encoded(path: &str) -> String {
+pub(super) fn encoded(path: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let each = path.bytes().map(|byte| {
         if plain(byte) {

@@ -38,6 +38,7 @@ use crate::sync::retry::{Retries, Transient};
 use crate::sync::retry_counter::RetryCounter;
 pub(crate) use opening::unversioned_note;
 use opening::{Sample, allows_unversioned, look, question, unversioned};
+use reading::Collected;
 pub(crate) use reading::Hedging;
 pub use site::ObjectSite;
 
@@ -324,7 +325,8 @@ impl ObjectSource {
     ///
     /// [`ErrorKind::Changed`], and any other error of the store, translated.
     pub(crate) fn verify_in_place(&self) -> Result<()> {
-        let is_trusted = (self.0.remote.cache()).is_some_and(|cache| cache.is_trusted());
+        let cache = self.0.remote.cache().zip(self.0.location.remote());
+        let is_trusted = cache.is_some_and(|(cache, url)| cache.is_trusted(url));
         let is_fixed = is_trusted || self.is_empty() || self.commit_name().is_some();
         if self.0.sample.is_some() || is_fixed {
             return self.verify_unchanged();
@@ -529,24 +531,6 @@ impl Source for ObjectSource {
                 .await?;
             Ok(collected.bytes)
         })
-    }
-}
-
-/// Receiver that collects bytes in one piece.
-struct Collected {
-    bytes: Vec<u8>,
-    retry_counter: RetryCounter,
-}
-
-impl Receive for Collected {
-    fn requested(&mut self, _again: bool) {}
-
-    fn failed(&mut self, error: &Error) {
-        self.retry_counter.count(error);
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
     }
 }
 

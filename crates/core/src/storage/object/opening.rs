@@ -79,13 +79,15 @@ pub(super) async fn look(
 impl ObjectSource {
     /// Returns whether the object can probably be opened without a request.
     pub(crate) fn is_known(remote: &Remote, location: &Location) -> bool {
-        let Some(cache) = remote.cache().filter(|cache| cache.is_trusted()) else {
+        let (Some(cache), Some(url)) = (remote.cache(), location.remote()) else {
             return false;
         };
-        let url = location.remote();
-        let store = url.and_then(|url| Some((url, remote.store(url).ok()?.0)));
+        if !cache.is_trusted(url) {
+            return false;
+        }
+        let store = remote.store(url).ok();
         store
-            .and_then(|(url, store)| cache.question(OBJECT, url, store.origin()))
+            .and_then(|(store, _)| cache.question(OBJECT, url, store.origin()))
             .is_some_and(|question| question.recall::<State>().is_some())
     }
 

@@ -26,6 +26,7 @@ use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::sync::latency::{Hedges, LatencyHistogram};
 use crate::sync::lock::Mutex;
 use crate::sync::retry::{PROGRESS_BYTES, Retries, Transient};
+use crate::sync::retry_counter::RetryCounter;
 
 /// Factor on `read_timeout`: a request may take this long for less than [`PROGRESS_BYTES`]. It is
 /// above 1 because the detection of silence gives the more specific error.
@@ -61,6 +62,24 @@ impl Hedging {
     /// Records that a request ended, with the longest time it took for [`PROGRESS_BYTES`].
     fn observe(&self, slowest: Duration) {
         self.seen(|latencies, _| latencies.observe(slowest));
+    }
+}
+
+/// Receiver that collects bytes in one piece.
+pub(super) struct Collected {
+    pub(super) bytes: Vec<u8>,
+    pub(super) retry_counter: RetryCounter,
+}
+
+impl Receive for Collected {
+    fn requested(&mut self, _again: bool) {}
+
+    fn failed(&mut self, error: &Error) {
+        self.retry_counter.count(error);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
     }
 }
 

@@ -35,8 +35,9 @@ pub(crate) use self::stamp::TILE_BYTES;
 use self::writer::Writer;
 pub use self::writer::finish_caching;
 use super::ObjectIdentity;
+use super::store::is_hub_offline;
 use crate::format::SUFFIX;
-use crate::options::location::RemoteUrl;
+use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::{Location, StoreOptions, parse_bytes};
 use crate::report::CacheReport;
 use crate::sync::lock::Mutex;
@@ -69,6 +70,8 @@ pub(crate) struct Cache {
     folder: PathBuf,
     /// True if known answers are used instead of requests.
     is_trusted: bool,
+    /// True if known answers of hubs are.
+    is_hub_trusted: bool,
     shared: Arc<Shared>,
 }
 
@@ -176,19 +179,28 @@ impl Cache {
             directory,
             folder,
             is_trusted: check(options) != Check::Always,
+            is_hub_trusted: check(options) != Check::Always || is_hub_offline(options),
             shared,
         }))
     }
 
-    /// Returns whether nothing is requested that the cache knows.
-    pub(crate) fn is_trusted(&self) -> bool {
-        self.is_trusted
+    /// Returns whether nothing is requested of the store of `url` that the cache knows.
+    pub(crate) fn is_trusted(&self, url: &RemoteUrl) -> bool {
+        match url.protocol {
+            Protocol::Hub => self.is_hub_trusted,
+            Protocol::S3
+            | Protocol::Gcs
+            | Protocol::Azure
+            | Protocol::Http
+            | Protocol::Oci
+            | Protocol::Custom => self.is_trusted,
+        }
     }
 
     /// Returns the place of the answer to a question of this `kind` about `url`; `None` if its
     /// answer is not kept.
     pub(crate) fn question(&self, kind: &str, url: &RemoteUrl, origin: &str) -> Option<Question> {
-        Question::new(&self.folder, kind, url, origin, self.is_trusted)
+        Question::new(&self.folder, kind, url, origin, self.is_trusted(url))
     }
 
     /// Opens the entry of an object in this state; `None` if it cannot have one.

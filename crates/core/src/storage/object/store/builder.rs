@@ -16,11 +16,13 @@ use super::client::{Extras, client_options};
 use super::connector::Connector;
 use super::credentials::Credentials;
 use super::environment::{Environment, Variables};
+use super::first_connection::FirstConnection;
+use super::hub::bucket::Bucket;
 use super::hub::repository::Repository;
 use super::oci::Registry;
 use super::redactor::{Redactor, Sent};
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::location::RemoteUrl;
+use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
 
 /// Everything that depends on the protocol of a store, beside the options that it has.
@@ -59,10 +61,12 @@ pub(in crate::storage) struct OpenStore {
     pub(in crate::storage) signer: Option<Signer>,
     /// Token that was found in a file.
     pub(in crate::storage) token: Option<HeaderValue>,
-    /// Repository, if the store is a hub.
+    /// Repository, if the store is one of a hub.
     pub(in crate::storage) repository: Option<Repository>,
     /// Artifact, if the store is an OCI registry.
     pub(in crate::storage) registry: Option<Arc<Registry>>,
+    /// Bucket, if the store is one of a hub.
+    pub(in crate::storage) bucket: Option<Bucket>,
 }
 
 impl OpenStore {
@@ -78,11 +82,19 @@ impl OpenStore {
             token: None,
             repository: None,
             registry: None,
+            bucket: None,
         }
     }
 }
 
 impl Opening<'_> {
+    /// Returns the limit of the first connection, if this is a hub and the options set no limit.
+    pub(in crate::storage) fn first_connection(&self) -> Option<Arc<FirstConnection>> {
+        let is_hub = self.url.protocol == Protocol::Hub;
+        let is_limited = is_hub && self.options.get("connect_timeout").is_none();
+        is_limited.then(|| Arc::clone(self.connector.first()))
+    }
+
     /// Returns whether the environment may be read.
     pub(in crate::storage) fn may_read_environment(&self) -> bool {
         self.options.flag("environment").unwrap_or(true)

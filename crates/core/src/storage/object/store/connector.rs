@@ -18,6 +18,7 @@ use tower_service::Service;
 
 use super::addresses::Resolver;
 use super::environment::Environment;
+use super::first_connection::FirstConnection;
 use super::proxy::Proxies;
 use super::redirects::Following;
 use super::response_capture::Capturing;
@@ -34,6 +35,7 @@ pub(in crate::storage) struct Connector {
     roots: Arc<OnceLock<Vec<Certificate>>>,
     /// Phases of the clients: their construction, names, connections.
     timeline: Timeline,
+    first: Arc<FirstConnection>,
 }
 
 impl Connector {
@@ -48,6 +50,11 @@ impl Connector {
     #[cfg(feature = "aws-config")]
     pub(in crate::storage) fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    /// Returns whether a connection was made, by any client.
+    pub(in crate::storage) fn first(&self) -> &Arc<FirstConnection> {
+        &self.first
     }
 
     /// Returns the number of clients made so far.
@@ -70,7 +77,7 @@ impl Connector {
             .redirect(redirect::Policy::none())
             .referer(false)
             .dns_resolver(resolver.clone())
-            .connector_layer(TimedLayer(self.timeline.clone()))
+            .connector_layer(TimedLayer(self.timeline.clone(), Arc::clone(&self.first)))
             .https_only(!flag(options, Key::AllowHttp)?)
             // Lengths and ranges refer to the bytes as they are sent.
             .no_gzip()
@@ -188,12 +195,13 @@ fn seed_random_numbers() {
 
 /// Layer around the connections of a client, which records how long each took to open.
 #[derive(Clone)]
-struct TimedLayer(Timeline);
+struct TimedLayer(Timeline, Arc<FirstConnection>);
 
 #[derive(Clone)]
 struct Timed<S> {
     inner: S,
     timeline: Timeline,
+    first: Arc<FirstConnection>,
 }
 
 impl<S> Layer<S> for TimedLayer {
@@ -203,6 +211,7 @@ impl<S> Layer<S> for TimedLayer {
         Timed {
             inner,
             timeline: self.0.clone(),
+            first: Arc::clone(&self.1),
         }
     }
 }
@@ -222,9 +231,12 @@ where
 
     fn call(&mut self, to: R) -> Self::Future {
         let (started, timeline) = (Instant::now(), self.timeline.clone());
-        let connecting = self.inner.call(to);
+        let (connecting, first) = (self.inner.call(to), Arc::clone(&self.first));
         Box::pin(async move {
             let result = connecting.await;
+            if result.is_ok() {
+                first.made();
+            }
             timeline.record("connect", started);
             result
         })

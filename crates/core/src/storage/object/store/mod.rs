@@ -19,6 +19,7 @@ mod credential_cache;
 mod credentials;
 mod environment;
 mod error_body;
+mod first_connection;
 mod gcs;
 mod hub;
 mod oci;
@@ -47,7 +48,9 @@ use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 pub(crate) use self::client::READ_TIMEOUT;
 #[cfg(feature = "testing")]
 pub(crate) use self::hub::assert_levels_are_whole;
-pub(crate) use self::hub::{cached, cached_copy, commit_in_cache, snapshot};
+pub(crate) use self::hub::{
+    cached, cached_copy, commit_in_cache, is_hub_offline, repository_folder, snapshot,
+};
 pub(crate) use self::path::object_path;
 pub(crate) use request_error::Fault;
 pub(crate) use response_capture::{Connection, ResponseCapture};
@@ -57,7 +60,9 @@ use self::classification::{Hints, RequestContext};
 use self::connector::Connector;
 use self::credentials::Credentials;
 use self::environment::{Environment, Variables};
+use self::first_connection::FirstConnection;
 use self::hub::Commit;
+use self::hub::bucket::{Bucket, level};
 use self::hub::repository::{Repository, cut};
 use self::oci::Registry;
 use self::redactor::Redactor;
@@ -84,14 +89,18 @@ pub(crate) struct Store {
     signed_url: bool,
     /// Index of the first HTTP client that speaks to the store; those before it fetch credentials.
     own_client: usize,
-    /// Repository, if the store is a hub.
+    /// Repository, if the store is one of a hub.
     repository: Option<Repository>,
     /// Artifact, if the store is an OCI registry.
     registry: Option<Arc<Registry>>,
+    /// Bucket, if the store is one of a hub.
+    bucket: Option<Bucket>,
     /// Place of the hub's description of the repository in the cache.
     description: Option<Question>,
-    /// True if the options forbid requests.
-    is_offline: bool,
+    /// Error of requests if they are forbidden: message and hint.
+    offline: Option<(String, String)>,
+    /// Limits the first request, if this is a hub.
+    first: Option<Arc<FirstConnection>>,
     /// Way to request an object's own checksums.
     asks: Asks,
     redactor: Redactor,
@@ -195,7 +204,8 @@ impl Store {
                 };
                 cache.question("commit", &repository, &origin)
             }),
-            is_offline: check(options) == Check::Offline,
+            offline: offline(url, options),
+            first: opening.first_connection(),
             origin,
             protocol: Some(protocol),
             credentials: opened.credentials,
@@ -204,6 +214,7 @@ impl Store {
             own_client,
             repository: opened.repository,
             registry: opened.registry,
+            bucket: opened.bucket,
             asks: Asks {
                 signer: opened.signer,
             },
@@ -225,8 +236,10 @@ impl Store {
             own_client: 0,
             repository: None,
             registry: None,
+            bucket: None,
             description: None,
-            is_offline: false,
+            offline: None,
+            first: None,
             asks: Asks::default(),
             redactor: Redactor::default(),
         })
@@ -240,6 +253,10 @@ impl Store {
     ) -> Result<(GetResult, ResponseCapture), Fault> {
         let operation = if options.head { "HEAD" } else { "GET" };
         let Some(commit) = self.commit().await? else {
+            let options = match &self.bucket {
+                Some(_) => Commit::question(options),
+                None => options,
+            };
             let asked = self.inner.get_opts(path, options);
             return self.request(operation, asked).await;
         };
@@ -306,6 +323,11 @@ impl Store {
         if let Some(commit) = self.commit().await? {
             return Ok(commit.level(prefix));
         }
+        if let Some(bucket) = &self.bucket {
+            let pages = Box::pin(pages::bounded(bucket.pages(prefix)));
+            let (pages, captured) = self.request("LIST", pages).await?;
+            return level(&pages, prefix).map_err(|what| self.malformed(&what, &captured));
+        }
         let listing = pages::bounded(self.inner.list_with_delimiter(prefix));
         let (listing, _) = self.request("LIST", listing).await?;
         // Consoles mark a directory by an empty object of the same name.
@@ -338,22 +360,25 @@ impl Store {
                 return Ok(commit);
             }
             let (answer, captured) = self.request("GET", repository.ask()).await?;
-            let commit = Commit::parse(&answer).map_err(|what| Fault {
-                error: Error::new(ErrorKind::Remote, "the hub's response is malformed")
-                    .with_request(self.failed_request(&captured, "GET"))
-                    .with_source(self.redactor.clean(&what, &captured.sent))
-                    .with_hint(
-                        "check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)",
-                    ),
-                transient: None,
-                asked: None,
-            })?;
+            let commit = Commit::parse(&answer).map_err(|what| self.malformed(&what, &captured))?;
             if let Some(place) = &self.description {
                 place.remember(&String::from_utf8_lossy(&answer));
             }
             Ok(commit)
         };
         repository.commit.get_or_try_init(ask).await.map(Some)
+    }
+
+    /// Returns the error for a response of a hub that cannot be parsed; `what` describes it.
+    fn malformed(&self, what: &str, captured: &ResponseCapture) -> Fault {
+        Fault {
+            error: Error::new(ErrorKind::Remote, "the hub's response is malformed")
+                .with_request(self.failed_request(captured, "GET"))
+                .with_source(self.redactor.clean(what, &captured.sent))
+                .with_hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)"),
+            transient: None,
+            asked: None,
+        }
     }
 
     /// Returns the name of the commit, or the digest of an artifact's manifest, if it is already
@@ -370,14 +395,29 @@ impl Store {
         operation: &str,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<(T, ResponseCapture), Fault> {
-        if self.is_offline {
-            return Err(offline());
+        if let Some((message, hint)) = &self.offline {
+            return Err(Fault {
+                error: Error::new(ErrorKind::Remote, message).with_hint(hint),
+                transient: None,
+                asked: None,
+            });
         }
-        let (result, captured) = capture(request).await;
-        match result {
-            Ok(result) => Ok((result, captured)),
-            Err(error) => Err(self.fault(&error, &captured, operation)),
-        }
+        let limited = async {
+            match &self.first {
+                Some(first) => first.limit(request).await,
+                None => request.await,
+            }
+        };
+        let (result, captured) = capture(limited).await;
+        result
+            .map(|result| (result, captured.clone()))
+            .map_err(|error| {
+                let mut fault = self.fault(&error, &captured, operation);
+                if self.first.as_ref().is_some_and(|first| first.is_too_late()) {
+                    fault.transient = None;
+                }
+                fault
+            })
     }
 
     /// Translates a failure of a request or of the body of its response.
@@ -466,15 +506,16 @@ impl Store {
     }
 }
 
-/// Returns the error of a request that the options forbid.
-fn offline() -> Fault {
-    let message = "is not in the cache, and cache_check=offline forbids requests";
-    Fault {
-        error: Error::new(ErrorKind::Remote, message)
-            .with_hint("load it once with the same cache_dir and without cache_check=offline"),
-        transient: None,
-        asked: None,
+/// Returns the error of requests to a store that are forbidden, if they are: message and hint.
+fn offline(url: &RemoteUrl, options: &StoreOptions) -> Option<(String, String)> {
+    if check(options) == Check::Offline {
+        return Some((
+            "is not in the cache, and cache_check=offline forbids requests".to_owned(),
+            "load it once with the same cache_dir and without cache_check=offline".to_owned(),
+        ));
     }
+    let is_hub = url.protocol == Protocol::Hub;
+    (is_hub && is_hub_offline(options)).then(|| hub::in_neither_cache(url, options))
 }
 
 impl fmt::Debug for Store {

@@ -21,8 +21,8 @@ const PAGES_MAX: usize = 4000;
 /// Maximum number of bytes of all pages: about a million names.
 const BYTES_MAX: usize = 512 << 20;
 
-/// Query parameters that name a page: S3 and GCS, GCS's JSON interface, Azure.
-const TOKENS: [&str; 3] = ["continuation-token", "pageToken", "marker"];
+/// Query parameters that name a page: S3 and GCS, GCS's JSON interface, Azure, buckets of hubs.
+const TOKENS: [&str; 4] = ["continuation-token", "pageToken", "marker", "cursor"];
 
 /// Error for a server that sends without end.
 #[derive(Debug)]

@@ -31,26 +31,29 @@ const SINGLE_NAME: &str = "model.safetensors";
 ///
 /// # Errors
 ///
-/// [`ErrorKind::NotFound`] if it is not and requests to the hub are forbidden;
-/// [`ErrorKind::InvalidRequest`] for invalid paths.
+/// [`ErrorKind::NotFound`] if it is not, requests to the hub are forbidden, and there is no
+/// read-through cache; [`ErrorKind::InvalidRequest`] for invalid paths.
 pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<PathBuf>> {
     let path = object_path(url)?;
     let environment = Environment::unless_forbidden(options);
+    let id = HubId::from_authority(&url.authority);
     let found = match settings::cache(&environment) {
-        Some(cache) => find(
-            &cache,
-            &HubId::from_authority(&url.authority),
-            path.as_ref(),
-        ),
+        Some(_) if id.is_bucket() => Err("which has no buckets".to_owned()),
+        Some(cache) => find(&cache, &id, path.as_ref()),
         None => Err("the cache directory is unknown".to_owned()),
     };
     match found {
         Ok(path) => Ok(Some(path)),
-        Err(missing) if settings::is_offline(&environment) => Err(offline(&missing, url)),
-        Err(missing) => {
+        Err(missing) if !settings::is_offline(&environment) => {
             tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from the hub");
             Ok(None)
         }
+        // What that one lacks, no request brings.
+        Err(missing) if options.get("cache_dir").is_some() => {
+            tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from tload's");
+            Ok(None)
+        }
+        Err(missing) => Err(offline(&missing, url)),
     }
 }
 
@@ -66,7 +69,7 @@ pub(crate) fn cached_copy(
     let Some(found) = cached(url, options)? else {
         return Ok(None);
     };
-    if is_offline(options) || !found.is_dir() {
+    if is_hub_offline(options) || !found.is_dir() {
         return Ok(Some(found));
     }
     let path = object_path(url)?;
@@ -85,9 +88,14 @@ pub(crate) fn cached_copy(
 /// Returns the directory or file of a hub's model at this commit, as far as it is on this machine.
 pub(crate) fn snapshot(url: &RemoteUrl, commit: &str, options: &StoreOptions) -> Option<PathBuf> {
     let path = object_path(url).ok()?;
-    let cache = settings::cache(&Environment::unless_forbidden(options))?;
-    let storage = storage(&cache, &HubId::from_authority(&url.authority));
+    let storage = repository_folder(url, options)?;
     Some(storage.join("snapshots").join(commit).join(path.as_ref()))
+}
+
+/// Returns the directory of a hub's model in the cache, whether it exists or not.
+pub(crate) fn repository_folder(url: &RemoteUrl, options: &StoreOptions) -> Option<PathBuf> {
+    let cache = settings::cache(&Environment::unless_forbidden(options))?;
+    Some(storage(&cache, &HubId::from_authority(&url.authority)))
 }
 
 /// Returns the commit of a file by its path in the cache of a hub.
@@ -99,28 +107,53 @@ pub(crate) fn commit_in_cache(path: &Path) -> Option<&str> {
     names.next()?.filter(|name| is_commit(name))
 }
 
-/// Returns whether requests to the hub are forbidden.
-pub(crate) fn is_offline(options: &StoreOptions) -> bool {
+/// Returns whether requests to hubs are forbidden.
+pub(crate) fn is_hub_offline(options: &StoreOptions) -> bool {
     settings::is_offline(&Environment::unless_forbidden(options))
 }
 
-pub(in crate::storage) fn offline(missing: &str, url: &RemoteUrl) -> Error {
+/// Returns the error for a model that is incomplete in the hub's cache, where there is no other.
+pub(super) fn offline(missing: &str, url: &RemoteUrl) -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        format!(
+            "is not complete in the hub's cache ({missing}), tload's own cache is off (cache_dir), and HF_HUB_OFFLINE \
+             forbids requests to the hub"
+        ),
+    )
+    .with_hint(download(url))
+    .with_location(url.shown())
+}
+
+/// Returns the message and hint for something that neither cache has while requests are forbidden.
+pub(in crate::storage) fn in_neither_cache(
+    url: &RemoteUrl,
+    options: &StoreOptions,
+) -> (String, String) {
+    let hubs = settings::cache(&Environment::unless_forbidden(options));
+    let hubs = hubs.map_or_else(|| "unknown".to_owned(), |path| path.display().to_string());
+    let own = options.get("cache_dir").unwrap_or("off");
+    let message = format!(
+        "is complete neither in the hub's cache ({hubs}) nor in tload's ({own}), and HF_HUB_OFFLINE forbids requests \
+         to the hub"
+    );
+    (message, download(url))
+}
+
+/// Returns how to get a model into the hub's cache.
+fn download(url: &RemoteUrl) -> String {
     let id = HubId::from_authority(&url.authority);
+    if id.is_bucket() {
+        return "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE".to_owned();
+    }
     let revision = match &*id.revision {
         "main" => String::new(),
         revision => format!(" --revision {revision}"),
     };
-    Error::new(
-        ErrorKind::NotFound,
-        format!(
-            "is not complete in the hub's cache ({missing}), and HF_HUB_OFFLINE forbids requests to the hub"
-        ),
-    )
-    .with_hint(format!(
+    format!(
         "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or download it first: hf download {}{revision}",
         id.repository
-    ))
-    .with_location(url.shown())
+    )
 }
 
 /// Returns the directory of a repository.

@@ -117,7 +117,8 @@ impl Commit {
     }
 
     /// Returns the request without conditions. A commit cannot change, and the hub, which gets the
-    /// request first, does not know the entity tags of the hosts that it redirects to.
+    /// request first, does not know the entity tags of the hosts that it redirects to. For files of
+    /// a bucket, which may change, the tags of the responses are compared.
     pub(in crate::storage::object::store) fn question(options: GetOptions) -> GetOptions {
         GetOptions {
             if_match: None,

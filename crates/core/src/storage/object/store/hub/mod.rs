@@ -1,4 +1,4 @@
-//! Models of a hub: access, the commit that is read, and the files of that commit. Called by
+//! Models and buckets of a hub: access, the commit that is read, and its files. Called by
 //! [`crate::storage::object::store::Store`], and by callers that look up models in the local cache.
 //!
 //! Files are read as from a web server. `ENDPOINT/org/name/resolve/COMMIT/FILE` responds with the
@@ -6,6 +6,7 @@
 //! the redirect each time: an expired link is never used, and each request costs one more round
 //! trip to the hub. The token is sent to the hub only, not to other hosts that it redirects to.
 
+pub(in crate::storage) mod bucket;
 mod cache;
 mod listing;
 pub(in crate::storage) mod repository;
@@ -18,8 +19,11 @@ use object_store::http::HttpBuilder;
 use percent_encoding::utf8_percent_encode;
 use tokio::sync::OnceCell;
 
-use self::cache::is_offline;
-pub(crate) use self::cache::{cached, cached_copy, commit_in_cache, snapshot};
+use self::bucket::Bucket;
+pub(in crate::storage) use self::cache::in_neither_cache;
+pub(crate) use self::cache::{
+    cached, cached_copy, commit_in_cache, is_hub_offline, repository_folder, snapshot,
+};
 pub(in crate::storage) use self::listing::Commit;
 #[cfg(feature = "testing")]
 pub(crate) use self::listing::assert_levels_are_whole;
@@ -41,8 +45,8 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     hints: Hints {
         refusal: status_error::refusal,
         unreachable: Some(
-            "check the network, HF_ENDPOINT and the proxy (HTTPS_PROXY); a model that is complete in the hub's cache is read \
-             from there with HF_HUB_OFFLINE=1",
+            "check the network, HF_ENDPOINT and the proxy (HTTPS_PROXY), or raise connect_timeout; a model that is complete \
+             in the hub's cache or in cache_dir is read from there with HF_HUB_OFFLINE=1",
         ),
         ..Hints::NONE
     },
@@ -50,7 +54,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
 };
 
 fn open(opening: &Opening) -> Result<OpenStore> {
-    if is_offline(opening.options) {
+    if is_hub_offline(opening.options) && opening.options.get("cache_dir").is_none() {
         return Err(cache::offline("it would be read from the hub", opening.url));
     }
     let id = HubId::from_authority(&opening.url.authority);
@@ -77,6 +81,18 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         .with_http_connector(Ready(client.clone()))
         .build()
         .map_err(refused)?;
+    let opened = OpenStore {
+        origin: endpoint.clone(),
+        token: known,
+        ..OpenStore::new(store, Credentials::known(source))
+    };
+    if id.is_bucket() {
+        let tree = format!("{endpoint}/api/{}/tree", id.repository);
+        return Ok(OpenStore {
+            bucket: Some(Bucket { client, tree }),
+            ..opened
+        });
+    }
     let revision = utf8_percent_encode(&id.revision, RESERVED);
     // `blobs` adds the lengths of the files, and their identities.
     let url = format!(
@@ -94,10 +110,8 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         commit: OnceCell::new(),
     };
     Ok(OpenStore {
-        origin: endpoint,
-        token: known,
         repository: Some(repository),
-        ..OpenStore::new(store, Credentials::known(source))
+        ..opened
     })
 }
 

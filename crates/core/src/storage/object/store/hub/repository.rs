@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use http::HeaderMap;
 use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
 use object_store::{GetResult, GetResultPayload};
 use tokio::sync::OnceCell;
@@ -28,29 +29,42 @@ pub(in crate::storage) struct Repository {
 impl Repository {
     /// Requests the hub's description of the repository once: JSON.
     pub(in crate::storage) async fn ask(&self) -> object_store::Result<Vec<u8>> {
-        let failed =
-            |source: Box<dyn std::error::Error + Send + Sync>| object_store::Error::Generic {
-                store: STORE,
-                source,
-            };
-        let mut request = HttpRequest::new(HttpRequestBody::empty());
-        *request.uri_mut() = self.url.clone();
-        let response = self.client.execute(request).await;
-        let response = response.map_err(|error| failed(error.into()))?;
-        if !response.status().is_success() {
-            // `ResponseCapture` has the response.
-            return Err(failed("refused".into()));
+        ask(&self.client, self.url.clone())
+            .await
+            .map(|(_, body)| body)
+    }
+}
+
+/// Requests a URL of the hub once, and returns the headers and the body of its response.
+pub(super) async fn ask(
+    client: &HttpClient,
+    url: http::Uri,
+) -> object_store::Result<(HeaderMap, Vec<u8>)> {
+    let mut request = HttpRequest::new(HttpRequestBody::empty());
+    *request.uri_mut() = url;
+    let response = client.execute(request).await;
+    let response = response.map_err(|error| failed(error.into()))?;
+    if !response.status().is_success() {
+        // `ResponseCapture` has the response.
+        return Err(failed("refused".into()));
+    }
+    let (head, body) = response.into_parts();
+    let mut answer = Vec::new();
+    let mut frames = body.bytes_stream();
+    while let Some(bytes) = frames.next().await {
+        answer.extend_from_slice(&bytes.map_err(|error| failed(error.into()))?);
+        if answer.len() > LIST_BYTES_MAX {
+            let message = format!("the list of files is longer than {LIST_BYTES_MAX} bytes");
+            return Err(failed(message.into()));
         }
-        let mut body = Vec::new();
-        let mut frames = response.into_body().bytes_stream();
-        while let Some(bytes) = frames.next().await {
-            body.extend_from_slice(&bytes.map_err(|error| failed(error.into()))?);
-            if body.len() > LIST_BYTES_MAX {
-                let message = format!("the list of files is longer than {LIST_BYTES_MAX} bytes");
-                return Err(failed(message.into()));
-            }
-        }
-        Ok(body)
+    }
+    Ok((head.headers, answer))
+}
+
+pub(super) fn failed(source: Box<dyn std::error::Error + Send + Sync>) -> object_store::Error {
+    object_store::Error::Generic {
+        store: STORE,
+        source,
     }
 }
 

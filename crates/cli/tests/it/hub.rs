@@ -1,0 +1,278 @@
+//! `hf://` without a network, and the cache of the hub's own tools.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tload_testbed::{BlackHole, Hub};
+
+use crate::cp::tree;
+use crate::{command, stderr, succeed};
+
+const MODEL: &str = "org/Model-1.5";
+const URL: &str = "hf://org/Model-1.5";
+/// Longest time that the first connection may take, with what a loaded machine adds to it.
+const SOON: Duration = Duration::from_secs(6);
+
+/// A hub with a model, and directories for the caches.
+struct Lab {
+    hub: Hub,
+    commit: String,
+    files: Vec<(String, Vec<u8>)>,
+    folder: TempDir,
+}
+
+impl Lab {
+    fn start() -> Self {
+        let (hub, folder) = (Hub::start(), tempfile::tempdir().unwrap());
+        let model = folder.path().join("model");
+        let model_path = model.to_str().unwrap();
+        succeed(["synth", model_path, "--size", "4MiB", "--shards", "2"]);
+        fs::create_dir(model.join("deep")).unwrap();
+        for (name, bytes) in [
+            ("config.json", "{}"),
+            ("deep/tokenizer.model", "tokens"),
+            ("consolidated.safetensors", "weights in another form"),
+            ("pytorch_model.bin", "weights in another format"),
+        ] {
+            fs::write(model.join(name), bytes).unwrap();
+        }
+        let files: Vec<_> = tree(&model).into_iter().collect();
+        let listed: Vec<_> = files
+            .iter()
+            .map(|(name, bytes)| (&**name, &**bytes))
+            .collect();
+        let commit = hub.commit(MODEL, "main", &listed);
+        Self {
+            hub,
+            commit,
+            files,
+            folder,
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    /// Returns a command that reaches the hub, and nothing of this machine's user.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = command(arguments);
+        command
+            .env("HF_ENDPOINT", self.hub.url())
+            .env("HF_HOME", self.path("home"))
+            .env_remove("HF_HUB_CACHE")
+            .env_remove("HF_HUB_OFFLINE")
+            .env_remove("TRANSFORMERS_OFFLINE")
+            .env_remove("HF_TOKEN");
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    fn offline(&self, arguments: &[&str]) -> Output {
+        let mut command = self.command(arguments);
+        command.env("HF_HUB_OFFLINE", "1").output().unwrap()
+    }
+
+    /// Returns the directory of the model in the cache of the hub's tools.
+    fn cached(&self) -> PathBuf {
+        self.path("home/hub/models--org--Model-1.5")
+    }
+
+    fn bytes(&self, name: &str) -> &[u8] {
+        let file = self.files.iter().find(|(other, _)| other == name);
+        &file.expect(name).1
+    }
+}
+
+#[track_caller]
+fn good(output: &Output) {
+    assert!(output.status.success(), "{}", stderr(output));
+}
+
+/// Returns the path that a link leads to, and requires that it is relative.
+fn target(link: &Path) -> PathBuf {
+    let target = fs::read_link(link).unwrap();
+    assert!(target.is_relative(), "{}", target.display());
+    link.parent().unwrap().join(target).canonicalize().unwrap()
+}
+
+#[test]
+fn unreachable_hub_is_reported_soon() {
+    let lab = Lab::start();
+    let hole = BlackHole::start().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let refusing = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    for (endpoint, says) in [
+        (hole.url(), "cannot be reached"),
+        (refusing, "refuses connections"),
+        ("https://hub.invalid".to_owned(), "hub.invalid"),
+    ] {
+        for arguments in [vec!["ls", URL], vec!["ls", "hf://buckets/org/b/m"]] {
+            let started = Instant::now();
+            let output = lab
+                .command(&arguments)
+                .env("HF_ENDPOINT", &endpoint)
+                .output();
+            let (took, output) = (started.elapsed(), output.unwrap());
+            let text = stderr(&output);
+            assert!(!output.status.success(), "{text}");
+            assert!(
+                text.contains(says) && text.contains("HF_HUB_OFFLINE"),
+                "{text}"
+            );
+            assert!(took < SOON, "{endpoint}: {took:?}");
+        }
+    }
+    // As long as the caller says.
+    let started = Instant::now();
+    let options = ["--store", "connect_timeout=0.2", "--store", "retries=0"];
+    let arguments = [&["ls", URL][..], &options].concat();
+    let output = lab
+        .command(&arguments)
+        .env("HF_ENDPOINT", hole.url())
+        .output();
+    assert!(stderr(&output.unwrap()).contains("timed out"));
+    assert!(started.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn offline_load_reads_either_cache_or_names_both() {
+    let lab = Lab::start();
+    let own = lab.text("own");
+    let output = lab.offline(&["load", URL]);
+    assert_eq!(
+        output.status.code(),
+        lab.offline(&["ls", "nowhere"]).status.code()
+    );
+    let text = stderr(&output);
+    for word in [
+        "hub's cache",
+        "home/hub",
+        "cache_dir",
+        "HF_HUB_OFFLINE",
+        "hf download",
+    ] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let cached = ["load", URL, "--cache-dir", &own];
+    let text = stderr(&lab.offline(&cached));
+    for word in ["home/hub", &*own, "HF_HUB_OFFLINE", "hf download"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    assert!(lab.hub.requests().is_empty());
+    good(&lab.run(&cached));
+    let before = lab.hub.requests().len();
+    good(&lab.offline(&cached));
+    let copy = lab.text("copy");
+    let selected = ["--include", "*.safetensors*", "--exclude", "consolidated*"];
+    good(&lab.offline(&[&["cp", URL, &copy, "--cache-dir", &own][..], &selected].concat()));
+    assert_eq!(lab.hub.requests().len(), before);
+    assert_eq!(
+        fs::read(lab.path("copy/model.safetensors.index.json")).unwrap(),
+        lab.bytes("model.safetensors.index.json")
+    );
+    // Other revisions are not there.
+    let other = format!("{URL}@other");
+    let output = lab.offline(&["load", &other, "--cache-dir", &own]);
+    assert!(stderr(&output).contains("HF_HUB_OFFLINE"));
+}
+
+#[test]
+fn load_fills_the_hubs_cache_when_asked() {
+    let lab = Lab::start();
+    good(&lab.run(&["load", URL]));
+    assert!(!lab.path("home").exists(), "not asked");
+    good(&lab.run(&["load", URL, "--hf-cache"]));
+    let folder = lab.cached();
+    assert_eq!(
+        fs::read_to_string(folder.join("refs/main")).unwrap(),
+        lab.commit
+    );
+    let snapshot = folder.join("snapshots").join(&lab.commit);
+    for (name, bytes) in &lab.files {
+        let path = snapshot.join(name);
+        if name == "consolidated.safetensors" || path.extension() == Some("bin".as_ref()) {
+            assert!(!path.exists(), "{name}");
+            continue;
+        }
+        let blob = target(&path);
+        assert_eq!(
+            blob.parent().unwrap(),
+            folder.join("blobs").canonicalize().unwrap()
+        );
+        assert!(fs::read(&blob).unwrap() == *bytes, "{name}");
+    }
+    let left = |name: &str| folder.join(name).exists();
+    assert!(!left(".tload"), "what was being copied");
+    let requests = lab.hub.requests().len();
+    good(&lab.offline(&["load", URL]));
+    good(&lab.run(&["load", URL, "--hf-cache"]));
+    assert_eq!(lab.hub.requests().len(), requests);
+}
+
+#[test]
+fn copy_and_single_files_fill_the_hubs_cache() {
+    let lab = Lab::start();
+    let shard = lab.files.iter().map(|(name, _)| name);
+    let shard = shard
+        .clone()
+        .find(|name| name.starts_with("model-"))
+        .unwrap();
+    good(&lab.run(&["load", &format!("{URL}/{shard}"), "--hf-cache"]));
+    let snapshot = lab.cached().join("snapshots").join(&lab.commit);
+    assert_eq!(
+        tree(&snapshot).into_keys().collect::<Vec<_>>(),
+        [shard.as_str()]
+    );
+    let copy = lab.text("copy");
+    good(&lab.run(&["cp", URL, &copy, "--hf-cache=true", "--exclude", "*.bin"]));
+    let names = lab.files.iter().map(|(name, _)| name.as_str());
+    let wanted = names.filter(|name| *name != "pytorch_model.bin");
+    assert_eq!(
+        tree(&snapshot).into_keys().collect::<Vec<_>>(),
+        wanted.collect::<Vec<_>>()
+    );
+    assert!(tree(Path::new(&copy)) == tree(&snapshot));
+    let large = lab.hub.files().requests();
+    let twice = large.iter().filter(|it| {
+        it.path.ends_with(shard) && it.range.as_ref().is_some_and(|range| range.start == 0)
+    });
+    assert_eq!(twice.count(), 1, "the shard came once");
+}
+
+/// An interrupted copy leaves no blob, and the next one goes on.
+#[test]
+fn failed_fill_leaves_no_partial_blob() {
+    use tload_testbed::{Fault, Rule};
+    let lab = Lab::start();
+    let dead = Rule::always(Fault::CutBody(1000))
+        .path("model-00002")
+        .from_byte(1);
+    lab.hub.files().fault(dead);
+    let load = ["load", URL, "--hf-cache", "--store", "retries=0"];
+    let output = lab.run(&load);
+    assert!(!output.status.success(), "the load fails too");
+    let folder = lab.cached();
+    assert!(!folder.join("refs").exists());
+    for (_, bytes) in tree(&folder.join("blobs")) {
+        assert!(
+            lab.files.iter().any(|(_, whole)| *whole == bytes),
+            "a partial blob"
+        );
+    }
+    lab.hub.files().clear_faults();
+    good(&lab.run(&load));
+    good(&lab.offline(&["load", URL]));
+}

@@ -1,0 +1,320 @@
+//! Writes models of a hub into the cache of the hub's own tools (store option `hf_cache`), so that
+//! they find them there. Openings and copies call it before they look into that cache.
+//!
+//! ```text
+//!  CACHE/models--org--name/blobs/ETAG                 bytes of a file
+//!                         /snapshots/COMMIT/FILE      link to them
+//!                         /refs/REVISION              the commit
+//!                         /.tload/COMMIT/FILE         being copied
+//! ```
+//!
+//! A blob appears by renaming a complete file, and the reference once all links are there. Other
+//! processes wait; a copy that was interrupted is resumed.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+
+use super::paths::components;
+use super::{Copy, CopyOptions};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{INDEX_BYTES_MAX, ModelFiles, SUFFIX, parse_index};
+use crate::options::{HubId, Location, Protocol, StoreOptions};
+use crate::storage::{
+    FileSource, Listed, Remote, Source, is_hub_offline, object_path, repository_folder,
+    with_retries,
+};
+
+/// Suffix of an index.
+const INDEX: &str = ".safetensors.index.json";
+
+/// Index that wins over others.
+const MODEL_INDEX: &str = "model.safetensors.index.json";
+
+/// Longest file that counts as one beside the weights, bytes: the largest tokenizers take half.
+const BESIDE_BYTES_MAX: u64 = 64 << 20;
+
+/// Suffixes of weights in other formats, which are left on the hub.
+const OTHER_WEIGHTS: [&str; 12] = [
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".onnx_data",
+    ".ot",
+    ".npz",
+    ".tflite",
+];
+
+/// Commit of a repository, as far as it is cached.
+struct Commit {
+    name: String,
+    files: Vec<Listed>,
+}
+
+/// Puts a model, or the named files below `source`, into the cache of the hub's tools if the
+/// options say so, and returns the place of `source` there. If that fails, the reason is logged,
+/// and the bytes are read from the hub.
+///
+/// # Errors
+///
+/// Those of the request for the list of files.
+pub(crate) fn fill(
+    source: &Location,
+    store: &StoreOptions,
+    names: Option<&[String]>,
+) -> Result<Option<PathBuf>> {
+    let is_wanted = store.flag("hf_cache") == Some(true) && !is_hub_offline(store);
+    let url = source.remote().filter(|url| url.protocol == Protocol::Hub);
+    let Some(url) = url.filter(|_| is_wanted) else {
+        return Ok(None);
+    };
+    let id = HubId::from_authority(&url.authority);
+    if id.is_bucket() {
+        return Ok(None);
+    }
+    let mut plain = store.clone();
+    plain.set("hf_cache", "false")?;
+    let commit = list(source, &plain)?;
+    let path = object_path(url)?;
+    let put = || {
+        let folder = repository_folder(url, store);
+        let folder = folder.ok_or_else(|| Error::unsupported("the hub's cache is unknown"))?;
+        fs::create_dir_all(&folder).map_err(|error| cannot(&folder, error))?;
+        let _locked = lock(&folder)?;
+        let cache = Cache {
+            staging: folder.join(".tload").join(&commit.name),
+            source: source.at_commit(&commit.name).root(),
+            folder,
+            store: plain,
+            commit,
+        };
+        cache.fill(path.as_ref(), names, &id.revision)?;
+        let place = cache.snapshot(path.as_ref());
+        Ok(place.exists().then_some(place))
+    };
+    put().or_else(|error: Error| {
+        let error = error.or_location(source).chain();
+        tracing::warn!(error, "the model is not written to the hub's cache");
+        Ok(None)
+    })
+}
+
+/// Cache of one repository.
+struct Cache {
+    folder: PathBuf,
+    staging: PathBuf,
+    /// Root of the repository at the commit.
+    source: Location,
+    store: StoreOptions,
+    commit: Commit,
+}
+
+impl Cache {
+    fn snapshot(&self, path: &str) -> PathBuf {
+        self.folder
+            .join("snapshots")
+            .join(&self.commit.name)
+            .join(path)
+    }
+
+    /// Brings the named files below a path, or those that a load from there needs.
+    fn fill(&self, path: &str, names: Option<&[String]>, revision: &str) -> Result<()> {
+        if let Some(names) = names {
+            self.bring(&names.iter().map(|name| below(path, name)).collect())?;
+        } else {
+            self.bring(&self.beside(path))?;
+            self.bring(&self.weights(path)?)?;
+        }
+        if revision != self.commit.name {
+            self.refer(revision)?;
+        }
+        // Nothing in it is in use: this process has the lock.
+        let _ = fs::remove_dir_all(self.folder.join(".tload"));
+        Ok(())
+    }
+
+    /// Returns the small files at or below a path that are no weights.
+    fn beside(&self, path: &str) -> HashSet<String> {
+        let files = self.commit.files.iter();
+        let is_beside = |file: &&Listed| {
+            let name = file.location.as_ref();
+            let is_small = file.len.is_none_or(|len| len <= BESIDE_BYTES_MAX);
+            let is_other = OTHER_WEIGHTS.iter().any(|suffix| name.ends_with(suffix));
+            let is_weights = name.ends_with(SUFFIX) || is_other;
+            is_in(path, name) && is_small && !is_weights
+        };
+        let names = files
+            .filter(is_beside)
+            .map(|file| file.location.to_string());
+        names.collect()
+    }
+
+    /// Returns the weights that would be loaded from a path, whose index is already in the cache.
+    fn weights(&self, path: &str) -> Result<HashSet<String>> {
+        if path.ends_with(SUFFIX) {
+            return Ok(HashSet::from([path.to_owned()]));
+        }
+        let (folder, is_index) = match path.strip_suffix(INDEX) {
+            Some(_) => (path.rsplit_once('/').map_or("", |(folder, _)| folder), true),
+            None => (path, false),
+        };
+        let names: Vec<&str> = (self.commit.files.iter())
+            .filter_map(|file| name_in(folder, file.location.as_ref()))
+            .collect();
+        let mut indexes = names.iter().filter(|name| name.ends_with(INDEX));
+        let index = match (indexes.next(), indexes.next()) {
+            _ if is_index => Some(path.to_owned()),
+            _ if names.contains(&MODEL_INDEX) => Some(below(folder, MODEL_INDEX)),
+            (Some(only), None) => Some(below(folder, only)),
+            _ => None,
+        };
+        let chosen: Vec<String> = if let Some(index) = index {
+            self.shards(&index)?
+        } else {
+            let names = names.into_iter().filter(|name| name.ends_with(SUFFIX));
+            let chosen = ModelFiles::choose(names).chosen;
+            chosen.into_iter().map(str::to_owned).collect()
+        };
+        Ok(chosen.iter().map(|name| below(folder, name)).collect())
+    }
+
+    fn shards(&self, index: &str) -> Result<Vec<String>> {
+        let file = FileSource::open(&Location::from_path(self.snapshot(index)))?;
+        let len = file.len().min(INDEX_BYTES_MAX);
+        let text = file.fetch(0, usize::try_from(len).unwrap_or(usize::MAX))?;
+        Ok(parse_index(&text)?.shards)
+    }
+
+    /// Brings files of the commit that are not in the cache.
+    fn bring(&self, names: &HashSet<String>) -> Result<()> {
+        let mut absent = Vec::new();
+        for file in &self.commit.files {
+            let path = file.location.as_ref();
+            if !names.contains(path) || self.snapshot(path).exists() {
+                continue;
+            }
+            components(path)?;
+            absent.push((path, self.blob(file)?));
+        }
+        let staged = absent.iter().filter(|(_, blob)| !blob.exists());
+        let staged: Vec<_> = staged.map(|(path, _)| (*path).to_owned()).collect();
+        if !staged.is_empty() {
+            let options = CopyOptions {
+                names: Some(staged),
+                ..CopyOptions::default()
+            };
+            let copy = Copy::new(&self.source, &self.staging).options(options);
+            copy.store(self.store.clone()).run()?;
+        }
+        for (path, blob) in absent {
+            self.publish(path, &blob)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the place of the contents of a file.
+    fn blob(&self, file: &Listed) -> Result<PathBuf> {
+        let tag = file.e_tag.as_deref().unwrap_or_default().trim_matches('"');
+        if tag.is_empty() || !tag.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            let message = format!("the hub does not name the contents of {:?}", file.location);
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        Ok(self.folder.join("blobs").join(tag))
+    }
+
+    /// Makes a file that was copied visible.
+    fn publish(&self, path: &str, blob: &Path) -> Result<()> {
+        let link = self.snapshot(path);
+        for place in [&link, blob] {
+            if let Some(folder) = place.parent() {
+                fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
+            }
+        }
+        if !blob.exists() {
+            fs::rename(self.staging.join(path), blob).map_err(|error| cannot(blob, error))?;
+        }
+        let name = blob.file_name().unwrap_or_default();
+        let up = "../".repeat(2 + path.matches('/').count());
+        let target = Path::new(&up).join("blobs").join(name);
+        // A link without its blob.
+        let _ = fs::remove_file(&link);
+        symlink(target, &link).map_err(|error| cannot(&link, error))
+    }
+
+    /// Lets a revision name the commit.
+    fn refer(&self, revision: &str) -> Result<()> {
+        let file = self.folder.join("refs").join(revision);
+        let next = self.folder.join(".tload").join("ref");
+        for place in [&file, &next] {
+            if let Some(folder) = place.parent() {
+                fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
+            }
+        }
+        fs::write(&next, &self.commit.name).map_err(|error| cannot(&next, error))?;
+        fs::rename(&next, &file).map_err(|error| cannot(&file, error))
+    }
+}
+
+/// Requests the commit of a location and its files.
+fn list(source: &Location, options: &StoreOptions) -> Result<Commit> {
+    let remote = Remote::start(options)?;
+    let (store, _) = remote.store(source.remote().expect("a location of a hub"))?;
+    let (retries, retry_counter) = (options.retries(), remote.retry_counter().clone());
+    remote.run(remote.open_deadline(), async move {
+        let (mut files, mut folders) = (Vec::new(), vec![None]);
+        while let Some(folder) = folders.pop() {
+            let ask = || store.list(folder.as_ref());
+            let level = with_retries(retries, &retry_counter, ask).await?;
+            files.extend(level.objects);
+            folders.extend(level.prefixes.into_iter().map(Some));
+        }
+        let name = store.commit_name().expect("was listed").to_owned();
+        Ok(Commit { name, files })
+    })
+}
+
+/// Waits until no other process writes to the cache of the repository, until the result is dropped.
+fn lock(folder: &Path) -> Result<OwnedFd> {
+    let path = folder.join(".tload.lock");
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
+    let file = opened.map_err(|error| cannot(&path, error.into()))?;
+    flock(&file, FlockOperation::LockExclusive).map_err(|error| cannot(&path, error.into()))?;
+    Ok(file)
+}
+
+fn cannot(path: &Path, error: std::io::Error) -> Error {
+    Error::from_io("cannot write to the hub's cache", error).with_location(path.display())
+}
+
+/// Returns the path of a name below a directory of the repository.
+fn below(folder: &str, name: &str) -> String {
+    match folder {
+        "" => name.to_owned(),
+        folder => format!("{folder}/{name}"),
+    }
+}
+
+/// Returns whether a path of the repository is at or below another one.
+fn is_in(folder: &str, path: &str) -> bool {
+    let rest = path.strip_prefix(folder);
+    folder.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Returns the name of a file directly in a directory of the repository.
+fn name_in<'a>(folder: &str, path: &'a str) -> Option<&'a str> {
+    let name = match folder {
+        "" => path,
+        folder => path.strip_prefix(folder)?.strip_prefix('/')?,
+    };
+    (!name.contains('/') && !name.starts_with('.')).then_some(name)
+}

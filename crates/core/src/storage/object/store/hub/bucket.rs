@@ -1,0 +1,184 @@
+//! Buckets of a hub: files without commits, listed level by level. Called by
+//! [`crate::storage::object::store::Store`].
+//!
+//! `GET ENDPOINT/api/buckets/org/name/tree/PREFIX` responds with one page of the files and
+//! directories whose paths begin with the prefix, and with a `Link` to the next page.
+//! `ENDPOINT/buckets/org/name/resolve/FILE` redirects to the file, as for models. A file may be
+//! replaced at any time: its state is what the response that is redirected to states.
+
+use std::collections::BTreeSet;
+
+use http::HeaderMap;
+use object_store::client::HttpClient;
+use object_store::path::Path;
+use percent_encoding::utf8_percent_encode;
+use serde::Deserialize;
+
+use super::repository::{ask, failed};
+use crate::options::location::RESERVED;
+use crate::storage::object::store::{Level, Listed};
+
+/// Bucket of a hub, for listings.
+pub(in crate::storage) struct Bucket {
+    pub(super) client: HttpClient,
+    /// URL of its listing.
+    pub(super) tree: String,
+}
+
+/// Entry of a listing, as far as it is used.
+#[derive(Deserialize)]
+struct Item {
+    path: String,
+    #[serde(rename = "type")]
+    kind: Kind,
+}
+
+#[derive(Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    File,
+    Directory,
+    #[serde(other)]
+    Other,
+}
+
+impl Bucket {
+    /// Requests every page of a listing once.
+    pub(in crate::storage) async fn pages(
+        &self,
+        prefix: Option<&Path>,
+    ) -> object_store::Result<Vec<Vec<u8>>> {
+        let prefix = prefix.map(|prefix| utf8_percent_encode(prefix.as_ref(), RESERVED));
+        let mut url = match prefix {
+            Some(prefix) => format!("{}/{prefix}", self.tree),
+            None => self.tree.clone(),
+        };
+        let mut pages = Vec::new();
+        loop {
+            let parsed = url
+                .parse()
+                .map_err(|_| failed("a URL that is none".into()))?;
+            let (headers, page) = ask(&self.client, parsed).await?;
+            pages.push(page);
+            match next(&headers) {
+                // Another place would receive the token.
+                Some(next) if !self.is_listing(next) => {
+                    return Err(failed("the next page is elsewhere".into()));
+                }
+                Some(next) => next.clone_into(&mut url),
+                None => return Ok(pages),
+            }
+        }
+    }
+
+    /// Returns whether a URL is of a page of this bucket.
+    fn is_listing(&self, url: &str) -> bool {
+        let rest = url.strip_prefix(&self.tree);
+        rest.is_some_and(|rest| rest.starts_with(['/', '?']))
+    }
+}
+
+/// Returns the URL of the next page, from headers such as `Link: <URL>; rel="next"`.
+fn next(headers: &HeaderMap) -> Option<&str> {
+    let link = headers.get(http::header::LINK)?.to_str().ok()?;
+    let mut links = link.split(',').filter_map(|link| link.split_once(';'));
+    let (url, _) = links.find(|(_, parameters)| parameters.contains("rel=\"next\""))?;
+    url.trim().strip_prefix('<')?.strip_suffix('>')
+}
+
+/// Returns the files and directories directly below a prefix, from the pages of its listing. The
+/// error describes what is wrong with them.
+pub(in crate::storage) fn level(pages: &[Vec<u8>], prefix: Option<&Path>) -> Result<Level, String> {
+    let root = Path::default();
+    let prefix = prefix.unwrap_or(&root);
+    let mut objects = Vec::new();
+    let mut prefixes = BTreeSet::new();
+    for page in pages {
+        let items: Vec<Item> = serde_json::from_slice(page)
+            .map_err(|error| format!("it is not a hub's list of a bucket: {error}"))?;
+        for item in items {
+            let path = Path::parse(&item.path)
+                .map_err(|_| format!("it lists {:?}, which is not a path", item.path))?;
+            // The prefix of the request need not end at a slash.
+            let Some(mut below) = path.prefix_match(prefix) else {
+                continue;
+            };
+            match (below.next(), below.next(), item.kind) {
+                (None, ..) | (_, _, Kind::Other) => {}
+                (Some(_), None, Kind::File) => {
+                    drop(below);
+                    objects.push(Listed {
+                        location: path,
+                        // A copy asks for the state of each file: the list has another name for
+                        // the contents than the responses with the contents have.
+                        len: None,
+                        modified: 0,
+                        e_tag: None,
+                        version: None,
+                    });
+                }
+                (Some(first), ..) => {
+                    prefixes.insert(prefix.parts().chain([first]).collect::<Path>());
+                }
+            }
+        }
+    }
+    Ok(Level {
+        objects,
+        prefixes: prefixes.into_iter().collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn level_lists_direct_children() {
+        let first = br#"[
+            {"type": "file", "path": "m/a.json", "size": 1, "xetHash": "x", "mtime": null},
+            {"type": "directory", "path": "m/sub", "uploadedAt": "2026-01-01T00:00:00.000Z"},
+            {"type": "link", "path": "m/odd"}
+        ]"#;
+        let second = br#"[
+            {"type": "file", "path": "m/deep/er/b", "size": 1, "xetHash": "x"},
+            {"type": "file", "path": "m2/c", "size": 1, "xetHash": "x"},
+            {"type": "file", "path": "m", "size": 1, "xetHash": "x"}
+        ]"#;
+        let pages = [first.to_vec(), second.to_vec()];
+        let names = |prefix: Option<&str>| {
+            let level = level(&pages, prefix.map(Path::from).as_ref()).expect("a list");
+            let objects = level.objects.iter().map(|one| one.location.to_string());
+            let prefixes = level.prefixes.iter().map(ToString::to_string);
+            (objects.collect::<Vec<_>>(), prefixes.collect::<Vec<_>>())
+        };
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let below = (owned(&["m/a.json"]), owned(&["m/deep", "m/sub"]));
+        assert_eq!(names(Some("m")), below);
+        assert_eq!(names(None), (owned(&["m"]), owned(&["m", "m2"])));
+        for page in ["{}", "[{}]", r#"[{"type": "file", "path": "../x"}]"#] {
+            assert!(level(&[page.into()], None).is_err(), "{page}");
+        }
+    }
+
+    #[test]
+    fn next_page_is_named_by_link() {
+        for (link, wanted) in [
+            (
+                "<http://h/t?cursor=a>; rel=\"next\"",
+                Some("http://h/t?cursor=a"),
+            ),
+            (
+                "<http://h/p>; rel=\"prev\", <http://h/n>; rel=\"next\"",
+                Some("http://h/n"),
+            ),
+            ("<http://h/p>; rel=\"prev\"", None),
+            ("http://h/n; rel=\"next\"", None),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(http::header::LINK, link.parse().expect("a header"));
+            assert_eq!(next(&headers), wanted, "{link}");
+        }
+        assert_eq!(next(&HeaderMap::new()), None);
+    }
+}
