@@ -2,7 +2,7 @@
 
 use super::location::Protocol;
 
-/// Description of a key of [`StoreOptions`].
+/// Description of a key of [`StoreOptions`](super::StoreOptions).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreKey {
