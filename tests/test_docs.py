@@ -47,11 +47,12 @@ LANGUAGES = {"python", "rust", "json", "toml", "text", *SHELLS}
 
 NOT_RUN = {
     "README.md": 2,
-    "docs/cache.md": 2,
+    "docs/cache.md": 3,
     "docs/from/fastsafetensors.md": 2,
     "docs/from/flashpack.md": 2,
     "docs/from/instanttensor.md": 2,
     "docs/from/tensorizer.md": 2,
+    "docs/mirrors.md": 3,
     "docs/quickstart.md": 2,
     "docs/scale-out.md": 3,
     "docs/serve.md": 1,

@@ -384,8 +384,8 @@ def open(
             - `peers`: URL with the same files, http://NAME:PORT/…, of whose addresses each serves
               its parts of the files. Default: none.
             - `mirror_token`: Bearer token for mirrors and peers. Default: from the environment.
-            - `hf_cache` (hub): Download models into the cache of huggingface_hub first, with the
-              small files beside them. Default: false.
+            - `hf_cache` (Hugging Face Hub): Download models into the cache of huggingface_hub
+              first, with the small files beside them. Default: false.
             - `environment`: Read the store's own environment variables and configuration files.
               Default: true.
             - `headers`: Headers to send with every request: a mapping of name to value. Default:

@@ -20,6 +20,9 @@ Value: TypeAlias = str | int | float | bool | timedelta | os.PathLike[str] | lis
 Store: TypeAlias = Mapping[str, Value | Mapping[str, str]]
 """Options of object stores, as a dict: `tload.open` lists the keys."""
 
+LISTS = ("mirrors", "peers")
+"""Options whose value may be a list."""
+
 VARIABLE = "TLOAD_STORE"
 """Environment variable that the command reads too: `KEY=VALUE` pairs, one per line."""
 
@@ -106,12 +109,12 @@ def _value(key: str, value: object) -> str:
         return str(value)
     if isinstance(value, timedelta):
         return str(value.total_seconds())
-    if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+    if key in LISTS and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
         return ",".join(value)
     path = os.fspath(value) if isinstance(value, os.PathLike) else None
     if isinstance(path, str):
         return path
-    wanted = "a str, int, float, bool, timedelta, os.PathLike of str or list of str"
+    wanted = "a str, int, float, bool, timedelta or os.PathLike of str"
     message = f"store[{key!r}]: wanted {wanted}, found {type(value).__qualname__}"
     raise TypeError(message)
 
