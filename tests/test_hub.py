@@ -154,7 +154,7 @@ def test_hub_package_finds_model_that_tload_cached(
     assert read(snapshot) == wanted
     (cached,) = package.scan_cache_dir(home / "hub").repos
     assert (cached.repo_id, cached.nb_files) == (MODEL, len(wanted))
-    # What the package downloads itself has the same names.
+    # Files that the package downloads itself have the same names.
     assert download(served, home / "hub") == snapshot
     assert not [asked.path for asked in served.asked if asked.host == "files" and asked.path.endswith("2.safetensors")]
     assert read(snapshot) == files

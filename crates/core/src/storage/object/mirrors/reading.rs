@@ -81,7 +81,7 @@ impl ObjectSource {
             match outcome {
                 Some(Ok(())) => left = None,
                 Some(Err(error)) if lane == ORIGIN => {
-                    // What it says of the object is final; mirrors help where it is unreachable.
+                    // Its answers about the object are final; mirrors help if it cannot be reached.
                     let is_answer =
                         !matches!(error.kind(), ErrorKind::Remote | ErrorKind::TimedOut);
                     let is_alone =

@@ -48,7 +48,7 @@ pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<P
             tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from the hub");
             Ok(None)
         }
-        // What that one lacks, no request brings.
+        // No request is sent for files that are missing there.
         Err(missing) if options.get("cache_dir").is_some() => {
             tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from tload's");
             Ok(None)
