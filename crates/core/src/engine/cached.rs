@@ -23,13 +23,13 @@ pub(super) struct CachedEngine {
     files: Box<dyn Engine>,
     store: ObjectEngine,
     setup: Arc<ObjectSetup>,
-    /// Jobs that `files` has, by extent.
+    /// Jobs that `files` has or has read, by extent, until they are confirmed.
     reading: HashMap<usize, Reading>,
     /// Jobs that `files` has ended.
     ended: Vec<Done>,
 }
 
-/// Job of a file.
+/// Job of a file, until its bytes are known to be right.
 struct Reading {
     source: usize,
     offset: u64,
@@ -37,6 +37,18 @@ struct Reading {
     needed: usize,
     /// Bytes that are read: whole tiles.
     verified: usize,
+}
+
+impl Reading {
+    fn job(&self, extent: usize, lease: Lease) -> Job {
+        Job {
+            extent,
+            source: self.source,
+            offset: self.offset,
+            needed: self.needed,
+            lease,
+        }
+    }
 }
 
 impl CachedEngine {
@@ -56,44 +68,28 @@ impl CachedEngine {
         entry.expect("objects without an entry are requested")
     }
 
-    /// Passes on what was read, if it is what was written; otherwise requests it.
-    fn judge(&mut self, mut ended: Done, done: &mut Vec<Done>) {
-        let reading = self.reading.remove(&ended.extent);
-        let reading = reading.expect("engines return what was submitted");
-        let lease = match &ended.result {
-            Ok(filled) => {
-                let bytes = &filled.bytes()[..reading.verified];
-                if self.entry(reading.source).verify(reading.offset, bytes) {
-                    let transfer = &mut ended.transfer;
-                    let direct = std::mem::take(&mut transfer.direct_bytes);
-                    transfer.cached_bytes = direct + std::mem::take(&mut transfer.buffered_bytes);
-                    return done.push(ended);
-                }
-                ended.result.ok().map(Filled::into_lease)
-            }
+    /// Passes on what has been read. The store sends what could not be read.
+    fn receive(&mut self, mut ended: Done, done: &mut Vec<Done>) {
+        let can_continue = match &ended.result {
+            Ok(_) => false,
             // The load is over.
-            Err(error) if error.kind() == ErrorKind::Cancelled => return done.push(ended),
+            Err(error) if error.kind() == ErrorKind::Cancelled => false,
             Err(error) => {
                 tracing::debug!(%error, "cannot read from the cache");
-                let Some(lease) = ended.window.take() else {
-                    return done.push(ended);
-                };
-                Some(lease)
+                ended.window.is_some()
             }
         };
-        if let Some(lease) = lease {
-            self.request(ended.extent, &reading, lease);
+        match ended.window.take() {
+            Some(lease) if can_continue => self.request(ended.extent, lease),
+            window => done.push(Done { window, ..ended }),
         }
     }
 
-    fn request(&mut self, extent: usize, reading: &Reading, lease: Lease) {
-        self.store.submit(Job {
-            extent,
-            source: reading.source,
-            offset: reading.offset,
-            needed: reading.needed,
-            lease,
-        });
+    /// Requests a job whose bytes the cache does not have.
+    fn request(&mut self, extent: usize, lease: Lease) {
+        let reading = self.reading.remove(&extent);
+        let reading = reading.expect("engines return what was submitted");
+        self.store.submit(reading.job(extent, lease));
     }
 }
 
@@ -118,7 +114,7 @@ impl Engine for CachedEngine {
             verified,
         };
         if !entry.holds_whole_tiles(job.offset, verified) {
-            return self.request(job.extent, &reading, job.lease);
+            return self.store.submit(job);
         }
         job.needed = verified;
         self.reading.insert(job.extent, reading);
@@ -132,7 +128,7 @@ impl Engine for CachedEngine {
                 let mut ended = std::mem::take(&mut self.ended);
                 self.files.reap(wait, &mut ended);
                 for one in ended.drain(..) {
-                    self.judge(one, done);
+                    self.receive(one, done);
                 }
                 self.ended = ended;
             }
@@ -143,6 +139,26 @@ impl Engine for CachedEngine {
                 return;
             }
         }
+    }
+
+    fn confirm(&mut self, mut done: Done) -> Option<Done> {
+        // The store's bytes are what they are compared with.
+        let Some(reading) = self.reading.get(&done.extent) else {
+            return Some(done);
+        };
+        if let Ok(filled) = &done.result {
+            let bytes = &filled.bytes()[..reading.verified];
+            if !self.entry(reading.source).verify(reading.offset, bytes) {
+                let lease = done.result.ok().map(Filled::into_lease)?;
+                self.request(done.extent, lease);
+                return None;
+            }
+            let transfer = &mut done.transfer;
+            let direct = std::mem::take(&mut transfer.direct_bytes);
+            transfer.cached_bytes = direct + std::mem::take(&mut transfer.buffered_bytes);
+        }
+        self.reading.remove(&done.extent);
+        Some(done)
     }
 
     fn allow(&mut self, bytes: u64) {

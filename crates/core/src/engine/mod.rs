@@ -119,6 +119,13 @@ pub trait Engine {
     /// Moves every finished job into `done`: completely filled, or failed. Never short.
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>);
 
+    /// Confirms a completion before its bytes are used, for engines that compare them with
+    /// something. `None` if they differ: the engine then reads the job again. Takes time, so the
+    /// caller starts other jobs first.
+    fn confirm(&mut self, done: Done) -> Option<Done> {
+        Some(done)
+    }
+
     /// Sets the number of bytes that may be in flight from now on, over all lanes, for engines that
     /// scale other resources with it.
     fn allow(&mut self, _bytes: u64) {}
@@ -175,6 +182,10 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
         (**self).reap(wait, done);
+    }
+
+    fn confirm(&mut self, done: Done) -> Option<Done> {
+        (**self).confirm(done)
     }
 
     fn allow(&mut self, bytes: u64) {

@@ -133,13 +133,21 @@ impl Schedule {
         })
     }
 
-    /// Records that an extent returned by [`Self::next`] was completed or failed. `now` is the time
+    /// Records that the read of an extent returned by [`Self::next`] has ended. `now` is the time
     /// since the load's start.
     pub fn ended(&mut self, extent: &Extent, now: Duration) {
         let group = self.groups.member(extent.source).group;
         self.queues[group].ended(self.numbers[extent.source]);
         let remaining = self.queues[group].remaining();
         self.controllers[group].ended(extent.window, remaining, now);
+    }
+
+    /// Records that an extent that had ended is read again. `now` is the time since the load's
+    /// start.
+    pub(crate) fn again(&mut self, extent: &Extent, now: Duration) {
+        let group = self.groups.member(extent.source).group;
+        self.queues[group].again(self.numbers[extent.source]);
+        self.controllers[group].began(extent.window, now);
     }
 
     /// Stops handing out extents: the load failed or was cancelled.

@@ -192,10 +192,20 @@ impl Queues {
 
     /// Records the end of a read of `source`.
     pub(super) fn ended(&mut self, source: usize) {
-        let queue = &mut self.sources[source];
-        queue.reads -= 1;
+        self.sources[source].reads -= 1;
+        self.sort_in(source);
+    }
+
+    /// Records that a read of `source` that had ended is repeated.
+    pub(super) fn again(&mut self, source: usize) {
+        self.sources[source].reads += 1;
+        self.sort_in(source);
+    }
+
+    /// Moves a source with an open region to its place by the number of its reads.
+    fn sort_in(&mut self, source: usize) {
         if self.open.contains(source) {
-            self.open.put(source, queue.reads);
+            self.open.put(source, self.sources[source].reads);
         }
     }
 }

@@ -429,6 +429,7 @@ impl Feed {
         }
     }
 
+    /// Records that the engine has returned an extent.
     pub(in crate::load) fn ended(&self, extent: usize) {
         let now = self.started.elapsed();
         let mut state = self.state.lock();
@@ -436,5 +437,12 @@ impl Feed {
         state.reads.ended(extent, now);
         drop(state);
         self.events.notify();
+    }
+    /// Records that the engine reads an extent again that it had returned.
+    pub(in crate::load) fn again(&self, group: usize, extent: usize) {
+        let now = self.started.elapsed();
+        let mut state = self.state.lock();
+        state.schedule.again(&self.plan.extents[extent], now);
+        state.reads.began(extent, group, now);
     }
 }

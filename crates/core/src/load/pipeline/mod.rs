@@ -7,8 +7,8 @@
 //!
 //! ```text
 //!   feed.take() ─▶ Job ─▶ engine.submit … reap ─▶ Done ─▶ (check) ─▶ sink.submit … reap ─▶ deliver
-//!        ▲                                          │
-//!        └───────────── feed.ended() ◀──────────────┘
+//!        ▲                                  │
+//!        └────────── feed.ended() ◀─────────┘
 //! ```
 
 mod feed;
@@ -70,7 +70,7 @@ struct LaneLoop<'a, E, S: Sink> {
     sink: &'a mut S,
     lane: &'a LaneWork<'a, S::Tensor>,
     watch: StageTimer<'a>,
-    /// Start of the window of each extent that the engine owns.
+    /// Start of the window of each extent that the sink has not received.
     out: HashMap<usize, usize>,
     /// Bytes that the engine owns.
     held: u64,
@@ -162,24 +162,36 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
         true
     }
 
-    /// Passes all completions on to the sink.
+    /// Passes all completions on to the sink. Comparing and copying bytes takes time, so the reads
+    /// that take the place of completed ones begin before each.
     fn complete_all(&mut self) {
-        let mut done = std::mem::take(&mut self.done);
-        for done in done.drain(..) {
-            let start = self.out.remove(&done.extent);
+        for done in &self.done {
             self.held -= self.feed.plan.extents[done.extent].window as u64;
-            if let Err(error) = self.complete(done, start) {
-                self.failure.get_or_insert(error);
+            self.feed.ended(done.extent);
+        }
+        for done in std::mem::take(&mut self.done) {
+            let in_flight = self.engine.in_flight();
+            self.submit();
+            if self.engine.in_flight() > in_flight {
+                self.engine.reap(Wait::No, &mut self.done);
+                self.watch.lap(Stage::Submit);
+            }
+            let extent = done.extent;
+            if let Some(done) = self.engine.confirm(done) {
+                if let Err(error) = self.complete(done) {
+                    self.failure.get_or_insert(error);
+                }
+            } else {
+                self.held += self.feed.plan.extents[extent].window as u64;
+                self.feed.again(self.group, extent);
             }
         }
-        // Keeps its capacity.
-        self.done = done;
         self.reap_sink(Wait::No);
     }
 
-    /// Checks that a completion belongs to the window that began at `start`, and passes it to the
-    /// sink.
-    fn complete(&mut self, done: Done, start: Option<usize>) -> Result<()> {
+    /// Checks that a completion belongs to the window of its job, and passes it to the sink.
+    fn complete(&mut self, done: Done) -> Result<()> {
+        let start = self.out.remove(&done.extent);
         let Self {
             feed, sink, watch, ..
         } = self;
@@ -213,7 +225,6 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             watch.lap(Stage::Verify);
             compared
         });
-        feed.ended(done.extent);
         match result {
             // An engine cancelled the read because the load is over: the cause is reported
             // elsewhere.
