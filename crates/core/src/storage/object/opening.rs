@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta};
 
-use super::cache::{Question, State};
+use super::cache::{Question, State, TILE_BYTES};
 use super::remote::Remote;
 use super::store::{Fault, Store};
 use super::{
@@ -109,12 +109,24 @@ impl ObjectSource {
         if opened.entry().is_none() {
             return Ok(None);
         }
-        match opened.fetch(0, usize::try_from(first).unwrap_or(usize::MAX)) {
+        match opened.first_tiles(first) {
             Ok(bytes) => Ok(Some((opened, bytes))),
             // The first bytes were evicted, and the store has another object now.
             Err(error) if error.kind() == ErrorKind::Changed => Ok(None),
             Err(error) => Err(error.or_location(location)),
         }
+    }
+
+    /// Returns the first bytes, up to `first` of them: the first tile alone if it holds the whole
+    /// header, as most do.
+    fn first_tiles(&self, first: u64) -> Result<Vec<u8>> {
+        let fetch = |len: u64| self.fetch(0, usize::try_from(len).unwrap_or(usize::MAX));
+        let bytes = fetch(first.min(TILE_BYTES))?;
+        let (found, header) = (bytes.len() as u64, header_end(&self.0.path, &bytes));
+        if found == first.min(self.len()) || (1..=found).contains(&header) {
+            return Ok(bytes);
+        }
+        fetch(first)
     }
 
     /// Makes the cache forget the state of an object that turned out to have changed, if openings
