@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::object::{ObjectEngine, ObjectSetup};
 use super::{Done, Engine, Job, Wait};
 use crate::error::ErrorKind;
-use crate::memory::{Filled, Lease};
+use crate::memory::{Lease, Provenance};
 use crate::storage::Source;
 use crate::storage::object::cache::Entry;
 use crate::sync::cancel::CancelFlag;
@@ -60,30 +60,29 @@ impl CachedEngine {
     fn judge(&mut self, mut ended: Done, done: &mut Vec<Done>) {
         let reading = self.reading.remove(&ended.extent);
         let reading = reading.expect("engines return what was submitted");
-        let lease = match &ended.result {
+        let lease = match ended.result {
             Ok(filled) => {
                 let bytes = &filled.bytes()[..reading.verified];
                 if self.entry(reading.source).verify(reading.offset, bytes) {
                     let transfer = &mut ended.transfer;
                     let direct = std::mem::take(&mut transfer.direct_bytes);
                     transfer.cached_bytes = direct + std::mem::take(&mut transfer.buffered_bytes);
+                    ended.result = Ok(filled.from_places(Provenance::CACHE));
                     return done.push(ended);
                 }
-                ended.result.ok().map(Filled::into_lease)
+                filled.into_lease()
             }
             // The load is over.
-            Err(error) if error.kind() == ErrorKind::Cancelled => return done.push(ended),
-            Err(error) => {
+            Err(ref error) if error.kind() == ErrorKind::Cancelled => return done.push(ended),
+            Err(ref error) => {
                 tracing::debug!(%error, "cannot read from the cache");
                 let Some(lease) = ended.window.take() else {
                     return done.push(ended);
                 };
-                Some(lease)
+                lease
             }
         };
-        if let Some(lease) = lease {
-            self.request(ended.extent, &reading, lease);
-        }
+        self.request(ended.extent, &reading, lease);
     }
 
     fn request(&mut self, extent: usize, reading: &Reading, lease: Lease) {

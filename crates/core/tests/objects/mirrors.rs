@@ -19,7 +19,7 @@ fn file() -> Vec<u8> {
 }
 
 /// An origin that has the file.
-fn origin(file: &[u8]) -> (Arc<FaultyServer>, Site) {
+pub(crate) fn origin(file: &[u8]) -> (Arc<FaultyServer>, Site) {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     site.put(KEY, file);
@@ -27,17 +27,17 @@ fn origin(file: &[u8]) -> (Arc<FaultyServer>, Site) {
 }
 
 /// A mirror that has `file` under the name that the origin's file has below `m`.
-fn mirror(file: &[u8]) -> FaultyServer {
+pub(crate) fn mirror(file: &[u8]) -> FaultyServer {
     let server = FaultyServer::start();
     server.put("copy/model.safetensors", file);
     server
 }
 
-fn place(server: &FaultyServer) -> String {
+pub(crate) fn place(server: &FaultyServer) -> String {
     format!("{}/copy", server.url())
 }
 
-fn with(site: &Site, pairs: &[(&str, &str)]) -> StoreOptions {
+pub(crate) fn with(site: &Site, pairs: &[(&str, &str)]) -> StoreOptions {
     let mut options = site.options.clone();
     for (name, value) in pairs {
         options.set(name, *value).expect("an option");
@@ -45,7 +45,7 @@ fn with(site: &Site, pairs: &[(&str, &str)]) -> StoreOptions {
     options
 }
 
-fn open(site: &Site, options: &StoreOptions) -> Checkpoint {
+pub(crate) fn open(site: &Site, options: &StoreOptions) -> Checkpoint {
     Checkpoint::open_with(&site.location("m"), options).expect("opens")
 }
 

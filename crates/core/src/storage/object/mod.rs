@@ -14,7 +14,9 @@ pub(crate) mod remote;
 pub(crate) mod store;
 
 mod opening;
+mod other_places;
 mod reading;
+mod receive;
 mod sending;
 mod site;
 
@@ -40,6 +42,7 @@ pub(crate) use opening::unversioned_note;
 use opening::{Sample, allows_unversioned, look, question, unversioned};
 use reading::Collected;
 pub(crate) use reading::Hedging;
+pub(crate) use receive::{Events, Receive};
 pub use site::ObjectSite;
 
 /// Identity of one state of an object.
@@ -76,33 +79,6 @@ struct Opened {
     /// Its file in each mirror.
     replicas: Vec<Replica>,
     ends: Ends,
-}
-
-/// Receiver of the bytes and the events of a read.
-pub(crate) trait Receive: Send {
-    /// Called when a request was sent; `again` if the one before it failed.
-    fn requested(&mut self, again: bool);
-
-    /// Called when a request failed and will be retried for the missing part of the range.
-    fn failed(&mut self, _error: &Error) {}
-
-    /// Called when a request takes much longer than others; `hedged` if a second one was sent for
-    /// the missing part.
-    fn stalled(&mut self, _hedged: bool) {}
-
-    /// Called when the second request delivers the bytes from here on.
-    fn hedge_won(&mut self) {}
-
-    /// Receives the next bytes of the range.
-    fn bytes(&mut self, bytes: &[u8]);
-
-    /// Receives the next bytes of the range, which the cache had.
-    fn cached(&mut self, bytes: &[u8]) {
-        self.bytes(bytes);
-    }
-
-    /// Called when bytes outside of the range came, which are for the cache.
-    fn surplus(&mut self, _bytes: u64) {}
 }
 
 impl ObjectSource {

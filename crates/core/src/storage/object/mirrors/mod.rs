@@ -18,6 +18,7 @@ use self::lanes::{Lanes, ORIGIN, Severity, owner};
 pub(super) use self::replica::{Ends, Replica};
 use super::remote::Remote;
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Provenance;
 use crate::options::location::Protocol;
 use crate::options::{Location, StoreOptions, split_locations};
 use crate::report::MirrorReport;
@@ -146,12 +147,12 @@ impl Mirrors {
     /// Records a failure of a mirror.
     fn fail(&self, lane: usize, error: &Error) {
         let severity = match error.kind() {
-            ErrorKind::Changed | ErrorKind::PermissionDenied | ErrorKind::Unsupported => {
-                Severity::Final
-            }
+            ErrorKind::Changed
+            | ErrorKind::Corrupt
+            | ErrorKind::PermissionDenied
+            | ErrorKind::Unsupported => Severity::Final,
             ErrorKind::NotFound
             | ErrorKind::InvalidFormat
-            | ErrorKind::Corrupt
             | ErrorKind::NoSuchTensor
             | ErrorKind::InvalidRequest
             | ErrorKind::OutOfMemory
@@ -165,6 +166,16 @@ impl Mirrors {
         let (mirror, why) = (&self.places[lane - 1], error.chain());
         tracing::warn!(%mirror, error = why, "a mirror failed; its ranges are read elsewhere");
         self.lanes.lock().fail(lane, &why, severity, Instant::now());
+    }
+
+    /// Drops the mirrors among `places`, whose bytes are wrong, and returns their names.
+    pub(super) fn distrust(&self, places: Provenance, error: &Error) -> Vec<String> {
+        let wrong = (0..self.count()).filter(|&index| places.meets(Provenance::mirror(index)));
+        let dropped = wrong.map(|index| {
+            self.fail(index + 1, error);
+            self.places[index].to_string()
+        });
+        dropped.collect()
     }
 
     /// Returns the reports of all mirrors.

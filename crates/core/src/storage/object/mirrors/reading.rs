@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{Hedging, ObjectSource, Receive, Source};
+use super::super::{Events, Hedging, ObjectSource, Receive, Source};
 use super::Mirrors;
 use super::lanes::ORIGIN;
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Provenance;
 use crate::sync::retry::Retries;
 
 /// Time between two looks at the speed of a request.
@@ -89,11 +90,11 @@ impl ObjectSource {
                     if is_answer || is_alone || has_origin_failed {
                         return Err(error);
                     }
-                    to.failed(&error);
+                    to.events().failed(&error);
                     (left, has_origin_failed) = (Some(ORIGIN), true);
                 }
                 Some(Err(error)) => {
-                    to.failed(&error);
+                    to.events().failed(&error);
                     mirrors.fail(lane, &error);
                     left = Some(lane);
                 }
@@ -182,38 +183,24 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Receiver that counts.
+/// Receiver that counts, and names the mirror that bytes come from.
 struct Counted<'a, R> {
     to: &'a mut R,
     turn: &'a Turn<'a>,
 }
 
 impl<R: Receive> Receive for Counted<'_, R> {
-    fn requested(&mut self, again: bool) {
-        self.to.requested(again);
-    }
-
-    fn failed(&mut self, error: &Error) {
-        self.to.failed(error);
-    }
-
-    fn stalled(&mut self, hedged: bool) {
-        self.to.stalled(hedged);
-    }
-
-    fn hedge_won(&mut self) {
-        self.to.hedge_won();
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.to.bytes(bytes);
+    fn bytes(&mut self, bytes: &[u8], _from: Provenance) {
+        let lane = self.turn.lane.checked_sub(1);
+        let from = lane.map_or(Provenance::ORIGIN, Provenance::mirror);
+        self.to.bytes(bytes, from);
         self.turn
             .came
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
 
-    fn surplus(&mut self, bytes: u64) {
-        self.to.surplus(bytes);
+    fn events(&mut self) -> &mut dyn Events {
+        self.to.events()
     }
 }
 
