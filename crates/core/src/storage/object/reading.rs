@@ -20,8 +20,9 @@ use futures_core::Stream;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
+use super::retrying::wait;
 use super::store::{Fault, READ_TIMEOUT};
-use super::{Events, ObjectSource, Receive, cut_short, too_long, wait};
+use super::{Events, ObjectSource, Receive};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::memory::Provenance;
 use crate::sync::latency::{Hedges, LatencyHistogram};
@@ -316,4 +317,15 @@ impl ObjectSource {
             asked: None,
         }
     }
+}
+
+pub(super) fn too_long(wanted: u64) -> String {
+    format!("the store sent more than the {wanted} bytes requested")
+}
+
+/// A connection that was closed early also looks like a short body, so it is worth a retry.
+pub(super) fn cut_short(misbehaved: impl Fn(String) -> Fault, came: u64, wanted: u64) -> Fault {
+    let mut fault = misbehaved(format!("the body ended after {came} of {wanted} bytes"));
+    fault.transient = Some(Transient::Broken);
+    fault
 }
