@@ -33,7 +33,7 @@ use object_store::path::Path;
 
 use self::cache::{Entry, Question, State};
 use self::hints::object_hints;
-use self::mirrors::{Ends, Replica};
+use self::mirrors::{Ends, Replicas};
 use self::remote::Remote;
 use self::store::Store;
 use super::{ReadHints, Source};
@@ -68,7 +68,7 @@ struct Opened {
     /// Its bytes in the cache, if it is cached.
     entry: Option<Arc<Entry>>,
     /// Its file in each mirror.
-    replicas: Vec<Replica>,
+    replicas: Replicas,
     ends: Ends,
 }
 
@@ -171,7 +171,6 @@ impl ObjectSource {
         identity: ObjectIdentity,
         sample: Option<Sample>,
     ) -> Self {
-        let mirrors = remote.mirrors();
         let entry = remote.cache().and_then(|cache| {
             cache.entry(&location, location.remote()?, store.origin(), &identity)
         });
@@ -185,9 +184,7 @@ impl ObjectSource {
             sample,
             entry,
             ends: Ends::default(),
-            replicas: mirrors.map_or_else(Vec::new, |mirrors| {
-                (0..mirrors.count()).map(|_| Replica::default()).collect()
-            }),
+            replicas: Replicas::default(),
         }))
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::mirrors::Ends;
+use super::mirrors::{Ends, Replicas};
 use super::remote::Remote;
 use super::{ObjectSource, Opened};
 use crate::error::{Error, ErrorKind, Result};
@@ -139,7 +139,7 @@ impl ObjectSource {
             identity: opened.identity.clone(),
             sample: opened.sample,
             entry: None,
-            replicas: Vec::new(),
+            replicas: Replicas::default(),
             ends: Ends::default(),
         }))
     }
