@@ -61,8 +61,13 @@ impl FaultyServer {
     ///
     /// Panics if this machine has no free port on the loopback or cannot start a thread.
     pub fn start() -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-            .expect("the loopback has a free port for a test server");
+        Self::start_at((Ipv4Addr::LOCALHOST, 0).into())
+    }
+
+    /// Like [`Self::start`], at an address of this machine: port 0 chooses a free port.
+    pub fn start_at(address: SocketAddr) -> Self {
+        let listener =
+            TcpListener::bind(address).expect("the loopback has a free port for a test server");
         let address = listener
             .local_addr()
             .expect("a bound listener knows its address");
@@ -77,6 +82,11 @@ impl FaultyServer {
             shared,
             acceptor: Some(acceptor),
         }
+    }
+
+    /// Address that it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Returns `http://127.0.0.1:PORT`, without a trailing slash.

@@ -64,6 +64,12 @@ impl Site {
         };
         let tree = match &self.served {
             Served::Files(tree) => tree,
+            Served::Objects(objects) if target.is_directory => {
+                return match objects.list(&target) {
+                    Ok(entries) => list(request, &target, &entries),
+                    Err(error) => failed(&error),
+                };
+            }
             Served::Objects(objects) => {
                 return match objects.find(&target) {
                     Ok((object, version)) => content(request, now, &target, version, |_, range| {

@@ -14,8 +14,10 @@ use super::target::encode;
 pub(super) struct Entry {
     pub(super) name: OsString,
     pub(super) is_directory: bool,
-    pub(super) bytes: u64,
-    pub(super) modified: SystemTime,
+    /// `None` for directories and for objects.
+    pub(super) bytes: Option<u64>,
+    /// `None` for objects.
+    pub(super) modified: Option<SystemTime>,
 }
 
 /// Entry in JSON.
@@ -27,7 +29,7 @@ struct Item {
     #[serde(rename = "type")]
     kind: &'static str,
     bytes: Option<u64>,
-    modified: String,
+    modified: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -38,6 +40,10 @@ struct List {
 impl Entry {
     fn href(&self) -> String {
         encode(&self.name) + if self.is_directory { "/" } else { "" }
+    }
+
+    fn modified(&self) -> Option<String> {
+        self.modified.map(httpdate::fmt_http_date)
     }
 }
 
@@ -51,8 +57,8 @@ pub(super) fn json(entries: &[Entry]) -> String {
         } else {
             "file"
         },
-        bytes: (!entry.is_directory).then_some(entry.bytes),
-        modified: httpdate::fmt_http_date(entry.modified),
+        bytes: entry.bytes,
+        modified: entry.modified(),
     };
     let list = List {
         entries: entries.iter().map(item).collect(),
@@ -74,17 +80,13 @@ pub(super) fn html(path: &str, entries: &[Entry]) -> String {
     for entry in entries {
         let name = escape(&entry.name.to_string_lossy());
         let slash = if entry.is_directory { "/" } else { "" };
-        let size = if entry.is_directory {
-            String::new()
-        } else {
-            format_bytes(entry.bytes)
-        };
+        let size = entry.bytes.map(format_bytes).unwrap_or_default();
         // Writing to a string cannot fail.
         let _ = writeln!(
             page,
             "<tr><td><a href=\"{}\">{name}{slash}</a></td><td align=\"right\">{size}</td><td>{}</td></tr>",
             entry.href(),
-            httpdate::fmt_http_date(entry.modified),
+            entry.modified().unwrap_or_default(),
         );
     }
     page.push_str("</table>\n</body>\n</html>\n");
@@ -115,8 +117,8 @@ mod tests {
         Entry {
             name: name.into(),
             is_directory,
-            bytes: 1536,
-            modified: SystemTime::UNIX_EPOCH,
+            bytes: (!is_directory).then_some(1536),
+            modified: Some(SystemTime::UNIX_EPOCH),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use tload::{Error, ErrorKind, Location, Result, StoreOptions};
 
+use super::listing::Entry;
 use super::socket::Transport;
 use super::target::Target;
 use super::transmit::Ended;
@@ -28,6 +29,10 @@ impl Objects {
     }
 
     pub(super) fn find(&self, _target: &Target) -> Result<(Object, Version)> {
+        match self.0 {}
+    }
+
+    pub(super) fn list(&self, _target: &Target) -> Result<Vec<Entry>> {
         match self.0 {}
     }
 }

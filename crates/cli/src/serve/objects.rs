@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tload::storage::{ObjectSite, ObjectSource};
 use tload::{Error, ErrorKind, Location, Result, StoreOptions};
 
+use super::listing::Entry;
 use super::socket::Transport;
 use super::target::Target;
 use super::transmit::Ended;
@@ -34,17 +35,42 @@ impl Objects {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] for directories too, and the errors of the store.
+    /// [`ErrorKind::NotFound`], and the errors of the store.
     pub(super) fn find(&self, target: &Target) -> Result<(Object, Version)> {
-        let names: Option<Vec<&str>> = target.components.iter().map(|it| it.to_str()).collect();
-        let names = names.filter(|_| !target.is_directory);
-        let names = names.ok_or_else(|| Error::new(ErrorKind::NotFound, "not found"))?;
-        let object = self.0.open(&names)?;
+        let object = self.0.open(&names(target)?)?;
         let identity = object.identity();
         let version =
             Version::of_object(identity.len, identity.e_tag.as_deref(), identity.modified);
         Ok((Object(object), version))
     }
+
+    /// Lists one level of what is below the directory that `target` names. Stores tell no more than
+    /// names at little cost.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] where nothing is listed, and the errors of the store.
+    pub(super) fn list(&self, target: &Target) -> Result<Vec<Entry>> {
+        let (directories, files) = self.0.list(&names(target)?)?;
+        let entry = |is_directory| {
+            move |name: String| Entry {
+                name: name.into(),
+                is_directory,
+                bytes: None,
+                modified: None,
+            }
+        };
+        let directories = directories.into_iter().map(entry(true));
+        Ok(directories
+            .chain(files.into_iter().map(entry(false)))
+            .collect())
+    }
+}
+
+/// Returns the components of a path; keys of objects are UTF-8.
+fn names(target: &Target) -> Result<Vec<&str>> {
+    let names: Option<_> = target.components.iter().map(|it| it.to_str()).collect();
+    names.ok_or_else(|| Error::new(ErrorKind::NotFound, "not found"))
 }
 
 impl Object {

@@ -4,7 +4,6 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use tload::storage::{ConfinedDir, ConfinedEntry};
 use tload::{Error, ErrorKind, Location, Result};
@@ -129,8 +128,8 @@ fn listed(name: &OsStr, metadata: &Metadata) -> Entry {
     Entry {
         name: name.to_owned(),
         is_directory: metadata.is_dir(),
-        bytes: metadata.len(),
-        modified: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+        bytes: (!metadata.is_dir()).then(|| metadata.len()),
+        modified: metadata.modified().ok(),
     }
 }
 

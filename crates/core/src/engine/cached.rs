@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::object::{ObjectEngine, ObjectSetup};
 use super::{Done, Engine, Job, Wait};
 use crate::error::ErrorKind;
-use crate::memory::{Filled, Lease};
+use crate::memory::{Lease, Provenance};
 use crate::storage::Source;
 use crate::storage::object::cache::Entry;
 use crate::sync::cancel::CancelFlag;
@@ -146,16 +146,16 @@ impl Engine for CachedEngine {
         let Some(reading) = self.reading.get(&done.extent) else {
             return Some(done);
         };
-        if let Ok(filled) = &done.result {
+        if let Ok(filled) = done.result {
             let bytes = &filled.bytes()[..reading.verified];
             if !self.entry(reading.source).verify(reading.offset, bytes) {
-                let lease = done.result.ok().map(Filled::into_lease)?;
-                self.request(done.extent, lease);
+                self.request(done.extent, filled.into_lease());
                 return None;
             }
             let transfer = &mut done.transfer;
             let direct = std::mem::take(&mut transfer.direct_bytes);
             transfer.cached_bytes = direct + std::mem::take(&mut transfer.buffered_bytes);
+            done.result = Ok(filled.from_places(Provenance::CACHE));
         }
         self.reading.remove(&done.extent);
         Some(done)

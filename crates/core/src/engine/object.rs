@@ -19,8 +19,8 @@ use tokio::sync::watch;
 
 use super::{Done, Engine, Job, Transfer, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Filling;
-use crate::storage::{Hedging, ObjectSource, Receive, Source};
+use crate::memory::{Filling, Provenance};
+use crate::storage::{Events, Hedging, ObjectSource, Receive, Source};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::retry::Retries;
 
@@ -462,6 +462,18 @@ impl Running {
 }
 
 impl Receive for Running {
+    fn bytes(&mut self, bytes: &[u8], from: Provenance) {
+        let is_cached = from == Provenance::CACHE;
+        self.transfer.received(bytes.len() as u64, is_cached);
+        self.distribute(bytes, from);
+    }
+
+    fn events(&mut self) -> &mut dyn Events {
+        self
+    }
+}
+
+impl Events for Running {
     fn requested(&mut self, again: bool) {
         self.start = self.at;
         self.pace = Pace::new();
@@ -490,16 +502,6 @@ impl Receive for Running {
         self.transfer.hedges_won += 1;
     }
 
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.transfer.remote_bytes += bytes.len() as u64;
-        self.distribute(bytes);
-    }
-
-    fn cached(&mut self, bytes: &[u8]) {
-        self.transfer.cached_bytes += bytes.len() as u64;
-        self.distribute(bytes);
-    }
-
     fn surplus(&mut self, bytes: u64) {
         self.transfer.remote_bytes += bytes;
     }
@@ -507,7 +509,7 @@ impl Receive for Running {
 
 impl Running {
     /// Copies the next bytes to their jobs.
-    fn distribute(&mut self, bytes: &[u8]) {
+    fn distribute(&mut self, bytes: &[u8], from: Provenance) {
         let end = self.at + bytes.len() as u64;
         for job in &mut self.jobs {
             if job.offset >= end {
@@ -521,6 +523,7 @@ impl Running {
             };
             let missing = job.needed - job.filling.len();
             job.filling.push(&wanted[..wanted.len().min(missing)]);
+            job.filling.came_from(from);
         }
         self.at = end;
         self.send_finished();

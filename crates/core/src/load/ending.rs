@@ -54,12 +54,17 @@ pub(super) fn forgetting<T: 'static>(
 ) -> LaneEvents<T> {
     let (failing, sources) = (events.failing, Arc::clone(sources));
     let failing = Box::new(move |error: &Error| {
-        if error.kind() == ErrorKind::Corrupt {
-            sources.clear_cached();
-        }
+        forget_wrong(&sources, error);
         failing(error);
     });
     LaneEvents { failing, ..events }
+}
+
+/// Makes the cache forget the objects if `error` says that bytes are wrong.
+pub(super) fn forget_wrong(sources: &Sources, error: &Error) {
+    if error.kind() == ErrorKind::Corrupt {
+        sources.clear_cached();
+    }
 }
 
 /// Returns a function that adds the phases of the opening and of the load, which began at `started`

@@ -1,6 +1,9 @@
 //! Opened sources of one load, in groups that share limits and engines: the files of one file
 //! system, or the objects of one store.
 
+#[cfg_attr(not(feature = "object"), path = "groups/no_other_places.rs")]
+mod other_places;
+
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Loader;
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
-use super::ending::{completion, forgetting, phases, settlement, verification};
+use super::ending::{completion, forget_wrong, forgetting, phases, settlement, verification};
 use super::lane::{self, OpenedEngine};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
@@ -60,7 +60,8 @@ impl Loader {
         let options = &options;
         let timeline = Timeline::default();
         let planned = timeline.record("plan", started);
-        let check = self.check(&prepared, started)?;
+        let check = self.check(&prepared, started);
+        let check = check.inspect_err(|error| forget_wrong(&prepared.sources, error))?;
         let given = allocator.as_deref_mut();
         let outputs = Outputs::new(&prepared, options, &self.region_cache, given)?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
@@ -148,7 +149,12 @@ impl Loader {
             // The leader verifies what it reads for all ranks.
             return Ok(None);
         }
-        let loaded = verify::Loaded::new(&prepared.plan, &prepared.tensors, self.by_name);
+        let loaded = verify::Loaded::new(
+            &prepared.plan,
+            &prepared.tensors,
+            &prepared.sources,
+            self.by_name,
+        );
         let given = self.expectations.as_ref();
         let timeout = self.options.timeout;
         let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));

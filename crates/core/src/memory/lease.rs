@@ -17,6 +17,7 @@
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
+use super::Provenance;
 use super::region::Region;
 use super::slab::SlotGuard;
 use crate::sync::Arc;
@@ -206,6 +207,7 @@ impl Lease {
             lease: self,
             len,
             is_gathered: false,
+            provenance: Provenance::ORIGIN,
         }
     }
 
@@ -226,6 +228,7 @@ impl Lease {
         Filling {
             lease: self,
             len: 0,
+            provenance: Provenance::ORIGIN,
         }
     }
 }
@@ -235,6 +238,7 @@ impl Lease {
 pub struct Filling {
     lease: Lease,
     len: usize,
+    provenance: Provenance,
 }
 
 impl Filling {
@@ -268,10 +272,17 @@ impl Filling {
         self.len += bytes.len();
     }
 
+    /// Declares that some of the bytes came from elsewhere than their origin.
+    #[cfg(feature = "object")]
+    pub(crate) fn came_from(&mut self, places: Provenance) {
+        self.provenance = self.provenance.and(places);
+    }
+
     /// Returns the lease with the written bytes.
     pub fn finish(self) -> Filled {
         // SAFETY: `push` wrote the first `len` bytes and cannot be called any more.
-        unsafe { self.lease.assume_filled(self.len) }
+        let filled = unsafe { self.lease.assume_filled(self.len) };
+        filled.from_places(self.provenance)
     }
 }
 
@@ -281,9 +292,22 @@ pub struct Filled {
     lease: Lease,
     len: usize,
     is_gathered: bool,
+    provenance: Provenance,
 }
 
 impl Filled {
+    /// Declares where the bytes came from, if not from their origin alone.
+    #[must_use]
+    pub(crate) fn from_places(mut self, provenance: Provenance) -> Self {
+        self.provenance = provenance;
+        self
+    }
+
+    /// Places that the bytes came from.
+    pub(crate) fn provenance(&self) -> Provenance {
+        self.provenance
+    }
+
     /// Declares that the engine has joined the bytes of slices. See [`crate::plan::Plan::gather`].
     #[must_use]
     pub(crate) fn gathered(mut self) -> Self {

@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::Digest;
 use super::in_order::InOrder;
+use super::origin::OriginReads;
 use super::sum::Sum;
 use crate::error::{Comparison, Error, ErrorKind, Result};
 use crate::memory::Filled;
@@ -36,6 +37,23 @@ pub(crate) struct Check {
     pub(super) sources: Vec<SourceCheck>,
     pub(super) verified_bytes: AtomicU64,
     pub(super) account: Account,
+    /// `None` if all bytes come from their origins.
+    pub(super) origin_reads: Option<OriginReads>,
+}
+
+/// Way of extents that match: to the sink.
+pub(crate) trait Onward {
+    /// Passes an extent on.
+    fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()>;
+
+    /// Replaces the bytes of a piece that was passed on, as [`crate::sink::Sink::replace`].
+    fn replace(
+        &mut self,
+        extent: &Extent,
+        piece: &Piece,
+        bytes: &[u8],
+        beside: &Filled,
+    ) -> Result<bool>;
 }
 
 /// State of a check before the first read.
@@ -72,37 +90,51 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Corrupt`] that names the tensor or the file and its bytes; errors of `onward`.
+    /// [`ErrorKind::Corrupt`] that names the tensor or the file and its bytes, unless the tensor
+    /// could be read again from its origin (`origin.rs`); errors of `onward`.
     pub(crate) fn pass(
         &self,
         index: usize,
-        filled: Filled,
-        onward: &mut dyn FnMut(&Extent, Filled) -> Result<()>,
+        mut filled: Filled,
+        onward: &mut dyn Onward,
     ) -> Result<()> {
         let extent = &self.plan.extents[index];
         let source = &self.sources[extent.source];
-        self.add(source, extent, filled.bytes())?;
+        if let Some(reads) = &self.origin_reads {
+            reads.came(index, extent, &self.plan, &filled);
+        }
+        self.add(index, &mut filled, onward)?;
         let Some(in_order) = &source.in_order else {
-            return onward(extent, filled);
+            return self.submit(index, filled, onward);
         };
         let mut turn = in_order.arrived(index, filled);
         while let Some(mut now) = turn {
-            let extent = &self.plan.extents[now.extent];
-            self.hash(source, extent, now.filled.bytes(), &mut now.hasher)?;
-            onward(extent, now.filled)?;
+            self.hash(now.extent, &mut now.filled, &mut now.hasher, onward)?;
+            self.submit(now.extent, now.filled, onward)?;
             turn = in_order.hashed(now.hasher);
         }
         Ok(())
     }
 
+    fn submit(&self, index: usize, filled: Filled, onward: &mut dyn Onward) -> Result<()> {
+        onward.submit(&self.plan.extents[index], filled)?;
+        if let Some(reads) = &self.origin_reads {
+            reads.submitted(index);
+        }
+        Ok(())
+    }
+
     /// Adds an extent to the digests that combine.
-    fn add(&self, source: &SourceCheck, extent: &Extent, bytes: &[u8]) -> Result<()> {
+    fn add(&self, index: usize, filled: &mut Filled, onward: &mut dyn Onward) -> Result<()> {
+        let extent = &self.plan.extents[index];
+        let source = &self.sources[extent.source];
         let pieces = &self.plan.pieces[extent.pieces.clone()];
         if let Some((expected, Some(sum))) = &source.whole {
             for run in runs(pieces) {
                 let offset = extent.offset + run.start as u64;
-                if let Some(found) = sum.add(offset, &bytes[run]) {
-                    self.compare_whole(source, *expected, found)?;
+                if let Some(found) = sum.add(offset, &filled.bytes()[run]) {
+                    let compared = self.compare_whole(source, *expected, found);
+                    compared.map_err(|error| self.blame_whole(extent.source, error))?;
                 }
             }
             return Ok(());
@@ -111,10 +143,12 @@ impl Check {
             let Some(check) = &self.digests[piece.tensor] else {
                 continue;
             };
-            let own = &bytes[piece.extent_offset..piece.extent_offset + piece.len];
-            let sum = check.sum.as_ref();
+            let own = piece.extent_offset..piece.extent_offset + piece.len;
+            let (sum, own) = (check.sum.as_ref(), &filled.bytes()[own]);
             if let Some(found) = sum.and_then(|sum| sum.add(piece.tensor_offset, own)) {
-                self.compare_tensor(source, piece.tensor, found)?;
+                let compared = self.compare_tensor(source, piece.tensor, found);
+                compared
+                    .or_else(|error| self.mend((index, piece.tensor), error, filled, onward))?;
             }
         }
         Ok(())
@@ -123,20 +157,24 @@ impl Check {
     /// Adds an extent to the digests that do not combine.
     fn hash(
         &self,
-        source: &SourceCheck,
-        extent: &Extent,
-        bytes: &[u8],
+        index: usize,
+        filled: &mut Filled,
         hasher: &mut Sha256,
+        onward: &mut dyn Onward,
     ) -> Result<()> {
+        let extent = &self.plan.extents[index];
+        let source = &self.sources[extent.source];
         for piece in &self.plan.pieces[extent.pieces.clone()] {
-            let own = &bytes[piece.extent_offset..piece.extent_offset + piece.len];
+            let own = piece.extent_offset..piece.extent_offset + piece.len;
+            let own = &filled.bytes()[own];
             let is_last = |whole: u64| piece.tensor_offset + own.len() as u64 == whole;
             if let Some((expected, None)) = source.whole {
                 hasher.update(own);
                 let tensor = &self.tensors[piece.tensor];
                 if is_last(tensor.byte_len()) && tensor.file_range().end == source.len {
                     let found = Digest::from_hasher(hasher.clone());
-                    self.compare_whole(source, expected, found)?;
+                    let compared = self.compare_whole(source, expected, found);
+                    compared.map_err(|error| self.blame_whole(extent.source, error))?;
                 }
                 continue;
             }
@@ -149,7 +187,10 @@ impl Check {
             }
             hasher.update(own);
             if is_last(self.tensors[piece.tensor].byte_len()) {
-                self.compare_tensor(source, piece.tensor, Digest::from_hasher(hasher.clone()))?;
+                let found = Digest::from_hasher(hasher.clone());
+                let compared = self.compare_tensor(source, piece.tensor, found);
+                compared
+                    .or_else(|error| self.mend((index, piece.tensor), error, filled, onward))?;
             }
         }
         Ok(())
@@ -225,6 +266,9 @@ impl Check {
         sources
             .filter_map(|source| source.in_order.as_ref())
             .for_each(InOrder::close);
+        if let Some(reads) = &self.origin_reads {
+            reads.close();
+        }
     }
 
     /// Adds the result of the comparison to a report.
@@ -236,6 +280,9 @@ impl Check {
             unverified,
         } = &self.account;
         report.set_verification(choice, bytes, by, unverified);
+        if let Some(reads) = &self.origin_reads {
+            reads.report(report);
+        }
     }
 }
 

@@ -6,8 +6,9 @@
 //! returns the expectation for each source, `coverage.rs` selects the part of it that can be
 //! compared with what is read, `setup.rs` compares everything that needs no reading, and `Check`
 //! does the rest: CRCs and BLAKE3 (`tree.rs`) in any order and on all lanes at once, SHA-256 in
-//! file order (`in_order.rs`). A tensor with a digest of its own is never handed over unless its
-//! bytes match; with a digest of the whole file, the load fails before its stream ends.
+//! file order (`in_order.rs`). Tensors that came from elsewhere than their origin and do not match
+//! are read again from there (`origin.rs`). A tensor with a digest of its own is never handed over
+//! unless its bytes match; with a digest of the whole file, the load fails before its stream ends.
 
 mod check;
 mod claims;
@@ -18,12 +19,13 @@ mod expected;
 mod full_scan;
 mod in_order;
 mod manifest;
+mod origin;
 mod setup;
 mod sum;
 mod tree;
 mod write;
 
-pub(crate) use check::Check;
+pub(crate) use check::{Check, Onward};
 pub(crate) use coverage::SourceFacts;
 pub use digest::{Algorithm, Digest};
 #[cfg(feature = "testing")]
@@ -40,8 +42,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use origin::OriginReads;
+
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
+use crate::load::groups::Sources;
 pub use crate::options::Verify;
 use crate::plan::Plan;
 use crate::sync::detached::{PendingOps, run_with_timeout};
@@ -61,14 +66,22 @@ pub(crate) struct Loaded {
     by_name: bool,
     /// Shards that another node reads and compares.
     elsewhere: HashSet<usize>,
+    sources: Arc<Sources>,
 }
 
 impl Loaded {
-    /// Describes the load of `tensors` by `plan`; `by_name` tells how the caller selected them.
-    pub(crate) fn new(plan: &Arc<Plan>, tensors: &Arc<[TensorInfo]>, by_name: bool) -> Self {
+    /// Describes the load of `tensors` by `plan` from `sources`; `by_name` tells how the caller
+    /// selected them.
+    pub(crate) fn new(
+        plan: &Arc<Plan>,
+        tensors: &Arc<[TensorInfo]>,
+        sources: &Arc<Sources>,
+        by_name: bool,
+    ) -> Self {
         Self {
             plan: Arc::clone(plan),
             tensors: Arc::clone(tensors),
+            sources: Arc::clone(sources),
             by_name,
             elsewhere: HashSet::new(),
         }
@@ -141,6 +154,13 @@ fn new_check(
             is_elsewhere: loaded.elsewhere.contains(&index),
         })
         .collect();
-    let Loaded { plan, tensors, .. } = loaded;
-    Check::new(plan, tensors, &facts, expectations, choice, pending)
+    let Loaded {
+        plan,
+        tensors,
+        sources,
+        ..
+    } = loaded;
+    let mut check = Check::new(plan, tensors, &facts, expectations, choice, pending)?;
+    check.origin_reads = OriginReads::new(sources, &check.plan);
+    Ok(check)
 }

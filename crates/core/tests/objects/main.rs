@@ -21,6 +21,7 @@ mod listener;
 mod loads;
 mod mirrors;
 mod network;
+mod origins;
 mod recoveries;
 mod redirects;
 mod refusals;

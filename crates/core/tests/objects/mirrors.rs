@@ -1,13 +1,15 @@
 //! Mirrors and peers: ranges come from wherever they come fast, and never a byte that the origin
 //! does not have.
 
+use std::cell::Cell;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tload::{Checkpoint, ErrorKind, MirrorReport, Report, StoreOptions, Tensor};
 use tload_testbed::{Fault, FaultyServer, Nginx, Operation, Rule, require};
 
-use crate::fixtures::{assert_all, even, in_file_order, load};
+use crate::fixtures::{assert_all, even, folder, in_file_order, load};
 use crate::sites::{Site, faulty_at, versitygw};
 
 const KEY: &str = "m/model.safetensors";
@@ -19,7 +21,7 @@ fn file() -> Vec<u8> {
 }
 
 /// An origin that has the file.
-fn origin(file: &[u8]) -> (Arc<FaultyServer>, Site) {
+pub(crate) fn origin(file: &[u8]) -> (Arc<FaultyServer>, Site) {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     site.put(KEY, file);
@@ -27,17 +29,17 @@ fn origin(file: &[u8]) -> (Arc<FaultyServer>, Site) {
 }
 
 /// A mirror that has `file` under the name that the origin's file has below `m`.
-fn mirror(file: &[u8]) -> FaultyServer {
+pub(crate) fn mirror(file: &[u8]) -> FaultyServer {
     let server = FaultyServer::start();
     server.put("copy/model.safetensors", file);
     server
 }
 
-fn place(server: &FaultyServer) -> String {
+pub(crate) fn place(server: &FaultyServer) -> String {
     format!("{}/copy", server.url())
 }
 
-fn with(site: &Site, pairs: &[(&str, &str)]) -> StoreOptions {
+pub(crate) fn with(site: &Site, pairs: &[(&str, &str)]) -> StoreOptions {
     let mut options = site.options.clone();
     for (name, value) in pairs {
         options.set(name, *value).expect("an option");
@@ -45,7 +47,7 @@ fn with(site: &Site, pairs: &[(&str, &str)]) -> StoreOptions {
     options
 }
 
-fn open(site: &Site, options: &StoreOptions) -> Checkpoint {
+pub(crate) fn open(site: &Site, options: &StoreOptions) -> Checkpoint {
     Checkpoint::open_with(&site.location("m"), options).expect("opens")
 }
 
@@ -261,6 +263,117 @@ fn every_part_comes_from_its_owner() {
         2,
         "{third:?}"
     );
+}
+
+/// A machine that restarts is paused, and used again when it is back.
+#[test]
+fn peer_that_comes_back_is_used_again() {
+    let file = file();
+    let (_server, site) = origin(&file);
+    let peer = mirror(&file);
+    let checkpoint = open(&site, &with(&site, &[("peers", &place(&peer))]));
+    load_until(&checkpoint, &file, |it| it.read_bytes > 0);
+    peer.fault(Rule::always(Fault::ResetBeforeHeaders));
+    let gone = load_until(&checkpoint, &file, |it| it.failure.is_some());
+    assert!(!gone.is_dropped, "{gone:?}");
+    let gone = load_until(&checkpoint, &file, |_| true);
+    peer.clear_faults();
+    load_until(&checkpoint, &file, |it| it.read_bytes > gone.read_bytes);
+    // One that cannot be reached when it is needed first.
+    let checkpoint = open(&site, &with(&site, &[("peers", &place(&peer))]));
+    peer.fault(Rule::always(Fault::ResetBeforeHeaders));
+    let gone = load_until(&checkpoint, &file, |it| it.failure.is_some());
+    assert_eq!((gone.read_bytes, gone.is_dropped), (0, false));
+    peer.clear_faults();
+    load_until(&checkpoint, &file, |it| it.read_bytes > 0);
+}
+
+/// Variable that is set in the child process of the test below.
+#[cfg(target_os = "linux")]
+const MARK: &str = "TLOAD_TEST_PEER_NAMES";
+
+/// A child process has a mount namespace, and in it a file of host names of its own.
+#[cfg(target_os = "linux")]
+#[test]
+fn peers_are_resolved_again_while_they_are_read() {
+    if std::env::var_os(MARK).is_some() {
+        return resolve_again();
+    }
+    let unshare = || {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "--propagation", "private"]);
+        command
+    };
+    let tried = unshare().arg("true").output();
+    let can = match tried {
+        Ok(output) if output.status.success() => Ok(()),
+        tried => Err(format!("cannot make a mount namespace: {tried:?}")),
+    };
+    if tload_testbed::require_named("mount", can).is_none() {
+        return;
+    }
+    let name = "mirrors::peers_are_resolved_again_while_they_are_read";
+    let child = unshare()
+        .arg(std::env::current_exe().expect("a process knows its executable"))
+        .args(["--exact", name, "--test-threads=1", "--nocapture"])
+        .env(MARK, "1")
+        .output()
+        .expect("starts");
+    let output = String::from_utf8_lossy(&child.stdout) + String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{output}");
+}
+
+#[cfg(target_os = "linux")]
+fn resolve_again() {
+    let folder = folder();
+    let hosts = folder.path().join("hosts");
+    let write = |addresses: &[SocketAddr]| {
+        let line = |address: &SocketAddr| format!("{} tload-peers\n", address.ip());
+        let lines: String = addresses.iter().map(line).collect();
+        std::fs::write(&hosts, format!("127.0.0.1 localhost\n{lines}")).expect("writes");
+    };
+    write(&[]);
+    rustix::mount::mount_bind(&hosts, "/etc/hosts").expect("a mount namespace");
+    let file = file();
+    let (_server, site) = origin(&file);
+    let start = |ip: &str, port: u16| {
+        let ip: std::net::IpAddr = ip.parse().expect("an address");
+        let peer = FaultyServer::start_at((ip, port).into());
+        peer.put("copy/model.safetensors", &*file);
+        peer
+    };
+    let one = start("127.0.0.2", 0);
+    let other = start("127.0.0.3", one.address().port());
+    let name = format!("http://tload-peers:{}/copy", one.address().port());
+    // The name leads nowhere at first.
+    let checkpoint = open(&site, &with(&site, &[("peers", &name)]));
+    let begun = Instant::now();
+    let from = |report: &Report, peer: &FaultyServer| {
+        let mut mirrors = report.mirrors.iter();
+        let found = mirrors.find(|it| it.location == place(peer));
+        found.map_or(0, |it| it.read_bytes)
+    };
+    let until = |is_enough: &dyn Fn(&Report) -> bool| loop {
+        let (tensors, report) = all(&checkpoint);
+        assert_all(&tensors, &[&file]);
+        if is_enough(&report) {
+            return report;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{report}");
+    };
+    until(&|report| report.mirrors.is_empty());
+    write(&[one.address()]);
+    until(&|report| from(report, &one) > 0);
+    write(&[one.address(), other.address()]);
+    until(&|report| from(report, &other) > 0);
+    write(&[other.address()]);
+    // Loads until one takes nothing from the peer that has gone.
+    let before = Cell::new([0, 0]);
+    until(&|report| {
+        let now = [from(report, &one), from(report, &other)];
+        let before = before.replace(now);
+        now[0] == before[0] && now[1] > before[1]
+    });
 }
 
 #[test]

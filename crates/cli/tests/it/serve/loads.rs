@@ -203,6 +203,61 @@ fn objects_are_passed_on_and_served_from_the_cache() {
 }
 
 #[test]
+fn objects_below_a_url_are_listed() {
+    let lab = crate::remote::Lab::start();
+    lab.checkpoint();
+    lab.server.put("bucket/model/a <b>&.txt", "x");
+    let endpoint = format!("endpoint={}", lab.server.url());
+    let store = |option| ["--store", option];
+    let options = [&*endpoint, "anonymous=true", "environment=false"].map(store);
+    let server = Server::start(Path::new("s3://bucket/model"), options.as_flattened());
+    let list = |path: &str| {
+        let reply = server.ask("GET", path, &["Accept: application/json"]);
+        assert_eq!(reply.status, 200, "{path}");
+        let list: Value = serde_json::from_str(&reply.text()).unwrap();
+        list["entries"].as_array().unwrap().clone()
+    };
+    let entries = list("/");
+    let names: Vec<_> = entries
+        .iter()
+        .map(|it| it["name"].as_str().unwrap())
+        .collect();
+    let shard = |number| format!("model-0000{number}-of-00003.safetensors");
+    let wanted = [
+        "deep",
+        "a <b>&.txt",
+        "config.json",
+        "empty.txt",
+        &*shard(1),
+        &*shard(2),
+        &*shard(3),
+        "model.safetensors.index.json",
+    ];
+    assert!(wanted.iter().all(|name| names.contains(name)), "{names:?}");
+    assert!(!names.contains(&".gitattributes"), "{names:?}");
+    for entry in &entries {
+        let is_directory = entry["name"] == "deep";
+        let kind = if is_directory { "directory" } else { "file" };
+        assert_eq!(entry["type"], kind);
+        let path = format!("/{}", entry["href"].as_str().unwrap());
+        assert_eq!(server.get(&path).status, 200, "{path}");
+    }
+    assert_eq!(list("/deep/")[0]["name"], "tokenizer.model");
+    let page = server.get("/").text();
+    assert!(page.contains("a &lt;b&gt;&amp;.txt</a>"), "{page}");
+    for path in ["/gone/", "/deep", "/.git/", "/../", "/config.json/"] {
+        assert_eq!(server.get(path).status, 404, "{path}");
+    }
+    // A failure of the store is one of the gateway.
+    let failing = tload_testbed::Fault::status(500, "InternalError");
+    lab.server.fault(tload_testbed::Rule::always(failing));
+    assert_eq!(server.get("/deep/").status, 502);
+}
+
+/// Processes that load at the same time.
+const LOADS: usize = 8;
+
+#[test]
 fn peers_fetch_each_byte_once() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
@@ -223,17 +278,23 @@ fn peers_fetch_each_byte_once() {
         .map(|peer| peer.url.as_str())
         .collect::<Vec<_>>();
     let peers_option = format!("peers={}", list.join(","));
+    let load = || digest(&url, &["--store", &peers_option]);
     let digests = std::thread::scope(|scope| {
-        let load = || digest(&url, &["--store", &peers_option]);
-        let loads: Vec<_> = (0..4).map(|_| scope.spawn(load)).collect();
+        let loads: Vec<_> = (0..LOADS).map(|_| scope.spawn(load)).collect();
         loads
             .into_iter()
             .map(|load| load.join().unwrap())
             .collect::<Vec<_>>()
     });
-    assert_eq!(digests, [&*wanted; 4]);
-    // Beside the tensors, each load asks the origin for header and ends.
-    let (size, asked) = (96 << 20, sent(&origin));
-    assert!(asked < size + size / 10, "{asked} bytes of {size}");
-    assert!(peers.iter().map(sent).sum::<u64>() >= 4 * size);
+    assert_eq!(digests, vec![&*wanted; LOADS]);
+    let (loads, asked) = (LOADS as u64, sent(&origin));
+    assert!(peers.iter().map(sent).sum::<u64>() >= loads * (96 << 20));
+    // Beside that, each load asks the origin for the header and both ends, to compare them.
+    assert_eq!(load(), wanted);
+    let own = sent(&origin) - asked;
+    assert!(own < 1 << 20, "{own} bytes");
+    // Each peer looks at the first byte of the file, no more than once a second.
+    let file = folder.path().join("model/model.safetensors");
+    let most = file.metadata().unwrap().len() + loads * own + 1024;
+    assert!(asked <= most, "{asked} bytes of {most}");
 }

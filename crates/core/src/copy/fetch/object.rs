@@ -10,8 +10,9 @@ use crate::copy::Shared;
 use crate::copy::cancel::{ask_unless_stopped, unless_stopped};
 use crate::copy::target::cannot_write;
 use crate::error::Result;
+use crate::memory::Provenance;
 use crate::options::{Location, StoreOptions};
-use crate::storage::{ObjectSource, Receive, Remote, Source};
+use crate::storage::{Events, ObjectSource, Receive, Remote, Source};
 
 /// Bytes that opening an object fetches with it: all of most configuration files.
 const FIRST_BYTES: u64 = 64 << 10;
@@ -62,12 +63,7 @@ struct Writer {
 }
 
 impl Receive for Writer {
-    fn requested(&mut self, again: bool) {
-        Shared::add(&self.shared.requests, 1);
-        Shared::add(&self.shared.retries, u64::from(again));
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
+    fn bytes(&mut self, bytes: &[u8], _from: Provenance) {
         if self.failed.is_some() {
             return;
         }
@@ -79,6 +75,17 @@ impl Receive for Writer {
                 self.shared.stop.cancel();
             }
         }
+    }
+
+    fn events(&mut self) -> &mut dyn Events {
+        self
+    }
+}
+
+impl Events for Writer {
+    fn requested(&mut self, again: bool) {
+        Shared::add(&self.shared.requests, 1);
+        Shared::add(&self.shared.retries, u64::from(again));
     }
 }
 

@@ -23,9 +23,12 @@ pub use in_flight::Waiting;
 
 use crate::engine::{Done, Engine, Wait};
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Filled;
+use crate::plan::{Extent, Piece};
 use crate::report::{Counters, Stage};
 use crate::schedule::WINDOW;
 use crate::sink::Sink;
+use crate::verify::Onward;
 
 /// Runs one lane of `group` until nothing is left to read, or until the first failure.
 ///
@@ -216,12 +219,11 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             watch.lap(Stage::Deliver);
             // Passes on this extent; none if it must wait for others of its file; or several that
             // waited for it.
-            let compared = check.pass(done.extent, filled, &mut |extent, filled| {
-                watch.lap(Stage::Verify);
-                let submitted = sink.submit(extent, filled);
-                watch.lap(Stage::Deliver);
-                submitted
-            });
+            let mut onward = ToSink {
+                sink: &mut **sink,
+                watch: &mut *watch,
+            };
+            let compared = check.pass(done.extent, filled, &mut onward);
             watch.lap(Stage::Verify);
             compared
         });
@@ -265,6 +267,31 @@ pub struct LaneWork<'a, T> {
 impl<T> std::fmt::Debug for LaneWork<'_, T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LaneWork").finish_non_exhaustive()
+    }
+}
+
+/// Way of verified extents to the lane's sink.
+struct ToSink<'a, 'c, S> {
+    sink: &'a mut S,
+    watch: &'a mut StageTimer<'c>,
+}
+
+impl<S: Sink> Onward for ToSink<'_, '_, S> {
+    fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
+        self.watch.lap(Stage::Verify);
+        let submitted = self.sink.submit(extent, filled);
+        self.watch.lap(Stage::Deliver);
+        submitted
+    }
+
+    fn replace(
+        &mut self,
+        extent: &Extent,
+        piece: &Piece,
+        bytes: &[u8],
+        beside: &Filled,
+    ) -> Result<bool> {
+        self.sink.replace(extent, piece, bytes, beside)
     }
 }
 

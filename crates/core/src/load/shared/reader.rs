@@ -94,8 +94,13 @@ impl Reader {
         // As for the ranks, so that a limit that suffices here suffices for them.
         prepared.limit_divisor = 2 * ranks as u64;
         // Their owners compare them.
-        let tensors = verify::Loaded::new(&prepared.plan, &prepared.tensors, loader.by_name)
-            .without(elsewhere);
+        let tensors = verify::Loaded::new(
+            &prepared.plan,
+            &prepared.tensors,
+            &prepared.sources,
+            loader.by_name,
+        )
+        .without(elsewhere);
         let given = loader.expectations.as_ref();
         let check = verify::check(checkpoint, tensors, given, &options.verify, options.timeout)?;
         let (pool, slab) = published(&prepared, &options)?;

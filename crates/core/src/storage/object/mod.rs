@@ -2,8 +2,8 @@
 //!
 //! [`ObjectSource::read`] (in `cache/through.rs`) is the only way to its bytes, both headers and
 //! extents. It takes what the cache has, and requests the rest with `read_remote` (in
-//! `reading.rs`): exactly one range, of the same object and of that length, continued where a
-//! failed request stopped.
+//! `reading.rs`): exactly one range, of the same object (`asking.rs`) and of that length, continued
+//! where a failed request stopped.
 
 pub(crate) mod cache;
 pub(crate) mod folder;
@@ -13,47 +13,41 @@ mod mirrors;
 pub(crate) mod remote;
 pub(crate) mod store;
 
+mod asking;
+mod identity;
 mod opening;
+mod other_places;
 mod reading;
+mod receive;
+mod retrying;
 mod sending;
 mod site;
+mod unchanged;
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
+use object_store::ObjectStore;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
 use self::cache::{Entry, Question, State};
 use self::hints::object_hints;
-use self::mirrors::{Ends, Replica};
+use self::mirrors::{Ends, Replicas};
 use self::remote::Remote;
-use self::store::{Fault, ResponseCapture, Store};
+use self::store::Store;
 use super::{ReadHints, Source};
-use crate::error::{Error, ErrorKind, FailedRequest, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::options::{Location, StoreOptions};
-use crate::sync::retry::{Retries, Transient};
-use crate::sync::retry_counter::RetryCounter;
+use crate::sync::retry::Retries;
+pub use identity::ObjectIdentity;
 pub(crate) use opening::unversioned_note;
-use opening::{Sample, allows_unversioned, look, question, unversioned};
+use opening::{Sample, look, question};
 use reading::Collected;
 pub(crate) use reading::Hedging;
+pub(crate) use receive::{Events, Receive};
+pub(crate) use retrying::with_retries;
 pub use site::ObjectSite;
-
-/// Identity of one state of an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ObjectIdentity {
-    /// Length, bytes.
-    pub len: u64,
-    /// `ETag`, if the store gives one.
-    pub e_tag: Option<String>,
-    /// Version or generation, if the store keeps any.
-    pub version: Option<String>,
-    /// Time of the last modification, seconds since 1970.
-    pub modified: i64,
-}
 
 /// Object of a store, in the state in which it was opened. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -74,35 +68,8 @@ struct Opened {
     /// Its bytes in the cache, if it is cached.
     entry: Option<Arc<Entry>>,
     /// Its file in each mirror.
-    replicas: Vec<Replica>,
+    replicas: Replicas,
     ends: Ends,
-}
-
-/// Receiver of the bytes and the events of a read.
-pub(crate) trait Receive: Send {
-    /// Called when a request was sent; `again` if the one before it failed.
-    fn requested(&mut self, again: bool);
-
-    /// Called when a request failed and will be retried for the missing part of the range.
-    fn failed(&mut self, _error: &Error) {}
-
-    /// Called when a request takes much longer than others; `hedged` if a second one was sent for
-    /// the missing part.
-    fn stalled(&mut self, _hedged: bool) {}
-
-    /// Called when the second request delivers the bytes from here on.
-    fn hedge_won(&mut self) {}
-
-    /// Receives the next bytes of the range.
-    fn bytes(&mut self, bytes: &[u8]);
-
-    /// Receives the next bytes of the range, which the cache had.
-    fn cached(&mut self, bytes: &[u8]) {
-        self.bytes(bytes);
-    }
-
-    /// Called when bytes outside of the range came, which are for the cache.
-    fn surplus(&mut self, _bytes: u64) {}
 }
 
 impl ObjectSource {
@@ -204,7 +171,6 @@ impl ObjectSource {
         identity: ObjectIdentity,
         sample: Option<Sample>,
     ) -> Self {
-        let mirrors = remote.mirrors();
         let entry = remote.cache().and_then(|cache| {
             cache.entry(&location, location.remote()?, store.origin(), &identity)
         });
@@ -218,9 +184,7 @@ impl ObjectSource {
             sample,
             entry,
             ends: Ends::default(),
-            replicas: mirrors.map_or_else(Vec::new, |mirrors| {
-                (0..mirrors.count()).map(|_| Replica::default()).collect()
-            }),
+            replicas: Replicas::default(),
         }))
     }
 
@@ -251,122 +215,6 @@ impl ObjectSource {
         object_hints()
     }
 
-    /// Returns the object's own checksums as the store states them: header names in lower case, and
-    /// their values. Sends one small request under the object's identity; none where stores state
-    /// no checksums.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Changed`] for an object that was replaced, and any other error of the store,
-    /// translated.
-    pub(crate) fn checksums(&self) -> Result<Vec<(&'static str, String)>> {
-        if !self.0.store.states_checksums() {
-            return Ok(Vec::new());
-        }
-        let source = self.clone();
-        let (retries, retry_counter) = (self.retries(), self.0.remote.retry_counter().clone());
-        let asked = self.0.remote.run(None, async move {
-            with_retries(retries, &retry_counter, || source.ask_checksums()).await
-        });
-        asked.map_err(|error| error.or_location(self.location()))
-    }
-
-    /// Requires that the object may be read with more than one response: it has a validator, or the
-    /// options allow it to lack one. An object that came whole with one response needs none.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Unsupported`] otherwise.
-    pub(crate) fn require_versioned(&self) -> Result<()> {
-        if self.0.sample.is_none() || allows_unversioned(self.0.remote.options()) {
-            return Ok(());
-        }
-        Err(unversioned().with_location(self.location()))
-    }
-
-    /// Requires that all bytes read are of one state of the object, where the responses do not
-    /// tell. For an object without a validator, its length, beginning and end are compared once
-    /// more. Sends no request for other objects.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Changed`], and any other error of the store, translated.
-    pub(crate) fn verify_unchanged(&self) -> Result<()> {
-        let Some(sample) = self.0.sample else {
-            return Ok(());
-        };
-        let (source, remote) = (self.clone(), Arc::clone(&self.0.remote));
-        let looked = self.0.remote.run(None, async move {
-            look(&remote, &source.0.store, &source.0.path, sample.first).await
-        });
-        let what = match looked {
-            Ok((meta, ..)) if meta.size != self.len() => {
-                let (seen, found) = (self.len(), meta.size);
-                format!("its length changed from {seen} to {found} bytes")
-            }
-            // The server's other words are not repeated: they may be anything.
-            Ok((_, _, found)) if found != Some(sample) => {
-                "its first or last bytes differ".to_owned()
-            }
-            Ok(_) => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::NotFound => GONE.to_owned(),
-            // The object was small enough to come with one response.
-            Err(error) if error.kind() == ErrorKind::Unsupported => "it is longer now".to_owned(),
-            Err(error) => return Err(error.or_location(self.location())),
-        };
-        Err(changed_error(&what).with_location(self.location()))
-    }
-
-    /// Requires that the object at this path is still the one that was opened, with one small
-    /// request; with none if `cache_check` says so. A commit of a hub
-    /// and a manifest of a registry do not change, so these are not asked.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Changed`], and any other error of the store, translated.
-    pub(crate) fn verify_in_place(&self) -> Result<()> {
-        let cache = self.0.remote.cache().zip(self.0.location.remote());
-        let is_trusted = cache.is_some_and(|(cache, url)| cache.is_trusted(url));
-        let is_fixed = is_trusted || self.is_empty() || self.commit_name().is_some();
-        if self.0.sample.is_some() || is_fixed {
-            return self.verify_unchanged();
-        }
-        let source = self.clone();
-        let (retries, retry_counter) = (self.retries(), self.0.remote.retry_counter().clone());
-        let asked = self.0.remote.run(None, async move {
-            with_retries(retries, &retry_counter, || source.ask_in_place()).await
-        });
-        asked.map_err(|error| error.or_location(self.location()))
-    }
-
-    /// Requests the object regardless of its version.
-    async fn ask_in_place(&self) -> Result<(), Fault> {
-        let options = self.conditions(false, 0..1);
-        let asked = self.0.store.get(&self.0.path, options).await;
-        let (result, captured) = asked.map_err(judge)?;
-        self.require_same(&result.meta, &captured)
-    }
-
-    async fn ask_checksums(&self) -> Result<Vec<(&'static str, String)>, Fault> {
-        let ask = |by_version| {
-            let options = GetOptions {
-                range: None,
-                ..self.conditions(by_version, 0..1)
-            };
-            self.0.store.checksums(&self.0.path, options)
-        };
-        let by_version = self.0.by_version.load(Ordering::Relaxed);
-        let (meta, captured) = match ask(by_version).await {
-            // As for reads, naming the version takes a separate permission.
-            Err(fault) if by_version && status(&fault.error) == Some(403) => {
-                ask(false).await.map_err(judge)?
-            }
-            answer => answer.map_err(judge)?,
-        };
-        self.require_same(&meta, &captured)?;
-        Ok(captured.stated)
-    }
-
     /// Returns the hub's name for the object's contents: SHA-256 for large files, the git object id
     /// for small ones.
     pub(crate) fn contents_name(&self) -> Option<&str> {
@@ -393,112 +241,6 @@ impl ObjectSource {
     pub(crate) fn retries(&self) -> Retries {
         self.0.remote.options().retries()
     }
-
-    /// Requests `range` and returns the store's response.
-    async fn ask(&self, range: Range<u64>) -> Result<(GetResult, ResponseCapture), Fault> {
-        self.require_versioned().map_err(|error| Fault {
-            error,
-            transient: None,
-            asked: None,
-        })?;
-        let by_version = self.0.by_version.load(Ordering::Relaxed);
-        let options = self.conditions(by_version, range.clone());
-        let fault = match self.0.store.get(&self.0.path, options).await {
-            Ok(answer) => return Ok(answer),
-            Err(fault) => fault,
-        };
-        if !by_version || status(&fault.error) != Some(403) {
-            return Err(judge(fault));
-        }
-        // On S3, `s3:GetObjectVersion` is a separate permission from `s3:GetObject`. The ETag is
-        // still required.
-        let options = self.conditions(false, range);
-        let answer = self
-            .0
-            .store
-            .get(&self.0.path, options)
-            .await
-            .map_err(judge)?;
-        self.0.by_version.store(false, Ordering::Relaxed);
-        Ok(answer)
-    }
-
-    /// Returns the options of a request for `range` of the same object. The response is compared as
-    /// well, because not every server checks conditions. A time of modification is only compared:
-    /// servers that keep fractions of a second refuse `If-Unmodified-Since` with the whole second
-    /// that they state themselves.
-    fn conditions(&self, by_version: bool, range: Range<u64>) -> GetOptions {
-        let identity = &self.0.identity;
-        GetOptions {
-            range: Some(GetRange::Bounded(range)),
-            if_match: self.strong_tag().map(str::to_owned),
-            version: identity.version.clone().filter(|_| by_version),
-            ..GetOptions::default()
-        }
-    }
-
-    /// Returns the entity tag if it changes with every byte. A weak one never matches (RFC 9110,
-    /// 13.1.1).
-    fn strong_tag(&self) -> Option<&str> {
-        let tag = self.0.identity.e_tag.as_deref()?;
-        (!tag.starts_with("W/")).then_some(tag)
-    }
-
-    fn require_same(&self, meta: &ObjectMeta, captured: &ResponseCapture) -> Result<(), Fault> {
-        match self.difference(&ObjectIdentity::from_meta(meta)) {
-            Some(what) => {
-                let request = self.0.store.failed_request(captured, "GET");
-                Err(changed(&self.0.store.redacted(&what, captured), request))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Returns the difference between `found` and the state that was opened, in words.
-    fn difference(&self, found: &ObjectIdentity) -> Option<String> {
-        let seen = &self.0.identity;
-        let shown = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".to_owned());
-        let is_weak = self.strong_tag().is_none();
-        Some(if found.len != seen.len {
-            format!(
-                "its length changed from {} to {} bytes",
-                seen.len, found.len
-            )
-        } else if found.e_tag != seen.e_tag {
-            format!(
-                "its ETag changed from {} to {}",
-                shown(&seen.e_tag),
-                shown(&found.e_tag)
-            )
-        } else if is_weak && found.version != seen.version {
-            format!(
-                "its version changed from {} to {}",
-                shown(&seen.version),
-                shown(&found.version)
-            )
-        } else if is_weak && found.modified != seen.modified {
-            "its modification time changed".to_owned()
-        } else {
-            return None;
-        })
-    }
-}
-
-/// Text of the error for an object that was removed.
-const GONE: &str = "it was removed";
-
-/// Translates a refusal for an object that could be read before.
-fn judge(fault: Fault) -> Fault {
-    let what = match (fault.error.kind(), status(&fault.error)) {
-        (ErrorKind::NotFound, _) => GONE,
-        (_, Some(416)) => "it is shorter than it was",
-        _ => return fault,
-    };
-    changed(what, fault.error.request().cloned().unwrap_or_default())
-}
-
-fn status(error: &Error) -> Option<u16> {
-    error.request()?.status
 }
 
 impl Source for ObjectSource {
@@ -531,116 +273,5 @@ impl Source for ObjectSource {
                 .await?;
             Ok(collected.bytes)
         })
-    }
-}
-
-impl ObjectIdentity {
-    pub(crate) fn from_meta(meta: &ObjectMeta) -> Self {
-        Self {
-            len: meta.size,
-            e_tag: meta.e_tag.clone().filter(|tag| !is_blank(tag)),
-            // S3 calls the version "null" in a bucket without versioning.
-            version: meta.version.clone().filter(|version| version != "null"),
-            modified: meta.last_modified.timestamp(),
-        }
-    }
-
-    /// Returns whether the store can tell states of the object apart by more than its length: by an
-    /// entity tag, a version, or the time of the last modification.
-    pub fn is_versioned(&self) -> bool {
-        // `object_store` says 1970 if there is no time.
-        self.e_tag.is_some() || self.version.is_some() || self.modified > 0
-    }
-}
-
-/// Returns whether an entity tag is the same for every object: `""`, `W/""`.
-fn is_blank(tag: &str) -> bool {
-    let opaque = tag.strip_prefix("W/").unwrap_or(tag);
-    opaque.trim_matches('"').is_empty()
-}
-
-/// Calls `once` and retries transient errors.
-pub(crate) async fn with_retries<T, F: Future<Output = Result<T, Fault>>>(
-    retries: Retries,
-    retry_counter: &RetryCounter,
-    mut once: impl FnMut() -> F,
-) -> Result<T> {
-    let mut attempts = 0;
-    loop {
-        attempts += 1;
-        match once().await {
-            Ok(found) => return Ok(found),
-            Err(fault) => match wait(retries, &fault, attempts) {
-                Some(wait) => {
-                    tracing::debug!(error = %fault.error, ?wait, "retried");
-                    retry_counter.count(&fault.error);
-                    tokio::time::sleep(wait).await;
-                }
-                None => return Err(fault.into_error(attempts)),
-            },
-        }
-    }
-}
-
-fn wait(retries: Retries, fault: &Fault, failed: u32) -> Option<Duration> {
-    retries.wait(fault.transient?, failed, fault.asked, fastrand::u32(..))
-}
-
-fn changed_error(what: &str) -> Error {
-    let message = format!("changed while it was read: {what}");
-    Error::new(ErrorKind::Changed, message)
-        .with_hint("load again when no process is writing to the checkpoint")
-}
-
-fn changed(what: &str, request: FailedRequest) -> Fault {
-    Fault {
-        error: changed_error(what).with_request(request),
-        transient: None,
-        asked: None,
-    }
-}
-
-fn too_long(wanted: u64) -> String {
-    format!("the store sent more than the {wanted} bytes requested")
-}
-
-/// A connection that was closed early also looks like a short body, so it is worth a retry.
-fn cut_short(misbehaved: impl Fn(String) -> Fault, came: u64, wanted: u64) -> Fault {
-    let mut fault = misbehaved(format!("the body ended after {came} of {wanted} bytes"));
-    fault.transient = Some(Transient::Broken);
-    fault
-}
-
-#[cfg(test)]
-mod tests {
-    use chrono::DateTime;
-
-    use super::*;
-
-    #[test]
-    fn blank_tag_null_version_and_epoch_are_no_validator() {
-        let identity = |e_tag: Option<&str>, version: Option<&str>, modified: i64| {
-            ObjectIdentity::from_meta(&ObjectMeta {
-                location: Path::default(),
-                last_modified: DateTime::from_timestamp(modified, 0).expect("a time"),
-                size: 1,
-                e_tag: e_tag.map(str::to_owned),
-                version: version.map(str::to_owned),
-            })
-        };
-        for (e_tag, version, modified) in [
-            (Some("\"a\""), None, 0),
-            (Some("W/\"a\""), None, 0),
-            (None, Some("1"), 0),
-            (None, None, 1_767_225_600),
-        ] {
-            assert!(identity(e_tag, version, modified).is_versioned());
-        }
-        for e_tag in [None, Some(""), Some("\"\""), Some("W/\"\"")] {
-            assert!(
-                !identity(e_tag, Some("null"), 0).is_versioned(),
-                "{e_tag:?}"
-            );
-        }
     }
 }

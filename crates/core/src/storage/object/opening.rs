@@ -11,12 +11,12 @@ use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta};
 
+use super::asking::status;
 use super::cache::{Question, State, TILE_BYTES};
+use super::reading::{cut_short, too_long};
 use super::remote::Remote;
 use super::store::{Fault, Store};
-use super::{
-    ObjectIdentity, ObjectSource, Source, StoreOptions, cut_short, status, too_long, with_retries,
-};
+use super::{ObjectIdentity, ObjectSource, Source, StoreOptions, with_retries};
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, counted};
 use crate::format::{HEADER_BYTES_MAX, LENGTH_BYTES, SUFFIX};

@@ -20,9 +20,11 @@ use futures_core::Stream;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
+use super::retrying::wait;
 use super::store::{Fault, READ_TIMEOUT};
-use super::{ObjectSource, Receive, cut_short, too_long, wait};
+use super::{Events, ObjectSource, Receive};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
+use crate::memory::Provenance;
 use crate::sync::latency::{Hedges, LatencyHistogram};
 use crate::sync::lock::Mutex;
 use crate::sync::retry::{PROGRESS_BYTES, Retries, Transient};
@@ -72,14 +74,18 @@ pub(super) struct Collected {
 }
 
 impl Receive for Collected {
-    fn requested(&mut self, _again: bool) {}
-
-    fn failed(&mut self, error: &Error) {
-        self.retry_counter.count(error);
+    fn bytes(&mut self, bytes: &[u8], _from: Provenance) {
+        self.bytes.extend_from_slice(bytes);
     }
 
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
+    fn events(&mut self) -> &mut dyn Events {
+        self
+    }
+}
+
+impl Events for Collected {
+    fn failed(&mut self, error: &Error) {
+        self.retry_counter.count(error);
     }
 }
 
@@ -153,7 +159,7 @@ impl ObjectSource {
         // Consecutive failures, and the offset at which the first of them began.
         let (mut failed, mut since) = (0, at);
         loop {
-            to.requested(attempts > 0);
+            to.events().requested(attempts > 0);
             attempts += 1;
             let Err(fault) = self.request(&mut at, range.end, hedging, to).await else {
                 return Ok(());
@@ -168,7 +174,7 @@ impl ObjectSource {
             failed += 1;
             match wait(retries, &fault, failed) {
                 Some(wait) => {
-                    to.failed(&fault.error);
+                    to.events().failed(&fault.error);
                     tokio::time::sleep(wait).await;
                 }
                 None => {
@@ -215,7 +221,7 @@ impl ObjectSource {
                     if hedged {
                         second = Some(self.answer(*at..end));
                     }
-                    to.stalled(hedged);
+                    to.events().stalled(hedged);
                     continue;
                 }
             };
@@ -231,11 +237,11 @@ impl ObjectSource {
                     let Some(new) = bytes.get(known..).filter(|new| !new.is_empty()) else {
                         continue;
                     };
-                    to.bytes(new);
+                    to.bytes(new, Provenance::ORIGIN);
                     *at += new.len() as u64;
                     pace.moved(*at);
                     if is_second {
-                        to.hedge_won();
+                        to.events().hedge_won();
                         (first, second) = (second.take(), None);
                     }
                 }
@@ -311,4 +317,15 @@ impl ObjectSource {
             asked: None,
         }
     }
+}
+
+pub(super) fn too_long(wanted: u64) -> String {
+    format!("the store sent more than the {wanted} bytes requested")
+}
+
+/// A connection that was closed early also looks like a short body, so it is worth a retry.
+pub(super) fn cut_short(misbehaved: impl Fn(String) -> Fault, came: u64, wanted: u64) -> Fault {
+    let mut fault = misbehaved(format!("the body ended after {came} of {wanted} bytes"));
+    fault.transient = Some(Transient::Broken);
+    fault
 }

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use tokio::sync::mpsc::{Sender, channel};
 
-use super::{ObjectSource, Receive, Source};
+use super::{Events, ObjectSource, Receive, Source};
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Provenance;
 
 /// Pieces between the threads that receive and the writer: a few reads of a socket each.
 const PIECES: usize = 16;
@@ -53,12 +54,16 @@ impl ObjectSource {
 struct Sending(Sender<Vec<u8>>);
 
 impl Receive for Sending {
-    fn requested(&mut self, _again: bool) {}
-
-    fn bytes(&mut self, bytes: &[u8]) {
+    fn bytes(&mut self, bytes: &[u8], _from: Provenance) {
         let piece = bytes.to_vec();
         // The thread's other requests go on elsewhere meanwhile. A writer that has failed is
         // noticed by the task.
         let _ = tokio::task::block_in_place(|| self.0.blocking_send(piece));
     }
+
+    fn events(&mut self) -> &mut dyn Events {
+        self
+    }
 }
+
+impl Events for Sending {}

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::mirrors::Ends;
+use super::folder::Folder;
+use super::mirrors::{Ends, Replicas};
 use super::remote::Remote;
 use super::{ObjectSource, Opened};
 use crate::error::{Error, ErrorKind, Result};
@@ -95,13 +96,38 @@ impl ObjectSite {
         Ok(object)
     }
 
+    /// Lists one level below the location, or below the names that lead to a part of it: the names
+    /// of directories and of files.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] where there is nothing, for stores that have no lists, and for a
+    /// cache; errors of the store.
+    pub fn list(&self, names: &[&str]) -> Result<(Vec<String>, Vec<String>)> {
+        let not_found = || Error::new(ErrorKind::NotFound, "not found");
+        let root = self.root.as_ref().filter(|root| !is_file(root));
+        let root = root.ok_or_else(not_found)?;
+        let location = match names {
+            [] => root.clone(),
+            _ => root.join(&names.join("/")),
+        };
+        let deadline = self.remote.open_deadline();
+        let Folder { names, below } = match Folder::list(&self.remote, &location, deadline) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(not_found()),
+            listed => listed?,
+        };
+        if names.is_empty() && below.is_empty() {
+            return Err(not_found());
+        }
+        Ok((below, names))
+    }
+
     fn locate(&self, names: &[&str]) -> Option<Location> {
         if let Some(root) = &self.root {
-            let is_file = root.has_extension("safetensors") || root.has_extension("json");
             return match names {
                 [] => None,
-                [name] if is_file => (*name == root.file_name()).then(|| root.clone()),
-                _ if is_file => None,
+                [name] if is_file(root) => (*name == root.file_name()).then(|| root.clone()),
+                _ if is_file(root) => None,
                 _ => Some(root.join(&names.join("/"))),
             };
         }
@@ -116,6 +142,11 @@ impl ObjectSite {
         let skipped = if *scheme == "hf" { 2 } else { 1 };
         is_known.then(|| root.join(&names[skipped..].join("/")))
     }
+}
+
+/// Returns whether a location is one file, by its name.
+fn is_file(location: &Location) -> bool {
+    location.has_extension("safetensors") || location.has_extension("json")
 }
 
 impl ObjectSource {
@@ -139,7 +170,7 @@ impl ObjectSource {
             identity: opened.identity.clone(),
             sample: opened.sample,
             entry: None,
-            replicas: Vec::new(),
+            replicas: Replicas::default(),
             ends: Ends::default(),
         }))
     }

@@ -67,7 +67,7 @@ pub(crate) struct Entry {
     is_writable: bool,
     is_direct: AtomicBool,
     damaged: AtomicU64,
-    /// Set when the bytes turn out to be wrong at their origin.
+    /// Set when the bytes turn out to be wrong.
     is_cleared: AtomicBool,
 }
 
@@ -428,7 +428,12 @@ impl Entry {
         self.is_cleared.load(Ordering::SeqCst)
     }
 
-    /// Makes all tiles absent: the object's bytes turned out to be wrong at their origin.
+    /// Counts a range as damaged.
+    pub(crate) fn count_damaged(&self, range: &Range<u64>) {
+        tiles(range).for_each(|_| self.shared.count_damaged_tile());
+    }
+
+    /// Makes all tiles absent: the object's bytes turned out to be wrong.
     pub(crate) fn clear(&self) {
         self.is_cleared.store(true, Ordering::SeqCst);
         if self.is_writable

@@ -13,8 +13,9 @@ use super::buffers::{BUFFER_BYTES, Buffer};
 use super::claims::Claim;
 use super::entry::{Entry, Found};
 use super::stamp::{bytes_of, tiles};
-use crate::error::{Error, Result};
-use crate::storage::object::{Hedging, ObjectSource, Receive};
+use crate::error::Result;
+use crate::memory::Provenance;
+use crate::storage::object::{Events, Hedging, ObjectSource, Receive};
 use crate::sync::retry::Retries;
 
 /// First pause before looking again for what another process requests; each is twice as long as
@@ -47,7 +48,7 @@ impl ObjectSource {
             match find(entry, at..range.end).await {
                 Found::Bytes(buffer, shown) => {
                     let bytes = &buffer.bytes()[shown];
-                    to.cached(bytes);
+                    to.bytes(bytes, Provenance::CACHE);
                     waits = Waits::default();
                     at += bytes.len() as u64;
                 }
@@ -225,32 +226,20 @@ impl<'a, R: Receive> Tee<'a, R> {
 }
 
 impl<R: Receive> Receive for Tee<'_, R> {
-    fn requested(&mut self, again: bool) {
-        self.to.requested(again);
-    }
-
-    fn failed(&mut self, error: &Error) {
-        self.to.failed(error);
-    }
-
-    fn stalled(&mut self, hedged: bool) {
-        self.to.stalled(hedged);
-    }
-
-    fn hedge_won(&mut self) {
-        self.to.hedge_won();
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
+    fn bytes(&mut self, bytes: &[u8], from: Provenance) {
         let (start, end) = (self.at, self.at + bytes.len() as u64);
-        let (from, to) = (start.max(self.wanted.start), end.min(self.wanted.end));
+        let (first, last) = (start.max(self.wanted.start), end.min(self.wanted.end));
         let index = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
-        if from < to {
-            self.to.bytes(&bytes[index(from)..index(to)]);
+        if first < last {
+            self.to.bytes(&bytes[index(first)..index(last)], from);
         }
-        let passed = to.saturating_sub(from);
-        self.to.surplus(bytes.len() as u64 - passed);
+        let passed = last.saturating_sub(first);
+        self.events().surplus(bytes.len() as u64 - passed);
         self.copy(bytes);
         self.at = end;
+    }
+
+    fn events(&mut self) -> &mut dyn Events {
+        self.to.events()
     }
 }

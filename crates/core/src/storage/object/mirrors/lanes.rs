@@ -12,10 +12,14 @@ const OUTPACED: f64 = 4.0;
 /// Time in which the speed of an unused lane counts twice: conditions change.
 const FORGETTING: Duration = Duration::from_secs(10);
 
-/// Pause after a failure of a mirror; twice as long after the second one.
+/// Pause after a failure of a mirror; twice as long after each further one in a row.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Failures after which a mirror is not used any more.
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Failures in a row after which a mirror is not used any more. Peers are tried again and again:
+/// machines of a fleet come and go.
 const FAILURES_MAX: u32 = 3;
 
 /// Number of the origin's lane; mirrors follow.
@@ -23,7 +27,10 @@ pub(super) const ORIGIN: usize = 0;
 
 /// The origin and its mirrors.
 #[derive(Debug)]
-pub(super) struct Lanes(Vec<Lane>);
+pub(super) struct Lanes {
+    all: Vec<Lane>,
+    are_peers: bool,
+}
 
 /// Statistics of the origin or a mirror.
 #[derive(Clone, Debug, Default)]
@@ -31,8 +38,11 @@ pub(super) struct Lane {
     running: u32,
     /// Bytes per second of one request, and when it was measured.
     speed: Option<(f64, Instant)>,
+    /// Failures in a row.
     failures: u32,
     paused_until: Option<Instant>,
+    /// True for a peer whose name does not lead to its address any more.
+    pub(super) is_absent: bool,
     pub(super) bytes: u64,
     /// Last failure.
     pub(super) failure: Option<String>,
@@ -49,52 +59,71 @@ pub(super) enum Severity {
 }
 
 impl Lanes {
-    pub(super) fn new(mirrors: usize) -> Self {
-        Self(vec![Lane::default(); 1 + mirrors])
+    pub(super) fn new(mirrors: usize, are_peers: bool) -> Self {
+        Self {
+            all: vec![Lane::default(); 1 + mirrors],
+            are_peers,
+        }
+    }
+
+    /// Returns the numbers of the mirrors.
+    pub(super) fn mirrors(&self) -> std::ops::Range<usize> {
+        ORIGIN + 1..self.all.len()
+    }
+
+    /// Adds a mirror.
+    pub(super) fn add(&mut self) {
+        self.all.push(Lane::default());
+    }
+
+    /// Records whether the name of a peer leads to its address.
+    pub(super) fn set_absent(&mut self, lane: usize, is_absent: bool) {
+        self.all[lane].is_absent = is_absent;
     }
 
     pub(super) fn lane(&self, lane: usize) -> &Lane {
-        &self.0[lane]
+        &self.all[lane]
     }
 
     /// Returns whether requests may be sent on a lane. The origin's always may.
     pub(super) fn is_usable(&self, lane: usize, now: Instant) -> bool {
-        let found = &self.0[lane];
-        !found.is_dropped && found.paused_until.is_none_or(|until| until <= now)
+        let found = &self.all[lane];
+        let is_paused = found.paused_until.is_some_and(|until| now < until);
+        !found.is_dropped && !found.is_absent && !is_paused
     }
 
     /// Returns the fastest lane of those that `may` names and that are usable; the origin if there
     /// is none.
     pub(super) fn fastest(&self, may: impl Fn(usize) -> bool, now: Instant) -> usize {
-        let usable = (0..self.0.len()).filter(|&lane| may(lane) && self.is_usable(lane, now));
+        let usable = (0..self.all.len()).filter(|&lane| may(lane) && self.is_usable(lane, now));
         // Lanes without a measurement: even shares.
         let unknown = usable
             .clone()
-            .filter(|&lane| self.0[lane].speed.is_none())
-            .min_by_key(|&lane| self.0[lane].running);
+            .filter(|&lane| self.all[lane].speed.is_none())
+            .min_by_key(|&lane| self.all[lane].running);
         let known = usable
-            .filter_map(|lane| Some((lane, self.0[lane].expected(now)?)))
+            .filter_map(|lane| Some((lane, self.all[lane].expected(now)?)))
             .max_by(|(_, one), (_, other)| one.total_cmp(other));
         // One request at a time measures a lane.
-        let unknown = unknown.filter(|&lane| known.is_none() || self.0[lane].running == 0);
+        let unknown = unknown.filter(|&lane| known.is_none() || self.all[lane].running == 0);
         unknown.or(known.map(|(lane, _)| lane)).unwrap_or(ORIGIN)
     }
 
     /// Records that a request began.
     pub(super) fn begin(&mut self, lane: usize) {
-        self.0[lane].running += 1;
+        self.all[lane].running += 1;
     }
 
     /// Records that a request ended, which received `bytes`.
     pub(super) fn end(&mut self, lane: usize, bytes: u64) {
-        let lane = &mut self.0[lane];
+        let lane = &mut self.all[lane];
         lane.running -= 1;
         lane.bytes += bytes;
     }
 
     /// Records the speed of a request, bytes per second.
     pub(super) fn observe(&mut self, lane: usize, speed: f64, now: Instant) {
-        let lane = &mut self.0[lane];
+        let lane = &mut self.all[lane];
         let before = lane.speed.map_or(speed, |(before, _)| before);
         lane.speed = Some((f64::midpoint(before, speed), now));
     }
@@ -107,22 +136,36 @@ impl Lanes {
         may: impl Fn(usize) -> bool,
         now: Instant,
     ) -> bool {
-        let others = (0..self.0.len()).filter(|&other| other != lane && may(other));
+        let others = (0..self.all.len()).filter(|&other| other != lane && may(other));
         others
             .filter(|&other| self.is_usable(other, now))
-            .any(|other| match self.0[other].expected(now) {
+            .any(|other| match self.all[other].expected(now) {
                 Some(expected) => expected > OUTPACED * speed,
                 None => speed == 0.0,
             })
     }
 
-    /// Records a failure of a mirror.
+    /// Records that a request to a mirror succeeded.
+    pub(super) fn succeed(&mut self, lane: usize) {
+        self.all[lane].failures = 0;
+    }
+
+    /// Records a failure of a mirror. Requests that were running when the first one failed and fail
+    /// too count as one.
     pub(super) fn fail(&mut self, lane: usize, why: &str, severity: Severity, now: Instant) {
-        let lane = &mut self.0[lane];
-        lane.failures += 1;
-        lane.is_dropped |= severity == Severity::Final || lane.failures >= FAILURES_MAX;
-        lane.paused_until = Some(now + PAUSE * lane.failures);
+        let lane = &mut self.all[lane];
         lane.failure = Some(why.to_owned());
+        let is_paused = lane.paused_until.is_some_and(|until| now < until);
+        match severity {
+            Severity::Final => lane.is_dropped = true,
+            Severity::Passing if is_paused => {}
+            Severity::Passing => {
+                let pause = PAUSE * 2_u32.saturating_pow(lane.failures.min(8));
+                lane.paused_until = Some(now + pause.min(PAUSE_MAX));
+                lane.failures += 1;
+                lane.is_dropped |= !self.are_peers && lane.failures >= FAILURES_MAX;
+            }
+        }
     }
 }
 
@@ -166,7 +209,7 @@ mod tests {
     /// Sends requests one after another, `connections` at a time, over lanes whose total speeds are
     /// `capacities`; returns the share of bytes of each.
     fn shares(capacities: &[f64], connections: usize) -> Vec<f64> {
-        let mut lanes = Lanes::new(capacities.len() - 1);
+        let mut lanes = Lanes::new(capacities.len() - 1, false);
         let mut now = Instant::now();
         let mut running: Vec<usize> = Vec::new();
         let mut bytes = vec![0.0; capacities.len()];
@@ -209,7 +252,7 @@ mod tests {
 
     #[test]
     fn slow_lane_is_left_and_tried_again_later() {
-        let (mut lanes, now) = (Lanes::new(1), Instant::now());
+        let (mut lanes, now) = (Lanes::new(1, false), Instant::now());
         lanes.observe(ORIGIN, 100e6, now);
         lanes.begin(ORIGIN);
         lanes.begin(1);
@@ -230,24 +273,50 @@ mod tests {
 
     #[test]
     fn failing_mirror_pauses_and_is_dropped_in_the_end() {
-        let (mut lanes, mut now) = (Lanes::new(1), Instant::now());
+        let (mut lanes, mut now) = (Lanes::new(1, false), Instant::now());
         for failures in 1..=FAILURES_MAX {
             assert!(lanes.is_usable(1, now), "{failures}");
-            lanes.fail(1, "reset", Severity::Passing, now);
+            for _ in 0..16 {
+                // Those that ran beside it.
+                lanes.fail(1, "reset", Severity::Passing, now);
+            }
             assert!(!lanes.is_usable(1, now));
             assert_eq!(lanes.fastest(|_| true, now), ORIGIN);
             now += PAUSE * failures;
         }
         assert!(lanes.lane(1).is_dropped && !lanes.is_usable(1, now));
-        let mut lanes = Lanes::new(1);
+        let mut lanes = Lanes::new(1, false);
         lanes.fail(1, "other bytes", Severity::Final, now);
         assert!(!lanes.is_usable(1, now + Duration::from_secs(1000)));
         assert_eq!(lanes.lane(1).failure.as_deref(), Some("other bytes"));
     }
 
     #[test]
+    fn failing_peer_is_tried_again_and_again() {
+        let (mut lanes, mut now) = (Lanes::new(1, true), Instant::now());
+        for failures in 0..20 {
+            assert!(lanes.is_usable(1, now), "{failures}");
+            lanes.fail(1, "refused", Severity::Passing, now);
+            assert!(!lanes.is_usable(1, now + PAUSE / 2));
+            now += PAUSE_MAX;
+        }
+        lanes.succeed(1);
+        lanes.fail(1, "refused", Severity::Passing, now);
+        assert!(
+            lanes.is_usable(1, now + PAUSE),
+            "no longer than the first time"
+        );
+        lanes.set_absent(1, true);
+        assert!(!lanes.is_usable(1, now + PAUSE));
+        lanes.set_absent(1, false);
+        assert!(lanes.is_usable(1, now + PAUSE));
+        lanes.add();
+        assert!(lanes.is_usable(2, now));
+    }
+
+    #[test]
     fn unmeasured_lanes_share_evenly() {
-        let (mut lanes, now) = (Lanes::new(2), Instant::now());
+        let (mut lanes, now) = (Lanes::new(2, false), Instant::now());
         let mut counts = [0; 3];
         for _ in 0..9 {
             let lane = lanes.fastest(|_| true, now);

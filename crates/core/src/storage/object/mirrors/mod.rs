@@ -7,17 +7,19 @@
 //! own some parts of each file: all processes ask the owner, which asks the origin once.
 
 mod lanes;
+mod names;
 mod reading;
 mod replica;
 
-use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::Instant;
 
 use self::lanes::{Lanes, ORIGIN, Severity, owner};
-pub(super) use self::replica::{Ends, Replica};
+use self::names::Names;
+pub(super) use self::replica::{Ends, Replicas};
 use super::remote::Remote;
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Provenance;
 use crate::options::location::Protocol;
 use crate::options::{Location, StoreOptions, split_locations};
 use crate::report::MirrorReport;
@@ -44,9 +46,10 @@ const OWNED_BYTES: u64 = 16 << 20;
 pub(crate) struct Mirrors {
     /// Stores of the mirrors.
     remote: Arc<Remote>,
-    places: Vec<Location>,
-    /// True if each part of a file has an owner among the mirrors.
-    are_peers: bool,
+    /// Places of the mirrors. Peers may be added: a place never changes its index.
+    places: Mutex<Vec<Location>>,
+    /// Names of peers. With them, each part of a file has an owner among the mirrors.
+    names: Option<Names>,
     /// Locations that the caller opened.
     roots: Vec<Location>,
     lanes: Mutex<Lanes>,
@@ -59,7 +62,7 @@ impl Mirrors {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] for options that contradict each other. Peers whose name
-    /// cannot be resolved are left out, with a warning.
+    /// cannot be resolved are left out, until it can be.
     pub(super) fn new(
         origin: &Remote,
         options: &StoreOptions,
@@ -76,11 +79,13 @@ impl Mirrors {
             }
         };
         let mut places = split_locations(list)?;
-        if are_peers {
-            let addresses: Result<Vec<_>> = places.iter().map(resolved).collect();
-            places = addresses?.into_iter().flatten().collect();
-            places.sort_by_key(Location::to_string);
-            places.dedup();
+        let names = are_peers.then(|| Names::new(&places)).transpose()?;
+        if let Some(names) = &names {
+            let look = names.look();
+            let until = Some(Instant::now() + names::WAIT);
+            let found = origin.run(until, async move { Ok(look.await) });
+            // They are looked for again when something is read.
+            places = found.unwrap_or_default();
         }
         let mut shared = StoreOptions::new().with("retries", RETRIES)?;
         for name in SHARED {
@@ -100,16 +105,16 @@ impl Mirrors {
         }
         Ok(Some(Arc::new(Self {
             remote: origin.beside(&shared),
-            lanes: Mutex::new(Lanes::new(places.len())),
-            places,
-            are_peers,
+            lanes: Mutex::new(Lanes::new(places.len(), are_peers)),
+            places: Mutex::new(places),
+            names,
             roots: roots.to_vec(),
         })))
     }
 
     /// Returns the location of the origin's `file` in mirror `index`.
     fn place(&self, index: usize, file: &Location) -> Location {
-        self.places[index].join(&self.name_of(file))
+        self.places.lock()[index].join(&self.name_of(file))
     }
 
     /// Returns the name of the origin's `file` below the location that the caller opened.
@@ -119,39 +124,40 @@ impl Mirrors {
         name.unwrap_or_else(|| file.file_name().to_owned())
     }
 
-    /// Returns the number of mirrors.
-    pub(super) fn count(&self) -> usize {
-        self.places.len()
+    /// Returns of each mirror whether it is used at present.
+    fn usable(&self) -> Vec<bool> {
+        let (lanes, now) = (self.lanes.lock(), Instant::now());
+        lanes
+            .mirrors()
+            .map(|lane| lanes.is_usable(lane, now))
+            .collect()
     }
 
     /// Returns the lane for the next request for bytes at `at` of `file`, and the end of the part
     /// that it is for. Only lanes that `may` names are considered.
     fn choose(&self, file: &Location, at: u64, may: impl Fn(usize) -> bool) -> (usize, u64) {
-        let (lanes, now) = (self.lanes.lock(), Instant::now());
-        if !self.are_peers {
-            return (lanes.fastest(may, now), u64::MAX);
+        let now = Instant::now();
+        if self.names.is_none() {
+            return (self.lanes.lock().fastest(may, now), u64::MAX);
         }
         let part = at / OWNED_BYTES;
-        let names: Vec<String> = self.places.iter().map(Location::to_string).collect();
+        let names: Vec<String> = self.places.lock().iter().map(Location::to_string).collect();
+        let lanes = self.lanes.lock();
         let peers = names.iter().enumerate().map(|(at, name)| (at + 1, &**name));
         let usable = peers.filter(|&(lane, _)| may(lane) && lanes.is_usable(lane, now));
         let lane = owner(usable, &self.name_of(file), part).unwrap_or(ORIGIN);
         (lane, (part + 1) * OWNED_BYTES)
     }
 
-    fn is_usable(&self, lane: usize) -> bool {
-        self.lanes.lock().is_usable(lane, Instant::now())
-    }
-
     /// Records a failure of a mirror.
     fn fail(&self, lane: usize, error: &Error) {
         let severity = match error.kind() {
-            ErrorKind::Changed | ErrorKind::PermissionDenied | ErrorKind::Unsupported => {
-                Severity::Final
-            }
+            ErrorKind::Changed
+            | ErrorKind::Corrupt
+            | ErrorKind::PermissionDenied
+            | ErrorKind::Unsupported => Severity::Final,
             ErrorKind::NotFound
             | ErrorKind::InvalidFormat
-            | ErrorKind::Corrupt
             | ErrorKind::NoSuchTensor
             | ErrorKind::InvalidRequest
             | ErrorKind::OutOfMemory
@@ -162,15 +168,29 @@ impl Mirrors {
             | ErrorKind::Cancelled
             | ErrorKind::Peer => Severity::Passing,
         };
-        let (mirror, why) = (&self.places[lane - 1], error.chain());
+        let (mirror, why) = (self.places.lock()[lane - 1].clone(), error.chain());
         tracing::warn!(%mirror, error = why, "a mirror failed; its ranges are read elsewhere");
         self.lanes.lock().fail(lane, &why, severity, Instant::now());
     }
 
+    /// Drops the mirrors among `places`, whose bytes are wrong, and returns their names.
+    pub(super) fn distrust(&self, places: Provenance, error: &Error) -> Vec<String> {
+        let all = self.places.lock().clone();
+        let numbered = all.iter().enumerate();
+        let wrong = numbered.filter(|(index, _)| places.meets(Provenance::mirror(*index)));
+        wrong
+            .map(|(index, place)| {
+                self.fail(index + 1, error);
+                place.to_string()
+            })
+            .collect()
+    }
+
     /// Returns the reports of all mirrors.
     pub(crate) fn reports(&self) -> Vec<MirrorReport> {
+        let places = self.places.lock();
         let lanes = self.lanes.lock();
-        let numbered = self.places.iter().zip(1..);
+        let numbered = places.iter().zip(1..);
         numbered
             .map(|(place, lane)| {
                 let lane = lanes.lane(lane);
@@ -183,30 +203,4 @@ impl Mirrors {
             })
             .collect()
     }
-}
-
-/// Returns the URLs of all addresses of the host in a URL.
-fn resolved(peers: &Location) -> Result<Vec<Location>> {
-    let invalid = || {
-        Error::invalid_request("a peer is no plain web server")
-            .with_location(peers)
-            .with_hint("write http://NAME:PORT/PATH; certificates name no addresses")
-    };
-    let url = peers
-        .remote()
-        .filter(|url| url.scheme == "http" && url.query.is_none());
-    let url = url.ok_or_else(invalid)?;
-    let (host, port) = match url.host().rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| invalid())?),
-        _ => (url.host(), 80),
-    };
-    let found = match (host.trim_matches(['[', ']']), port).to_socket_addrs() {
-        Ok(found) => found,
-        Err(error) => {
-            tracing::warn!(%peers, %error, "peers are left out: their name has no address");
-            return Ok(Vec::new());
-        }
-    };
-    let urls = found.map(|address| format!("http://{address}/{}", url.path));
-    urls.map(|url| Location::parse(&url)).collect()
 }

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{Hedging, ObjectSource, Receive, Source};
+use super::super::{Events, Hedging, ObjectSource, Receive, Source};
 use super::Mirrors;
 use super::lanes::ORIGIN;
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Provenance;
 use crate::sync::retry::Retries;
 
 /// Time between two looks at the speed of a request.
@@ -37,27 +38,30 @@ impl ObjectSource {
         hedging: Option<&Hedging>,
         to: &mut impl Receive,
     ) -> Result<()> {
-        let Some(mirrors) = self.remote().mirrors() else {
+        // Headers and other small reads, which are not hedged, are for the origin.
+        let mirrors = self.remote().mirrors().filter(|_| hedging.is_some());
+        let Some(mirrors) = mirrors else {
             return self.read_remote(range, retries, hedging, to).await;
         };
+        mirrors.refresh();
         self.begin_replicas(mirrors);
-        if mirrors.are_peers {
+        if mirrors.names.is_some() {
             self.await_replicas().await;
         }
         let (mut at, mut left) = (range.start, None);
         let mut has_origin_failed = false;
         while at < range.end {
             let may = |lane: usize| {
-                let is_there = |index: usize| self.0.replicas[index].get().is_some();
+                let is_there = |index: usize| self.0.replicas.get(index).is_some();
                 left != Some(lane) && (lane == ORIGIN || is_there(lane - 1))
             };
             let (lane, end) = mirrors.choose(self.location(), at, may);
             let rest = at..range.end.min(end);
             let turn = Turn::begin(mirrors, lane);
             let mut counted = Counted { to, turn: &turn };
-            let replica = lane.checked_sub(1).and_then(|at| self.0.replicas[at].get());
+            let replica = lane.checked_sub(1).and_then(|at| self.0.replicas.get(at));
             let reading = async {
-                match replica {
+                match &replica {
                     // Another place has the bytes too: neither hedged nor retried for long.
                     Some(replica) => {
                         let retries = replica.retries();
@@ -79,21 +83,25 @@ impl ObjectSource {
             };
             at += turn.came();
             match outcome {
-                Some(Ok(())) => left = None,
+                Some(Ok(())) => {
+                    left = None;
+                    mirrors.lanes.lock().succeed(lane);
+                }
                 Some(Err(error)) if lane == ORIGIN => {
                     // Its answers about the object are final; mirrors help if it cannot be reached.
                     let is_answer =
                         !matches!(error.kind(), ErrorKind::Remote | ErrorKind::TimedOut);
-                    let is_alone =
-                        !(1..=mirrors.count()).any(|lane| mirrors.is_usable(lane) && may(lane));
+                    let usable = mirrors.usable();
+                    let mut others = usable.iter().zip(1..);
+                    let is_alone = !others.any(|(is_usable, lane)| *is_usable && may(lane));
                     if is_answer || is_alone || has_origin_failed {
                         return Err(error);
                     }
-                    to.failed(&error);
+                    to.events().failed(&error);
                     (left, has_origin_failed) = (Some(ORIGIN), true);
                 }
                 Some(Err(error)) => {
-                    to.failed(&error);
+                    to.events().failed(&error);
                     mirrors.fail(lane, &error);
                     left = Some(lane);
                 }
@@ -111,21 +119,20 @@ impl ObjectSource {
     /// Waits until each peer has been opened or has failed, for a short time.
     async fn await_replicas(&self) {
         let begun = Instant::now();
-        let is_pending = || self.0.replicas.iter().any(super::Replica::is_pending);
-        while is_pending() && begun.elapsed() < PEERS_WAIT {
+        while self.0.replicas.are_pending() && begun.elapsed() < PEERS_WAIT {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
     /// Measures a request, and returns when it should go on elsewhere.
     async fn outpaced(&self, turn: &Turn<'_>, len: u64) {
-        let may = |lane: usize| lane == ORIGIN || self.0.replicas[lane - 1].get().is_some();
+        let may = |lane: usize| lane == ORIGIN || self.0.replicas.get(lane - 1).is_some();
         let (mut seen, mut moved) = (0, Instant::now());
         let mut steps = 0_u32;
         loop {
             tokio::time::sleep(STEP).await;
             let came = turn.came();
-            if turn.mirrors.are_peers {
+            if turn.mirrors.names.is_some() {
                 if came > seen {
                     (seen, moved) = (came, Instant::now());
                 } else if moved.elapsed() > PEER_PATIENCE {
@@ -182,38 +189,24 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Receiver that counts.
+/// Receiver that counts, and names the mirror that bytes come from.
 struct Counted<'a, R> {
     to: &'a mut R,
     turn: &'a Turn<'a>,
 }
 
 impl<R: Receive> Receive for Counted<'_, R> {
-    fn requested(&mut self, again: bool) {
-        self.to.requested(again);
-    }
-
-    fn failed(&mut self, error: &Error) {
-        self.to.failed(error);
-    }
-
-    fn stalled(&mut self, hedged: bool) {
-        self.to.stalled(hedged);
-    }
-
-    fn hedge_won(&mut self) {
-        self.to.hedge_won();
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.to.bytes(bytes);
+    fn bytes(&mut self, bytes: &[u8], _from: Provenance) {
+        let lane = self.turn.lane.checked_sub(1);
+        let from = lane.map_or(Provenance::ORIGIN, Provenance::mirror);
+        self.to.bytes(bytes, from);
         self.turn
             .came
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
 
-    fn surplus(&mut self, bytes: u64) {
-        self.to.surplus(bytes);
+    fn events(&mut self) -> &mut dyn Events {
+        self.to.events()
     }
 }
 

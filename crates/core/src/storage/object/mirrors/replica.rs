@@ -1,8 +1,7 @@
 //! File of a mirror, compared with the origin's before any of its bytes is used.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use tokio::sync::OnceCell;
 
@@ -11,6 +10,7 @@ use super::super::{Collected, ObjectIdentity, ObjectSource, Source};
 use super::Mirrors;
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock::Mutex;
 use crate::sync::retry::Retries;
 
 /// Bytes that are compared at each end of a file. Files with the same header have tensors at the
@@ -36,45 +36,84 @@ impl Ends {
     }
 }
 
-/// File of a mirror: opened once, when the first range is read.
+/// Files of the mirrors, by the index of the mirror: each is opened when the first range is read.
 #[derive(Debug, Default)]
-pub(in super::super) struct Replica {
-    is_begun: AtomicBool,
-    opened: OnceLock<Option<ObjectSource>>,
+pub(in super::super) struct Replicas(Mutex<Vec<Replica>>);
+
+/// File of a mirror.
+#[derive(Clone, Debug, Default)]
+enum Replica {
+    #[default]
+    New,
+    Opening {
+        /// It could not be opened before: nothing waits for it.
+        is_again: bool,
+    },
+    Opened(ObjectSource),
+    Failed {
+        /// It may be there later, if the mirror is used then.
+        may_pass: bool,
+    },
 }
 
-impl Replica {
-    /// Returns the file, if it can be used.
-    pub(super) fn get(&self) -> Option<&ObjectSource> {
-        self.opened.get()?.as_ref()
+impl Replicas {
+    /// Returns the file of a mirror, if it can be used.
+    pub(super) fn get(&self, index: usize) -> Option<ObjectSource> {
+        match self.0.lock().get(index)? {
+            Replica::Opened(file) => Some(file.clone()),
+            Replica::New | Replica::Opening { .. } | Replica::Failed { .. } => None,
+        }
     }
 
-    /// Returns whether it is being opened.
-    pub(super) fn is_pending(&self) -> bool {
-        self.opened.get().is_none()
+    /// Returns whether a file is being opened for the first time.
+    pub(super) fn are_pending(&self) -> bool {
+        let is_pending = |it: &Replica| matches!(it, Replica::Opening { is_again: false });
+        self.0.lock().iter().any(is_pending)
+    }
+
+    /// Returns the indices of the mirrors whose files are to be opened now. `usable` says of each
+    /// mirror whether it is used at present.
+    fn begin(&self, usable: &[bool]) -> Vec<usize> {
+        let mut all = self.0.lock();
+        let len = all.len().max(usable.len());
+        all.resize(len, Replica::New);
+        let mut begun = Vec::new();
+        for ((index, replica), is_usable) in all.iter_mut().enumerate().zip(usable) {
+            let is_again = match replica {
+                Replica::New => false,
+                Replica::Failed { may_pass: true } if *is_usable => true,
+                Replica::Opening { .. } | Replica::Opened(_) | Replica::Failed { .. } => continue,
+            };
+            *replica = Replica::Opening { is_again };
+            begun.push(index);
+        }
+        begun
+    }
+
+    fn set(&self, index: usize, replica: Replica) {
+        self.0.lock()[index] = replica;
     }
 }
 
 impl ObjectSource {
-    /// Begins to open the object's file in each mirror, once.
+    /// Begins to open the object's file in each mirror, once; again after a pause of one that
+    /// failed.
     pub(super) fn begin_replicas(&self, mirrors: &Arc<Mirrors>) {
-        for (index, replica) in self.0.replicas.iter().enumerate() {
-            if replica.is_begun.swap(true, Ordering::Relaxed) {
-                continue;
-            }
+        for index in self.0.replicas.begin(&mirrors.usable()) {
             let (source, mirrors) = (self.clone(), Arc::clone(mirrors));
             tokio::spawn(async move {
-                let opened = source.open_replica(&mirrors, index).await;
-                if let Err(error) = &opened {
-                    let is_absent = error.kind() == ErrorKind::NotFound;
-                    if is_absent {
+                let replica = match source.open_replica(&mirrors, index).await {
+                    Ok(file) => Replica::Opened(file),
+                    Err(error) if error.kind() == ErrorKind::NotFound => {
                         tracing::info!(%error, "a mirror does not have a file");
-                    } else {
-                        mirrors.fail(index + 1, error);
+                        Replica::Failed { may_pass: false }
                     }
-                }
-                // Nothing else sets it.
-                let _ = source.0.replicas[index].opened.set(opened.ok());
+                    Err(error) => {
+                        mirrors.fail(index + 1, &error);
+                        Replica::Failed { may_pass: true }
+                    }
+                };
+                source.0.replicas.set(index, replica);
             });
         }
     }

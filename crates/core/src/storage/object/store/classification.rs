@@ -33,6 +33,25 @@ pub(in crate::storage) struct RequestContext<'a> {
     pub(in crate::storage) redactor: &'a Redactor,
 }
 
+#[cfg(test)]
+impl RequestContext<'static> {
+    /// Returns the context of a read from a store without peculiarities, for tests.
+    pub(in crate::storage) fn sample() -> Self {
+        static NOTHING: std::sync::LazyLock<Redactor> = std::sync::LazyLock::new(Redactor::default);
+        Self {
+            operation: "GET",
+            hints: &Hints::NONE,
+            credentials: "file X",
+            anonymous: false,
+            region: None,
+            signed_url: false,
+            own: true,
+            refreshed: false,
+            redactor: &NOTHING,
+        }
+    }
+}
+
 /// Peculiarities of a protocol, as far as they concern errors.
 #[derive(Debug)]
 pub(in crate::storage) struct Hints {
@@ -105,6 +124,27 @@ impl Classification {
 pub(in crate::storage) fn no_listing() -> Classification {
     Classification::new(ErrorKind::Unsupported, "the server cannot list directories")
         .hint("pass the URL of a file, or of a model.safetensors.index.json that names the files")
+}
+
+/// Codes for expired links, from caches and stores that a hub or a registry redirects to.
+const LINK_REFUSED: [&str; 4] = [
+    "AccessDenied",
+    "ExpiredToken",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+];
+
+/// Returns whether a response refuses a link, by its status and code. Hubs and registries have no
+/// codes of this kind themselves.
+pub(in crate::storage) fn is_refused_link(status: u16, code: &str) -> bool {
+    matches!(status, 400 | 403) && LINK_REFUSED.contains(&code)
+}
+
+/// Classifies the refusal of a link that a hub or a registry gave: a new one may be accepted.
+pub(in crate::storage) fn refused_link(message: impl Into<String>) -> Classification {
+    Classification::new(ErrorKind::PermissionDenied, message)
+        .hint("try again; set the clock of this machine if that does not help")
+        .transient(Transient::Broken)
 }
 
 /// Returns the classification for an object that is not the one that was opened.

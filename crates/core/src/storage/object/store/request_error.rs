@@ -253,8 +253,6 @@ mod tests {
     use object_store::client::HttpErrorKind;
 
     use super::*;
-    use crate::storage::object::store::classification::Hints;
-    use crate::storage::object::store::redactor::Redactor;
 
     fn unreachable(host: &str, own: bool) -> Fault {
         let refused = io::Error::from_raw_os_error(libc::ECONNREFUSED);
@@ -267,15 +265,9 @@ mod tests {
             ..ResponseCapture::default()
         };
         let asked = RequestContext {
-            operation: "GET",
-            hints: &Hints::NONE,
             credentials: "instance metadata",
-            anonymous: false,
-            region: None,
-            signed_url: false,
             own,
-            refreshed: false,
-            redactor: &Redactor::default(),
+            ..RequestContext::sample()
         };
         translate(&error, &captured, &asked)
     }
@@ -320,17 +312,7 @@ mod tests {
             store: "S3",
             source: Box::new(CredentialFailure(failure)),
         };
-        let asked = RequestContext {
-            operation: "GET",
-            hints: &Hints::NONE,
-            credentials: "",
-            anonymous: false,
-            region: None,
-            signed_url: false,
-            own: true,
-            refreshed: false,
-            redactor: &Redactor::default(),
-        };
+        let asked = RequestContext::sample();
         let fault = translate(&error, &ResponseCapture::default(), &asked);
         assert_eq!(fault.error.kind(), ErrorKind::InvalidRequest);
         let chain = fault.error.chain();

@@ -182,26 +182,16 @@ fn denied(captured: &ResponseCapture, asked: &RequestContext) -> Classification 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::LazyLock;
-
     use super::*;
     use crate::storage::object::store::builder::StoreProtocol;
-    use crate::storage::object::store::redactor::Redactor;
     use crate::storage::object::store::{azure, gcs, s3, web};
-
-    static NOTHING: LazyLock<Redactor> = LazyLock::new(Redactor::default);
 
     fn asked(protocol: &'static StoreProtocol) -> RequestContext<'static> {
         RequestContext {
-            operation: "GET",
             hints: &protocol.hints,
             credentials: "environment",
-            anonymous: false,
             region: Some("us-east-1"),
-            signed_url: false,
-            own: true,
-            refreshed: false,
-            redactor: &NOTHING,
+            ..RequestContext::sample()
         }
     }
 

@@ -2,17 +2,10 @@
 //! repositories to anonymous users. Pure; called by the `status_error.rs` of all stores.
 
 use crate::error::ErrorKind;
-use crate::storage::object::store::classification::{Classification, RequestContext};
+use crate::storage::object::store::classification::{
+    Classification, RequestContext, is_refused_link, refused_link,
+};
 use crate::storage::object::store::response_capture::ResponseCapture;
-use crate::sync::retry::Transient;
-
-/// Codes for expired links, from caches and stores that a hub redirects to.
-const LINK_REFUSED: [&str; 4] = [
-    "AccessDenied",
-    "ExpiredToken",
-    "RequestExpired",
-    "SignatureDoesNotMatch",
-];
 
 /// Returns `None` for responses that mean the same from every store.
 pub(in crate::storage) fn refusal(
@@ -34,11 +27,8 @@ pub(in crate::storage) fn refusal(
         ("DisabledRepo", _) | (_, 403) if code == "DisabledRepo" || disabled => {
             denied("the hub has disabled the repository").hint("ask its owner, or use another repository")
         }
-        // Not sent by the hub, which has no codes of this kind.
-        (_, 400 | 403) if LINK_REFUSED.contains(&code) => {
-            denied("the link that the hub gave for the file was refused")
-                .hint("try again; set the clock of this machine if that does not help")
-                .transient(Transient::Broken)
+        _ if is_refused_link(status, code) => {
+            refused_link("the link that the hub gave for the file was refused")
         }
         (_, 401) if asked.anonymous => no_repository(asked),
         (_, 401) => denied("the hub does not accept the token")
@@ -94,13 +84,8 @@ fn no_repository(asked: &RequestContext) -> Classification {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::LazyLock;
-
     use super::*;
-    use crate::storage::object::store::classification::Hints;
-    use crate::storage::object::store::redactor::Redactor;
-
-    static NOTHING: LazyLock<Redactor> = LazyLock::new(Redactor::default);
+    use crate::sync::retry::Transient;
 
     #[test]
     fn table() {
@@ -144,15 +129,9 @@ mod tests {
 
     fn asked(anonymous: bool) -> RequestContext<'static> {
         RequestContext {
-            operation: "GET",
-            hints: &Hints::NONE,
             credentials: "HF_TOKEN",
             anonymous,
-            region: None,
-            signed_url: false,
-            own: true,
-            refreshed: false,
-            redactor: &NOTHING,
+            ..RequestContext::sample()
         }
     }
 }

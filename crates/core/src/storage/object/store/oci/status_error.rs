@@ -2,17 +2,10 @@
 //! they redirect to. Pure; called by the `status_error.rs` of all stores.
 
 use crate::error::ErrorKind;
-use crate::storage::object::store::classification::{Classification, RequestContext};
+use crate::storage::object::store::classification::{
+    Classification, RequestContext, is_refused_link, refused_link,
+};
 use crate::storage::object::store::response_capture::ResponseCapture;
-use crate::sync::retry::Transient;
-
-/// Codes for expired links, from stores that a registry redirects to.
-const LINK_REFUSED: [&str; 4] = [
-    "AccessDenied",
-    "ExpiredToken",
-    "RequestExpired",
-    "SignatureDoesNotMatch",
-];
 
 const LOGIN: &str = "log in: docker login, podman login or oras login with the registry's name; or pass the option token";
 
@@ -40,10 +33,8 @@ pub(in crate::storage) fn refusal(
         ("BLOB_UNKNOWN", _) => {
             not_found("the registry lacks a layer that the manifest names").hint("push the artifact again")
         }
-        (_, 400 | 403) if LINK_REFUSED.contains(&code) => {
-            denied(format!("{host} refuses the link that the registry gave for the layer"))
-                .hint("try again; set the clock of this machine if that does not help")
-                .transient(Transient::Broken)
+        _ if is_refused_link(status, code) => {
+            refused_link(format!("{host} refuses the link that the registry gave for the layer"))
         }
         (_, 401) if asked.anonymous => denied(format!(
             "{host} requires credentials, or has no such repository, and none were found"
@@ -61,8 +52,6 @@ pub(in crate::storage) fn refusal(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::object::store::classification::Hints;
-    use crate::storage::object::store::redactor::Redactor;
 
     #[test]
     fn table() {
@@ -83,15 +72,8 @@ mod tests {
                 ..ResponseCapture::default()
             };
             let asked = RequestContext {
-                operation: "GET",
-                hints: &Hints::NONE,
-                credentials: "file X",
                 anonymous,
-                region: None,
-                signed_url: false,
-                own: true,
-                refreshed: false,
-                redactor: &Redactor::default(),
+                ..RequestContext::sample()
             };
             let found = refusal(status, &captured, &asked).expect("a classification");
             assert_eq!(found.kind, kind, "{status} {code}");
