@@ -70,19 +70,15 @@ impl CachedEngine {
 
     /// Passes on what has been read. The store sends what could not be read.
     fn receive(&mut self, mut ended: Done, done: &mut Vec<Done>) {
-        let can_continue = match &ended.result {
-            Ok(_) => false,
-            // The load is over.
-            Err(error) if error.kind() == ErrorKind::Cancelled => false,
-            Err(error) => {
-                tracing::debug!(%error, "cannot read from the cache");
-                ended.window.is_some()
-            }
-        };
-        match ended.window.take() {
-            Some(lease) if can_continue => self.request(ended.extent, lease),
-            window => done.push(Done { window, ..ended }),
+        // A cancelled read is over, like its load.
+        if let Err(error) = &ended.result
+            && error.kind() != ErrorKind::Cancelled
+            && let Some(lease) = ended.window.take()
+        {
+            tracing::debug!(%error, "cannot read from the cache");
+            return self.request(ended.extent, lease);
         }
+        done.push(ended);
     }
 
     /// Requests a job whose bytes the cache does not have.
@@ -146,17 +142,20 @@ impl Engine for CachedEngine {
         let Some(reading) = self.reading.get(&done.extent) else {
             return Some(done);
         };
-        if let Ok(filled) = done.result {
-            let bytes = &filled.bytes()[..reading.verified];
-            if !self.entry(reading.source).verify(reading.offset, bytes) {
-                self.request(done.extent, filled.into_lease());
-                return None;
+        done.result = match done.result {
+            Ok(filled) => {
+                let bytes = &filled.bytes()[..reading.verified];
+                if !self.entry(reading.source).verify(reading.offset, bytes) {
+                    self.request(done.extent, filled.into_lease());
+                    return None;
+                }
+                let transfer = &mut done.transfer;
+                let direct = std::mem::take(&mut transfer.direct_bytes);
+                transfer.cached_bytes = direct + std::mem::take(&mut transfer.buffered_bytes);
+                Ok(filled.from_places(Provenance::CACHE))
             }
-            let transfer = &mut done.transfer;
-            let direct = std::mem::take(&mut transfer.direct_bytes);
-            transfer.cached_bytes = direct + std::mem::take(&mut transfer.buffered_bytes);
-            done.result = Ok(filled.from_places(Provenance::CACHE));
-        }
+            Err(error) => Err(error),
+        };
         self.reading.remove(&done.extent);
         Some(done)
     }
