@@ -37,7 +37,7 @@ use crate::options::{Location, StoreOptions};
 use crate::sync::retry::{Retries, Transient};
 use crate::sync::retry_counter::RetryCounter;
 pub(crate) use opening::unversioned_note;
-use opening::{Sample, allows_unversioned, look, question, unversioned};
+use opening::{Seen, allows_unversioned, look, question, unversioned};
 use reading::Collected;
 pub(crate) use reading::Hedging;
 pub use site::ObjectSite;
@@ -66,8 +66,7 @@ struct Opened {
     store: Arc<Store>,
     path: Path,
     identity: ObjectIdentity,
-    /// Stands in for a validator if the object has none.
-    sample: Option<Sample>,
+    seen: Seen,
     /// True while requests name the version. S3 has a separate permission for that, which the
     /// caller may lack.
     by_version: AtomicBool,
@@ -183,10 +182,10 @@ impl ObjectSource {
         {
             question.remember(&State::Absent);
         }
-        let (meta, bytes, sample) = looked.map_err(|error| error.or_location(&location))?;
+        let (meta, bytes, seen) = looked.map_err(|error| error.or_location(&location))?;
         let identity = ObjectIdentity::from_meta(&meta);
         let place = (store, path);
-        let opened = Self::with_identity(remote, place, location, identity, sample);
+        let opened = Self::with_identity(remote, place, location, identity, seen);
         opened.0.ends.take(&bytes, opened.len());
         if let Some(entry) = opened.entry() {
             entry.keep_first(&bytes);
@@ -202,11 +201,12 @@ impl ObjectSource {
         (store, path): (Arc<Store>, Path),
         location: Location,
         identity: ObjectIdentity,
-        sample: Option<Sample>,
+        seen: Seen,
     ) -> Self {
         let mirrors = remote.mirrors();
         let entry = remote.cache().and_then(|cache| {
-            cache.entry(&location, location.remote()?, store.origin(), &identity)
+            let url = location.remote()?;
+            cache.entry((&location, url), store.origin(), &identity, seen.is_settled)
         });
         Self(Arc::new(Opened {
             location,
@@ -215,7 +215,7 @@ impl ObjectSource {
             path,
             by_version: AtomicBool::new(identity.version.is_some()),
             identity,
-            sample,
+            seen,
             entry,
             ends: Ends::default(),
             replicas: mirrors.map_or_else(Vec::new, |mirrors| {
@@ -278,7 +278,7 @@ impl ObjectSource {
     ///
     /// [`ErrorKind::Unsupported`] otherwise.
     pub(crate) fn require_versioned(&self) -> Result<()> {
-        if self.0.sample.is_none() || allows_unversioned(self.0.remote.options()) {
+        if self.0.seen.sample.is_none() || allows_unversioned(self.0.remote.options()) {
             return Ok(());
         }
         Err(unversioned().with_location(self.location()))
@@ -292,7 +292,7 @@ impl ObjectSource {
     ///
     /// [`ErrorKind::Changed`], and any other error of the store, translated.
     pub(crate) fn verify_unchanged(&self) -> Result<()> {
-        let Some(sample) = self.0.sample else {
+        let Some(sample) = self.0.seen.sample else {
             return Ok(());
         };
         let (source, remote) = (self.clone(), Arc::clone(&self.0.remote));
@@ -305,7 +305,7 @@ impl ObjectSource {
                 format!("its length changed from {seen} to {found} bytes")
             }
             // The server's other words are not repeated: they may be anything.
-            Ok((_, _, found)) if found != Some(sample) => {
+            Ok((_, _, found)) if found.sample != Some(sample) => {
                 "its first or last bytes differ".to_owned()
             }
             Ok(_) => return Ok(()),
@@ -328,7 +328,7 @@ impl ObjectSource {
         let cache = self.0.remote.cache().zip(self.0.location.remote());
         let is_trusted = cache.is_some_and(|(cache, url)| cache.is_trusted(url));
         let is_fixed = is_trusted || self.is_empty() || self.commit_name().is_some();
-        if self.0.sample.is_some() || is_fixed {
+        if self.0.seen.sample.is_some() || is_fixed {
             return self.verify_unchanged();
         }
         let source = self.clone();
