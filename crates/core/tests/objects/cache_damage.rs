@@ -135,7 +135,7 @@ fn directories_of_other_versions_are_neither_read_nor_removed() {
     let (_, report) = load_cached(&bench.site, KEY);
     assert_eq!(report.requests, 0, "{report}");
 
-    // What this version would not name so is not its own.
+    // This version writes no files of these names.
     let strange = [
         "notes.txt",
         "zz/file",
@@ -248,7 +248,7 @@ fn stamps_of_other_tiles_are_no_stamps() {
     }
 }
 
-/// What is in the place of an entry's file is no file, or a link to one outside.
+/// In the place of an entry's file is a directory, or a link to a file elsewhere.
 #[test]
 fn links_and_directories_in_place_of_files_are_not_used() {
     let bench = Bench::new();
@@ -256,7 +256,7 @@ fn links_and_directories_in_place_of_files_are_not_used() {
     bench.site.put(KEY, &file);
     let outside = folder();
     let victim = outside.path().join("victim");
-    fs::write(&victim, "of somebody else").expect("writes");
+    fs::write(&victim, "of another program").expect("writes");
     for name in ["contents.safetensors", "stamps", "claims", "entry.json"] {
         for is_link in [true, false] {
             load_cached(&bench.site, KEY);
@@ -272,11 +272,11 @@ fn links_and_directories_in_place_of_files_are_not_used() {
             }
             let (tensors, _) = load_cached(&bench.site, KEY);
             assert_all(&tensors, &[&file]);
-            assert_eq!(read(&victim), b"of somebody else", "{name}");
+            assert_eq!(read(&victim), b"of another program", "{name}");
             let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
             let removal = cache.remove(None, false).expect("no location");
             assert_eq!(removal.removed.len(), 1, "{name}");
-            assert_eq!(read(&victim), b"of somebody else", "{name}");
+            assert_eq!(read(&victim), b"of another program", "{name}");
         }
     }
 }

@@ -166,7 +166,10 @@ fn children(
     let (store, prefix) = remote.store(url).map_err(failed)?;
     let (on, of) = (Arc::clone(remote), folder.clone());
     let (asked, shared) = (prefix.clone(), Arc::clone(shared));
-    let listing = async move { unless_stopped(&shared, level(&on, &store, &asked, &of)).await };
+    let listing = async move {
+        let level = Box::pin(level(&on, &store, &asked, &of));
+        unless_stopped(&shared, level).await
+    };
     let level = remote
         .run(remote.open_deadline(), listing)
         .map_err(failed)?;

@@ -164,8 +164,8 @@ impl Question {
     }
 }
 
-/// Removes the least recently used answers until the others take no more space than they may, and
-/// those that were not used for so long.
+/// Removes answers that were not used for so long, and the least recently used ones if all take more
+/// space than they may.
 pub(super) fn trim(folder: &Path, unused_for: Option<Duration>) {
     trim_to(&folder.join(FOLDER), ANSWERS_BYTES_MAX, unused_for);
 }

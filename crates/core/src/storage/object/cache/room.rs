@@ -12,7 +12,6 @@ use rustix::fs::{
     statvfs, utimensat,
 };
 
-use super::answers;
 use super::entry::STAMPS;
 use crate::options::format_bytes;
 use crate::sync::lock::Mutex;
@@ -86,7 +85,6 @@ impl Room {
         let limit = self.limit.map_or(u64::MAX, |limit| limit / LIMIT_DIVISOR);
         let room = free.saturating_sub(kept);
         let room = room.min(MEASURED_BYTES.min(limit).max(wanted));
-        answers::trim(&self.folder, None);
         if room < wanted {
             return Err(format!(
                 "the disk is nearly full: {} are free, and {} of them are left alone",
@@ -191,7 +189,7 @@ pub(super) fn occupied(folder: &Path) -> Vec<Occupied> {
 pub(super) fn remove(folder: &Path, entry: &Path) -> bool {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let path = entry.join(STAMPS);
-    // What is no file is not in use: the stamps are what is opened first.
+    // An entry whose stamps are no file is not in use: they are opened first.
     let stamps = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map(File::from);
     if let Ok(stamps) = &stamps {
         let is_locked = flock(stamps, FlockOperation::NonBlockingLockExclusive).is_ok();

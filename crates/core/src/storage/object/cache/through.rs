@@ -123,7 +123,7 @@ impl Waits {
                 }
                 None if self.is_patient(entry) => return None,
                 None => {
-                    // What this process writes from now on says nothing about the other one.
+                    // From now on this process writes, which says nothing about the other one.
                     entry.is_alone.store(true, Ordering::Relaxed);
                     continue;
                 }
