@@ -8,13 +8,23 @@ import re
 import traceback
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 import tload
+import tload.metrics
 from files import Content
 from tload import _store, _tload
+from tload.dcp import StorageReader
+from tload.safetensors import flax as safetensors_flax
+from tload.safetensors import numpy as safetensors_numpy
+from tload.safetensors import safe_open
+from tload.safetensors import torch as safetensors_torch
+
+if TYPE_CHECKING:
+    from servers import S3
 
 Floats = tuple[Path, dict[str, Content]]
 
@@ -176,6 +186,82 @@ def test_open_checkpoint_rejects_store(floats: Floats) -> None:
             tload.load(checkpoint, framework="dlpack", store={"region": "eu-west-1"})
         assert caught.value.hint == "pass store= to tload.open, or pass the location instead of the checkpoint"
         assert len(tload.load(checkpoint, framework="dlpack", store={})) == 12
+
+
+def test_functions_with_store_take_its_keys_as_keywords(tmp_path: Path) -> None:
+    keys = [field.name for field in _store.FIELDS]
+    assert set(keys) == _store.StoreKeywords.__optional_keys__
+    assert set(keys) < {name for name, _ in _tload.STORE_KEYS}
+    functions: list[Any] = [tload.open, tload.stream, tload.load, tload.load_into, tload.copy, tload.list_files]
+    functions += [tload.verify, safe_open, safetensors_torch.load_file, safetensors_torch.load_model]
+    functions += [safetensors_numpy.load_file, safetensors_flax.load_file, StorageReader]
+    for function in functions:
+        parameters = inspect.signature(function).parameters
+        assert "store" in parameters
+        assert [name for name in parameters if name in keys] == keys, function
+        assert all(each.kind is not each.VAR_KEYWORD for each in parameters.values()), function
+    calls: list[Any] = [
+        lambda **given: tload.open(EVERYWHERE, **given),
+        lambda **given: tload.stream(EVERYWHERE, **given),
+        lambda **given: tload.load(EVERYWHERE, **given),
+        lambda **given: tload.load_into({}, EVERYWHERE, **given),
+        lambda **given: tload.copy(EVERYWHERE, tmp_path, **given),
+        lambda **given: tload.list_files(EVERYWHERE, **given),
+        lambda **given: tload.verify(EVERYWHERE, **given),
+        lambda **given: safe_open(EVERYWHERE, "pt", **given),
+        lambda **given: safetensors_torch.load_file(EVERYWHERE, **given),
+        lambda **given: safetensors_torch.load_model(torch.nn.Linear(1, 1), EVERYWHERE, **given),
+        lambda **given: safetensors_numpy.load_file(EVERYWHERE, **given),
+        lambda **given: safetensors_flax.load_file(EVERYWHERE, **given),
+        lambda **given: StorageReader(EVERYWHERE, **given),
+    ]
+    for call in calls:
+        with pytest.raises(tload.InvalidRequestError, match="cache_dir= and the key 'cache_dir' of store= differ"):
+            call(cache_dir=tmp_path, store={"Cache_Dir ": "/elsewhere"})
+        with pytest.raises(TypeError, match=r"^mirrors: wanted a str, int, float, bool"):
+            call(mirrors=[1])
+        with pytest.raises(TypeError, match="unexpected keyword argument 'cache_dri'; did you mean 'cache_dir'"):
+            call(cache_dri=tmp_path)
+
+
+def test_keywords_and_the_same_keys_of_store_are_one_option(tmp_path: Path, floats: Floats) -> None:
+    def taken(store: _store.Store | None, **keywords: Any) -> list[tuple[str, str]]:
+        return _store.read(_store.take(store, _store.StoreKeywords(**keywords)))  # type: ignore[typeddict-item]
+
+    directory = ("cache_dir", str(tmp_path))
+    assert taken(None) == taken({}) == taken(None, cache_dir=None) == []
+    assert taken(None, cache_dir=tmp_path) == [directory]
+    assert taken({"cache_dir": str(tmp_path)}, cache_dir=tmp_path) == [directory]
+    assert taken({"region": "x"}, cache_limit=1 << 30, mirrors=["http://a/m", "http://b/m"]) == [
+        ("region", "x"),
+        ("cache_limit", str(1 << 30)),
+        ("mirrors", "http://a/m,http://b/m"),
+    ]
+    # They override the environment, as `store` does.
+    assert _store.merge(taken(None, cache_dir=tmp_path), {"TLOAD_CACHE_DIR": "/elsewhere"}) == [directory]
+    with (
+        tload.open(floats[0], cache_dir=tmp_path) as checkpoint,
+        pytest.raises(tload.InvalidRequestError, match="store= has no effect on an open checkpoint"),
+    ):
+        tload.load(checkpoint, framework="dlpack", cache_dir=tmp_path)
+
+
+def test_second_load_with_a_cache_sends_no_request(s3: S3, floats: Floats, tmp_path: Path) -> None:
+    url = s3.put("weights", "cached.safetensors", floats[0].read_bytes())
+    written = 'tload_cache_bytes_total{event="written"} '
+    for check, is_cached in (("always", False), ("always", True), ("offline", True)):
+        before = tload.metrics.text().partition(written)[2].partition("\n")[0]
+        with tload.stream(
+            url, framework="dlpack", store=s3.store, cache_dir=tmp_path, cache_check=check, cache_limit="1 GiB"
+        ) as stream:
+            assert len(dict(stream)) == 12
+        report = stream.report
+        assert report.cache is not None
+        assert report.cache.directory == str(tmp_path)
+        assert (report.requests == 0) == is_cached
+        assert _tload.finish_caching(60.0)
+        after = tload.metrics.text().partition(written)[2].partition("\n")[0]
+        assert (int(after) == int(before)) == is_cached
 
 
 def test_help_of_open_names_every_key_and_its_default() -> None:

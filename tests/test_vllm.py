@@ -93,6 +93,8 @@ def folder(tmp_path: Path) -> Path:
         ({"memory_limit": "4 XB"}, r'memory_limit is "4 XB"; it must lie between'),
         ({"memory_limit": -1}, r"memory_limit is -1"),
         ({"timeout": "soon"}, r'timeout is "soon"; it must be a positive duration'),
+        ({"cache_dir": "/a", "store": {"cache_dir": "/b"}}, "cache_dir= and the key 'cache_dir' of store= differ"),
+        ({"mirrors": 3}, "store option mirrors"),
         ("source", r"wanted a mapping \(a JSON object\), found str"),
     ],
 )
@@ -108,6 +110,11 @@ def test_all_config_keys_accepted() -> None:
     extra = {
         "source": ["s3://bucket/a.safetensors", "/b.safetensors"],
         "store": {"region": "eu-west-1", "headers": {"X-Team": "weights"}},
+        "cache_dir": "/cache",
+        "cache_limit": "1 TiB",
+        "cache_check": "never",
+        "mirrors": ["http://a/m", "http://b/m"],
+        "peers": "http://c:80/m",
         "device": "cuda",
         "engine": "pread",
         "cache": "drop",
@@ -131,9 +138,10 @@ def test_all_config_keys_accepted() -> None:
     }
     extra = json.loads(json.dumps(extra))
     settings = _settings.read(extra, engine_keys=["enable_weights_track"])
-    assert set(extra) == {*_settings.OWN_KEYS, *_settings.OPTION_KEYS, "enable_weights_track"}
+    assert set(extra) == {*_settings.OWN_KEYS, *_settings.OPTION_KEYS, *_settings.STORE_KEYS, "enable_weights_track"}
     assert settings.source == ("s3://bucket/a.safetensors", "/b.safetensors")
     assert settings.device == "cuda"
+    assert settings.store == {**extra["store"], **{key: extra[key] for key in _settings.STORE_KEYS}}
     assert settings.options.engine == "pread"
     assert settings.options.memory_limit == "1 GiB"
     assert settings.engine == {"enable_weights_track": False}

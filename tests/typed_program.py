@@ -73,6 +73,10 @@ store = {"endpoint": "http://127.0.0.1:9000", "region": "eu-west-1"}
 tload.open("s3://bucket/model", store=store)
 tload.load("s3://bucket/model", store={"anonymous": True, "read_timeout": 2.5, "headers": {"X-Team": "a"}})
 tload.stream(["s3://bucket/a", Path("b")], store={"ca_file": Path("ca.pem"), "retries": 3}, retries=2)
+tload.open("s3://bucket/model", cache_dir=Path("cache"), mirrors=["http://a/m"], cache_check="never")
+tload.load("s3://bucket/model", cache_dir="cache", cache_limit="1 GiB", peers=None)
+tload.copy("s3://bucket/model", "model", cache_dir="cache")
+tload.open("s3://bucket/model", cache_check="sometimes")  # type: ignore[arg-type]
 tload.load("s3://bucket/model", store={"region": None})  # type: ignore[dict-item]
 tload.load("s3://bucket/model", store="region=eu-west-1")  # type: ignore[call-overload]
 tload.stream("model", framework="numpy", progress=show, options=options, glob="*.weight")

@@ -14,13 +14,13 @@ from tload._errors import InvalidRequestError, NoSuchTensorError, advise
 
 if TYPE_CHECKING:
     from types import EllipsisType
-    from typing import Any, Literal, Self
+    from typing import Any, Literal, Self, Unpack
 
     import numpy.typing as npt
     import torch
 
     from tload._options import Duration
-    from tload._store import Store
+    from tload._store import Store, StoreKeywords
 
 Location: TypeAlias = str | os.PathLike[str]
 """A path or URL."""
@@ -304,8 +304,13 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return f"<tload.Checkpoint {self.location!r}: {len(self)} tensors, {size} in {files}{closed}>"
 
 
+@_store.takes_keywords
 def open(
-    source: Location | Sequence[Location], *, store: Store | None = None, follow_symlinks: bool | None = None
+    source: Location | Sequence[Location],
+    *,
+    store: Store | None = None,
+    follow_symlinks: bool | None = None,
+    **keywords: Unpack[StoreKeywords],
 ) -> Checkpoint:
     """Open a checkpoint and read its headers. No tensor is read.
 
@@ -398,6 +403,9 @@ def open(
             it, or to a directory above it; and links in the cache of a Hub, from a snapshot to the
             blobs of the same repository. Default: `TLOAD_FOLLOW_SYMLINKS` (`1` or `0`), else
             `False`.
+        **keywords: The keys `cache_dir`, `cache_limit`, `cache_check`, `mirrors` and `peers` of
+            `store`. All functions with `store` take them, but not those that call transformers,
+            which has a `cache_dir` of its own.
 
     Returns:
         The checkpoint, a mapping of names to `TensorInfo`.
@@ -410,7 +418,7 @@ def open(
         FormatError: A file is not a valid checkpoint.
         InvalidRequestError: The list is empty; a location is invalid: empty text, a NUL character,
             a `file://` URL of another host, or a URL in a `pathlib.Path`, which removes a slash; or
-            a key of `store` is unknown, or its value malformed.
+            a key of `store` is unknown, its value is malformed, or a keyword has another one.
         UnsupportedError: A URL has a scheme that this build cannot read, such as `ftp://`.
         RemoteError: A store is unreachable, or requests still failed after all retries.
         LoadTimeoutError: A store did not respond in time.
@@ -423,6 +431,7 @@ def open(
         >>> with tload.open("s3://bucket/model", store=store) as checkpoint:
         ...     print(checkpoint.total_bytes)
     """
+    store = _store.take(store, keywords)
     if isinstance(source, Checkpoint):
         return Checkpoint(open_raw(source, store, follow_symlinks=follow_symlinks), source._origin)  # noqa: SLF001
     origin = _origin(source, store, follow_symlinks=follow_symlinks)

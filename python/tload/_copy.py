@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tload import _store, _tload
 from tload._checkpoint import check_location
-from tload._options import OptionKeywords, resolve, suggests_keywords
+from tload._options import OptionKeywords, resolve
 from tload._progress import shown
 from tload._report import decode
 from tload._selection import texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Unpack
 
     from tload._checkpoint import Location
     from tload._options import Duration, Size
     from tload._progress import Callback
     from tload._selection import Names
-    from tload._store import Store
+    from tload._store import Store, StoreKeywords
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class ListedFile(NamedTuple):
     """Length in bytes, or `None` where only opening the file would tell."""
 
 
-@suggests_keywords
+@_store.takes_keywords
 def copy(
     source: Location,
     target: str | os.PathLike[str],
@@ -106,6 +107,7 @@ def copy(
     timeout: Duration | None = None,
     progress: bool | Callback | None = None,
     store: Store | None = None,
+    **keywords: Unpack[StoreKeywords],
 ) -> CopyReport:
     """Copy a directory with all files below it, or one file, to a local directory, like `tload cp`.
 
@@ -139,6 +141,7 @@ def copy(
         progress: `True` draws a progress bar, and a callable is called with a `Progress`, as in
             `tload.stream`. An exception that it raises stops the copy. Default: no progress.
         store: Options of the object store: see `tload.open`.
+        **keywords: Keys of `store`: see `tload.open`.
 
     Returns:
         The statistics of the copy.
@@ -155,8 +158,9 @@ def copy(
         >>> tload.copy("s3://bucket/model", "model", progress=True, timeout="10m")
     """
     check_location("source", source)
-    keywords = OptionKeywords(depth=depth, extent_bytes=extent_bytes, timeout=timeout)
-    options = resolve(None, keywords, variables=keywords)
+    store = _store.take(store, keywords)
+    limits = OptionKeywords(depth=depth, extent_bytes=extent_bytes, timeout=timeout)
+    options = resolve(None, limits, variables=limits)
     with shown(progress) as show:
         report = _tload.copy(
             source,
@@ -175,13 +179,15 @@ def copy(
     return decoded
 
 
-def list_files(source: Location, *, store: Store | None = None) -> list[ListedFile]:
+@_store.takes_keywords
+def list_files(source: Location, *, store: Store | None = None, **keywords: Unpack[StoreKeywords]) -> list[ListedFile]:
     """List all files below a location, hidden ones too, by name.
 
     Args:
         source: A path or URL: see `tload.open`. Web servers list nothing: there it is what an index
             names, and what usually lies beside it.
         store: Options of the object store: see `tload.open`.
+        **keywords: Keys of `store`: see `tload.open`.
 
     Returns:
         Paths and lengths: tuples `(path, nbytes)`. Nothing for a prefix of a store that no object
@@ -192,4 +198,5 @@ def list_files(source: Location, *, store: Store | None = None) -> list[ListedFi
         PermissionDeniedError, RemoteError, LoadTimeoutError, IoError: It cannot be listed.
     """
     check_location("source", source)
+    store = _store.take(store, keywords)
     return [ListedFile._make(row) for row in _tload.list_files(source, store=_store.resolve(store, os.environ))]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tload import _cuda, _dtensor, _indices, _load_targets, _tload
+from tload import _cuda, _dtensor, _indices, _load_targets, _store, _tload
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._group import beginning
-from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve
+from tload._options import FIELDS, Options, lists, refuse_unknown, resolve
 from tload._progress import Progress, watcher_for
 from tload._selection import rules
+from tload._store import Keywords
 from tload._stream import TensorStream, slices_of
 
 _logger = logging.getLogger("tload")
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tload._stream import Slices
 
 
-@lists(FIELDS)
+@lists((*_store.FIELDS, *FIELDS))
 def load_into(
     target: torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, npt.NDArray[Any]],
     source: Source,
@@ -50,7 +51,7 @@ def load_into(
     follow_symlinks: bool | None = None,
     progress: bool | Callback | None = None,
     options: Options | None = None,
-    **keywords: Unpack[OptionKeywords],
+    **keywords: Unpack[Keywords],
 ) -> Report:
     """Load tensors into a module's parameters and buffers, or into tensors or arrays by name.
 
@@ -123,7 +124,8 @@ def load_into(
         >>> model.to_empty(device="cuda")
         >>> report = tload.load_into(model, "model_dir")
     """
-    refuse_unknown("load_into", keywords, OptionKeywords.__optional_keys__)
+    refuse_unknown("load_into", keywords, Keywords.__optional_keys__)
+    store = _store.take(store, keywords)
     resolved = resolve(options, keywords)
     if resolved.cache == "map":
         # The core rejects `map` for targets that it fills itself, but not for those filled from

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from tload import _tload, _variables
-from tload._errors import InvalidRequestError
+from tload._errors import InvalidRequestError, advise
+from tload._options import OptionKeywords, lists, suggests_keywords
 
 if TYPE_CHECKING:
-    from tload._options import Duration
+    from collections.abc import Callable
+
+    from tload._options import Duration, Size
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Value: TypeAlias = str | int | float | bool | timedelta | os.PathLike[str] | list[str] | tuple[str, ...]
 """The value of one option of a store."""
@@ -22,6 +29,27 @@ Store: TypeAlias = Mapping[str, Value | Mapping[str, str]]
 
 LISTS = ("mirrors", "peers")
 """Options whose value may be a list."""
+
+
+class StoreKeywords(TypedDict, total=False):
+    """Keys of `store` that functions with that argument also take as keywords: where else bytes are."""
+
+    cache_dir: str | os.PathLike[str] | None
+    cache_limit: Size | None
+    cache_check: Literal["always", "never", "offline"] | None
+    mirrors: str | list[str] | tuple[str, ...] | None
+    peers: str | list[str] | tuple[str, ...] | None
+
+
+class Keywords(OptionKeywords, StoreKeywords, total=False):
+    """Fields of `Options` and keys of `store` as keywords."""
+
+
+FIELDS = tuple(
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation.__forward_arg__)
+    for name, annotation in StoreKeywords.__annotations__.items()
+)
+"""The keys in `StoreKeywords` as keywords."""
 
 VARIABLE = "TLOAD_STORE"
 """Environment variable that the command reads too: `KEY=VALUE` pairs, one per line."""
@@ -55,6 +83,35 @@ def merge(
     known = {_normal(key) for key, _ in given}
     bounds = [] if timeout is None else [("open_timeout", str(_tload.seconds("timeout", timeout)))]
     return [*bounds, *_read_variable(environment, known), *_read_cache_variables(environment, known), *given]
+
+
+def takes_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function with `store=` and `**keywords` that takes the keys in `StoreKeywords`."""
+    return suggests_keywords(lists(FIELDS)(function))
+
+
+def take(store: Store | None, keywords: StoreKeywords) -> Store | None:
+    """Remove the keys in `StoreKeywords` from keywords, and return the options of a store with them.
+
+    Raises:
+        InvalidRequestError: `store` has another value of a key.
+        TypeError: A value is of the wrong type.
+    """
+    others: Any = keywords
+    taken = {field.name: others.pop(field.name, None) for field in FIELDS}
+    given = {key: value for key, value in taken.items() if value is not None}
+    if not given or not (store is None or isinstance(store, Mapping)):
+        return store
+    known = dict(read(store))
+    for key, value in given.items():
+        try:
+            text = _value(key, value)
+        except TypeError as error:
+            raise TypeError(str(error).replace(f"store[{key!r}]", key, 1)) from None
+        if any(_normal(other) == key and found != text for other, found in known.items()):
+            message = f"{key}= and the key {key!r} of store= differ"
+            raise advise(InvalidRequestError, message, "pass one of them")
+    return {**(store or {}), **given}
 
 
 def check(store: Store | None) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, cast, overload
 
-from tload import _cuda, _imports, _indices, _logging, _numpy, _spans, _tload, _torch
+from tload import _cuda, _imports, _indices, _logging, _numpy, _spans, _store, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import InvalidRequestError, LoadTimeoutError, advise
 from tload._group import beginning
@@ -20,6 +20,7 @@ from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
 from tload._selection import Names, Patterns, rules, texts
 from tload._sharding import Sharding
+from tload._store import Keywords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -283,7 +284,7 @@ def log_notes(report: Report) -> None:
             _logger.warning("%s", note)
 
 
-class LoadKeywords(OptionKeywords, total=False):
+class LoadKeywords(Keywords, total=False):
     """Keyword arguments of `stream` and `load`, except `framework`."""
 
     device: str | int | torch.device
@@ -311,7 +312,7 @@ def stream(
 def stream(
     source: Source, *, framework: Literal["dlpack"], **keywords: Unpack[LoadKeywords]
 ) -> TensorStream[_tload.Tensor]: ...
-@lists(FIELDS)
+@lists((*_store.FIELDS, *FIELDS))
 def stream(
     source: Source,
     *,
@@ -327,7 +328,7 @@ def stream(
     follow_symlinks: bool | None = None,
     progress: bool | Callback | None = None,
     options: Options | None = None,
-    **keywords: Unpack[OptionKeywords],
+    **keywords: Unpack[Keywords],
 ) -> TensorStream[Any]:
     """Start to load tensors and return an iterator of `(name, tensor)`.
 
@@ -387,7 +388,8 @@ def stream(
             progress.
         options: Limits and preferences, reusable for several loads. The keywords below override
             them.
-        **keywords: The fields of `Options`, such as `memory_limit="4 GiB"`.
+        **keywords: The fields of `Options`, such as `memory_limit="4 GiB"`, and the keys
+            `cache_dir`, `cache_limit`, `cache_check`, `mirrors` and `peers` of `store`.
 
     Returns:
         The stream, an iterator that is also a context manager.
@@ -419,7 +421,8 @@ def stream(
         >>> for name, tensor in tload.stream("s3://bucket/model", store=store):
         ...     print(name, tensor.shape)
     """
-    refuse_unknown("stream", keywords, OptionKeywords.__optional_keys__)
+    refuse_unknown("stream", keywords, Keywords.__optional_keys__)
+    store = _store.take(store, keywords)
     framework = named(framework)
     resolved = resolve(options, keywords)
     if framework == "torch":
@@ -503,6 +506,8 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `slices=None`: Load only slices of tensors, by name or by a `Sharding`.
             - `group=None`: Load together with the other ranks of a `Group`.
             - `store=None`: Options of object stores: see `tload.open`.
+            - `cache_dir=None`, `cache_limit=None`, `cache_check=None`, `mirrors=None`,
+              `peers=None`: Keys of `store`, as keywords.
             - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
               see `tload.open`.
             - `progress=None`: Show or report progress.

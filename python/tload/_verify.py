@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 from tload import _store, _tload
 from tload._checkpoint import check_location, follows
 from tload._errors import CorruptError, InvalidRequestError, UnsupportedError
-from tload._options import OptionKeywords, resolve, suggests_keywords
+from tload._options import OptionKeywords, resolve
 from tload._progress import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Unpack
 
     from tload._checkpoint import Location
     from tload._errors import Error
     from tload._options import Duration
     from tload._progress import Callback
-    from tload._store import Store
+    from tload._store import Store, StoreKeywords
 
 _SIGNATURE = "model.sig"
 
@@ -132,7 +133,7 @@ class VerifyReport:
             raise self.error
 
 
-@suggests_keywords
+@_store.takes_keywords
 def verify(
     location: Location,
     *,
@@ -144,6 +145,7 @@ def verify(
     progress: bool | Callback | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
+    **keywords: Unpack[StoreKeywords],
 ) -> VerifyReport:
     """Read a checkpoint once and compare it with all known digests, as `tload verify` does.
 
@@ -181,6 +183,7 @@ def verify(
         store: Options of the object store: see `tload.open`.
         follow_symlinks: Allow symbolic links that lead out of the checkpoint's directory: see
             `tload.open`.
+        **keywords: Keys of `store`: see `tload.open`.
 
     Returns:
         The report of the verification, which is false if something is wrong.
@@ -201,8 +204,9 @@ def verify(
         ...     print(report)
     """
     check_location("location", location)
-    keywords = OptionKeywords(timeout=timeout)
-    options = resolve(None, keywords, variables=keywords)
+    store = _store.take(store, keywords)
+    limits = OptionKeywords(timeout=timeout)
+    options = resolve(None, limits, variables=limits)
     pairs = _store.resolve(store, os.environ)
     is_followed = follows(follow_symlinks, os.environ)
     signed = None

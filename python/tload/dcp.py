@@ -42,9 +42,11 @@ from tload._errors import Error, FormatError, InvalidRequestError, UnsupportedEr
 from tload._group import Group
 from tload._into import load_into
 from tload._options import OptionKeywords, resolve
+from tload._store import take, takes_keywords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import Unpack
 
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from tload._boxes import Box
     from tload._checkpoint import Source, TensorInfo
     from tload._options import Options
-    from tload._store import Store
+    from tload._store import Store, StoreKeywords
 
 __all__ = ["StorageReader"]
 
@@ -131,6 +133,7 @@ class StorageReader(_StorageReader):
     not fit are found before a byte is written.
     """
 
+    @takes_keywords
     def __init__(
         self,
         path: Source,
@@ -141,6 +144,7 @@ class StorageReader(_StorageReader):
         follow_symlinks: bool | None = None,
         options: Options | None = None,
         process_group: ProcessGroup | None = None,
+        **keywords: Unpack[StoreKeywords],
     ) -> None:
         """Configure the source. Nothing is opened yet.
 
@@ -160,10 +164,11 @@ class StorageReader(_StorageReader):
                 and `memory_limit` must be the same on all ranks.
             process_group: The process group that is passed to `torch.distributed.checkpoint.load`.
                 Default: the default process group. If they differ, each rank reads for itself.
+            **keywords: Keys of `store`: see `tload.open`.
         """
         self._source = path
         self._cast = cast
-        self._store = store
+        self._store = take(store, keywords)
         self._follow_symlinks = follow_symlinks
         self._options = options
         self._process_group = process_group

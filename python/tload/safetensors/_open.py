@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tload._store import take, takes_keywords
 from tload.safetensors._errors import SafetensorError
 from tload.safetensors._prefetch import PrefetchLoader
 from tload.safetensors._slice import PySafeSlice
@@ -12,10 +13,10 @@ from tload.safetensors._source import Opened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Self
+    from typing import Self, Unpack
 
     from tload._checkpoint import Source
-    from tload._store import Store
+    from tload._store import Store, StoreKeywords
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class safe_open:  # noqa: N801  # the package's name
         store: Options of object stores: see `tload.open`.
         follow_symlinks: Allow symbolic links that lead out of the source's directory: see
             `tload.open`.
+        **keywords: Keys of `store`: see `tload.open`.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -88,6 +90,7 @@ class safe_open:  # noqa: N801  # the package's name
 
     __slots__ = ("__weakref__", "_opened")
 
+    @takes_keywords
     def __init__(
         self,
         filename: Source,
@@ -97,8 +100,10 @@ class safe_open:  # noqa: N801  # the package's name
         backend: str = "mmap",
         store: Store | None = None,
         follow_symlinks: bool | None = None,
+        **keywords: Unpack[StoreKeywords],
     ) -> None:
         """Open the file and read its header."""
+        store = take(store, keywords)
         self._opened: Opened | None = Opened(
             filename, framework, device, backend, store, follow_symlinks=follow_symlinks
         )

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tload._store import take, takes_keywords
 from tload.safetensors._bytes import load_bytes
 from tload.safetensors._open import safe_open
 from tload.safetensors._package import attribute
 from tload.safetensors._tied import removed_names
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import torch
 
     from tload._checkpoint import Source
-    from tload._store import Store
+    from tload._store import Store, StoreKeywords
 
 __all__ = ["load", "load_file", "load_model"]
 
 
+@takes_keywords
 def load_file(
     filename: Source,
     device: str | int | torch.device = "cpu",
@@ -25,6 +29,7 @@ def load_file(
     backend: str = "mmap",
     store: Store | None = None,
     follow_symlinks: bool | None = None,
+    **keywords: Unpack[StoreKeywords],
 ) -> dict[str, torch.Tensor]:
     """Load the tensors of a file, or of any other source of `safe_open`, in file order.
 
@@ -39,10 +44,12 @@ def load_file(
         store: Options of object stores: see `tload.open`.
         follow_symlinks: Allow symbolic links that lead out of the source's directory: see
             `tload.open`.
+        **keywords: Keys of `store`: see `tload.open`.
 
     Raises:
         SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
     """
+    store = take(store, keywords)
     with safe_open(filename, "pt", device, backend=backend, store=store, follow_symlinks=follow_symlinks) as file:
         return file.get_tensors()
 
@@ -56,6 +63,7 @@ def load(data: bytes) -> dict[str, torch.Tensor]:
     return load_bytes(data, "pt")
 
 
+@takes_keywords
 def load_model(
     model: torch.nn.Module,
     filename: Source,
@@ -65,6 +73,7 @@ def load_model(
     backend: str = "mmap",
     store: Store | None = None,
     follow_symlinks: bool | None = None,
+    **keywords: Unpack[StoreKeywords],
 ) -> tuple[set[str], list[str]]:
     """Load a file into a module; of tied parameters, the file may hold one, as with `save_model`.
 
@@ -80,6 +89,7 @@ def load_model(
         store: Options of object stores: see `tload.open`.
         follow_symlinks: Allow symbolic links that lead out of the source's directory: see
             `tload.open`.
+        **keywords: Keys of `store`: see `tload.open`.
 
     Returns:
         Names of the module that are not in the file, and names of the file that are not in the
@@ -89,6 +99,7 @@ def load_model(
         RuntimeError: With `strict`, names are missing or unexpected; or shapes differ.
         SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
     """
+    store = take(store, keywords)
     state = load_file(filename, device, backend=backend, store=store, follow_symlinks=follow_symlinks)
     removed = removed_names(model.state_dict(), preferred=state.keys())
     result = model.load_state_dict(state, strict=False)

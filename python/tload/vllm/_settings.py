@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 OWN_KEYS = ("source", "store", "device")
 OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name != "writable")
 """Fields of `Options`, except `writable`: engines copy the tensors."""
+STORE_KEYS = tuple(field.name for field in _store.FIELDS)
+"""Keys of `store` that need no mapping."""
 RUNAI_KEYS = ("distributed", "concurrency", "memory_limit")
 """Keys of vLLM's and SGLang's loaders for `runai_streamer`."""
 
@@ -100,7 +102,7 @@ def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False)
     if not isinstance(extra, Mapping):
         message = f"model_loader_extra_config: wanted a mapping (a JSON object), found {type(extra).__qualname__}"
         raise InvalidRequestError(message)
-    known = [*OWN_KEYS, *OPTION_KEYS, *engine_keys]
+    known = [*OWN_KEYS, *OPTION_KEYS, *STORE_KEYS, *engine_keys]
     known += [key for key in RUNAI_KEYS if runai and key not in known]
     for key in extra:
         if key not in known:
@@ -108,7 +110,7 @@ def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False)
     given = dict(extra)
     ignored = _take_runai(given) if runai else ()
     try:
-        source, store, device = _source(given), _mapping(given), _device(given)
+        source, store, device = _source(given), _store.take(_mapping(given), given), _device(given)  # type: ignore[arg-type]
         _store.check(store)
         options = {name: given[name] for name in OPTION_KEYS if given.get(name) is not None}
         return Settings(

@@ -97,6 +97,11 @@ impl Metrics {
             head(&mut text, kind, name, help);
             let _ = writeln!(text, "{name} {value}");
         }
+        // The core counts what the cache writes. No load runs here.
+        let all = tload::metrics_text();
+        for line in all.lines().filter(|line| line.contains("tload_cache_")) {
+            let _ = writeln!(text, "{line}");
+        }
         text
     }
 }

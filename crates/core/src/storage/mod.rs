@@ -18,7 +18,7 @@ pub use crate::storage::file::identity::Identity;
 pub use crate::storage::file::read_file::{Access, DirectIo, ReadFile, RefusedDirect};
 pub use crate::storage::file::residency::{Residency, evict, residency};
 #[cfg(feature = "object")]
-pub(crate) use crate::storage::object::folder::Folder;
+pub(crate) use crate::storage::object::folder::{Folder, level};
 #[cfg(feature = "object")]
 pub(crate) use crate::storage::object::remote::{Remote, open_deadline};
 #[cfg(all(feature = "object", feature = "testing"))]

@@ -5,6 +5,8 @@
 //! (`TLOAD_REQUIRE=servers` makes that a failure).
 
 mod alone;
+mod cache_damage;
+mod cache_sharing;
 mod caching;
 mod changes;
 mod checksums;

@@ -166,6 +166,10 @@ fn objects_are_passed_on_and_served_from_the_cache() {
     let cache = ["--cache-dir", cache.to_str().unwrap()];
     let middle = Server::start(Path::new(&url), &cache);
     assert_eq!(digest(&middle.url, &["--verify=require"]), wanted);
+    let cached = "tload_cache_bytes_total{event=\"written\"}";
+    // Its disk may be slower than the client.
+    while middle.metric(cached) < 8 << 20 {}
+    assert_eq!(origin.metric(cached), 0);
     let before = sent(&origin);
     assert_eq!(digest(&middle.url, &[]), wanted);
     assert!(

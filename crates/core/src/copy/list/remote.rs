@@ -14,7 +14,7 @@ use crate::copy::paths::Filter;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{INDEX_BYTES_MAX, parse_index};
 use crate::options::{Location, Protocol};
-use crate::storage::{Listed, Remote, cached_copy, snapshot, with_retries};
+use crate::storage::{Listed, Remote, cached_copy, level, snapshot};
 
 const INDEX: &str = "model.safetensors.index.json";
 /// Suffixes of files: a directory with such a name is not expected, which saves a request.
@@ -118,7 +118,7 @@ fn list(
     let mut found = Found::default();
     let mut folders = vec![(source.clone(), String::new())];
     while let Some((folder, name)) = folders.pop() {
-        let (prefix, objects, prefixes) = level(remote, &folder, shared)?;
+        let (prefix, objects, prefixes) = children(remote, &folder, shared)?;
         // An object with the directory's own key only marks that the directory exists.
         for object in objects.iter().filter(|object| object.location != prefix) {
             let last = last_of(&object.location, &prefix, &folder)?;
@@ -156,7 +156,7 @@ fn list(
 }
 
 /// Returns the prefix of `folder` in the store, and the objects and prefixes directly below it.
-fn level(
+fn children(
     remote: &Arc<Remote>,
     folder: &Location,
     shared: &Arc<Shared>,
@@ -164,15 +164,11 @@ fn level(
     let url = folder.remote().expect("a location in an object store");
     let failed = |error: Error| error.or_location(folder);
     let (store, prefix) = remote.store(url).map_err(failed)?;
-    let (retries, retry_counter) = (remote.options().retries(), remote.retry_counter().clone());
+    let (on, of) = (Arc::clone(remote), folder.clone());
     let (asked, shared) = (prefix.clone(), Arc::clone(shared));
     let listing = async move {
-        let prefix = Some(&asked).filter(|prefix| !prefix.as_ref().is_empty());
-        unless_stopped(
-            &shared,
-            with_retries(retries, &retry_counter, || store.list(prefix)),
-        )
-        .await
+        let level = Box::pin(level(&on, &store, &asked, &of));
+        unless_stopped(&shared, level).await
     };
     let level = remote
         .run(remote.open_deadline(), listing)

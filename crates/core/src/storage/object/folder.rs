@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
+use object_store::path::Path;
 
 use super::cache::Question;
 use super::remote::Remote;
+use super::store::{Level, Store};
 use super::with_retries;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{Location, Protocol};
 
 /// Names below a prefix.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Folder {
     /// Names of objects, in alphabetical order, without hidden ones.
     pub(crate) names: Vec<String>,
@@ -46,19 +47,11 @@ impl Folder {
         let (store, prefix) = remote
             .store(url)
             .map_err(|error| error.or_location(location))?;
-        let cache = remote.cache();
-        let question = cache.and_then(|cache| cache.question("folder", url, store.origin()));
-        if let Some(known) = question.as_ref().and_then(Question::recall) {
-            return Ok(known);
-        }
-        let (retries, retry_counter) = (remote.options().retries(), remote.retry_counter().clone());
-        let shown = location.clone();
-        let level = remote.run(deadline, async move {
-            let prefix = Some(&prefix).filter(|prefix| !prefix.as_ref().is_empty());
-            with_retries(retries, &retry_counter, || store.list(prefix))
-                .await
-                .map_err(|error| error.with_location(&shown))
-        });
+        let (on, of) = (Arc::clone(remote), location.clone());
+        let level = remote.run(
+            deadline,
+            async move { level(&on, &store, &prefix, &of).await },
+        );
         let level = level.map_err(|error| error.or_location(location))?;
         let visible = |name: Option<&str>| {
             name.filter(|name| !name.starts_with('.'))
@@ -78,9 +71,29 @@ impl Folder {
         };
         folder.names.sort();
         folder.below.sort();
-        if let Some(question) = question {
-            question.remember(&folder);
-        }
         Ok(folder)
     }
+}
+
+/// Lists the direct children of `prefix`, which is that of `location` in `store`: without a request
+/// if the cache knows them and is trusted.
+pub(crate) async fn level(
+    remote: &Remote,
+    store: &Store,
+    prefix: &Path,
+    location: &Location,
+) -> Result<Level> {
+    let cache = remote.cache().zip(location.remote());
+    let question = cache.and_then(|(cache, url)| cache.listing(url, store.origin()));
+    if let Some(known) = question.as_ref().and_then(Question::recall) {
+        return Ok(known);
+    }
+    let asked = Some(prefix).filter(|prefix| !prefix.as_ref().is_empty());
+    let (retries, retry_counter) = (remote.options().retries(), remote.retry_counter());
+    let level = with_retries(retries, retry_counter, || store.list(asked)).await;
+    let level = level.map_err(|error| error.with_location(location))?;
+    if let Some(question) = question {
+        question.remember(&level);
+    }
+    Ok(level)
 }

@@ -42,7 +42,7 @@ use crate::options::{Location, StoreOptions};
 use crate::sync::retry::Retries;
 pub use identity::ObjectIdentity;
 pub(crate) use opening::unversioned_note;
-use opening::{Sample, look, question};
+use opening::{Seen, look, question};
 use reading::Collected;
 pub(crate) use reading::Hedging;
 pub(crate) use receive::{Events, Receive};
@@ -60,8 +60,7 @@ struct Opened {
     store: Arc<Store>,
     path: Path,
     identity: ObjectIdentity,
-    /// Stands in for a validator if the object has none.
-    sample: Option<Sample>,
+    seen: Seen,
     /// True while requests name the version. S3 has a separate permission for that, which the
     /// caller may lack.
     by_version: AtomicBool,
@@ -150,10 +149,10 @@ impl ObjectSource {
         {
             question.remember(&State::Absent);
         }
-        let (meta, bytes, sample) = looked.map_err(|error| error.or_location(&location))?;
+        let (meta, bytes, seen) = looked.map_err(|error| error.or_location(&location))?;
         let identity = ObjectIdentity::from_meta(&meta);
         let place = (store, path);
-        let opened = Self::with_identity(remote, place, location, identity, sample);
+        let opened = Self::with_identity(remote, place, location, identity, seen);
         opened.0.ends.take(&bytes, opened.len());
         if let Some(entry) = opened.entry() {
             entry.keep_first(&bytes);
@@ -169,10 +168,11 @@ impl ObjectSource {
         (store, path): (Arc<Store>, Path),
         location: Location,
         identity: ObjectIdentity,
-        sample: Option<Sample>,
+        seen: Seen,
     ) -> Self {
         let entry = remote.cache().and_then(|cache| {
-            cache.entry(&location, location.remote()?, store.origin(), &identity)
+            let url = location.remote()?;
+            cache.entry((&location, url), store.origin(), &identity, seen.is_settled)
         });
         Self(Arc::new(Opened {
             location,
@@ -181,7 +181,7 @@ impl ObjectSource {
             path,
             by_version: AtomicBool::new(identity.version.is_some()),
             identity,
-            sample,
+            seen,
             entry,
             ends: Ends::default(),
             replicas: Replicas::default(),

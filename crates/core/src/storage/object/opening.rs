@@ -12,7 +12,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta};
 
 use super::asking::status;
-use super::cache::{Question, State, TILE_BYTES};
+use super::cache::{Question, State, TILE_BYTES, is_settled};
 use super::reading::{cut_short, too_long};
 use super::remote::Remote;
 use super::store::{Fault, Store};
@@ -35,30 +35,45 @@ pub(super) struct Sample {
     crcs: Crcs,
 }
 
+/// Facts of an opening that its responses do not repeat.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    /// Stands in for a validator if the object has none.
+    pub(super) sample: Option<Sample>,
+    /// True if the time of the last modification tells states of the object apart.
+    pub(super) is_settled: bool,
+}
+
 /// Kind of the question about the state of an object.
 const OBJECT: &str = "object";
 
 /// Number of last bytes in a [`Sample`].
 const LAST_BYTES: u64 = 64 << 10;
 
-/// Returns the store's metadata of an object, its first bytes, and a sample if it has no validator.
+/// Returns the store's metadata of an object, its first bytes, and what else was seen: a sample if
+/// it has no validator.
 pub(super) async fn look(
     remote: &Remote,
     store: &Store,
     path: &Path,
     first: u64,
-) -> Result<(ObjectMeta, Vec<u8>, Option<Sample>)> {
+) -> Result<(ObjectMeta, Vec<u8>, Seen)> {
     let (options, retry_counter) = (remote.options(), remote.retry_counter());
     let ask = |range: Range<u64>| {
         with_retries(options.retries(), retry_counter, move || {
             open_once(store, path, range.clone())
         })
     };
-    let (meta, bytes) = ask(0..first)
+    let (meta, bytes, date) = ask(0..first)
         .await
         .map_err(|error| with_wildcard_hint(error, path))?;
-    if ObjectIdentity::from_meta(&meta).is_versioned() {
-        return Ok((meta, bytes, None));
+    let identity = ObjectIdentity::from_meta(&meta);
+    let mut seen = Seen {
+        sample: None,
+        is_settled: is_settled(identity.modified, date),
+    };
+    if identity.is_versioned() {
+        return Ok((meta, bytes, seen));
     }
     let behind = bytes.len() as u64;
     if behind < meta.size && !allows_unversioned(options) {
@@ -73,7 +88,8 @@ pub(super) async fn look(
         }
     }
     let crcs = Crcs::new(&[&bytes, &more]);
-    Ok((meta, bytes, Some(Sample { first, crcs })))
+    seen.sample = Some(Sample { first, crcs });
+    Ok((meta, bytes, seen))
 }
 
 impl ObjectSource {
@@ -105,7 +121,12 @@ impl ObjectSource {
                 .with_location(location)
                 .with_hint("load once with cache_check=always if it exists now"));
         };
-        let opened = Self::with_identity(remote, place, location.clone(), identity, None);
+        // Only states that have an entry were kept.
+        let seen = Seen {
+            sample: None,
+            is_settled: true,
+        };
+        let opened = Self::with_identity(remote, place, location.clone(), identity, seen);
         if opened.entry().is_none() {
             return Ok(None);
         }
@@ -196,12 +217,12 @@ pub(super) fn unversioned() -> Error {
     )
 }
 
-/// Returns a range of an object and the store's metadata of it.
+/// Returns the store's metadata of an object, a range of it, and the date of the response.
 async fn open_once(
     store: &Store,
     path: &Path,
     range: Range<u64>,
-) -> Result<(ObjectMeta, Vec<u8>), Fault> {
+) -> Result<(ObjectMeta, Vec<u8>, Option<i64>), Fault> {
     let options = GetOptions {
         range: Some(GetRange::Bounded(range.clone())),
         ..GetOptions::default()
@@ -210,7 +231,7 @@ async fn open_once(
         Ok(answer) => answer,
         Err(fault) if may_be_empty(&fault) => {
             return match store.head(path).await {
-                Ok((meta, _)) if meta.size == 0 => Ok((meta, Vec::new())),
+                Ok((meta, _)) if meta.size == 0 => Ok((meta, Vec::new(), None)),
                 _ => Err(fault),
             };
         }
@@ -230,7 +251,7 @@ async fn open_once(
     if (bytes.len() as u64) < wanted {
         return Err(cut_short(misbehaved, bytes.len() as u64, wanted));
     }
-    Ok((meta, bytes))
+    Ok((meta, bytes, captured.date))
 }
 
 /// Returns whether a failure may mean that the object is empty. Such an object has no range, and

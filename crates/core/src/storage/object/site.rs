@@ -155,7 +155,7 @@ impl ObjectSource {
     fn again(&self) -> Self {
         let place = (Arc::clone(&self.0.store), self.0.path.clone());
         let (location, identity) = (self.0.location.clone(), self.0.identity.clone());
-        Self::with_identity(&self.0.remote, place, location, identity, self.0.sample)
+        Self::with_identity(&self.0.remote, place, location, identity, self.0.seen)
     }
 
     /// Returns the same state of the object, without its bytes in the cache.
@@ -168,7 +168,7 @@ impl ObjectSource {
             path: opened.path.clone(),
             by_version: AtomicBool::new(opened.by_version.load(Ordering::Relaxed)),
             identity: opened.identity.clone(),
-            sample: opened.sample,
+            seen: opened.seen,
             entry: None,
             replicas: Replicas::default(),
             ends: Ends::default(),

@@ -19,7 +19,7 @@ impl ObjectSource {
     ///
     /// [`ErrorKind::Unsupported`] otherwise.
     pub(crate) fn require_versioned(&self) -> Result<()> {
-        if self.0.sample.is_none() || allows_unversioned(self.0.remote.options()) {
+        if self.0.seen.sample.is_none() || allows_unversioned(self.0.remote.options()) {
             return Ok(());
         }
         Err(unversioned().with_location(self.location()))
@@ -33,7 +33,7 @@ impl ObjectSource {
     ///
     /// [`ErrorKind::Changed`], and any other error of the store, translated.
     pub(crate) fn verify_unchanged(&self) -> Result<()> {
-        let Some(sample) = self.0.sample else {
+        let Some(sample) = self.0.seen.sample else {
             return Ok(());
         };
         let (source, remote) = (self.clone(), Arc::clone(&self.0.remote));
@@ -46,7 +46,7 @@ impl ObjectSource {
                 format!("its length changed from {seen} to {found} bytes")
             }
             // The server's other words are not repeated: they may be anything.
-            Ok((_, _, found)) if found != Some(sample) => {
+            Ok((_, _, found)) if found.sample != Some(sample) => {
                 "its first or last bytes differ".to_owned()
             }
             Ok(_) => return Ok(()),
@@ -69,7 +69,7 @@ impl ObjectSource {
         let cache = self.0.remote.cache().zip(self.0.location.remote());
         let is_trusted = cache.is_some_and(|(cache, url)| cache.is_trusted(url));
         let is_fixed = is_trusted || self.is_empty() || self.commit_name().is_some();
-        if self.0.sample.is_some() || is_fixed {
+        if self.0.seen.sample.is_some() || is_fixed {
             return self.verify_unchanged();
         }
         let source = self.clone();

@@ -6,12 +6,14 @@
 //! ```
 //!
 //! Every answer is kept, whatever the option says, so that it can be set at any time. A file that
-//! is torn or damaged counts as absent.
+//! is torn or damaged counts as absent. The least recently used answers make room for others.
 
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read as _};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{Mode, OFlags};
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -19,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::replace;
 use super::key::answer_name;
+use super::room::{is_hex, touch};
 use super::stamp::checksum;
 use crate::options::location::RemoteUrl;
 use crate::storage::ObjectIdentity;
@@ -28,6 +31,13 @@ const FOLDER: &str = "answers";
 
 /// Longest file that is read, bytes: more than a hub's longest description, as JSON.
 const BYTES_MAX: u64 = 256 << 20;
+
+/// Most space that answers take before some are removed, bytes on disk: those of 16,384 objects,
+/// where a file takes 4 KiB.
+const ANSWERS_BYTES_MAX: u64 = 64 << 20;
+
+/// One in so many new answers has the space measured, whatever process keeps it.
+const MEASURED_ONE_IN: u32 = 256;
 
 /// Number of hexadecimal digits of the CRC.
 const DIGITS: usize = 8;
@@ -115,6 +125,7 @@ impl Question {
         }
         let found = read(&self.file).ok()?;
         let kept: Kept<String, T> = serde_json::from_slice(checked(&found)?).ok()?;
+        touch(&self.file);
         Some(kept.answer)
     }
 
@@ -137,6 +148,7 @@ impl Question {
         let mut bytes = format!("{:0DIGITS$x}\n", checksum(&[&json])).into_bytes();
         bytes.extend_from_slice(&json);
         if read(&self.file).is_ok_and(|found| found == bytes) {
+            touch(&self.file);
             return Ok(());
         }
         if let Some(folder) = self.file.parent() {
@@ -144,16 +156,60 @@ impl Question {
                 .recursive(true)
                 .mode(0o700)
                 .create(folder)?;
+            if fastrand::u32(..MEASURED_ONE_IN) == 0 {
+                trim_to(folder, ANSWERS_BYTES_MAX, None);
+            }
         }
         replace(&self.file, &bytes)
     }
 }
 
+/// Removes answers that were not used for so long, and the least recently used ones if all take more
+/// space than they may.
+pub(super) fn trim(folder: &Path, unused_for: Option<Duration>) {
+    trim_to(&folder.join(FOLDER), ANSWERS_BYTES_MAX, unused_for);
+}
+
+fn trim_to(folder: &Path, most: u64, unused_for: Option<Duration>) {
+    let now = SystemTime::now();
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<_> = files
+        .filter(|file| is_answer(&file.file_name()))
+        .filter_map(|file| {
+            let there = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
+            Some((there.modified().ok()?, there.blocks() * 512, file.path()))
+        })
+        .collect();
+    for (used, _, path) in &mut files {
+        // As for entries: the clock was wrong.
+        if *used > now {
+            touch(path);
+            *used = now;
+        }
+    }
+    files.sort();
+    let mut taken = files.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
+    for (used, bytes, path) in files {
+        let idle = now.duration_since(used).unwrap_or_default();
+        let is_old = unused_for.is_some_and(|limit| idle >= limit);
+        // Another process may have been faster.
+        if (is_old || taken > most) && std::fs::remove_file(path).is_ok() {
+            taken -= bytes;
+        }
+    }
+}
+
+/// Returns whether a file has the name of an answer, or of one that was being written.
+fn is_answer(name: &OsStr) -> bool {
+    let name = name.to_str().and_then(|name| name.split('.').next());
+    name.is_some_and(|name| is_hex(name, 64))
+}
+
 /// Forgets answers by the URL that they are about, without secrets; `None` stands for a file that
 /// is damaged, or left over.
 pub(super) fn forget_within(folder: &Path, is_chosen: impl Fn(Option<&str>) -> bool) {
-    let files = std::fs::read_dir(folder.join(FOLDER));
-    for file in files.into_iter().flatten().flatten() {
+    let files = std::fs::read_dir(folder.join(FOLDER)).into_iter().flatten();
+    for file in files.flatten().filter(|file| is_answer(&file.file_name())) {
         let bytes = read(&file.path()).unwrap_or_default();
         let kept = checked(&bytes)
             .and_then(|json| serde_json::from_slice::<Kept<String, IgnoredAny>>(json).ok());
@@ -229,5 +285,41 @@ mod tests {
         }
         question.forget();
         question.forget();
+    }
+
+    #[test]
+    fn answers_make_room_by_their_last_use() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let below = folder.path();
+        let now = SystemTime::now();
+        let write = |name: &str, age: u64| {
+            let path = below.join(name);
+            std::fs::write(&path, [b' '; 5000]).expect("written");
+            let file = File::options().append(true).open(&path).expect("opens");
+            let used = now - Duration::from_secs(age);
+            file.set_modified(used).expect("its owner may");
+            path
+        };
+        let name = |digit: char| String::from(digit).repeat(64);
+        let oldest = write(&format!("{}.0123456789abcdef", name('a')), 400);
+        let older = write(&name('b'), 300);
+        let recent = write(&name('c'), 200);
+        let foreign = write("read.me", 1000);
+        let bytes = older.metadata().expect("there").blocks() * 512;
+        let future = write(&name('d'), 0);
+        let clock = File::options().append(true).open(&future).expect("opens");
+        let wrong = clock.set_modified(now + Duration::from_secs(10_000));
+        wrong.expect("its owner may");
+        let left = || [&oldest, &older, &recent, &future].map(|path| path.exists());
+        trim_to(below, 4 * bytes, None);
+        assert_eq!(left(), [true; 4]);
+        trim_to(below, 2 * bytes, None);
+        assert_eq!(left(), [false, false, true, true]);
+        // The wrong clock's time counts as that of the first look.
+        trim_to(below, u64::MAX, Some(Duration::from_secs(100)));
+        assert_eq!(left(), [false, false, false, true]);
+        trim_to(below, u64::MAX, Some(Duration::from_nanos(1)));
+        assert_eq!(left(), [false; 4]);
+        assert!(foreign.exists());
     }
 }

@@ -5,10 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::answers::{forget_within, read};
+use super::answers::{forget_within, read, trim};
 use super::entry::{DESCRIPTION, STAMPS, seed_of};
-use super::room::{Occupied, occupied, remove};
-use super::stamp::{STAMP_BYTES, bytes_of, stamped, tiles};
+use super::key::FORMAT;
+use super::room::{Occupied, occupied, occupied_in_order, remove};
+use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, stamped, tiles};
 use super::{CONTENTS, CONTENTS_PLAIN, VERSION};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
@@ -30,7 +31,8 @@ pub struct CacheDirectory {
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct CacheEntry {
-    /// URL without user, password and query; `None` if its description is missing.
+    /// URL without user, password and query; `None` if its description is missing, damaged or of
+    /// another version.
     pub location: Option<String>,
     /// Length of the object, bytes.
     pub object_bytes: u64,
@@ -58,7 +60,7 @@ pub struct Pruning {
     /// Removes the least recently used objects until the others take at most this many bytes on
     /// disk.
     pub max_bytes: Option<u64>,
-    /// Removes objects that were not opened for this long.
+    /// Removes objects that were not opened for this long, and what is known of others.
     pub unused_for: Option<Duration>,
     /// Removes nothing, and returns the objects that would be removed.
     pub dry_run: bool,
@@ -142,20 +144,22 @@ impl CacheDirectory {
 
     /// Removes objects by rules.
     pub fn prune(&self, rules: &Pruning) -> CacheRemoval {
-        let entries = self.entries();
-        let mut used = entries.iter().map(|entry| entry.disk_bytes).sum::<u64>();
+        let entries = occupied_in_order(&self.folder);
+        let mut used = entries.iter().map(|entry| entry.bytes).sum::<u64>();
         let now = SystemTime::now();
         let mut removal = CacheRemoval::default();
         for entry in entries {
-            // A time in the future is that of another clock.
-            let idle = now.duration_since(entry.last_used).unwrap_or_default();
+            let idle = now.duration_since(entry.used).unwrap_or_default();
             let is_old = rules.unused_for.is_some_and(|limit| idle >= limit);
             if is_old || rules.max_bytes.is_some_and(|most| used > most) {
-                let bytes = entry.disk_bytes;
-                if self.remove_one(entry, rules.dry_run, &mut removal) {
+                let bytes = entry.bytes;
+                if self.remove_one(describe(entry), rules.dry_run, &mut removal) {
                     used -= bytes;
                 }
             }
+        }
+        if !rules.dry_run {
+            trim(&self.folder, rules.unused_for);
         }
         removal
     }
@@ -222,8 +226,10 @@ fn holds(outer: &RemoteUrl, inner: &str) -> bool {
 fn describe(occupied: Occupied) -> CacheEntry {
     let folder = occupied.path;
     let described = read(&folder.join(DESCRIPTION)).ok();
-    let description: Option<Description> =
-        described.and_then(|text| serde_json::from_slice(&text).ok());
+    let description = described.and_then(|text| serde_json::from_slice(&text).ok());
+    let description = description.filter(|description: &Description| {
+        description.format == FORMAT && description.tile_bytes == TILE_BYTES
+    });
     let path = [CONTENTS, CONTENTS_PLAIN].map(|name| folder.join(name));
     let path = path.into_iter().find(|path| path.exists());
     let path = path.unwrap_or_else(|| folder.join(CONTENTS_PLAIN));

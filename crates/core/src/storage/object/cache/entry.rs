@@ -23,6 +23,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 
 use super::Shared;
+use super::answers::read;
 use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES, Buffer};
 use super::claims::Claim;
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
@@ -69,6 +70,8 @@ pub(crate) struct Entry {
     damaged: AtomicU64,
     /// Set when the bytes turn out to be wrong.
     is_cleared: AtomicBool,
+    /// Set when another process that has claimed tiles stands still: none is waited for any more.
+    pub(super) is_alone: AtomicBool,
 }
 
 /// Result of a search for a range.
@@ -93,8 +96,16 @@ impl Entry {
         len: u64,
         description: &str,
     ) -> io::Result<Self> {
+        let mut failure = io::Error::other("the entry is being evicted");
         for _ in 0..ATTEMPTS {
-            let (stamps, is_writable) = open_in(folder, STAMPS)?;
+            let (stamps, is_writable) = match open_in(folder, STAMPS) {
+                // Evicted as soon as its directory was there.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    failure = error;
+                    continue;
+                }
+                opened => opened?,
+            };
             // File systems without locks: an entry in use may be evicted, and stays readable.
             let locked = flock(&stamps, FlockOperation::NonBlockingLockShared);
             if locked == Err(Errno::WOULDBLOCK) {
@@ -133,9 +144,10 @@ impl Entry {
                 is_writable,
                 damaged: AtomicU64::new(0),
                 is_cleared: AtomicBool::new(false),
+                is_alone: AtomicBool::new(false),
             });
         }
-        Err(io::Error::other("the entry is being evicted"))
+        Err(failure)
     }
 
     /// Path of the object's bytes.
@@ -246,9 +258,10 @@ impl Entry {
         self.is_distrusted() || self.is_cleared() || self.stamps_of(&(tile..tile + 1))[0].is_none()
     }
 
-    /// Returns the time of the last write to the entry, by any process.
+    /// Returns the time of the last write to the entry, by any process. That of the stamps would
+    /// be the time of the last opening.
     pub(super) fn last_written(&self) -> Option<SystemTime> {
-        self.stamps.metadata().ok()?.modified().ok()
+        self.contents.metadata().ok()?.modified().ok()
     }
 
     /// Looks for a range, which is not empty. Blocks.
@@ -490,10 +503,10 @@ fn open_file(path: &Path) -> io::Result<(File, bool)> {
     Ok((file, opened.1))
 }
 
-/// Writes the description of an entry unless it has one.
+/// Writes the description of an entry unless it has the same one.
 fn describe(folder: &Path, description: &str) -> io::Result<()> {
     let path = folder.join(DESCRIPTION);
-    if path.symlink_metadata().is_ok() {
+    if read(&path).is_ok_and(|found| found == description.as_bytes()) {
         return Ok(());
     }
     replace(&path, description.as_bytes())

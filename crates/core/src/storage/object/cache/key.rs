@@ -15,19 +15,26 @@ pub(super) const FORMAT: u32 = 1;
 
 /// Age from which the time of the last modification, which has whole seconds, distinguishes states
 /// of an object: RFC 9110, 8.8.2.2, requires one second, by the server's clock. The minute allows
-/// for differences between its clock and this machine's.
+/// for differences between its clock and that of the file system behind it.
 const AGE_SECS: i64 = 60;
 
 /// Reason why no entry can stand for an object.
 pub(super) type Uncacheable = &'static str;
 
+/// Returns whether the time of an object's last modification has been the same for long enough to
+/// tell its states apart. `date` is that of the response: both are of the server's clock, and this
+/// machine's may be wrong. Seconds since 1970.
+pub(in crate::storage::object) fn is_settled(modified: i64, date: Option<i64>) -> bool {
+    modified > 0 && date.is_some_and(|date| date.saturating_sub(modified) >= AGE_SECS)
+}
+
 /// Returns the name of the entry for an object: 64 hexadecimal digits. `origin` is the address of
-/// the server, `now` the time in seconds since 1970.
+/// the server; `is_settled` is the result of [`is_settled`] when the object was requested.
 pub(super) fn entry_name(
     url: &RemoteUrl,
     origin: &str,
     identity: &ObjectIdentity,
-    now: i64,
+    is_settled: bool,
 ) -> Result<String, Uncacheable> {
     // Files of equal contents are shared between revisions and tags.
     let (scheme, authority, _) = place(url)?;
@@ -36,7 +43,7 @@ pub(super) fn entry_name(
         || identity.version.is_some()
     {
         0
-    } else if identity.modified > 0 && now.saturating_sub(identity.modified) >= AGE_SECS {
+    } else if is_settled {
         identity.modified
     } else {
         return Err(
@@ -168,7 +175,8 @@ mod tests {
 
     fn name(url: &str, identity: &ObjectIdentity) -> Result<String, Uncacheable> {
         let location = Location::parse(url).expect(url);
-        entry_name(location.remote().expect("a URL"), "", identity, NOW)
+        let is_settled = is_settled(identity.modified, Some(NOW));
+        entry_name(location.remote().expect("a URL"), "", identity, is_settled)
     }
 
     #[test]
@@ -210,7 +218,7 @@ mod tests {
         }
         let location = Location::parse("s3://b/k").expect("a URL");
         let url = location.remote().expect("a URL");
-        let elsewhere = entry_name(url, "http://minio:9000", &identity(), NOW).expect("a name");
+        let elsewhere = entry_name(url, "http://minio:9000", &identity(), false).expect("a name");
         assert!(names.insert(elsewhere));
         assert!(
             names
@@ -269,5 +277,8 @@ mod tests {
         let one = name("s3://b/k", &weak(NOW - AGE_SECS)).expect("old enough");
         let other = name("s3://b/k", &weak(NOW - AGE_SECS - 1)).expect("old enough");
         assert_ne!(one, other);
+        // No server's clock is known: this machine's does not replace it.
+        assert!(!is_settled(NOW - AGE_SECS, None));
+        assert!(!is_settled(i64::MIN, Some(i64::MAX)) && !is_settled(i64::MAX, Some(i64::MIN)));
     }
 }

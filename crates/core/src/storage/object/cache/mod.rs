@@ -22,14 +22,13 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::SystemTime;
 
 pub(crate) use self::answers::{Question, State};
 use self::buffers::Buffers;
 use self::directory::Description;
 pub use self::directory::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
 pub(crate) use self::entry::Entry;
-pub(in crate::storage::object) use self::key::hex;
+pub(in crate::storage::object) use self::key::{hex, is_settled};
 use self::room::Room;
 pub(crate) use self::stamp::TILE_BYTES;
 use self::writer::Writer;
@@ -203,20 +202,32 @@ impl Cache {
         Question::new(&self.folder, kind, url, origin, self.is_trusted(url))
     }
 
-    /// Opens the entry of an object in this state; `None` if it cannot have one.
+    /// Returns the place of the list of what is directly below `url`; `None` if it is not kept.
+    pub(crate) fn listing(&self, url: &RemoteUrl, origin: &str) -> Option<Question> {
+        let path = url.path.trim_end_matches('/').to_owned();
+        self.question(
+            "listing",
+            &RemoteUrl {
+                path,
+                ..url.clone()
+            },
+            origin,
+        )
+    }
+
+    /// Opens the entry of an object in this state; `None` if it cannot have one. `is_settled` says
+    /// whether the time of its last modification tells its states apart.
     pub(crate) fn entry(
         &self,
-        location: &Location,
-        url: &RemoteUrl,
+        (location, url): (&Location, &RemoteUrl),
         origin: &str,
         identity: &ObjectIdentity,
+        is_settled: bool,
     ) -> Option<Arc<Entry>> {
         if identity.len == 0 {
             return None;
         }
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-        let name = match key::entry_name(url, origin, identity, now) {
+        let name = match key::entry_name(url, origin, identity, is_settled) {
             Ok(name) => name,
             Err(reason) => {
                 self.shared

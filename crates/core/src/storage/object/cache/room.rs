@@ -1,19 +1,27 @@
 //! Space that a cache may take: its limit, which eviction of the least recently used entries makes
-//! room for, and the free space of the disk, of which it leaves some.
+//! room for, and the free space of the disk, of which it leaves some. Answers do not count: they
+//! have a limit of their own.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, statvfs};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, flock,
+    statvfs, utimensat,
+};
 
 use super::entry::STAMPS;
 use crate::options::format_bytes;
 use crate::sync::lock::Mutex;
 
 /// Bytes that are written before space is measured again: other processes write to the disk too.
+/// With a small limit, it is this fraction of it. Each process may exceed the limit by as much.
 const MEASURED_BYTES: u64 = 64 << 20;
+
+/// See [`MEASURED_BYTES`].
+const LIMIT_DIVISOR: u64 = 16;
 
 /// Free space that is left: this fraction of the file system, but no more than
 /// [`LEFT_BYTES_MAX`].
@@ -74,7 +82,9 @@ impl Room {
         let size = disk.f_blocks.saturating_mul(disk.f_frsize);
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         let kept = (size / LEFT_DIVISOR).min(LEFT_BYTES_MAX);
-        let room = free.saturating_sub(kept).min(MEASURED_BYTES.max(wanted));
+        let limit = self.limit.map_or(u64::MAX, |limit| limit / LIMIT_DIVISOR);
+        let room = free.saturating_sub(kept);
+        let room = room.min(MEASURED_BYTES.min(limit).max(wanted));
         if room < wanted {
             return Err(format!(
                 "the disk is nearly full: {} are free, and {} of them are left alone",
@@ -99,8 +109,7 @@ impl Room {
     /// Evicts entries, the least recently used ones first, until the others take at most `most`
     /// bytes or are in use. Returns the bytes that they take.
     pub(super) fn make_room(&self, most: u64) -> u64 {
-        let mut entries = occupied(&self.folder);
-        entries.sort_by_key(|entry| entry.used);
+        let entries = occupied_in_order(&self.folder);
         let mut used = entries.iter().map(|entry| entry.bytes).sum::<u64>();
         for entry in entries {
             if used <= most {
@@ -114,6 +123,37 @@ impl Room {
     }
 }
 
+/// Returns the entries below `folder`, the least recently used ones first.
+///
+/// A time in the future is that of a clock that was wrong. It counts as now, and becomes that:
+/// otherwise its entry would outlive all others.
+pub(super) fn occupied_in_order(folder: &Path) -> Vec<Occupied> {
+    let mut entries = occupied(folder);
+    let now = SystemTime::now();
+    for entry in entries.iter_mut().filter(|entry| entry.used > now) {
+        touch(&entry.path.join(STAMPS));
+        entry.used = now;
+    }
+    entries.sort_by_key(|entry| entry.used);
+    entries
+}
+
+/// Sets the time of the last use of a file to now.
+pub(super) fn touch(path: &Path) {
+    let time = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
+    let times = Timestamps {
+        last_access: time(UTIME_OMIT),
+        last_modification: time(UTIME_NOW),
+    };
+    // A cache that cannot be written to is not shrunk either.
+    let _ = utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
+}
+
+/// Returns whether a name consists of `len` hexadecimal digits.
+pub(super) fn is_hex(name: &str, len: usize) -> bool {
+    name.len() == len && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// Returns the entries below `folder`.
 pub(super) fn occupied(folder: &Path) -> Vec<Occupied> {
     let list = |folder: &Path| {
@@ -124,9 +164,7 @@ pub(super) fn occupied(folder: &Path) -> Vec<Occupied> {
     };
     let is_name = |path: &Path, len: usize| {
         let name = path.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| {
-            name.len() == len && name.bytes().all(|byte| byte.is_ascii_hexdigit())
-        })
+        name.is_some_and(|name| is_hex(name, len))
     };
     let mut occupied = Vec::new();
     for group in list(folder).into_iter().filter(|path| is_name(path, 2)) {
@@ -149,13 +187,18 @@ pub(super) fn occupied(folder: &Path) -> Vec<Occupied> {
 /// Removes an entry unless it is in use, and returns whether it did. It disappears from its place
 /// before its files are removed: no process sees half of it.
 pub(super) fn remove(folder: &Path, entry: &Path) -> bool {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let stamps = rustix::fs::open(entry.join(STAMPS), flags, Mode::empty()).map(File::from);
-    // An entry without stamps is not in use: they are what is opened first.
-    if let Ok(stamps) = &stamps
-        && flock(stamps, FlockOperation::NonBlockingLockExclusive).is_err()
-    {
-        return false;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let path = entry.join(STAMPS);
+    // An entry whose stamps are no file is not in use: they are opened first.
+    let stamps = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map(File::from);
+    if let Ok(stamps) = &stamps {
+        let is_locked = flock(stamps, FlockOperation::NonBlockingLockExclusive).is_ok();
+        let inode = |found: std::io::Result<std::fs::Metadata>| found.map_or(0, |it| it.ino());
+        // Another process may have evicted the entry between the two calls, and a third one made
+        // it anew.
+        if !is_locked || inode(stamps.metadata()) != inode(path.symlink_metadata()) {
+            return false;
+        }
     }
     let trash = folder.join(TRASH);
     let _ = std::fs::DirBuilder::new().mode(0o700).create(&trash);

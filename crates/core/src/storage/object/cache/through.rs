@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
@@ -112,13 +113,21 @@ impl Waits {
         loop {
             let claim = entry.claim(&wanted);
             let claim = match claim {
+                None if entry.is_alone.load(Ordering::Relaxed) => {
+                    wanted = tiles(range);
+                    Claim::without_lock(wanted.clone())
+                }
                 None if wanted.end - wanted.start > 1 => {
                     // Its end may be what the other one has.
                     wanted.end -= (wanted.end - wanted.start) / 2;
                     continue;
                 }
                 None if self.is_patient(entry) => return None,
-                None => Claim::without_lock(wanted.clone()),
+                None => {
+                    // From now on this process writes, which says nothing about the other one.
+                    entry.is_alone.store(true, Ordering::Relaxed);
+                    continue;
+                }
                 Some(claim) => claim,
             };
             if !self.is_certain && !entry.is_absent(wanted.start) {

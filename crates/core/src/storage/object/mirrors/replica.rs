@@ -133,9 +133,9 @@ impl ObjectSource {
         let (store, path) = tokio::task::block_in_place(|| remote.store(url))
             .map_err(|error| error.or_location(&place))?;
         let looked = look(remote, &store, &path, EDGE_BYTES).await;
-        let (meta, bytes, sample) = looked.map_err(|error| error.or_location(&place))?;
+        let (meta, bytes, seen) = looked.map_err(|error| error.or_location(&place))?;
         let identity = ObjectIdentity::from_meta(&meta);
-        let replica = Self::with_identity(remote, (store, path), place, identity, sample);
+        let replica = Self::with_identity(remote, (store, path), place, identity, seen);
         let differs = |what: String| {
             Error::new(ErrorKind::Changed, what)
                 .with_location(replica.location())

@@ -54,6 +54,7 @@ pub(crate) use self::hub::{
 pub(crate) use self::path::object_path;
 pub(crate) use request_error::Fault;
 pub(crate) use response_capture::{Connection, ResponseCapture};
+pub(crate) use tree::{Level, Listed};
 
 use self::checksums::Asks;
 use self::classification::{Hints, RequestContext};
@@ -123,25 +124,6 @@ fn implementation(protocol: Protocol) -> Option<&'static StoreProtocol> {
 fn variables_of_all() -> impl Iterator<Item = &'static Variables> {
     let protocols = Protocol::ALL.into_iter().filter_map(implementation);
     protocols.filter_map(|protocol| protocol.variables)
-}
-
-/// Direct children of a prefix.
-#[derive(Debug)]
-pub(crate) struct Level {
-    pub(crate) objects: Vec<Listed>,
-    pub(crate) prefixes: Vec<Path>,
-}
-
-/// Object as a listing shows it.
-#[derive(Debug)]
-pub(crate) struct Listed {
-    pub(crate) location: Path,
-    /// Length, bytes. Every store states it, but not every hub.
-    pub(crate) len: Option<u64>,
-    /// Time of the last modification, seconds since 1970; zero if unknown.
-    pub(crate) modified: i64,
-    pub(crate) e_tag: Option<String>,
-    pub(crate) version: Option<String>,
 }
 
 impl Store {

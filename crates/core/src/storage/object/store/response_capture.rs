@@ -36,6 +36,8 @@ pub(crate) struct ResponseCapture {
     pub(crate) status: Option<u16>,
     /// The store's id of the request.
     pub(crate) request_id: Option<String>,
+    /// Time of the response by the clock of the server that made it, seconds since 1970.
+    pub(crate) date: Option<i64>,
     /// The store's clock minus the local clock, seconds.
     pub(crate) skew_seconds: Option<i64>,
     /// Delay that the store asks for before the next request.
@@ -182,7 +184,8 @@ impl HttpService for Capturing {
         if status.is_success() {
             update(|captured| {
                 captured.take_headers(status.as_u16(), response.headers());
-                captured.skew_seconds = clocks(response.headers(), SystemTime::now()).2;
+                let (date, _, skew) = clocks(response.headers(), SystemTime::now());
+                (captured.date, captured.skew_seconds) = (date, skew);
                 if asks.is_some() {
                     captured.stated = stated(response.headers());
                 }
