@@ -19,6 +19,8 @@ pub use crate::storage::file::read_file::{Access, DirectIo, ReadFile, RefusedDir
 pub use crate::storage::file::residency::{Residency, evict, residency};
 #[cfg(feature = "object")]
 pub(crate) use crate::storage::object::folder::{Folder, level};
+#[cfg(all(feature = "object", feature = "testing"))]
+pub(crate) use crate::storage::object::kept::end_idle_threads;
 #[cfg(feature = "object")]
 pub(crate) use crate::storage::object::remote::{Remote, open_deadline};
 #[cfg(all(feature = "object", feature = "testing"))]

@@ -17,6 +17,7 @@ mod echoes;
 mod fixtures;
 mod hosts;
 mod hubs;
+mod kept;
 mod layouts;
 mod lifecycle;
 mod listener;

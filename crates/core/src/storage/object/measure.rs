@@ -54,7 +54,7 @@ impl ObjectSource {
     ///
     /// The store's error, translated; [`ErrorKind::TimedOut`] if it does not answer in time.
     pub(crate) fn measure(&self, objects: &[Self], deadline: Instant) -> Result<StoreProbe> {
-        let remote = Remote::start(self.remote().options())?;
+        let remote = Remote::start_alone(self.remote().options())?;
         let mut opened = Vec::with_capacity(objects.len());
         for object in objects.iter().filter(|object| object.shares_store(self)) {
             let url = object.location().remote().ok_or_else(|| {

@@ -8,6 +8,7 @@
 pub(crate) mod cache;
 pub(crate) mod folder;
 pub(crate) mod hints;
+pub(crate) mod kept;
 mod measure;
 mod mirrors;
 pub(crate) mod remote;

@@ -1,8 +1,8 @@
 //! Network side of a checkpoint: the threads that run requests, and the stores of its locations.
 //!
-//! Each opened checkpoint has one, so nothing outlives it. A forked process, which has none of its
-//! parent's threads, gets an error. Callers are ordinary threads: they hand over a future and wait
-//! for its result.
+//! Each opened checkpoint has one: its stores, counters and deadlines. Threads and connections are
+//! lent (`kept.rs`). A forked process, which has none of its parent's threads, gets an error.
+//! Callers are ordinary threads: they hand over a future and wait for its result.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,9 +13,9 @@ use std::time::Instant;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use object_store::ObjectStore;
 use object_store::path::Path;
-use tokio::runtime::{Builder, Runtime};
 
 use super::cache::{Cache, Check, check};
+use super::kept::{Lent, StoreId};
 use super::mirrors::Mirrors;
 use super::store::{Store, object_path};
 use crate::error::{Error, ErrorKind, Result};
@@ -27,31 +27,15 @@ use crate::sync::lock::Mutex;
 use crate::sync::retry_counter::RetryCounter;
 use crate::sync::timeline::Timeline;
 
-/// Maximum of threads for requests. A thread receives and copies about 2 GiB a second over plain
-/// HTTP, 1.3 over TLS (2-core virtual machine, 2026-11): eight are more than enough for a 100
-/// Gbit/s link.
-const THREADS_MAX: usize = 8;
-
-/// Parts of a URL that identify its store: scheme, authority and query.
-type StoreId = (String, String, Option<String>);
-
 /// Threads for requests, and opened stores.
 pub(crate) struct Remote {
-    threads: Arc<Threads>,
+    lent: Arc<Lent>,
     options: StoreOptions,
     cache: Option<Arc<Cache>>,
     mirrors: Option<Arc<Mirrors>>,
     stores: Mutex<HashMap<StoreId, Arc<Store>>>,
     retry_counter: RetryCounter,
     timeline: Timeline,
-}
-
-/// Threads for requests.
-struct Threads {
-    /// `None` only while being dropped.
-    runtime: Option<Runtime>,
-    /// Process that the threads are in.
-    process: u32,
 }
 
 impl Remote {
@@ -70,21 +54,9 @@ impl Remote {
     ///
     /// Those of [`Self::start`]; [`ErrorKind::InvalidRequest`] for invalid options of mirrors.
     pub(crate) fn start_for(options: &StoreOptions, locations: &[Location]) -> Result<Arc<Self>> {
-        let (started, timeline) = (Instant::now(), Timeline::default());
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(threads_there(cores.min(THREADS_MAX))?)
-            .thread_name("tload-net")
-            .enable_all()
-            .build()
-            .map_err(cannot_start)?;
-        timeline.record("threads", started);
-        let threads = Threads {
-            runtime: Some(runtime),
-            process: std::process::id(),
-        };
-        let mut remote = Self::on(Arc::new(threads), options, timeline);
-        remote.cache = Cache::from_options(options);
+        let timeline = Timeline::default();
+        let lent = Lent::share(options, &timeline)?;
+        let mut remote = Self::on(Arc::new(lent), options, timeline);
         remote.mirrors = match locations {
             [] => None,
             _ => Mirrors::new(&remote, options, locations)?,
@@ -92,11 +64,22 @@ impl Remote {
         Ok(Arc::new(remote))
     }
 
-    fn on(threads: Arc<Threads>, options: &StoreOptions, timeline: Timeline) -> Self {
+    /// Like [`Self::start`], with threads and stores that no other opening uses.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::start`].
+    pub(super) fn start_alone(options: &StoreOptions) -> Result<Arc<Self>> {
+        let timeline = Timeline::default();
+        let lent = Lent::start(options, &timeline)?;
+        Ok(Arc::new(Self::on(Arc::new(lent), options, timeline)))
+    }
+
+    fn on(lent: Arc<Lent>, options: &StoreOptions, timeline: Timeline) -> Self {
         Self {
-            threads,
+            lent,
             options: options.clone(),
-            cache: None,
+            cache: Cache::from_options(options),
             mirrors: None,
             stores: Mutex::default(),
             retry_counter: RetryCounter::default(),
@@ -106,8 +89,12 @@ impl Remote {
 
     /// Returns other stores on the same threads, without a cache.
     pub(super) fn beside(&self, options: &StoreOptions) -> Arc<Self> {
-        let threads = Arc::clone(&self.threads);
-        Arc::new(Self::on(threads, options, Timeline::default()))
+        let lent = Arc::clone(&self.lent);
+        let beside = Self::on(lent, options, Timeline::default());
+        Arc::new(Self {
+            cache: None,
+            ..beside
+        })
     }
 
     /// Returns the mirrors, if the options name any.
@@ -131,7 +118,7 @@ impl Remote {
         objects: Arc<dyn ObjectStore>,
         url: &RemoteUrl,
     ) -> Result<Arc<Self>> {
-        let remote = Self::start(options)?;
+        let remote = Self::start_alone(options)?;
         let store = Store::custom(objects, &url.authority);
         remote.stores.lock().insert(key(url), store);
         Ok(remote)
@@ -165,21 +152,23 @@ impl Remote {
             )
             .with_hint("set cache_dir (TLOAD_CACHE_DIR), or leave cache_check out"));
         }
-        let (store, path) = Store::open(url, &self.options, &self.timeline, self.cache())?;
+        let (options, timeline) = (&self.options, &self.timeline);
+        let (store, path) = self
+            .lent
+            .store(&key, url, options, timeline, self.cache())?;
         stores.insert(key, Arc::clone(&store));
         Ok((store, path))
     }
 
     /// Spawns `task` on the threads.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let runtime = self.threads.runtime.as_ref();
-        runtime.expect("taken only in drop").spawn(task);
+        drop(self.lent.spawn(task));
     }
 
     /// Refuses forked processes, which have none of the threads; threads of the parent may hold the
     /// locks.
     fn check_process(&self) -> Result<()> {
-        if self.threads.process == std::process::id() {
+        if self.lent.process() == std::process::id() {
             return Ok(());
         }
         Err(Error::invalid_request("the checkpoint was opened before the process forked: its network threads do not exist in this process",
@@ -217,7 +206,7 @@ impl Remote {
         self.check_process()?;
         let (before, _) = self.retry_counter.so_far();
         let (sender, receiver) = bounded(1);
-        self.spawn(async move {
+        let running = self.lent.spawn(async move {
             // The receiver waits below.
             let _ = sender.send(task.await);
         });
@@ -231,7 +220,11 @@ impl Remote {
         match receiver.recv_deadline(deadline) {
             Ok(result) => result,
             Err(RecvTimeoutError::Disconnected) => panicked(),
-            Err(RecvTimeoutError::Timeout) => Err(self.too_late(before)),
+            Err(RecvTimeoutError::Timeout) => {
+                // The threads may outlive the opening.
+                running.abort();
+                Err(self.too_late(before))
+            }
         }
     }
 }
@@ -241,54 +234,6 @@ impl Remote {
 pub(crate) fn open_deadline(options: &StoreOptions) -> Option<Instant> {
     let timeout = options.seconds("open_timeout")?;
     Instant::now().checked_add(timeout)
-}
-
-/// Returns how many of `wanted` threads the system starts, beside one for name resolution. The
-/// runtime panics if one is refused.
-fn threads_there(wanted: usize) -> Result<usize> {
-    // All are alive at the same time: each waits until the channel is closed.
-    let (alive, wait) = bounded::<()>(0);
-    let mut started = Vec::new();
-    let mut refusal = None;
-    for _ in 0..=wanted {
-        let wait = wait.clone();
-        let idle = move || {
-            let _ = wait.recv();
-        };
-        match std::thread::Builder::new().spawn(idle) {
-            Ok(thread) => started.push(thread),
-            Err(error) => {
-                refusal = Some(error);
-                break;
-            }
-        }
-    }
-    drop(alive);
-    let count = started.len();
-    for thread in started {
-        // It cannot panic.
-        let _ = thread.join();
-    }
-    match refusal {
-        Some(error) if count < 2 => Err(cannot_start(error)),
-        _ => Ok(count - 1),
-    }
-}
-
-/// Returns the error for a runtime that cannot be started.
-fn cannot_start(error: std::io::Error) -> Error {
-    let descriptors = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
-    let hint = if descriptors {
-        "raise the limit of open files (ulimit -n)"
-    } else {
-        "raise the limit of processes (ulimit -u)"
-    };
-    Error::new(
-        ErrorKind::OutOfMemory,
-        "cannot start the threads for requests",
-    )
-    .with_hint(hint)
-    .with_source(error)
 }
 
 fn key(url: &RemoteUrl) -> StoreId {
@@ -311,16 +256,6 @@ impl fmt::Debug for Remote {
         f.debug_struct("Remote")
             .field("options", &self.options)
             .finish_non_exhaustive()
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        // Requests in progress keep this alive through their waiting callers, so only idle
-        // connections are left. This never waits, because the last owner may be one of the threads.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
     }
 }
 

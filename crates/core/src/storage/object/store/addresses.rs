@@ -13,9 +13,9 @@ use object_store::client::HttpResponse;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use url::{Host, Url};
 
+use super::connector::record;
 use super::response_capture::Connection;
 use crate::sync::lock::Mutex;
-use crate::sync::timeline::Timeline;
 
 /// Networks that an address can be reached from, widest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,14 +114,12 @@ pub(in crate::storage) struct Resolver {
     limits: Arc<Mutex<BTreeMap<String, Reach>>>,
     /// Addresses of each name when it was last resolved.
     addresses: Arc<Mutex<BTreeMap<String, Vec<IpAddr>>>>,
-    timeline: Timeline,
 }
 
 impl Resolver {
-    pub(in crate::storage) fn new(shuffles: bool, timeline: Timeline) -> Self {
+    pub(in crate::storage) fn new(shuffles: bool) -> Self {
         Self {
             shuffles,
-            timeline,
             limits: Arc::default(),
             addresses: Arc::default(),
         }
@@ -182,10 +180,10 @@ impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
         let limit = self.limit_of(name.as_str());
         let (shuffles, addresses) = (self.shuffles, Arc::clone(&self.addresses));
-        let (timeline, started) = (self.timeline.clone(), Instant::now());
+        let started = Instant::now();
         Box::pin(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            timeline.record("dns", started);
+            record("dns", started);
             let mut found: Vec<SocketAddr> = found.collect();
             if let Some(limit) = limit {
                 found.retain(|address| Reach::from_ip(address.ip()) <= limit);
@@ -306,7 +304,7 @@ mod tests {
             .enable_all()
             .build()
             .expect("a runtime");
-        let resolver = Resolver::new(true, Timeline::default());
+        let resolver = Resolver::new(true);
         let resolve = || {
             let name = "localhost".parse().expect("a name");
             runtime.block_on(resolver.resolve(name))

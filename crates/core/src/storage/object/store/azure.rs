@@ -2,6 +2,7 @@
 //! [`crate::storage::object::store::Store::open`].
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
@@ -16,6 +17,7 @@ use crate::options::location::RemoteUrl;
 /// Azure Blob Storage.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
+    files,
     variables: Some(&VARIABLES),
     hints: Hints {
         permissions: Some(["Storage Blob Data Reader"; 2]),
@@ -76,6 +78,13 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         origin: format!("{account} {endpoint}"),
         ..OpenStore::new(store, Credentials::known(source))
     })
+}
+
+/// Returns no files, except for credentials that the Azure command line keeps in its own.
+fn files(opening: &Opening) -> Option<Vec<PathBuf>> {
+    let settings = opening.settings::<AzureConfigKey>(false).ok()?;
+    let is_of_command = |(key, _): &(AzureConfigKey, String)| *key == AzureConfigKey::UseAzureCli;
+    (!settings.iter().any(is_of_command)).then(Vec::new)
 }
 
 /// Returns settings from variables that `object_store` does not know.

@@ -4,6 +4,7 @@
 //! The files of the protocols (`s3.rs`, `gcs.rs`, `azure.rs`, `web.rs`, `hub/`, `oci/`) turn this
 //! into a builder of `object_store`, or a store. Each has a [`StoreProtocol`].
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -28,6 +29,9 @@ use crate::options::store_options::StoreOptions;
 /// Everything that depends on the protocol of a store, beside the options that it has.
 pub(in crate::storage) struct StoreProtocol {
     pub(in crate::storage) open: fn(&Opening) -> Result<OpenStore>,
+    /// Returns the files that a store is opened from, beside those that options of all protocols
+    /// name; `None` if no other opening may share it.
+    pub(in crate::storage) files: fn(&Opening) -> Option<Vec<PathBuf>>,
     /// Variables with settings for `object_store`, if there are any.
     pub(in crate::storage) variables: Option<&'static Variables>,
     pub(in crate::storage) hints: Hints,

@@ -21,8 +21,26 @@ use super::environment::Environment;
 use super::first_connection::FirstConnection;
 use super::proxy::Proxies;
 use super::redirects::Following;
-use super::response_capture::Capturing;
+use super::response_capture::{Capturing, connects};
 use crate::sync::timeline::Timeline;
+
+tokio::task_local! {
+    /// Timeline of the opening that a request is part of.
+    static TIMELINE: Timeline;
+}
+
+/// Runs a request, and records its phases in `timeline`. Clients are shared by openings.
+pub(in crate::storage) async fn timed<T>(
+    timeline: Timeline,
+    request: impl Future<Output = T>,
+) -> T {
+    TIMELINE.scope(timeline, request).await
+}
+
+/// Records a phase of the current request.
+pub(in crate::storage) fn record(phase: &'static str, started: Instant) {
+    let _ = TIMELINE.try_with(|timeline| timeline.record(phase, started));
+}
 
 /// Makes the HTTP clients of one store, and counts them.
 #[derive(Clone, Debug, Default)]
@@ -33,7 +51,7 @@ pub(in crate::storage) struct Connector {
     /// Certificates to trust in addition to the system's. `object_store`'s options do not return
     /// them.
     roots: Arc<OnceLock<Vec<Certificate>>>,
-    /// Phases of the clients: their construction, names, connections.
+    /// Timeline of the opening that the clients are made for.
     timeline: Timeline,
     first: Arc<FirstConnection>,
 }
@@ -44,12 +62,6 @@ impl Connector {
             timeline,
             ..Self::default()
         }
-    }
-
-    /// Returns the timeline that its clients record their phases in.
-    #[cfg(feature = "aws-config")]
-    pub(in crate::storage) fn timeline(&self) -> &Timeline {
-        &self.timeline
     }
 
     /// Returns whether a connection was made, by any client.
@@ -77,7 +89,7 @@ impl Connector {
             .redirect(redirect::Policy::none())
             .referer(false)
             .dns_resolver(resolver.clone())
-            .connector_layer(TimedLayer(self.timeline.clone(), Arc::clone(&self.first)))
+            .connector_layer(TimedLayer(Arc::clone(&self.first)))
             .https_only(!flag(options, Key::AllowHttp)?)
             // Lengths and ranges refer to the bytes as they are sent.
             .no_gzip()
@@ -154,7 +166,7 @@ fn with_limits(
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
         let shuffles = flag(options, Key::RandomizeAddresses)?;
-        let resolver = Resolver::new(shuffles, self.timeline.clone());
+        let resolver = Resolver::new(shuffles);
         if !flag(options, Key::AllowHttp)? {
             seed_random_numbers();
         }
@@ -195,12 +207,11 @@ fn seed_random_numbers() {
 
 /// Layer around the connections of a client, which records how long each took to open.
 #[derive(Clone)]
-struct TimedLayer(Timeline, Arc<FirstConnection>);
+struct TimedLayer(Arc<FirstConnection>);
 
 #[derive(Clone)]
 struct Timed<S> {
     inner: S,
-    timeline: Timeline,
     first: Arc<FirstConnection>,
 }
 
@@ -210,8 +221,7 @@ impl<S> Layer<S> for TimedLayer {
     fn layer(&self, inner: S) -> Timed<S> {
         Timed {
             inner,
-            timeline: self.0.clone(),
-            first: Arc::clone(&self.1),
+            first: Arc::clone(&self.0),
         }
     }
 }
@@ -230,7 +240,10 @@ where
     }
 
     fn call(&mut self, to: R) -> Self::Future {
-        let (started, timeline) = (Instant::now(), self.timeline.clone());
+        // The request may have found another connection when this one is made.
+        let timeline = TIMELINE.try_with(Timeline::clone).unwrap_or_default();
+        let started = Instant::now();
+        connects();
         let (connecting, first) = (self.inner.call(to), Arc::clone(&self.first));
         Box::pin(async move {
             let result = connecting.await;

@@ -13,8 +13,8 @@ use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 
 use super::classification::CredentialFailure;
+use super::connector::record;
 use crate::sync::lock::Mutex;
-use crate::sync::timeline::Timeline;
 
 /// Credentials are renewed this long before they expire, or after half of their lifetime if that is
 /// shorter.
@@ -43,7 +43,6 @@ pub(in crate::storage) struct CredentialCache<L> {
     turn: tokio::sync::Mutex<()>,
     /// Last search that found nothing.
     failed: Mutex<Option<(Instant, CredentialFailure)>>,
-    timeline: Timeline,
 }
 
 struct Held {
@@ -86,13 +85,12 @@ impl Held {
 }
 
 impl<L: Load> CredentialCache<L> {
-    pub(in crate::storage) fn new(load: L, timeline: Timeline) -> Self {
+    pub(in crate::storage) fn new(load: L) -> Self {
         Self {
             load,
             held: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             failed: Mutex::default(),
-            timeline,
         }
     }
 
@@ -145,7 +143,7 @@ impl<L: Load> CredentialCache<L> {
         }
         let started = Instant::now();
         let loaded = self.load.load().await;
-        self.timeline.record("credentials", started);
+        record("credentials", started);
         let mut held = self.held.lock();
         match (loaded, usable) {
             (Ok(loaded), _) => {
@@ -252,7 +250,7 @@ mod tests {
             life,
             fails_from,
         };
-        CredentialCache::new(numbered, Timeline::default())
+        CredentialCache::new(numbered)
     }
 
     fn at(second: u64) -> SystemTime {

@@ -1,18 +1,22 @@
-//! Origin of a store's credentials, in words.
+//! Origin of a store's credentials: in words, and the files that they may come from.
 //!
 //! Never holds a credential. `credential_cache.rs` holds those of the AWS SDK; all others are
 //! inside of `object_store`.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 #[cfg(feature = "aws-config")]
 use {super::aws::Chain, super::credential_cache::CredentialCache, std::sync::Arc};
 
+use super::builder::Opening;
+use super::environment::Environment;
+
 /// Origin of requests without credentials.
 pub(in crate::storage) const ANONYMOUS: &str = "anonymous";
 
 /// Origin of a store's credentials.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::storage) enum Credentials {
     /// Known when the store was opened.
     Known(String),
@@ -54,4 +58,27 @@ impl Credentials {
             Self::Aws(cache) => cache.rejected(began),
         }
     }
+}
+
+/// Returns the bundle of certificates and, unless options give everything that they could, the files
+/// of the AWS configuration.
+pub(in crate::storage) fn files_of_aws(opening: &Opening) -> Option<Vec<PathBuf>> {
+    let options = opening.options;
+    let has_credentials =
+        options.get("access_key_id").is_some() || options.flag("anonymous") == Some(true);
+    let has = |name| options.get(name).is_some();
+    let is_complete = has_credentials && has("endpoint") && has("region");
+    let may_read = opening.may_read_environment() || has("profile");
+    // The SDK reads these variables itself, also for a profile that options name.
+    let environment = Environment::from_process();
+    let of_aws = [
+        ("AWS_CONFIG_FILE", "~/.aws/config"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+    ];
+    let of_aws = of_aws.iter().filter(|_| may_read && !is_complete);
+    let of_aws = of_aws.filter_map(|(variable, usual)| {
+        environment.expanded(environment.get(variable).unwrap_or(usual))
+    });
+    let bundle = opening.environment.get("AWS_CA_BUNDLE").map(PathBuf::from);
+    Some(of_aws.chain(bundle).collect())
 }

@@ -7,6 +7,9 @@
 //! reads `HOME` and `AZURITE_BLOB_STORAGE_URL`.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use crate::options::store_options::StoreOptions;
 
@@ -48,6 +51,17 @@ impl Environment {
         self.variables.get(name).map(String::as_str)
     }
 
+    /// Returns a path with `~` at its beginning expanded to the user's directory.
+    pub(in crate::storage) fn expanded(&self, path: &str) -> Option<PathBuf> {
+        match path.strip_prefix('~') {
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => {
+                let home = PathBuf::from(self.get("HOME")?);
+                Some(home.join(rest.trim_start_matches('/')))
+            }
+            _ => Some(PathBuf::from(path)),
+        }
+    }
+
     /// Returns whether a variable is true by the rules of the tools of model hubs.
     pub(in crate::storage) fn is_set(&self, name: &str) -> bool {
         let yes = ["1", "ON", "YES", "TRUE"];
@@ -78,6 +92,52 @@ impl Environment {
         settings.retain(|(name, _)| credentials || !of.is_credential(name));
         settings
     }
+}
+
+/// Everything beside its URL and its options that a store was opened from, to notice a change. All
+/// variables count: libraries read some of their own. Holds secrets, so it cannot be shown.
+pub(in crate::storage) struct Surroundings {
+    variables: BTreeMap<OsString, OsString>,
+    files: Vec<(PathBuf, Option<Stamp>)>,
+}
+
+/// State of a file: device, inode, length, and the times of its last changes with nanoseconds.
+type Stamp = (u64, u64, u64, (i64, i64), (i64, i64));
+
+impl Surroundings {
+    /// Records the variables of the process, and the state of `files`.
+    pub(in crate::storage) fn new(files: Vec<PathBuf>) -> Self {
+        Self {
+            variables: std::env::vars_os().collect(),
+            files: files
+                .into_iter()
+                .map(|file| {
+                    let stamp = stamp(&file);
+                    (file, stamp)
+                })
+                .collect(),
+        }
+    }
+
+    /// Returns whether nothing has changed.
+    pub(in crate::storage) fn are_unchanged(&self) -> bool {
+        self.variables
+            .iter()
+            .eq(std::env::vars_os().collect::<BTreeMap<_, _>>().iter())
+            && self.files.iter().all(|(file, seen)| stamp(file) == *seen)
+    }
+}
+
+/// Returns the state of a file; `None` if there is none.
+fn stamp(file: &Path) -> Option<Stamp> {
+    let found = std::fs::metadata(file).ok()?;
+    Some((
+        found.dev(),
+        found.ino(),
+        found.len(),
+        (found.mtime(), found.mtime_nsec()),
+        (found.ctime(), found.ctime_nsec()),
+    ))
 }
 
 /// Environment variables with settings of a protocol's stores.
@@ -132,6 +192,26 @@ mod tests {
             without,
             [("aws_endpoint_url_s3".to_owned(), "http://s3".to_owned())]
         );
+    }
+
+    #[test]
+    fn changed_file_or_variable_is_noticed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("credentials");
+        let now = || Surroundings::new(vec![file.clone()]);
+        let mut seen = now();
+        assert!(seen.are_unchanged());
+        for text in ["one", "two"] {
+            std::fs::write(&file, text).expect("a file");
+            assert!(!seen.are_unchanged(), "{text}");
+            seen = now();
+            assert!(seen.are_unchanged());
+        }
+        std::fs::remove_file(&file).expect("it exists");
+        assert!(!seen.are_unchanged());
+        let mut seen = now();
+        seen.variables.insert("TLOAD_TEST".into(), "hunter2".into());
+        assert!(!seen.are_unchanged());
     }
 
     #[test]

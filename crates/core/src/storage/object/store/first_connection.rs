@@ -38,6 +38,11 @@ impl FirstConnection {
         self.is_made.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether a connection was made.
+    pub(in crate::storage) fn is_made(&self) -> bool {
+        self.is_made.load(Ordering::Relaxed)
+    }
+
     /// Returns whether the time is over and no connection was made.
     pub(in crate::storage) fn is_too_late(&self) -> bool {
         let is_over = |deadline: &Instant| *deadline <= Instant::now();

@@ -1,6 +1,7 @@
 //! Opens Google Cloud Storage: endpoint and credentials of a bucket. Called by
 //! [`crate::storage::object::store::Store::open`].
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use object_store::StaticCredentialProvider;
@@ -16,6 +17,7 @@ use crate::error::Result;
 /// Google Cloud Storage.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
+    files,
     variables: Some(&VARIABLES),
     hints: Hints {
         permissions: Some(["storage.objects.list", "storage.objects.get"]),
@@ -70,6 +72,26 @@ fn additions(environment: &Environment) -> Vec<(String, String)> {
         settings.push(("google_skip_signature".to_owned(), "true".to_owned()));
     }
     settings
+}
+
+/// Returns the files of credentials: those that options and variables name, and the one that the
+/// tools of Google write.
+fn files(opening: &Opening) -> Option<Vec<PathBuf>> {
+    let settings = opening.settings::<GoogleConfigKey>(false).ok()?;
+    let named = settings.into_iter().filter(|(key, _)| {
+        matches!(
+            key,
+            GoogleConfigKey::ServiceAccount | GoogleConfigKey::ApplicationCredentials
+        )
+    });
+    let option = opening.options.get("service_account").map(str::to_owned);
+    let named = named.map(|(_, path)| path).chain(option).map(PathBuf::from);
+    let written = "~/.config/gcloud/application_default_credentials.json";
+    Some(
+        named
+            .chain(Environment::from_process().expanded(written))
+            .collect(),
+    )
 }
 
 fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {

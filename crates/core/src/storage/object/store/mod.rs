@@ -29,6 +29,7 @@ mod proxy;
 mod redactor;
 mod redirects;
 mod request_error;
+mod requests;
 mod response_capture;
 mod s3;
 mod s3_endpoint;
@@ -40,12 +41,15 @@ mod tree;
 mod web;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
 pub(crate) use self::client::READ_TIMEOUT;
+pub(super) use self::environment::Surroundings;
 #[cfg(feature = "testing")]
 pub(crate) use self::hub::assert_levels_are_whole;
 pub(crate) use self::hub::{
@@ -57,7 +61,6 @@ pub(crate) use response_capture::{Connection, ResponseCapture};
 pub(crate) use tree::{Level, Listed};
 
 use self::checksums::Asks;
-use self::classification::{Hints, RequestContext};
 use self::connector::Connector;
 use self::credentials::Credentials;
 use self::environment::{Environment, Variables};
@@ -67,14 +70,13 @@ use self::hub::bucket::{Bucket, level};
 use self::hub::repository::{Repository, cut};
 use self::oci::Registry;
 use self::redactor::Redactor;
+use self::requests::Standing;
 use super::cache::{Cache, Check, Question, check};
-use crate::error::{Error, ErrorKind, FailedRequest, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::{StoreOptions, without_credentials};
 use crate::sync::timeline::Timeline;
 use builder::{Opening, StoreProtocol};
-use request_error::{failed_request, translate};
-use response_capture::capture;
 
 /// Bucket, container, web server, or repository of a model hub.
 pub(crate) struct Store {
@@ -105,6 +107,13 @@ pub(crate) struct Store {
     /// Way to request an object's own checksums.
     asks: Asks,
     redactor: Redactor,
+    /// True until the first response, if connections of earlier openings are used: the server may
+    /// have closed them.
+    is_resumed: AtomicBool,
+    /// Standing of the credentials, in all stores that use them.
+    standing: Arc<Standing>,
+    /// Phases of the requests: names, connections, credentials.
+    timeline: Timeline,
 }
 
 /// Returns the implementation of a protocol; `None` for stores that the caller opens.
@@ -127,8 +136,9 @@ fn variables_of_all() -> impl Iterator<Item = &'static Variables> {
 }
 
 impl Store {
-    /// Opens the store of a URL and returns it with the path of the URL in it. Sends no request
-    /// yet.
+    /// Opens the store of a URL and returns it with the path of the URL in it, and with everything
+    /// that it was opened from beside URL and options; `None` if other openings cannot share it.
+    /// Sends no request yet.
     ///
     /// Blocks to read configuration files and needs no runtime. Requests need a tokio runtime with
     /// I/O and time.
@@ -139,12 +149,12 @@ impl Store {
     /// [`crate::ErrorKind::PermissionDenied`] if the environment may not be read and no credentials
     /// are given, [`crate::ErrorKind::Unsupported`] for profiles in a build without them; the kinds
     /// of I/O for files that cannot be read.
-    pub(crate) fn open(
+    pub(in crate::storage) fn open(
         url: &RemoteUrl,
         options: &StoreOptions,
         timeline: &Timeline,
         cache: Option<&Arc<Cache>>,
-    ) -> Result<(Arc<Self>, Path)> {
+    ) -> Result<(Arc<Self>, Path, Option<Surroundings>)> {
         let environment = Environment::unless_forbidden(options);
         Self::open_in(url, options, &environment, timeline, cache)
     }
@@ -155,7 +165,7 @@ impl Store {
         environment: &Environment,
         timeline: &Timeline,
         cache: Option<&Arc<Cache>>,
-    ) -> Result<(Arc<Self>, Path)> {
+    ) -> Result<(Arc<Self>, Path, Option<Surroundings>)> {
         let path = object_path(url)?;
         let Some(protocol) = implementation(url.protocol) else {
             return Err(Error::new(
@@ -171,21 +181,19 @@ impl Store {
             connector: Connector::new(timeline.clone()),
             redactor: Redactor::new(url, options, environment, variables_of_all()),
         };
+        // Before any of them is read: a change from now on is noticed.
+        let surroundings = (protocol.files)(&opening).map(|mut files| {
+            files.extend(options.get("ca_file").map(PathBuf::from));
+            Surroundings::new(files)
+        });
         let opened = (protocol.open)(&opening)?;
         let own_client = opening.connector.made().saturating_sub(opened.sessions);
         opening.connector.own_from(own_client);
         let origin = without_credentials(&opened.origin);
-        let description = cache.filter(|_| opened.repository.is_some());
         let store = Self {
             inner: opened.store,
             label: format!("{}://{}", url.scheme, url.host()),
-            description: description.and_then(|cache| {
-                let repository = RemoteUrl {
-                    path: String::new(),
-                    ..url.clone()
-                };
-                cache.question("commit", &repository, &origin)
-            }),
+            description: None,
             offline: offline(url, options),
             first: opening.first_connection(),
             origin,
@@ -201,8 +209,65 @@ impl Store {
                 signer: opened.signer,
             },
             redactor: opening.redactor.and(opened.token.as_ref()),
+            is_resumed: AtomicBool::new(false),
+            standing: Arc::default(),
+            timeline: timeline.clone(),
         };
-        Ok((Arc::new(store), path))
+        let description = store.description(url, cache);
+        let store = Self {
+            description,
+            ..store
+        };
+        Ok((Arc::new(store), path, surroundings))
+    }
+
+    /// Returns the store as another opening has it: with the same client and credentials, and with
+    /// nothing that the server has said.
+    pub(crate) fn again(
+        &self,
+        url: &RemoteUrl,
+        timeline: &Timeline,
+        cache: Option<&Arc<Cache>>,
+    ) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+            label: self.label.clone(),
+            origin: self.origin.clone(),
+            protocol: self.protocol,
+            credentials: self.credentials.clone(),
+            region: self.region.clone(),
+            signed_url: self.signed_url,
+            own_client: self.own_client,
+            repository: self.repository.as_ref().map(Repository::again),
+            registry: self.registry.clone(),
+            bucket: self.bucket.clone(),
+            description: self.description(url, cache),
+            offline: self.offline.clone(),
+            first: self.first.clone(),
+            asks: self.asks.clone(),
+            redactor: self.redactor.clone(),
+            is_resumed: AtomicBool::new(true),
+            standing: Arc::clone(&self.standing),
+            timeline: timeline.clone(),
+        }
+    }
+
+    /// Returns whether an opening may use what this store uses: it sends requests, a server was
+    /// reached if that is limited in time, and the credentials have not turned out to be wrong.
+    pub(crate) fn is_reusable(&self) -> bool {
+        self.offline.is_none()
+            && self.first.as_ref().is_none_or(|first| first.is_made())
+            && !self.standing.is_doubtful.load(Ordering::Relaxed)
+    }
+
+    /// Returns the place of the hub's description of the repository in the cache.
+    fn description(&self, url: &RemoteUrl, cache: Option<&Arc<Cache>>) -> Option<Question> {
+        self.repository.as_ref()?;
+        let repository = RemoteUrl {
+            path: String::new(),
+            ..url.clone()
+        };
+        cache?.question("commit", &repository, &self.origin)
     }
 
     /// Creates a store from one that the caller provides.
@@ -224,6 +289,9 @@ impl Store {
             first: None,
             asks: Asks::default(),
             redactor: Redactor::default(),
+            is_resumed: AtomicBool::new(false),
+            standing: Arc::default(),
+            timeline: Timeline::default(),
         })
     }
 
@@ -239,13 +307,13 @@ impl Store {
                 Some(_) => Commit::question(options),
                 None => options,
             };
-            let asked = self.inner.get_opts(path, options);
-            return self.request(operation, asked).await;
+            let ask = || self.inner.get_opts(path, options.clone());
+            return self.request(operation, ask).await;
         };
         let place = commit.path_of(path);
         let question = Commit::question(options);
-        let asked = self.inner.get_opts(&place, question.clone());
-        let (mut result, captured) = match (self.request(operation, asked).await, &question.range) {
+        let ask = || self.inner.get_opts(&place, question.clone());
+        let (mut result, captured) = match (self.request(operation, ask).await, &question.range) {
             (Err(fault), Some(GetRange::Bounded(range)))
                 if commit.may_come_whole(path, &fault.error) =>
             {
@@ -253,8 +321,8 @@ impl Store {
                     range: None,
                     ..question.clone()
                 };
-                let asked = self.inner.get_opts(&place, all);
-                let (result, captured) = self.request(operation, asked).await?;
+                let ask = || self.inner.get_opts(&place, all.clone());
+                let (result, captured) = self.request(operation, ask).await?;
                 (cut(result, range), captured)
             }
             (answer, _) => answer?,
@@ -306,11 +374,11 @@ impl Store {
             return Ok(commit.level(prefix));
         }
         if let Some(bucket) = &self.bucket {
-            let pages = Box::pin(pages::bounded(bucket.pages(prefix)));
+            let pages = || Box::pin(pages::bounded(bucket.pages(prefix)));
             let (pages, captured) = self.request("LIST", pages).await?;
             return level(&pages, prefix).map_err(|what| self.malformed(&what, &captured));
         }
-        let listing = pages::bounded(self.inner.list_with_delimiter(prefix));
+        let listing = || pages::bounded(self.inner.list_with_delimiter(prefix));
         let (listing, _) = self.request("LIST", listing).await?;
         // Consoles mark a directory by an empty object of the same name.
         let is_marker = |object: &ObjectMeta| Some(&object.location) == prefix;
@@ -341,7 +409,7 @@ impl Store {
             if let Some(Ok(commit)) = known().map(|answer| Commit::parse(answer.as_bytes())) {
                 return Ok(commit);
             }
-            let (answer, captured) = self.request("GET", repository.ask()).await?;
+            let (answer, captured) = self.request("GET", || repository.ask()).await?;
             let commit = Commit::parse(&answer).map_err(|what| self.malformed(&what, &captured))?;
             if let Some(place) = &self.description {
                 place.remember(&String::from_utf8_lossy(&answer));
@@ -351,18 +419,6 @@ impl Store {
         repository.commit.get_or_try_init(ask).await.map(Some)
     }
 
-    /// Returns the error for a response of a hub that cannot be parsed; `what` describes it.
-    fn malformed(&self, what: &str, captured: &ResponseCapture) -> Fault {
-        Fault {
-            error: Error::new(ErrorKind::Remote, "the hub's response is malformed")
-                .with_request(self.failed_request(captured, "GET"))
-                .with_source(self.redactor.clean(what, &captured.sent))
-                .with_hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)"),
-            transient: None,
-            asked: None,
-        }
-    }
-
     /// Returns the name of the commit, or the digest of an artifact's manifest, if it is already
     /// known.
     pub(crate) fn commit_name(&self) -> Option<&str> {
@@ -370,106 +426,6 @@ impl Store {
             return registry.digest();
         }
         Some(self.repository.as_ref()?.commit.get()?.name())
-    }
-
-    async fn request<T>(
-        &self,
-        operation: &str,
-        request: impl Future<Output = object_store::Result<T>>,
-    ) -> Result<(T, ResponseCapture), Fault> {
-        if let Some((message, hint)) = &self.offline {
-            return Err(Fault {
-                error: Error::new(ErrorKind::Remote, message).with_hint(hint),
-                transient: None,
-                asked: None,
-            });
-        }
-        let limited = async {
-            match &self.first {
-                Some(first) => first.limit(request).await,
-                None => request.await,
-            }
-        };
-        let (result, captured) = capture(limited).await;
-        result
-            .map(|result| (result, captured.clone()))
-            .map_err(|error| {
-                let mut fault = self.fault(&error, &captured, operation);
-                if self.first.as_ref().is_some_and(|first| first.is_too_late()) {
-                    fault.transient = None;
-                }
-                fault
-            })
-    }
-
-    /// Translates a failure of a request or of the body of its response.
-    pub(crate) fn fault(
-        &self,
-        error: &object_store::Error,
-        captured: &ResponseCapture,
-        operation: &str,
-    ) -> Fault {
-        let expired = matches!(
-            captured.code.as_deref(),
-            Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired")
-        );
-        let credentials = self.credentials();
-        let asked = RequestContext {
-            refreshed: expired && self.credentials.rejected(captured.began),
-            ..self.asked(captured, operation, &credentials)
-        };
-        translate(error, captured, &asked)
-    }
-
-    fn asked<'a>(
-        &'a self,
-        captured: &ResponseCapture,
-        operation: &'a str,
-        credentials: &'a str,
-    ) -> RequestContext<'a> {
-        RequestContext {
-            operation,
-            hints: self
-                .protocol
-                .map_or(&Hints::NONE, |protocol| &protocol.hints),
-            credentials,
-            anonymous: self.credentials.is_anonymous(),
-            region: self.region.as_deref(),
-            signed_url: self.signed_url,
-            own: captured.client == 0 || captured.client >= self.own_client,
-            refreshed: false,
-            redactor: &self.redactor,
-        }
-    }
-
-    /// Removes secrets from a text that quotes parts of a response.
-    pub(crate) fn redacted(&self, text: &str, captured: &ResponseCapture) -> String {
-        self.redactor.redact(text, &captured.sent)
-    }
-
-    /// Returns the error for a server that violates HTTP; `message` says how.
-    pub(crate) fn misbehaved(&self, captured: &ResponseCapture, message: &str) -> Fault {
-        Fault {
-            error: Error::new(ErrorKind::Remote, self.redacted(message, captured))
-                .with_request(self.failed_request(captured, "GET"))
-                .with_hint(
-                    "the server, or a proxy in front of it, answers ranged requests wrongly",
-                ),
-            transient: None,
-            asked: None,
-        }
-    }
-
-    /// Describes a request whose response was unusable.
-    pub(crate) fn failed_request(
-        &self,
-        captured: &ResponseCapture,
-        operation: &str,
-    ) -> FailedRequest {
-        failed_request(
-            captured,
-            &self.asked(captured, operation, &self.credentials()),
-        )
     }
 
     /// Returns the address of the server, beyond what URLs name: the endpoint and the account.

@@ -50,6 +50,8 @@ pub(crate) struct ResponseCapture {
     pub(crate) host: Option<String>,
     /// Proxy that the request went through.
     pub(crate) proxy: Option<UsedProxy>,
+    /// True if a connection was opened for it.
+    pub(in crate::storage) connects: bool,
     /// Connection that the first response came over.
     pub(crate) connection: Option<Connection>,
     /// The store's code for the failure.
@@ -117,6 +119,11 @@ pub(in crate::storage) fn asks_host(uri: &Uri) {
         captured.host = host_of(uri);
         captured.sent.add_uri(uri);
     });
+}
+
+/// Records that a connection is opened for the current request.
+pub(in crate::storage) fn connects() {
+    update(|captured| captured.connects = true);
 }
 
 /// Records the connection that the first response came over.
@@ -264,6 +271,12 @@ const REQUEST_IDS: [&str; 7] = [
 ];
 
 impl ResponseCapture {
+    /// Returns whether a request that failed was sent over the connection of an earlier one, and no
+    /// response began.
+    pub(in crate::storage) fn is_of_dead_connection(&self) -> bool {
+        self.began.is_some() && self.status.is_none() && !self.connects
+    }
+
     fn take_headers(&mut self, status: u16, headers: &HeaderMap) {
         self.status = Some(status);
         self.request_id = REQUEST_IDS

@@ -10,7 +10,7 @@ use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::checksums::Signer;
 use super::classification::{Classification, Hints, RequestContext};
 use super::client::Extras;
-use super::credentials::{ANONYMOUS, Credentials};
+use super::credentials::{ANONYMOUS, Credentials, files_of_aws};
 use super::environment::{Environment, Variables};
 use super::response_capture::ResponseCapture;
 use super::s3_endpoint::{require_scheme, require_url};
@@ -23,6 +23,7 @@ const DEFAULT_REGION: &str = "us-east-1";
 /// Amazon S3 and compatible stores.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
+    files: files_of_aws,
     variables: Some(&VARIABLES),
     hints: Hints {
         refusal,
@@ -73,8 +74,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         CredentialSource::Known(source) => (builder, Credentials::known(source)),
         #[cfg(feature = "aws-config")]
         CredentialSource::Chain(chain) => {
-            let timeline = opening.connector.timeline().clone();
-            let cache = super::credential_cache::CredentialCache::new(chain, timeline);
+            let cache = super::credential_cache::CredentialCache::new(chain);
             let cache = Arc::new(cache);
             let builder = builder.with_credentials(Arc::clone(&cache) as _);
             (builder, Credentials::Aws(cache))

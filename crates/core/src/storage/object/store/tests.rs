@@ -66,7 +66,9 @@ fn open(url: &str, options: &[(&str, &str)]) -> (Arc<Store>, Path) {
     let mut options = StoreOptions::from_pairs(options.iter().copied()).expect("options");
     options.set("environment", "false").expect("an option");
     let url = location.remote().expect("a URL");
-    Store::open(url, &options, &Timeline::default(), None).expect("opens")
+    let opened = Store::open(url, &options, &Timeline::default(), None);
+    let (store, path, _) = opened.expect("opens");
+    (store, path)
 }
 
 const KEYS: [(&str, &str); 2] = [("access_key_id", "AKIA"), ("secret_access_key", "hunter2")];

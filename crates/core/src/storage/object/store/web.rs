@@ -20,6 +20,7 @@ use crate::options::location::RemoteUrl;
 /// Plain web servers.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
+    files: |_| Some(Vec::new()),
     variables: None,
     hints: Hints {
         refusal,

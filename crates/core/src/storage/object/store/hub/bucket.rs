@@ -19,6 +19,7 @@ use crate::options::location::RESERVED;
 use crate::storage::object::store::{Level, Listed};
 
 /// Bucket of a hub, for listings.
+#[derive(Clone)]
 pub(in crate::storage) struct Bucket {
     pub(super) client: HttpClient,
     /// URL of its listing.

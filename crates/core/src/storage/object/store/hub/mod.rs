@@ -29,7 +29,7 @@ pub(in crate::storage) use self::listing::Commit;
 pub(crate) use self::listing::assert_levels_are_whole;
 
 use self::repository::Repository;
-use self::settings::{Token, endpoint};
+use self::settings::{Token, endpoint, token_path};
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::classification::Hints;
 use super::client::Extras;
@@ -41,6 +41,7 @@ use crate::options::location::RESERVED;
 /// Model hubs.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
+    files: |opening| Some(token_path(opening.environment).into_iter().collect()),
     variables: None,
     hints: Hints {
         refusal: status_error::refusal,

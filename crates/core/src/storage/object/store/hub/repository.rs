@@ -27,6 +27,15 @@ pub(in crate::storage) struct Repository {
 }
 
 impl Repository {
+    /// Returns the repository without its commit, as another opening asks for it.
+    pub(in crate::storage) fn again(&self) -> Self {
+        Self {
+            client: self.client.clone(),
+            url: self.url.clone(),
+            commit: OnceCell::new(),
+        }
+    }
+
     /// Requests the hub's description of the repository once: JSON.
     pub(in crate::storage) async fn ask(&self) -> object_store::Result<Vec<u8>> {
         ask(&self.client, self.url.clone())

@@ -106,7 +106,7 @@ impl Token {
 /// Returns the directory of the hub's own tools.
 fn home(environment: &Environment) -> Option<PathBuf> {
     if let Some(home) = environment.get("HF_HOME") {
-        return expanded(environment, home);
+        return environment.expanded(home);
     }
     let caches = match environment.get("XDG_CACHE_HOME") {
         Some(caches) => PathBuf::from(caches),
@@ -115,9 +115,9 @@ fn home(environment: &Environment) -> Option<PathBuf> {
     Some(caches.join("huggingface"))
 }
 
-fn token_path(environment: &Environment) -> Option<PathBuf> {
+pub(super) fn token_path(environment: &Environment) -> Option<PathBuf> {
     match environment.get("HF_TOKEN_PATH") {
-        Some(path) => expanded(environment, path),
+        Some(path) => environment.expanded(path),
         None => Some(home(environment)?.join("token")),
     }
 }
@@ -125,7 +125,7 @@ fn token_path(environment: &Environment) -> Option<PathBuf> {
 /// Returns the directory of downloaded models, if one is configured.
 pub(in crate::storage) fn cache(environment: &Environment) -> Option<PathBuf> {
     match environment.first(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]) {
-        Some(path) => expanded(environment, path),
+        Some(path) => environment.expanded(path),
         None => Some(home(environment)?.join("hub")),
     }
 }
@@ -136,17 +136,6 @@ pub(in crate::storage) fn is_offline(environment: &Environment) -> bool {
     match environment.get("HF_HUB_OFFLINE") {
         Some(_) => environment.is_set("HF_HUB_OFFLINE"),
         None => environment.is_set("TRANSFORMERS_OFFLINE"),
-    }
-}
-
-/// Expands `~` at the beginning to the user's directory.
-fn expanded(environment: &Environment, path: &str) -> Option<PathBuf> {
-    match path.strip_prefix('~') {
-        Some(rest) if rest.is_empty() || rest.starts_with('/') => {
-            let home = PathBuf::from(environment.get("HOME")?);
-            Some(home.join(rest.trim_start_matches('/')))
-        }
-        _ => Some(PathBuf::from(path)),
     }
 }
 

@@ -35,6 +35,8 @@ use crate::options::oci_reference::OciReference;
 /// OCI registries.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
+    // Logins come from files and programs of other tools.
+    files: |_| None,
     variables: None,
     hints: Hints {
         refusal: status_error::refusal,
