@@ -230,7 +230,7 @@ fn objects_used_in_the_future_are_evicted_in_their_turn() {
             .any(|it| it.is_within(&location).expect("a URL"))
     };
     assert!(is_left(4) && !is_left(0), "{left:?}");
-    // The same holds for what `prune` removes by age.
+    // `prune` counts their age from now on too.
     let future = SystemTime::now() + Duration::from_secs(1000);
     set_times(bench.folder.path(), future);
     let mut rules = Pruning::default();
@@ -241,7 +241,7 @@ fn objects_used_in_the_future_are_evicted_in_their_turn() {
     assert_eq!(answers.expect("a directory").count(), 0);
 }
 
-/// Server of a small file without an ETag, by the server's own clock.
+/// Server of a file without an entity tag, by the server's own clock.
 struct Dated {
     server: Listener,
     modified: Arc<AtomicI64>,
@@ -301,7 +301,7 @@ fn dated(seconds: i64) -> String {
     format!("Sun, 09 Sep 2001 {hour:02}:{minute:02}:{second:02} GMT")
 }
 
-/// Without an ETag, the server's clock says whether the time of the last change tells states apart.
+/// Without an entity tag, the clock of the server tells whether the last change tells states apart.
 /// This machine's says that all of them are decades old.
 #[test]
 fn ages_of_objects_are_by_the_clock_of_their_server() {

@@ -164,8 +164,8 @@ impl Question {
     }
 }
 
-/// Removes answers that were not used for so long, and the least recently used ones if all take more
-/// space than they may.
+/// Removes answers that were not used for so long, and the least recently used ones if all take
+/// more space than they may.
 pub(super) fn trim(folder: &Path, unused_for: Option<Duration>) {
     trim_to(&folder.join(FOLDER), ANSWERS_BYTES_MAX, unused_for);
 }
