@@ -128,7 +128,7 @@ fn listed(name: &OsStr, metadata: &Metadata) -> Entry {
     Entry {
         name: name.to_owned(),
         is_directory: metadata.is_dir(),
-        bytes: (!metadata.is_dir()).then(|| metadata.len()),
+        bytes: (!metadata.is_dir()).then_some(metadata.len()),
         modified: metadata.modified().ok(),
     }
 }

@@ -152,7 +152,7 @@ impl Engine for CachedEngine {
                 let transfer = &mut done.transfer;
                 let direct = std::mem::take(&mut transfer.direct_bytes);
                 transfer.cached_bytes = direct + std::mem::take(&mut transfer.buffered_bytes);
-                Ok(filled.from_places(Provenance::CACHE))
+                Ok(filled.with_provenance(Provenance::CACHE))
             }
             Err(error) => Err(error),
         };

@@ -282,7 +282,7 @@ impl Filling {
     pub fn finish(self) -> Filled {
         // SAFETY: `push` wrote the first `len` bytes and cannot be called any more.
         let filled = unsafe { self.lease.assume_filled(self.len) };
-        filled.from_places(self.provenance)
+        filled.with_provenance(self.provenance)
     }
 }
 
@@ -298,7 +298,7 @@ pub struct Filled {
 impl Filled {
     /// Declares where the bytes came from, if not from their origin alone.
     #[must_use]
-    pub(crate) fn from_places(mut self, provenance: Provenance) -> Self {
+    pub(crate) fn with_provenance(mut self, provenance: Provenance) -> Self {
         self.provenance = provenance;
         self
     }

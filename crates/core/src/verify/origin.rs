@@ -84,8 +84,9 @@ impl OriginReads {
         self.events.notify();
     }
 
-    fn have_submitted(&self, mut extents: impl Iterator<Item = usize>) -> bool {
-        extents.all(|extent| self.submitted[extent].load(Ordering::Acquire))
+    fn have_submitted(&self, extents: &[usize]) -> bool {
+        let mut extents = extents.iter();
+        extents.all(|&extent| self.submitted[extent].load(Ordering::Acquire))
     }
 
     fn provenance(&self, extent: usize) -> Provenance {
@@ -96,10 +97,10 @@ impl OriginReads {
     /// lane goes on to do so, unless it waits here itself: for an earlier or for a later extent of
     /// a tensor that crosses the edge between them. Only one tensor crosses an edge, and only one
     /// lane brings its last extent, so no lanes wait for each other.
-    fn wait(&self, extents: impl Iterator<Item = usize> + Clone) -> Result<()> {
+    fn wait(&self, extents: &[usize]) -> Result<()> {
         loop {
             let count = self.events.count();
-            if self.have_submitted(extents.clone()) {
+            if self.have_submitted(extents) {
                 return Ok(());
             }
             if self.over.is_cancelled() {
@@ -160,16 +161,16 @@ impl Check {
             return Err(mismatch);
         };
         let others = pieces.iter().map(|(extent, _)| *extent);
-        let others = others.filter(|extent| *extent != index);
+        let others: Vec<usize> = others.filter(|extent| *extent != index).collect();
         let (source, range) = (
             self.plan.extents[index].source,
             self.tensors[tensor].file_range(),
         );
-        if self.sources[source].in_order.is_some() && !reads.have_submitted(others.clone()) {
+        if self.sources[source].in_order.is_some() && !reads.have_submitted(&others) {
             // They wait for their turn, which may need this lane.
             return Err(self.blame((source, from), &range, mismatch));
         }
-        reads.wait(others)?;
+        reads.wait(&others)?;
         let mut again = reads.again.lock();
         let Some(second) = self.read_again(reads, (index, tensor), &pieces, filled, onward)? else {
             return Err(self.blame((source, from), &range, mismatch));

@@ -59,22 +59,7 @@ impl ObjectSource {
             let rest = at..range.end.min(end);
             let turn = Turn::begin(mirrors, lane);
             let mut counted = Counted { to, turn: &turn };
-            let replica = lane.checked_sub(1).and_then(|at| self.0.replicas.get(at));
-            let reading = async {
-                match &replica {
-                    // Another place has the bytes too: neither hedged nor retried for long.
-                    Some(replica) => {
-                        let retries = replica.retries();
-                        replica
-                            .read_remote(rest.clone(), retries, None, &mut counted)
-                            .await
-                    }
-                    None => {
-                        self.read_remote(rest.clone(), retries, hedging, &mut counted)
-                            .await
-                    }
-                }
-            };
+            let reading = self.read_lane(lane, rest.clone(), (retries, hedging), &mut counted);
             let len = rest.end - rest.start;
             let outcome = tokio::select! {
                 biased;
@@ -114,6 +99,25 @@ impl ObjectSource {
             }
         }
         Ok(())
+    }
+
+    /// Requests a range from the origin, or from a mirror whose file has been opened.
+    async fn read_lane(
+        &self,
+        lane: usize,
+        range: Range<u64>,
+        (retries, hedging): (Retries, Option<&Hedging>),
+        to: &mut impl Receive,
+    ) -> Result<()> {
+        let replica = lane.checked_sub(1).and_then(|at| self.0.replicas.get(at));
+        match replica {
+            // Another place has the bytes too: neither hedged nor retried for long.
+            Some(replica) => {
+                let retries = replica.retries();
+                replica.read_remote(range, retries, None, to).await
+            }
+            None => self.read_remote(range, retries, hedging, to).await,
+        }
     }
 
     /// Waits until each peer has been opened or has failed, for a short time.
