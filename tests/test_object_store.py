@@ -497,6 +497,49 @@ def test_store_checkpoint_works_after_fork(s3: S3, url: str) -> None:
         assert done.returncode == 0, done.stderr
 
 
+KEPT = """
+import os, sys, warnings
+import tload
+warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads and fork, and is right
+
+url, endpoint, key, secret = sys.argv[1:]
+count = int(os.environ["COUNT"])
+store = {"endpoint": endpoint, "access_key_id": key, "secret_access_key": secret}
+tload.load(url, framework="dlpack", store=store)  # its threads and connections are kept
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        os._exit(len(tload.load(url, framework="dlpack", store=store)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == count
+assert len(tload.load(url, framework="dlpack", store=store)) == count
+"""
+
+
+def test_kept_connections_are_not_used_after_fork(s3: S3, url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT, url, s3.endpoint, s3.access_key_id, s3.secret_access_key],
+        timeout=300,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"COUNT": str(len(LAYERS))},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_changed_variables_count_for_the_next_opening(
+    s3: S3, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.endpoint)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_access_key)
+    for _ in range(2):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key_id)
+        assert len(tload.load(url, framework="dlpack")) == len(LAYERS)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER")
+        with pytest.raises(tload.PermissionDeniedError):
+            tload.open(url)
+
+
 def test_changed_object_is_not_read_after_fork(web: Web, folder: Path) -> None:
     web.files["a.safetensors"] = shards(folder)[0].read_bytes()
     script = """

@@ -6,8 +6,8 @@
 //! and files ([`Surroundings`]). Only ways to send requests are kept, never an answer: each opening
 //! sends its own requests, with counters and deadlines of its own.
 //!
-//! Threads without a user end soon. A task on the threads themselves ends them, so nothing outlives
-//! them. A forked process begins with nothing.
+//! Threads without a user end soon: a task on the threads themselves ends them. A forked process
+//! begins with nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

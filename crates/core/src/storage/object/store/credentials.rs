@@ -60,8 +60,8 @@ impl Credentials {
     }
 }
 
-/// Returns the bundle of certificates and, unless options give everything that they could, the files
-/// of the AWS configuration.
+/// Returns the bundle of certificates and, unless options give everything that they could, the
+/// files of the AWS configuration.
 pub(in crate::storage) fn files_of_aws(opening: &Opening) -> Option<Vec<PathBuf>> {
     let options = opening.options;
     let has_credentials =
