@@ -527,9 +527,7 @@ def test_kept_connections_are_not_used_after_fork(s3: S3, url: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_changed_variables_count_for_the_next_opening(
-    s3: S3, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_variables_count_for_the_next_opening(s3: S3, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.endpoint)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_access_key)
     for _ in range(2):
