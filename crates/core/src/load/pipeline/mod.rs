@@ -58,6 +58,7 @@ pub fn run<E: Engine, S: Sink>(
         held: 0,
         allowed: 0,
         done: Vec::new(),
+        returned: Vec::new(),
         ready: Vec::new(),
         failure: None,
         has_told: false,
@@ -81,6 +82,8 @@ struct LaneLoop<'a, E, S: Sink> {
     allowed: u64,
     /// Completions of the engine that the sink has not received.
     done: Vec<Done>,
+    /// Memory for those that are being passed on; empty otherwise.
+    returned: Vec<Done>,
     /// Finished tensors that have not been delivered.
     ready: Vec<S::Tensor>,
     failure: Option<Error>,
@@ -172,7 +175,8 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             self.held -= self.feed.plan.extents[done.extent].window as u64;
             self.feed.ended(done.extent);
         }
-        for done in std::mem::take(&mut self.done) {
+        let mut returned = std::mem::replace(&mut self.done, std::mem::take(&mut self.returned));
+        for done in returned.drain(..) {
             let in_flight = self.engine.in_flight();
             self.submit();
             if self.engine.in_flight() > in_flight {
@@ -189,6 +193,8 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
                 self.feed.again(self.group, extent);
             }
         }
+        // Keeps its capacity.
+        self.returned = returned;
         self.reap_sink(Wait::No);
     }
 
