@@ -62,6 +62,10 @@ impl Credentials {
 
 /// Returns the bundle of certificates and, unless options give everything that they could, the
 /// files of the AWS configuration.
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the signature that protocols have"
+)]
 pub(in crate::storage) fn files_of_aws(opening: &Opening) -> Option<Vec<PathBuf>> {
     let options = opening.options;
     let has_credentials =

@@ -34,12 +34,14 @@ impl Store {
             });
         }
         let is_resumed = self.is_resumed.load(Ordering::Relaxed);
-        let (mut result, mut captured) = self.request_once(operation, request()).await;
+        // Boxed: futures that hold it would be large.
+        let send = || Box::pin(self.request_once(operation, request()));
+        let (mut result, mut captured) = send().await;
         let is_broken = |fault: &Fault| matches!(fault.transient, Some(Transient::Broken));
         let is_dead = is_resumed && captured.is_of_dead_connection();
         if is_dead && result.as_ref().is_err_and(is_broken) {
             tracing::debug!("the server had closed a connection of an earlier request");
-            (result, captured) = self.request_once(operation, request()).await;
+            (result, captured) = send().await;
         }
         result.map(|result| (result, captured))
     }
