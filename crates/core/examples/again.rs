@@ -2,7 +2,7 @@
 //! `cargo run --release -p tload --example again`, or `... -- LOCATION KEY=VALUE…` for your own.
 //!
 //! Without a location, starts versitygw (`tools/servers`) with one of 50 MiB in 448 tensors, as a
-//! LoRA adapter of 32 layers has.
+//! `LoRA` adapter of 32 layers has.
 
 #![expect(clippy::print_stdout, reason = "an example prints")]
 
