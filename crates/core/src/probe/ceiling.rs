@@ -22,6 +22,7 @@ use crate::options::{CacheMode, Options, Order};
 use crate::report::{Counters, EngineReport, Report};
 use crate::schedule::Schedule;
 use crate::sink::DiscardSink;
+use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
 use crate::tensor::TensorInfo;
 
@@ -64,14 +65,16 @@ impl Loader {
         let selected = self.selected()?;
         let destinations = Destinations::host(&selected);
         let prepared = Prepared::new(self.checkpoint(), selected, destinations, &options, None)?;
-        let RawMemory { origin, slab, jobs } = RawMemory::new(&prepared, ceiling)?;
+        // Lanes that wait for a slot are woken by its return.
+        let events = Arc::default();
+        let RawMemory { origin, slab, jobs } = RawMemory::new(&prepared, ceiling, &events)?;
         let groups = prepared.groups().at_most(jobs);
         let feed = Arc::new(Feed::new(
             Arc::clone(&prepared.plan),
             Schedule::new(&prepared.plan, Order::Ready, groups),
             vec![origin],
             slab.clone(),
-            Arc::default(),
+            events,
         ));
         let counters = Arc::<Counters>::default();
         let lanes = prepared.lanes(&options, &feed, &counters, slab.as_ref());
@@ -136,7 +139,7 @@ impl Ceiling {
 }
 
 impl RawMemory {
-    fn new(prepared: &Prepared, ceiling: Ceiling) -> Result<Self> {
+    fn new(prepared: &Prepared, ceiling: Ceiling, events: &Arc<EventCount>) -> Result<Self> {
         let plan = &prepared.plan;
         match ceiling {
             Ceiling::Recycled => {
@@ -144,7 +147,7 @@ impl RawMemory {
                 let group = cgroup_memory(Path::new("/"));
                 let most = raw_bytes(group.as_ref(), SLAB_BYTES_MAX) / window;
                 let jobs = prepared.raw_slots(most).min(most).max(1);
-                let slab = Slab::new(plan.window_bytes_max(), jobs, Arc::default())?;
+                let slab = Slab::new(plan.window_bytes_max(), jobs, Arc::clone(events))?;
                 Ok(Self {
                     origin: LeaseOrigin::Slots,
                     slab: Some(slab),
