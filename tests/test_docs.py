@@ -47,7 +47,7 @@ LANGUAGES = {"python", "rust", "json", "toml", "text", *SHELLS}
 
 NOT_RUN = {
     "README.md": 2,
-    "docs/cache.md": 3,
+    "docs/cache.md": 4,
     "docs/from/fastsafetensors.md": 2,
     "docs/from/flashpack.md": 2,
     "docs/from/instanttensor.md": 2,
