@@ -258,11 +258,11 @@ fn every_part_comes_from_its_owner() {
     // The parts of a peer that is gone have other owners.
     mirrors[0].fault(Rule::always(Fault::ResetBeforeHeaders));
     let third = ask();
-    assert_eq!(
-        third.iter().filter(|bytes| **bytes > 0).count(),
-        2,
+    assert!(
+        third.iter().filter(|bytes| **bytes > 0).count() <= 2,
         "{third:?}"
     );
+    assert!(third.iter().sum::<u64>() >= 80 << 20, "{third:?}");
 }
 
 /// A machine that restarts is paused, and used again when it is back.
@@ -343,7 +343,15 @@ fn resolve_again() {
         peer
     };
     let one = start("127.0.0.2", 0);
-    let other = start("127.0.0.3", one.address().port());
+    // Addresses decide who owns the two parts of the file: with one other peer, it may own none.
+    let port = one.address().port();
+    let others: Vec<FaultyServer> = (3..35)
+        .map(|last| start(&format!("127.0.0.{last}"), port))
+        .collect();
+    let others_at: Vec<SocketAddr> = others.iter().map(FaultyServer::address).collect();
+    let all_at: Vec<SocketAddr> = std::iter::once(one.address())
+        .chain(others_at.iter().copied())
+        .collect();
     let name = format!("http://tload-peers:{}/copy", one.address().port());
     // The name leads nowhere at first.
     let checkpoint = open(&site, &with(&site, &[("peers", &name)]));
@@ -364,13 +372,15 @@ fn resolve_again() {
     until(&|report| report.mirrors.is_empty());
     write(&[one.address()]);
     until(&|report| from(report, &one) > 0);
-    write(&[one.address(), other.address()]);
-    until(&|report| from(report, &other) > 0);
-    write(&[other.address()]);
+    let from_others =
+        |report: &Report| -> u64 { others.iter().map(|other| from(report, other)).sum() };
+    write(&all_at);
+    until(&|report| from_others(report) > 0);
+    write(&others_at);
     // Loads until one takes nothing from the peer that has gone.
     let before = Cell::new([0, 0]);
     until(&|report| {
-        let now = [from(report, &one), from(report, &other)];
+        let now = [from(report, &one), from_others(report)];
         let before = before.replace(now);
         now[0] == before[0] && now[1] > before[1]
     });
