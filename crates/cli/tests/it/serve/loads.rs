@@ -299,8 +299,8 @@ fn peers_fetch_each_byte_once() {
     assert_eq!(load(), wanted);
     let own = sent(&origin) - asked;
     assert!(own < 1 << 20, "{own} bytes");
-    // Each peer looks at the first byte of the file, no more than once a second. On a busy machine a
-    // peer may answer too late, and its part is asked of the origin too.
+    // Each peer looks at the first byte of the file, no more than once a second. On a busy machine
+    // a peer may answer too late, and its part is asked of the origin too.
     let file = folder.path().join("model/model.safetensors");
     let most = file.metadata().unwrap().len() / 10 * 11 + loads * own;
     assert!(asked <= most, "{asked} bytes of {most}");
