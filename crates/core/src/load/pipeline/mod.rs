@@ -169,8 +169,9 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
     }
 
     /// Passes all completions on to the sink. Comparing and copying bytes takes time, so the reads
-    /// that take the place of completed ones begin before each.
+    /// that take the place of completed ones begin before each, unless a read failed.
     fn complete_all(&mut self) {
+        let has_failed = self.done.iter().any(|done| done.result.is_err());
         for done in &self.done {
             self.held -= self.feed.plan.extents[done.extent].window as u64;
             self.feed.ended(done.extent);
@@ -178,7 +179,9 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
         let mut returned = std::mem::replace(&mut self.done, std::mem::take(&mut self.returned));
         for done in returned.drain(..) {
             let in_flight = self.engine.in_flight();
-            self.submit();
+            if !has_failed {
+                self.submit();
+            }
             if self.engine.in_flight() > in_flight {
                 self.engine.reap(Wait::No, &mut self.done);
                 self.watch.lap(Stage::Submit);
