@@ -7,6 +7,7 @@ use std::time::Duration;
 use tload::{Checkpoint, ErrorKind, Loader, Location, Options, Result, StoreOptions, Tensor};
 use tload_testbed::{Azurite, FaultyServer, Nginx, require};
 
+use crate::caching::cached_in;
 use crate::fixtures::{
     assert_all, assert_same, even, folder, in_file_order, load, load_local, mixed, options,
 };
@@ -244,24 +245,29 @@ fn slow_caller_stops_requests_at_memory_limit() {
 /// Callers inside a runtime of their own may open, load and drop.
 #[test]
 fn loads_run_inside_async_runtime() {
-    let site = sites::faulty();
-    let file = mixed("t", 4, 20, 100_000);
-    site.put("a/m.safetensors", &file);
+    let (plain, mut cached, folder) = (sites::faulty(), sites::faulty(), folder());
+    cached_in(&mut cached, folder.path());
+    cached.options.set("cache_wait", "true").expect("an option");
     let multi = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .build();
     let single = tokio::runtime::Builder::new_current_thread().build();
-    for runtime in [multi.expect("a runtime"), single.expect("a runtime")] {
-        runtime.block_on(async {
-            let checkpoint = site.checkpoint("a").expect("opens");
-            let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
-            assert_all(&tensors, &[&file]);
-            drop(checkpoint);
-            // Drops a load half-way.
-            let checkpoint = site.checkpoint("a/m.safetensors").expect("opens");
-            let mut stream = Loader::new(checkpoint).stream().expect("starts");
-            let _ = stream.next();
-        });
+    for (seed, runtime) in [multi, single].into_iter().enumerate() {
+        let runtime = runtime.expect("a runtime");
+        let file = mixed("t", seed as u64, 20, 100_000);
+        for site in [&plain, &cached] {
+            site.put("a/m.safetensors", &file);
+            runtime.block_on(async {
+                let checkpoint = site.checkpoint("a").expect("opens");
+                let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
+                assert_all(&tensors, &[&file]);
+                drop(checkpoint);
+                // Drops a load half-way.
+                let checkpoint = site.checkpoint("a/m.safetensors").expect("opens");
+                let mut stream = Loader::new(checkpoint).stream().expect("starts");
+                let _ = stream.next();
+            });
+        }
     }
 }
 

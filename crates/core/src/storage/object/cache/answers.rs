@@ -19,7 +19,7 @@ use rustix::fs::{Mode, OFlags};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-use super::entry::replace;
+use super::files::replace;
 use super::key::answer_name;
 use super::room::{is_hex, touch};
 use super::stamp::checksum;

@@ -13,7 +13,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,10 +23,11 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 
 use super::Shared;
-use super::answers::read;
-use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES, Buffer};
+use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES};
 use super::claims::Claim;
+use super::files::{describe, open_file, open_in, set_direct};
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
+use crate::memory::{Filled, Lease};
 
 /// Name of the file of stamps.
 pub(super) const STAMPS: &str = "stamps";
@@ -78,7 +79,7 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(super) enum Found {
     /// Verified bytes from the beginning of the range, and where they are in the buffer.
-    Bytes(Buffer, Range<usize>),
+    Bytes(Filled, Range<usize>),
     /// Nothing is there up to this offset.
     Absent(u64),
 }
@@ -198,15 +199,14 @@ impl Entry {
 
     /// Returns memory for bytes that will be passed to [`Self::keep`]; `None` if they will not be
     /// written, which is counted for bytes that the disk was too slow for. Blocks until there is
-    /// some if the cache waits for its disk.
-    pub(super) fn buffer(&self, wanted: u64) -> Option<Buffer> {
+    /// some if the cache [waits](Self::waits) for its disk.
+    pub(super) fn buffer(&self, wanted: u64) -> Option<Lease> {
         if !self.is_writable || self.shared.is_stopped() || self.is_cleared() {
             return None;
         }
-        let buffers = &self.shared.write_buffers;
-        if self.shared.waits {
-            // The thread's other requests go on elsewhere meanwhile.
-            return Some(tokio::task::block_in_place(|| buffers.wait()));
+        let buffers = &self.shared.supplies.writes;
+        if self.waits() {
+            return buffers.wait();
         }
         let buffer = buffers.take();
         if buffer.is_none() {
@@ -215,9 +215,14 @@ impl Entry {
         buffer
     }
 
+    /// Returns whether the load waits for the cache's disk.
+    pub(super) fn waits(&self) -> bool {
+        self.shared.waits
+    }
+
     /// Writes bytes that begin at `start`, a multiple of the length of tiles, and end with a tile.
     /// Returns at once. `claim` is held until they are written.
-    pub(super) fn keep(self: &Arc<Self>, start: u64, bytes: Buffer, claim: Option<Arc<Claim>>) {
+    pub(super) fn keep(self: &Arc<Self>, start: u64, bytes: Filled, claim: Option<Arc<Claim>>) {
         Shared::write_later(self, start, bytes, claim);
     }
 
@@ -234,11 +239,10 @@ impl Entry {
             let end = (at + BUFFER_BYTES as u64).min(whole);
             let missing = self.stamps_of(&tiles(&(at..end)));
             if missing.iter().any(Option::is_none)
-                && let Some(mut buffer) = self.buffer(end - at)
+                && let Some(buffer) = self.buffer(end - at)
             {
                 let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-                buffer.push(&bytes[index(at)..index(end)]);
-                self.keep(at, buffer, None);
+                self.keep(at, buffer.fill_from(&bytes[index(at)..index(end)]), None);
             }
             at = end;
         }
@@ -280,13 +284,13 @@ impl Entry {
         }
         let present: Vec<u32> = stamps.into_iter().map_while(|stamp| stamp).collect();
         let present = &present[..present.len().min(BUFFER_TILES)];
-        let Some(mut buffer) = self.shared.read_buffers.take() else {
+        let Some(mut buffer) = self.shared.supplies.reads.take() else {
             return all();
         };
         let run = wanted.start..wanted.start + present.len() as u64;
         let bytes = bytes_of(&run, self.len);
         let came = self.read(bytes.start, bytes.end, &mut buffer).unwrap_or(0);
-        buffer.set_len(came);
+        let buffer = buffer.written(came);
         let is_good: Vec<bool> = (run.clone().zip(present))
             .map(|(tile, crc)| {
                 let tile = bytes_of(&(tile..tile + 1), self.len);
@@ -334,14 +338,14 @@ impl Entry {
     }
 
     /// Reads into the buffer, up to the offset `end`, and returns how many bytes came.
-    fn read(&self, start: u64, end: u64, buffer: &mut Buffer) -> io::Result<usize> {
+    fn read(&self, start: u64, end: u64, buffer: &mut Lease) -> io::Result<usize> {
         let wanted = usize::try_from(end - start).unwrap_or(usize::MAX);
         // Direct I/O reads whole sectors; the last ones of the file end with it.
         let asked = wanted.next_multiple_of(ALIGNMENT).min(BUFFER_BYTES);
         let mut came = 0;
         while came < wanted {
             let at = start + came as u64;
-            match self.contents.read_at(&mut buffer.memory()[came..asked], at) {
+            match self.contents.read_at(buffer.bytes_mut(came..asked), at) {
                 Ok(0) => break,
                 Ok(more) => came += more,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -356,8 +360,7 @@ impl Entry {
     /// # Errors
     ///
     /// Errors of the file system.
-    pub(super) fn write(&self, start: u64, buffer: &Buffer) -> io::Result<u64> {
-        let bytes = buffer.bytes();
+    pub(super) fn write(&self, start: u64, bytes: &[u8]) -> io::Result<u64> {
         let run = tiles(&(start..start + bytes.len() as u64));
         let mut stamps = Vec::with_capacity(bytes.len() / STAMP_BYTES);
         for (tile, contents) in run.clone().zip(bytes.chunks(TILE)) {
@@ -465,83 +468,9 @@ fn pause() {
     std::thread::sleep(EVICTION_PAUSE);
 }
 
-/// Opens a file of an entry like [`open_file`], and creates the directory if necessary.
-fn open_in(folder: &Path, name: &str) -> io::Result<(File, bool)> {
-    let path = folder.join(name);
-    match open_file(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let mut builder = std::fs::DirBuilder::new();
-            builder.recursive(true).mode(0o700).create(folder)?;
-            open_file(&path)
-        }
-        opened => opened,
-    }
-}
-
 /// Returns the seed of the stamps of the entry in this directory.
 pub(super) fn seed_of(folder: &Path) -> u64 {
     let name = folder.file_name().and_then(|name| name.to_str());
     let seed = name.and_then(|name| u64::from_str_radix(name.get(..16)?, 16).ok());
     seed.unwrap_or_default()
-}
-
-/// Opens a file for reading and writing, creating it if necessary; or for reading alone where
-/// writing is not permitted. Returns whether it can be written to. Follows no link.
-fn open_file(path: &Path) -> io::Result<(File, bool)> {
-    let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let mode = Mode::RUSR | Mode::WUSR;
-    let opened = match rustix::fs::open(path, flags | OFlags::RDWR | OFlags::CREATE, mode) {
-        Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => {
-            (rustix::fs::open(path, flags | OFlags::RDONLY, mode)?, false)
-        }
-        opened => (opened?, true),
-    };
-    let file = File::from(opened.0);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    Ok((file, opened.1))
-}
-
-/// Writes the description of an entry unless it has the same one.
-fn describe(folder: &Path, description: &str) -> io::Result<()> {
-    let path = folder.join(DESCRIPTION);
-    if read(&path).is_ok_and(|found| found == description.as_bytes()) {
-        return Ok(());
-    }
-    replace(&path, description.as_bytes())
-}
-
-/// Writes a file so that readers see the old one or the new one.
-pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = path.with_extension(format!("{:016x}", fastrand::u64(..)));
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let mode = Mode::RUSR | Mode::WUSR;
-    let file = File::from(rustix::fs::open(&temporary, flags, mode)?);
-    let written = file.write_all_at(bytes, 0);
-    let replaced = written.and_then(|()| std::fs::rename(&temporary, path));
-    if replaced.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
-    replaced
-}
-
-/// Switches direct I/O of an open file on or off; returns whether it is on.
-#[cfg(target_os = "linux")]
-fn set_direct(file: &File, on: bool) -> bool {
-    let Ok(flags) = rustix::fs::fcntl_getfl(file) else {
-        return false;
-    };
-    let flags = if on {
-        flags | OFlags::DIRECT
-    } else {
-        flags - OFlags::DIRECT
-    };
-    rustix::fs::fcntl_setfl(file, flags).is_ok() && on
-}
-
-/// Switches direct I/O on or off: only Linux has it as a flag of open files.
-#[cfg(not(target_os = "linux"))]
-fn set_direct(_file: &File, _on: bool) -> bool {
-    false
 }

@@ -13,6 +13,7 @@ mod buffers;
 mod claims;
 mod directory;
 mod entry;
+mod files;
 mod key;
 mod room;
 mod stamp;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(crate) use self::answers::{Question, State};
-use self::buffers::Buffers;
+use self::buffers::Supplies;
 use self::directory::Description;
 pub use self::directory::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
 pub(crate) use self::entry::Entry;
@@ -41,13 +42,6 @@ use crate::options::{Location, StoreOptions, parse_bytes};
 use crate::report::CacheReport;
 use crate::sync::lock::Mutex;
 use crate::sync::per_process::PerProcess;
-
-/// Most memory that holds bytes on their way to the disk, in buffers: 64 MiB. A load of 1 GB/s
-/// fills them within 60 ms of a disk that does not write.
-const WRITE_BUFFERS: usize = 64;
-
-/// Most reads of cached bytes at a time: as many as there are requests.
-const READ_BUFFERS: usize = 64;
 
 /// Directory of the layout's version, below the cache's directory.
 const VERSION: &str = "v1";
@@ -97,8 +91,7 @@ pub(crate) fn check(options: &StoreOptions) -> Check {
 /// State that entries share with their cache.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    write_buffers: Arc<Buffers>,
-    read_buffers: Arc<Buffers>,
+    supplies: Arc<Supplies>,
     room: Room,
     writer: Writer,
     written: AtomicU64,
@@ -163,8 +156,7 @@ impl Cache {
         let folder = std::path::absolute(&directory).unwrap_or_else(|_| directory.clone());
         let folder = folder.join(VERSION);
         let shared = Arc::new(Shared {
-            write_buffers: Buffers::new(WRITE_BUFFERS),
-            read_buffers: Buffers::new(READ_BUFFERS),
+            supplies: Supplies::share(),
             room: Room::new(&folder, limit),
             writer: Writer::default(),
             written: AtomicU64::new(0),

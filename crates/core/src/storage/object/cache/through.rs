@@ -10,12 +10,12 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::buffers::{BUFFER_BYTES, Buffer};
+use super::buffers::BUFFER_BYTES;
 use super::claims::Claim;
 use super::entry::{Entry, Found};
 use super::stamp::{bytes_of, tiles};
 use crate::error::Result;
-use crate::memory::Provenance;
+use crate::memory::{Filling, Provenance};
 use crate::storage::object::{Events, Hedging, ObjectSource, Receive};
 use crate::sync::retry::Retries;
 
@@ -168,7 +168,7 @@ struct Tee<'a, R> {
     /// End of the tiles.
     end: u64,
     /// Bytes for the cache up to `at`, and their offset.
-    copied: Option<(u64, Buffer)>,
+    copied: Option<(u64, Filling)>,
     claim: Arc<Claim>,
 }
 
@@ -198,8 +198,8 @@ impl<'a, R: Receive> Tee<'a, R> {
 
     fn hand_over(&mut self) {
         if let Some((start, buffer)) = self.copied.take() {
-            self.entry
-                .keep(start, buffer, Some(Arc::clone(&self.claim)));
+            let claim = Some(Arc::clone(&self.claim));
+            self.entry.keep(start, buffer.finish(), claim);
         }
     }
 
@@ -212,8 +212,14 @@ impl<'a, R: Receive> Tee<'a, R> {
             let stretch = next.min(self.end);
             let is_first = at.is_multiple_of(BUFFER_BYTES as u64) || at == self.start();
             if is_first && self.copied.is_none() {
-                let buffer = self.entry.buffer(stretch - at);
-                self.copied = buffer.map(|buffer| (at, buffer));
+                let take = || self.entry.buffer(stretch - at);
+                let buffer = if self.entry.waits() {
+                    // The thread's other requests go on elsewhere meanwhile.
+                    tokio::task::block_in_place(take)
+                } else {
+                    take()
+                };
+                self.copied = buffer.map(|buffer| (at, buffer.filling()));
             }
             let room = usize::try_from(stretch - at).unwrap_or(usize::MAX);
             let (now, later) = bytes.split_at(bytes.len().min(room));

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::Shared;
-use super::buffers::Buffer;
 use super::claims::Claim;
 use super::entry::Entry;
+use crate::memory::Filled;
 use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::per_process::PerProcess;
 
@@ -28,7 +28,7 @@ struct Pending {
 struct Write {
     entry: Arc<Entry>,
     start: u64,
-    bytes: Buffer,
+    bytes: Filled,
     #[expect(dead_code, reason = "held until the bytes are written")]
     claim: Option<Arc<Claim>>,
 }
@@ -50,7 +50,7 @@ impl Shared {
     pub(super) fn write_later(
         entry: &Arc<Entry>,
         start: u64,
-        bytes: Buffer,
+        bytes: Filled,
         claim: Option<Arc<Claim>>,
     ) {
         let mut queue = entry.shared.writer.queue.lock();
@@ -95,7 +95,7 @@ fn run(queue: &Receiver<Write>, pending: &Pending) {
         let shared = Arc::clone(&write.entry.shared);
         if !shared.is_stopped() {
             match shared.room.take(write.bytes.bytes().len() as u64) {
-                Ok(()) => match write.entry.write(write.start, &write.bytes) {
+                Ok(()) => match write.entry.write(write.start, write.bytes.bytes()) {
                     Ok(bytes) => {
                         shared.count_written(bytes);
                     }
