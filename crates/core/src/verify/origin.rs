@@ -41,8 +41,11 @@ pub(super) struct OriginReads {
     /// Notified when an extent has been passed on, and at the end of the load.
     events: EventCount,
     over: CancelFlag,
-    /// Number of tensors read again, and their bytes. Held meanwhile: one at a time.
-    again: Mutex<(u64, u64)>,
+    /// Held while a tensor is read again: one at a time.
+    turn: Mutex<()>,
+    /// Number of tensors that were read again, and their bytes.
+    tensors: AtomicU64,
+    bytes: AtomicU64,
 }
 
 impl OriginReads {
@@ -58,7 +61,9 @@ impl OriginReads {
             submitted: (0..extents).map(|_| AtomicBool::new(false)).collect(),
             events: EventCount::default(),
             over: CancelFlag::default(),
-            again: Mutex::default(),
+            turn: Mutex::default(),
+            tensors: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
         })
     }
 
@@ -118,7 +123,11 @@ impl OriginReads {
 
     /// Adds what was read again to a report.
     pub(super) fn report(&self, report: &mut Report) {
-        let (tensors, bytes) = *self.again.lock();
+        let (tensors, bytes) = (&self.tensors, &self.bytes);
+        let (tensors, bytes) = (
+            tensors.load(Ordering::Relaxed),
+            bytes.load(Ordering::Relaxed),
+        );
         if tensors > 0 {
             let (tensors, bytes) = (counted(tensors, "tensor"), format_bytes(bytes));
             report.notes.push(format!(
@@ -146,8 +155,9 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// The `mismatch` of a tensor that came from its origin, or cannot be replaced; that of the
-    /// origin's bytes; [`ErrorKind::Cancelled`].
+    /// The `mismatch` of a tensor that came from its origin, or cannot be replaced or read again;
+    /// that of the origin's bytes; [`ErrorKind::Changed`] if the object has been replaced;
+    /// [`ErrorKind::Cancelled`]; errors of the sink.
     pub(super) fn mend(
         &self,
         (index, tensor): (usize, usize),
@@ -171,24 +181,36 @@ impl Check {
             return Err(self.blame((source, from), &range, mismatch));
         }
         reads.wait(&others)?;
-        let mut again = reads.again.lock();
-        let Some(second) = self.read_again(reads, (index, tensor), &pieces, filled, onward)? else {
-            return Err(self.blame((source, from), &range, mismatch));
+        let _turn = reads.turn.lock();
+        let second = match self.read_again(reads, (index, tensor), &pieces, filled, onward)? {
+            Ok(second) => second,
+            Err(error) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Changed) => {
+                return Err(error);
+            }
+            Err(error) => {
+                let named = self.blame((source, from), &range, mismatch);
+                return Err(named.with_source(error));
+            }
         };
         self.compare_tensor(&self.sources[source], tensor, second.found)?;
         let blamed = [second.wrong, second.unknown];
         let blamed = blamed.into_iter().find(|it| *it != Provenance::ORIGIN);
-        let named = self.blame((source, blamed.unwrap_or(from)), &range, mismatch);
+        let blamed = blamed.unwrap_or(Provenance::ORIGIN);
+        let named = self.blame((source, blamed), &range, mismatch);
         if !second.is_replaced {
             return Err(named);
         }
-        again.0 += 1;
-        again.1 += range.end - range.start;
+        reads.tensors.fetch_add(1, Ordering::Relaxed);
+        (reads.bytes).fetch_add(range.end - range.start, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Reads all pieces of a tensor from its origin, and puts them in place; `None` if the origin
-    /// cannot be read.
+    /// Reads all pieces of a tensor from its origin, and puts them in place. Returns the origin's
+    /// error if it cannot be read.
+    ///
+    /// # Errors
+    ///
+    /// Those of the sink.
     fn read_again(
         &self,
         reads: &OriginReads,
@@ -196,7 +218,7 @@ impl Check {
         pieces: &[(usize, usize)],
         filled: &mut Filled,
         onward: &mut dyn Onward,
-    ) -> Result<Option<SecondRead>> {
+    ) -> Result<Result<SecondRead>> {
         let source = self.plan.extents[index].source;
         let range = self.tensors[tensor].file_range();
         let check = self.digests[tensor].as_ref();
@@ -211,11 +233,7 @@ impl Check {
             let wanted = start..start + piece.len as u64;
             let bytes = match reads.sources.read_origin(source, wanted, &reads.over) {
                 Ok(bytes) => bytes,
-                Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot read again from the origin");
-                    return Ok(None);
-                }
+                Err(error) => return Ok(Err(error)),
             };
             match &sum {
                 Some(sum) => found = sum.add(piece.tensor_offset, &bytes).or(found),
@@ -237,7 +255,7 @@ impl Check {
                 is_replaced &= onward.replace(extent, piece, &bytes, filled)?;
             }
         }
-        Ok(Some(SecondRead {
+        Ok(Ok(SecondRead {
             found: found.unwrap_or_else(|| Digest::from_hasher(hasher)),
             wrong,
             unknown,
@@ -269,6 +287,9 @@ impl Check {
             return mismatch;
         };
         let names = reads.sources.distrust(source, from, range, &mismatch);
+        if names.is_empty() {
+            return mismatch;
+        }
         mismatch.with_hint(format!(
             "bytes came from {names}, not used any more: load again"
         ))

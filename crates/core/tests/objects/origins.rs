@@ -6,14 +6,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
-    Checkpoint, Error, ErrorKind, Loader, Report, Result, Selection, Target, Tensor, Verify,
+    Checkpoint, Dtype, Error, ErrorKind, Loader, Report, Result, Selection, Target, Tensor, Verify,
     finish_caching,
 };
-use tload_testbed::{Fault, FaultyServer, Rule};
+use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
-use crate::fixtures::{assert_all, even, folder, in_file_order};
+use crate::fixtures::{assert_all, even, folder, in_file_order, load};
 use crate::mirrors::{mirror, open, origin, place, with};
 use crate::sites::faulty_at;
 
@@ -34,6 +35,12 @@ fn wrong(file: &[u8]) -> Vec<u8> {
     wrong
 }
 
+/// Length of the header with the length before it.
+fn header_bytes(file: &[u8]) -> usize {
+    let length = file.first_chunk().expect("a length");
+    8 + usize::try_from(u64::from_le_bytes(*length)).expect("small")
+}
+
 /// Digests of the header and of each tensor.
 fn by_tensor(file: &[u8], algorithm: Algorithm) -> Expectation {
     let view = safetensors::SafeTensors::deserialize(file).expect("a valid file");
@@ -42,7 +49,7 @@ fn by_tensor(file: &[u8], algorithm: Algorithm) -> Expectation {
         .iter()
         .map(|(name, view)| (name.to_owned(), digest(view.data())))
         .collect();
-    let header = file.len() - 3 * TENSOR_BYTES;
+    let header = header_bytes(file);
     Expectation::Of(Expected {
         by: "its manifest".to_owned(),
         len: Some(file.len() as u64),
@@ -205,6 +212,101 @@ fn wrong_bytes_of_the_origin_fail_the_load() {
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
     assert!(!report.mirrors[0].is_dropped, "{report}");
     assert!(!was_read_again(&report), "{report}");
+}
+
+/// A failed extent is never passed on: what waits for that, to be read again, ends with the load.
+#[test]
+fn tensor_that_waits_for_a_failed_one_ends_with_the_load() {
+    let mut rng = Rng::new(3);
+    // Small ones, whose reads begin and end within others.
+    let kib = 1 << 10;
+    let tensors = [
+        ("a", 96 * kib),
+        ("t", 384 * kib),
+        ("u", 1000),
+        ("z", 64 * kib),
+    ];
+    let file = tensors
+        .iter()
+        .fold(FileBuilder::new(), |file, &(name, len)| {
+            file.tensor(name, Dtype::U8, &[len], &rng.bytes(len))
+        });
+    let file = file.build();
+    let at = |offset: usize| header_bytes(&file) + offset * kib;
+    // The origin has one wrong tensor, the peer three.
+    let mut wrong = file.clone();
+    wrong[at(480) + 10] ^= 1;
+    let (server, site) = origin(&wrong);
+    wrong[at(96) - 1] ^= 1;
+    wrong[at(200)] ^= 1;
+    let peer = mirror(&wrong);
+    let checkpoint = open(&site, &with(&site, &[("peers", &place(&peer))]));
+    let mut options = in_file_order();
+    (options.lanes, options.depth) = (Some(1), Some(16));
+    options.extent_bytes = Some(64 * kib as u64);
+    // Opens the peer's file.
+    load(&checkpoint, options.clone()).expect("loads without verification");
+    // While the first tensor is read again, the last extent arrives, and then the second one.
+    let delay = |ms, from: usize| {
+        let delay = Fault::Delay(Duration::from_millis(ms));
+        Rule::once(delay).from_byte(from as u64)
+    };
+    peer.fault(delay(400, at(150)));
+    peer.fault(delay(200, at(420)));
+    server.fault(Rule::always(Fault::Delay(Duration::from_secs(1))));
+    options.verify = Verify::Require;
+    let loader = Loader::new(checkpoint).options(options);
+    let expected = by_tensor(&file, Algorithm::Crc32c);
+    let (tensors, _) = run(&loader.expectations([expected]));
+    let error = tensors.expect_err("the origin is wrong too");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
+    assert!(error.chain().contains("\"u\""), "{}", error.chain());
+}
+
+/// The origin's own bytes were wrong the first time: those of the mirror were right.
+#[test]
+fn mirror_whose_bytes_match_is_not_dropped() {
+    let file = file();
+    let (server, site) = origin(&file);
+    let mirror = mirror(&file);
+    let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&mirror))]));
+    let loader = loader(&checkpoint, &by_tensor(&file, Algorithm::Crc32c));
+    let begun = Instant::now();
+    loop {
+        server.fault(Rule::once(Fault::Corrupt(file.len() as u64 / 2)).on(Operation::Get));
+        let (tensors, report) = run(&loader);
+        server.clear_faults();
+        assert!(!report.mirrors[0].is_dropped, "{report}");
+        match tensors {
+            Ok(tensors) => assert_all(&tensors, &[&file]),
+            // All of the tensor came from the origin.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain()),
+        }
+        if was_read_again(&report) {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{report}");
+    }
+}
+
+/// The error has both: the digest that does not match, and the reason why the origin cannot help.
+#[test]
+fn origin_that_cannot_be_read_again_is_the_cause() {
+    let file = file();
+    let (server, site) = origin(&file);
+    let peer = mirror(&wrong(&file));
+    let checkpoint = open(&site, &with(&site, &[("peers", &place(&peer))]));
+    let loader = loader(&checkpoint, &by_tensor(&file, Algorithm::Crc64Nvme));
+    server.fault(
+        Rule::always(Fault::status(403, "AccessDenied"))
+            .from_byte(1)
+            .after(1),
+    );
+    let (tensors, report) = run(&loader);
+    let chain = tensors.expect_err("bytes are wrong").chain();
+    assert!(chain.contains("do not match its manifest"), "{chain}");
+    assert!(chain.contains("access is denied"), "{chain}");
+    assert!(report.mirrors[0].is_dropped, "{report}");
 }
 
 /// Other tensors of the file have been handed over.

@@ -171,8 +171,9 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
     /// Passes all completions on to the sink. Comparing and copying bytes takes time, so the reads
     /// that take the place of completed ones begin before each, unless a read failed.
     fn complete_all(&mut self) {
-        let has_failed = self.done.iter().any(|done| done.result.is_err());
+        let mut has_failed = false;
         for done in &self.done {
+            has_failed |= done.result.is_err();
             self.held -= self.feed.plan.extents[done.extent].window as u64;
             self.feed.ended(done.extent);
         }
@@ -184,17 +185,23 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             }
             if self.engine.in_flight() > in_flight {
                 self.engine.reap(Wait::No, &mut self.done);
+                has_failed |= self.done.iter().any(|done| done.result.is_err());
                 self.watch.lap(Stage::Submit);
             }
             let extent = done.extent;
-            if let Some(done) = self.engine.confirm(done) {
+            let confirmed = self.engine.confirm(done);
+            self.watch.lap(Stage::Verify);
+            if let Some(done) = confirmed {
                 if let Err(error) = self.complete(done) {
                     self.failure.get_or_insert(error);
+                    // Now: the next extent may wait for one that has not been passed on.
+                    self.tell_failure();
                 }
             } else {
                 self.held += self.feed.plan.extents[extent].window as u64;
                 self.feed.again(self.group, extent);
             }
+            self.watch.lap(Stage::Deliver);
         }
         // Keeps its capacity.
         self.returned = returned;

@@ -80,9 +80,12 @@ impl Replicas {
         let mut begun = Vec::new();
         for ((index, replica), is_usable) in all.iter_mut().enumerate().zip(usable) {
             let is_again = match replica {
-                Replica::New => false,
+                Replica::New if *is_usable => false,
                 Replica::Failed { may_pass: true } if *is_usable => true,
-                Replica::Opening { .. } | Replica::Opened(_) | Replica::Failed { .. } => continue,
+                Replica::New
+                | Replica::Opening { .. }
+                | Replica::Opened(_)
+                | Replica::Failed { .. } => continue,
             };
             *replica = Replica::Opening { is_again };
             begun.push(index);
