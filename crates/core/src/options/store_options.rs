@@ -159,6 +159,13 @@ impl StoreOptions {
             .map_or_else(Retries::default, Retries::up_to)
     }
 
+    /// Returns the options without a key.
+    pub(crate) fn without(&self, key: &str) -> Self {
+        let mut others = self.clone();
+        others.values.remove(key);
+        others
+    }
+
     pub(crate) fn flag(&self, key: &str) -> Option<bool> {
         self.get(key).and_then(parse_flag)
     }

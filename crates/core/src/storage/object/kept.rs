@@ -26,8 +26,7 @@ use crate::sync::lock::Mutex;
 use crate::sync::per_process::PerProcess;
 use crate::sync::timeline::Timeline;
 
-/// Time for which threads are kept after their last use: shorter than HTTP clients keep idle
-/// connections by default (90 s).
+/// Time for which threads are kept after their last use.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// Interval at which threads without a user are looked for.
@@ -36,8 +35,9 @@ const INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum number of sets of threads without a user.
 const IDLE_MAX: usize = 4;
 
-/// Maximum number of stores kept on one set of threads. Each signed URL has a store of its own.
-const STORES_MAX: usize = 16;
+/// Maximum number of stores kept on one set of threads: the idle connections of each are
+/// descriptors of the process.
+const STORES_MAX: usize = 4;
 
 /// Age from which a store is opened anew for the next opening. Bounds how long something counts
 /// that cannot be compared: certificates of the system, credentials without an end that a program
@@ -93,6 +93,7 @@ impl Lent {
     ///
     /// [`ErrorKind::OutOfMemory`] if the system starts none.
     pub(super) fn share(options: &StoreOptions, timeline: &Timeline) -> Result<Self> {
+        let options = &shared(options);
         let mut held = HELD.lock();
         if let Some(known) = held.iter_mut().find(|it| it.shared.options == *options) {
             known.users += 1;
@@ -165,18 +166,19 @@ impl Lent {
         timeline: &Timeline,
         cache: Option<&Arc<Cache>>,
     ) -> Result<(Arc<Store>, Path)> {
-        if let Some(kept) = self.find(id, options) {
+        if let Some(kept) = self.find(id, &shared(options)) {
             return Ok((
                 Arc::new(kept.again(url, timeline, cache)),
                 object_path(url)?,
             ));
         }
         let (store, path, surroundings) = Store::open(url, options, timeline, cache)?;
-        if let Some(surroundings) = surroundings {
+        // Signed URLs are opened once.
+        if let Some(surroundings) = surroundings.filter(|_| url.query.is_none()) {
             let mut stores = self.0.stores.lock();
             stores.push(KeptStore {
                 id: id.clone(),
-                options: options.clone(),
+                options: shared(options),
                 surroundings,
                 opened: Instant::now(),
                 store: Arc::new(store.again(url, &Timeline::default(), None)),
@@ -228,6 +230,11 @@ impl Drop for Lent {
             drop(held);
         }
     }
+}
+
+/// Returns the options that openings must have in common. A deadline is each opening's own.
+fn shared(options: &StoreOptions) -> StoreOptions {
+    options.without("open_timeout")
 }
 
 /// Ends all threads that had no user for [`IDLE`] at `now`, and drops their stores.

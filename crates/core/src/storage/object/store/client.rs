@@ -18,6 +18,10 @@ pub(crate) const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_s
 /// Idle connections kept open per host: more than there are ever requests in flight.
 const POOL_IDLE_MAX: usize = 1024;
 
+/// Time for which a connection is kept open after its last request: long enough for the next
+/// opening, not so long that those of many stores use up the process's descriptors.
+const POOL_IDLE: std::time::Duration = std::time::Duration::from_secs(30);
+
 /// Hosts that are never reached through a proxy: they answer for the machine that sends the
 /// request.
 const NEVER_BY_PROXY: &str =
@@ -57,6 +61,7 @@ pub(in crate::storage) fn client_options(
         .with_read_timeout(READ_TIMEOUT)
         .with_http1_only()
         .with_pool_max_idle_per_host(POOL_IDLE_MAX)
+        .with_pool_idle_timeout(POOL_IDLE)
         .with_user_agent(HeaderValue::from_static(agent));
     for (key, value) in extras.settings {
         client = client.with_config(key, value);

@@ -105,10 +105,19 @@ pub(in crate::storage) struct Surroundings {
 type Stamp = (u64, u64, u64, (i64, i64), (i64, i64));
 
 impl Surroundings {
-    /// Records the variables of the process, and the state of `files`.
-    pub(in crate::storage) fn new(files: Vec<PathBuf>) -> Self {
+    /// Reads the variables of the process: before a store is opened, so that a change meanwhile is
+    /// noticed.
+    pub(in crate::storage) fn variables() -> BTreeMap<OsString, OsString> {
+        std::env::vars_os().collect()
+    }
+
+    /// Records `variables`, and the state of `files`.
+    pub(in crate::storage) fn new(
+        variables: BTreeMap<OsString, OsString>,
+        files: Vec<PathBuf>,
+    ) -> Self {
         Self {
-            variables: std::env::vars_os().collect(),
+            variables,
             files: files
                 .into_iter()
                 .map(|file| {
@@ -121,9 +130,7 @@ impl Surroundings {
 
     /// Returns whether nothing has changed.
     pub(in crate::storage) fn are_unchanged(&self) -> bool {
-        self.variables
-            .iter()
-            .eq(std::env::vars_os().collect::<BTreeMap<_, _>>().iter())
+        self.variables == Self::variables()
             && self.files.iter().all(|(file, seen)| stamp(file) == *seen)
     }
 }
@@ -198,7 +205,7 @@ mod tests {
     fn changed_file_or_variable_is_noticed() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("credentials");
-        let now = || Surroundings::new(vec![file.clone()]);
+        let now = || Surroundings::new(Surroundings::variables(), vec![file.clone()]);
         let mut seen = now();
         assert!(seen.are_unchanged());
         for text in ["one", "two"] {

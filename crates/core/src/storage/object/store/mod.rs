@@ -155,17 +155,8 @@ impl Store {
         timeline: &Timeline,
         cache: Option<&Arc<Cache>>,
     ) -> Result<(Arc<Self>, Path, Option<Surroundings>)> {
-        let environment = Environment::unless_forbidden(options);
-        Self::open_in(url, options, &environment, timeline, cache)
-    }
-
-    fn open_in(
-        url: &RemoteUrl,
-        options: &StoreOptions,
-        environment: &Environment,
-        timeline: &Timeline,
-        cache: Option<&Arc<Cache>>,
-    ) -> Result<(Arc<Self>, Path, Option<Surroundings>)> {
+        let variables = Surroundings::variables();
+        let environment = &Environment::unless_forbidden(options);
         let path = object_path(url)?;
         let Some(protocol) = implementation(url.protocol) else {
             return Err(Error::new(
@@ -181,10 +172,10 @@ impl Store {
             connector: Connector::new(timeline.clone()),
             redactor: Redactor::new(url, options, environment, variables_of_all()),
         };
-        // Before any of them is read: a change from now on is noticed.
+        // Before any of the files is read: a change from now on is noticed.
         let surroundings = (protocol.files)(&opening).map(|mut files| {
             files.extend(options.get("ca_file").map(PathBuf::from));
-            Surroundings::new(files)
+            Surroundings::new(variables, files)
         });
         let opened = (protocol.open)(&opening)?;
         let own_client = opening.connector.made().saturating_sub(opened.sessions);
