@@ -207,6 +207,63 @@ fn assert_steady(cases: Vec<Case>) {
     }
 }
 
+/// Returns models of storage of the fastest servers, with the limits that files have by default:
+/// eight NVMe disks with a shard on one of them and striped, a parallel file system on a link of
+/// 400 Gb/s, and NFS over RDMA, where a read passes at the rate of one connection.
+fn fast() -> Vec<Case> {
+    let disks = Storage {
+        stream_rate: 3.5 * GB,
+        devices: 8,
+        ..Storage::new(Duration::from_micros(150), 56.0 * GB)
+    };
+    let striped = Storage {
+        stripe_bytes: 4 * MIB,
+        ..disks.clone()
+    };
+    let parallel = Storage {
+        stream_rate: 2.0 * GB,
+        ..Storage::new(Duration::from_micros(500), 48.0 * GB)
+    };
+    let nfs = Storage {
+        stream_rate: 1.0 * GB,
+        ..Storage::new(Duration::from_micros(300), 40.0 * GB)
+    };
+    let models = [
+        ("eight NVMe disks", disks, 16),
+        ("eight NVMe disks, striped", striped, 16),
+        ("400 Gb/s, parallel", parallel, 48),
+        ("NFS over RDMA", nfs, 48),
+    ];
+    let each = models.into_iter().map(|(name, storage, start_mib)| Case {
+        name,
+        storage,
+        scene: Scene::new(64, 128 * GIB),
+        start_bytes: start_mib * MIB,
+        most_bytes: 256 * MIB,
+        stride: 0,
+        steady_from: ms(500),
+    });
+    each.collect()
+}
+
+#[test]
+fn default_depth_reaches_fast_storage() {
+    for case in fast() {
+        for seed in 0..4 {
+            let share = share_of_best(&case, seed, |out| out.steady_rate(case.steady_from));
+            let reached = case
+                .run(case.adaptive(), seed)
+                .steady_rate(case.steady_from);
+            let of_storage = reached / case.storage.rate;
+            assert!(
+                share >= 0.92 && of_storage >= 0.9,
+                "{}, seed {seed}: {share} of the best depth, {of_storage} of the storage",
+                case.name
+            );
+        }
+    }
+}
+
 #[test]
 fn controller_matches_best_fixed_depth_on_every_model() {
     assert_steady(cases(0.0));
