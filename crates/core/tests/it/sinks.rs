@@ -178,7 +178,7 @@ impl Sink for Completing {
 fn publish_sink_keeps_contract() {
     sink_suite(
         "publish",
-        Arrangement::InPlace,
+        Arrangement::Published,
         &|request, lanes| {
             let announced = Arc::new(Announced::new(request));
             let sink = |_| {
