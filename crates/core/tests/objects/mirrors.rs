@@ -154,12 +154,14 @@ fn mirror_with_other_bytes_is_dropped_and_named() {
 #[test]
 fn dropped_mirror_is_not_asked_for_other_files() {
     let (file, other) = (even("a", 1, 4, 1 << 20), even("b", 2, 4, 1 << 20));
-    let (_server, site) = origin(&file);
-    site.put("m/other.safetensors", &other);
+    let site = faulty_at(&Arc::new(FaultyServer::start()));
+    site.put("m/a.safetensors", &file);
+    site.put("m/b.safetensors", &other);
     let mut wrong = file.clone();
     *wrong.last_mut().expect("bytes") ^= 1;
-    let mirror = mirror(&wrong);
-    mirror.put("copy/other.safetensors", &*other);
+    let mirror = FaultyServer::start();
+    mirror.put("copy/a.safetensors", &*wrong);
+    mirror.put("copy/b.safetensors", &*other);
     let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&mirror))]));
     let begun = Instant::now();
     loop {
@@ -173,7 +175,7 @@ fn dropped_mirror_is_not_asked_for_other_files() {
     }
     assert_all(&all(&checkpoint).0, &[&file, &other]);
     let mut asked = mirror.requests().into_iter();
-    assert!(!asked.any(|it| it.path.ends_with("other.safetensors")));
+    assert!(!asked.any(|it| it.path.ends_with("b.safetensors")));
 }
 
 #[test]
