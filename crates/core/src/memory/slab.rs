@@ -1,8 +1,8 @@
 //! Staging memory, cut into reusable slots of equal size.
 //!
 //! A slab is long-lived, so engines may register it with the kernel, one entry per slot. It is used
-//! where bytes do not stay: on their way to a GPU or to the caller's memory, and when reading
-//! without making tensors (the ceiling that `tload bench` compares with).
+//! where bytes do not stay: on their way to a GPU, to the caller's memory or to the cache's files,
+//! and when reading without making tensors (the ceiling that `tload bench` compares with).
 
 #![expect(
     unsafe_code,
@@ -23,7 +23,7 @@ use crate::sync::lock::Mutex;
 /// Linux 5.13+).
 const REGISTRATIONS_MAX: usize = 16_384;
 
-/// Staging memory of one load.
+/// Staging memory of one load, or of the caches of a process.
 #[derive(Debug)]
 pub struct Slab {
     memory: Memory,
