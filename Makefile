@@ -41,9 +41,10 @@ test: wheel test-rust test-python ## build the wheel and run all tests
 # Covers the default features, builds without io_uring, and everything with its tests.
 check: ruff bench-check ## run formatters, lints, feature matrices and docs
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --exclude tload-soundness -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --all-features --all-targets -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --exclude tload-soundness --all-features --all-targets -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-soundness --all-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features object -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features cuda -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features tokio-uring -- -D warnings)
@@ -58,22 +59,29 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 
 # The extension module is tested through Python. The output of passing tests is shown too, so that
 # tools/no-secrets can search it; tests/secrecy.py searches that of the Python tests.
-TESTED := --workspace --exclude tload-py --features tload/aws-config,tload/testing
+# Loom's crate is tested by itself, since its dependencies would give those of the others features
+# that the wheel does not have: all of them would be built twice.
+TESTED := --workspace --exclude tload-py --exclude tload-soundness --features tload/aws-config,tload/testing
 
 ##@ Parts of test and check
 
 test-rust: ## run the Rust tests
 	tools/no-secrets cargo test $(TESTED) -- --show-output
+	cargo test --package tload-soundness
 
 # Runs as a test of the same packages with the same features, so that nothing is rebuilt; `cargo
 # bench` would build everything again, optimised.
 bench-check: ## run each micro benchmark once
 	cargo test $(TESTED) --bench micro
 
-# The wheel as `pip install .` builds it. Needs no network once the virtual
-# environment exists. pip calls the build system's program by name, so it must be in PATH.
+# The wheel as `pip install .` builds it; `make test` builds it like the Rust tests, from the same
+# dependencies. Needs no network once the virtual environment exists. pip calls the build system's
+# program by name, so it must be in PATH.
+PROFILE ?= release
+test: PROFILE = dev
 wheel: $(INSTALLED) ## build the wheel and install it into .venv
-	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install --no-build-isolation --no-deps --force-reinstall .
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install --no-build-isolation --no-deps --force-reinstall \
+		--config-settings build-args='--profile $(PROFILE)' .
 
 # These tests include mypy and stubtest, and GPU loads on a stub of CUDA's driver. Each of the two
 # processes takes whole files, in their order: libraries keep settings of files before.
