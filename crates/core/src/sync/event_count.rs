@@ -4,6 +4,8 @@
 //! changed. Because the count is taken before the lane looks for work, an event between the look
 //! and the sleep is never missed.
 
+use std::time::Duration;
+
 use super::lock::{Condvar, Mutex};
 
 /// Event counter that threads can sleep on.
@@ -43,6 +45,15 @@ impl EventCount {
         while state.count == count {
             state = self.changed.wait(state);
         }
+        state.sleepers -= 1;
+    }
+
+    /// Sleeps until an event has happened since `count` was taken, for `timeout` at most.
+    pub fn wait_past_for(&self, count: u64, timeout: Duration) {
+        let mut state = self.state.lock();
+        state.sleepers += 1;
+        let is_same = |state: &State| state.count == count;
+        state = self.changed.wait_timeout_while(state, timeout, is_same);
         state.sleepers -= 1;
     }
 }

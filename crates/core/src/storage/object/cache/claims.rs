@@ -5,10 +5,36 @@
 //! ends, however it does. Claims save requests and say nothing about bytes: a tile is there if its
 //! stamp says so. Where the file system or the system has no such locks, every claim succeeds,
 //! and several processes request the same tiles.
+//!
+//! An opening that has met claims of another one says so with a shared lock behind all tiles. What
+//! the others request is then waited for, and must not be left out of the cache.
 
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Behind all tiles: locked by openings that wait for tiles of others.
+const WAITING: Range<u64> = i64::MAX as u64 - 1..i64::MAX as u64;
+
+/// Says until the file is closed that its opening waits for what others request.
+pub(super) fn wait_for_others(file: &File) {
+    if let Err(error) = lock::set(file, &WAITING, Lock::Shared) {
+        tracing::debug!(%error, "the cache's file system has no locks");
+    }
+}
+
+/// Returns whether another opening waits for what this one requests.
+pub(super) fn is_waited_for(file: &File) -> bool {
+    lock::is_refused(file, &WAITING).unwrap_or(false)
+}
+
+/// Kind of a lock of an open file.
+#[derive(Clone, Copy)]
+enum Lock {
+    Exclusive,
+    Shared,
+    Unlocked,
+}
 
 /// Tiles that this process requests, until it is dropped.
 #[derive(Debug)]
@@ -20,7 +46,7 @@ pub(super) struct Claim {
 impl Claim {
     /// Claims tiles; `None` if another process has claimed any of them.
     pub(super) fn try_new(file: &Arc<File>, tiles: Range<u64>) -> Option<Self> {
-        match lock::set(file, &tiles, true) {
+        match lock::set(file, &tiles, Lock::Exclusive) {
             Ok(true) => Some(Self {
                 file: Some(Arc::clone(file)),
                 tiles,
@@ -42,7 +68,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
-            let _ = lock::set(file, &self.tiles, false);
+            let _ = lock::set(file, &self.tiles, Lock::Unlocked);
         }
     }
 }
@@ -56,26 +82,38 @@ mod lock {
     use nix::errno::Errno;
     use nix::fcntl::{FcntlArg, fcntl};
 
-    /// Locks a range of a file or unlocks it. Returns false if another one has locked it.
-    pub(super) fn set(file: &File, range: &Range<u64>, is_locked: bool) -> io::Result<bool> {
+    use super::Lock;
+
+    /// Locks a range of a file or unlocks it. Returns false if the locks of others exclude this.
+    pub(super) fn set(file: &File, range: &Range<u64>, lock: Lock) -> io::Result<bool> {
+        match fcntl(file, FcntlArg::F_OFD_SETLK(&asked(range, lock)?)) {
+            Ok(_) => Ok(true),
+            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns whether the locks of others exclude an exclusive one.
+    pub(super) fn is_refused(file: &File, range: &Range<u64>) -> io::Result<bool> {
+        let mut found = asked(range, Lock::Exclusive)?;
+        fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
+        Ok(i32::from(found.l_type) != libc::F_UNLCK)
+    }
+
+    fn asked(range: &Range<u64>, lock: Lock) -> io::Result<libc::flock> {
         let offset = |at: u64| i64::try_from(at).map_err(io::Error::other);
-        let kind = if is_locked {
-            libc::F_WRLCK
-        } else {
-            libc::F_UNLCK
+        let kind = match lock {
+            Lock::Exclusive => libc::F_WRLCK,
+            Lock::Shared => libc::F_RDLCK,
+            Lock::Unlocked => libc::F_UNLCK,
         };
-        let asked = libc::flock {
+        Ok(libc::flock {
             l_type: i16::try_from(kind).map_err(io::Error::other)?,
             l_whence: i16::try_from(libc::SEEK_SET).map_err(io::Error::other)?,
             l_start: offset(range.start)?,
             l_len: offset(range.end - range.start)?,
             l_pid: 0,
-        };
-        match fcntl(file, FcntlArg::F_OFD_SETLK(&asked)) {
-            Ok(_) => Ok(true),
-            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        })
     }
 }
 
@@ -85,8 +123,15 @@ mod lock {
     use std::io;
     use std::ops::Range;
 
+    use super::Lock;
+
     /// Fails: only Linux has locks of open files.
-    pub(super) fn set(_file: &File, _range: &Range<u64>, _is_locked: bool) -> io::Result<bool> {
+    pub(super) fn set(_file: &File, _range: &Range<u64>, _lock: Lock) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Fails, as [`set`].
+    pub(super) fn is_refused(_file: &File, _range: &Range<u64>) -> io::Result<bool> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
@@ -121,5 +166,27 @@ mod tests {
         assert!(Claim::try_new(&other, 7..8).is_none());
         drop((third, one));
         assert!(Claim::try_new(&other, 7..8).is_some());
+    }
+
+    #[test]
+    fn opening_that_waits_is_seen_by_the_others_until_it_is_closed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("claims");
+        std::fs::write(&path, "").expect("writes");
+        let open = || {
+            let mut options = File::options();
+            options.read(true).write(true).open(&path).expect("opens")
+        };
+        let (one, other, third) = (open(), open(), open());
+        assert!(!is_waited_for(&one));
+        wait_for_others(&other);
+        wait_for_others(&third);
+        assert!(is_waited_for(&one));
+        assert!(is_waited_for(&other));
+        drop(third);
+        assert!(is_waited_for(&one));
+        assert!(!is_waited_for(&other));
+        drop(other);
+        assert!(!is_waited_for(&one));
     }
 }

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use super::Shared;
 use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES};
-use super::claims::Claim;
+use super::claims::{Claim, is_waited_for, wait_for_others};
 use super::files::{describe, open_file, open_in, set_direct};
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
 use crate::memory::{Filled, Lease};
@@ -52,6 +52,10 @@ const SEARCHED_TILES: usize = 1024;
 /// Attempts to open an entry that is being evicted.
 const ATTEMPTS: usize = 10;
 
+/// Time after which a process that has written nothing to an entry, or a disk that has taken
+/// nothing, is not waited for: it may be stopped, or never answer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Pause before another attempt.
 const EVICTION_PAUSE: Duration = Duration::from_millis(1);
 
@@ -71,6 +75,8 @@ pub(crate) struct Entry {
     damaged: AtomicU64,
     /// Set when the bytes turn out to be wrong.
     is_cleared: AtomicBool,
+    /// Set when several openings turn out to read the object at the same time.
+    is_shared: AtomicBool,
     /// Set when another process that has claimed tiles stands still: none is waited for any more.
     pub(super) is_alone: AtomicBool,
 }
@@ -145,6 +151,7 @@ impl Entry {
                 is_writable,
                 damaged: AtomicU64::new(0),
                 is_cleared: AtomicBool::new(false),
+                is_shared: AtomicBool::new(false),
                 is_alone: AtomicBool::new(false),
             });
         }
@@ -199,25 +206,42 @@ impl Entry {
 
     /// Returns memory for bytes that will be passed to [`Self::keep`]; `None` if they will not be
     /// written, which is counted for bytes that the disk was too slow for. Blocks until there is
-    /// some if the cache [waits](Self::waits) for its disk.
+    /// some if the load [waits](Self::waits) for the cache's disk.
     pub(super) fn buffer(&self, wanted: u64) -> Option<Lease> {
         if !self.is_writable || self.shared.is_stopped() || self.is_cleared() {
             return None;
         }
         let buffers = &self.shared.supplies.writes;
-        if self.waits() {
-            return buffers.wait();
-        }
-        let buffer = buffers.take();
+        let buffer = if self.shared.waits {
+            buffers.wait(None)
+        } else if self.is_shared() {
+            let buffer = buffers.wait(Some(PATIENCE));
+            if buffer.is_none() {
+                self.shared.stop("its disk has taken nothing for 10 s");
+            }
+            buffer
+        } else {
+            buffers.take()
+        };
         if buffer.is_none() {
             self.shared.count_dropped(wanted);
         }
         buffer
     }
 
-    /// Returns whether the load waits for the cache's disk.
+    /// Returns whether the load waits for the cache's disk: on request, and if several openings
+    /// read the object at the same time. Each would request what another one leaves out.
     pub(super) fn waits(&self) -> bool {
-        self.shared.waits
+        self.shared.waits || self.is_shared()
+    }
+
+    /// Returns whether this opening has waited for what another one requests, or another one waits.
+    fn is_shared(&self) -> bool {
+        let is_waited_for = || self.claims.as_deref().is_some_and(is_waited_for);
+        if !self.is_shared.load(Ordering::Relaxed) && is_waited_for() {
+            self.is_shared.store(true, Ordering::Relaxed);
+        }
+        self.is_shared.load(Ordering::Relaxed)
     }
 
     /// Writes bytes that begin at `start`, a multiple of the length of tiles, and end with a tile.
@@ -254,7 +278,11 @@ impl Entry {
         let Some(file) = &self.claims else {
             return Some(Claim::without_lock(tiles.clone()));
         };
-        Claim::try_new(file, tiles.clone())
+        let claim = Claim::try_new(file, tiles.clone());
+        if claim.is_none() && !self.is_shared.swap(true, Ordering::Relaxed) {
+            wait_for_others(file);
+        }
+        claim
     }
 
     /// Returns whether a tile has not been written.
@@ -473,4 +501,41 @@ pub(super) fn seed_of(folder: &Path) -> u64 {
     let name = folder.file_name().and_then(|name| name.to_str());
     let seed = name.and_then(|name| u64::from_str_radix(name.get(..16)?, 16).ok());
     seed.unwrap_or_default()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::options::StoreOptions;
+    use crate::storage::object::cache::Cache;
+
+    #[test]
+    fn bytes_that_others_wait_for_are_not_left_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut options = StoreOptions::default();
+        let directory = folder.path().display().to_string();
+        options.set("cache_dir", &directory).expect("an option");
+        let cache = Cache::from_options(&options).expect("a cache");
+        let open = || {
+            let entry = folder.path().join("entry");
+            Entry::open(&cache.shared, &entry, "contents", 1 << 20, "").expect("opens")
+        };
+        let (one, other) = (open(), open());
+        let writes = &cache.shared.supplies.writes;
+        let mut held: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
+        assert!(!one.waits() && one.buffer(7).is_none());
+        assert_eq!(cache.report().dropped_bytes, 7);
+        let claim = one.claim(&(0..4)).expect("it is free");
+        assert!(other.claim(&(3..5)).is_none());
+        assert!(one.waits() && other.waits());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| one.buffer(7));
+            held.pop();
+            assert!(waits.join().expect("ends").is_some());
+        });
+        assert_eq!(cache.report().dropped_bytes, 7);
+        drop((claim, other));
+        assert!(one.waits(), "others come and go");
+        assert!(!open().waits());
+    }
 }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::buffers::BUFFER_BYTES;
 use super::claims::Claim;
-use super::entry::{Entry, Found};
+use super::entry::{Entry, Found, PATIENCE};
 use super::stamp::{bytes_of, tiles};
 use crate::error::Result;
 use crate::memory::{Filling, Provenance};
@@ -25,10 +25,6 @@ const PAUSE_MIN: Duration = Duration::from_millis(2);
 
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
-
-/// Time after which a process that has written nothing to the entry is not waited for: it may be
-/// stopped, or its store may not answer it.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 impl ObjectSource {
     /// Reads `range`, which must not be empty, and passes every byte of it to `to` once and in
