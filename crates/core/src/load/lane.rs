@@ -285,7 +285,7 @@ fn run<S: Sink>(
         (Err(error), None) => {
             // The load can proceed without this lane.
             tracing::debug!(%error, "cannot start another lane");
-            setup.feed.lane_failed(setup.group);
+            setup.feed.lane_failed(setup.group, setup.index);
             return Ok(());
         }
     };

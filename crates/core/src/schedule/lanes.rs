@@ -2,13 +2,14 @@
 //!
 //! One lane waits for storage most of the time; another would only wait beside it. But copies from
 //! the page cache, the first touch of fresh memory and some file systems keep a lane's thread busy
-//! in the kernel. When a lane is saturated, a further lane is tried. It stays only if throughput
+//! in the kernel. When lanes are saturated, twice as many are tried. They stay only if throughput
 //! rises: threads are not free, and a thread that looks busy may be waiting for a contended lock or
 //! for memory bandwidth.
 //!
 //! Worked example (windows of 20 ms): one lane is busy for 19 and 20 ms of two windows, in which
 //! 400 MB arrive. A second lane begins. In the next two windows 750 MB arrive, 1.9 times as many:
-//! it stays. With a third lane 760 MB arrive: the third lane ends, and no further one is tried.
+//! it stays. With four lanes 760 MB arrive: two of them end, and no further ones are tried. Eight
+//! lanes that all help begin within 240 ms.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ const WINDOWS: u32 = 2;
 /// Share of busy time from which on a lane counts as saturated, percent.
 const BUSY_PERCENT: u32 = 85;
 
-/// Throughput gain that a further lane needs to stay, percent.
+/// Throughput gain that further lanes need to stay, percent.
 const GAIN_PERCENT: u64 = 10;
 
 /// Number of lanes of one group.
@@ -30,15 +31,22 @@ pub struct LaneCount {
     /// Number of lanes that read: those with a lower index.
     wanted: usize,
     most: usize,
-    /// Index of the lane that brought no gain.
-    ended: Option<usize>,
+    /// True once further lanes brought no gain or could not begin.
+    is_settled: bool,
     window: Window,
     /// Consecutive saturated windows.
     busy_windows: u32,
-    /// Bytes per second before the last lane began, and windows since then.
-    trial: Option<(u64, u32)>,
+    trial: Option<Trial>,
     /// Bytes per second of the windows that count.
     rate: u64,
+}
+
+/// Comparison with the throughput of fewer lanes.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    /// Number of lanes before, and their bytes per second.
+    before: (usize, u64),
+    windows: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,13 +64,12 @@ impl LaneCount {
         Self::up_to(lanes, lanes)
     }
 
-    /// Starts with `first` lanes and adds others, up to `most`, while each one increases
-    /// throughput.
+    /// Starts with `first` lanes and doubles them, up to `most`, while that increases throughput.
     pub fn up_to(first: usize, most: usize) -> Self {
         Self {
             wanted: first,
             most,
-            ended: None,
+            is_settled: false,
             window: Window::default(),
             busy_windows: 0,
             trial: None,
@@ -87,14 +94,14 @@ impl LaneCount {
 
     /// Returns whether a lane that is not wanted now may be wanted later.
     pub fn may_want(&self, lane: usize) -> bool {
-        self.ended.is_none() && lane < self.most
+        !self.is_settled && lane < self.most
     }
 
-    /// Records that a wanted lane could not begin: no further lane is added.
-    pub fn failed(&mut self) {
+    /// Records that a wanted lane could not begin: neither it nor those behind it are wanted.
+    pub fn failed(&mut self, lane: usize) {
         self.trial = None;
-        self.wanted = self.wanted.saturating_sub(1).max(1);
-        self.ended = Some(self.wanted);
+        self.wanted = self.wanted.min(lane).max(1);
+        self.is_settled = true;
     }
 
     /// Records that one lane's thread was busy for `busy` of the last `watched`, and that `bytes`
@@ -106,7 +113,7 @@ impl LaneCount {
         watched: Duration,
         bytes: u64,
     ) -> bool {
-        if self.ended.is_some() || (self.wanted == self.most && self.trial.is_none()) {
+        if self.is_settled || (self.wanted == self.most && self.trial.is_none()) {
             return false;
         }
         self.window.busy += busy;
@@ -130,23 +137,23 @@ impl LaneCount {
     }
 
     fn conclude(&mut self, rate: u64, is_busy: bool) -> bool {
-        if let Some((before, windows)) = &mut self.trial {
-            *windows += 1;
-            // The first window includes the start of the lane.
-            if *windows == 1 {
+        if let Some(trial) = &mut self.trial {
+            trial.windows += 1;
+            // The first window includes the start of the lanes.
+            if trial.windows == 1 {
                 self.rate = 0;
                 return false;
             }
             self.rate = self.rate.max(rate);
-            if *windows <= WINDOWS {
+            if trial.windows <= WINDOWS {
                 return false;
             }
-            let needed = *before / 100 * (100 + GAIN_PERCENT);
+            let (lanes, before) = trial.before;
             self.trial = None;
             self.busy_windows = 0;
-            if self.rate < needed {
-                self.wanted -= 1;
-                self.ended = Some(self.wanted);
+            if self.rate < before / 100 * (100 + GAIN_PERCENT) {
+                self.wanted = lanes;
+                self.is_settled = true;
                 return true;
             }
             return false;
@@ -164,8 +171,11 @@ impl LaneCount {
         if self.busy_windows < WINDOWS {
             return false;
         }
-        self.trial = Some((self.rate, 0));
-        self.wanted += 1;
+        self.trial = Some(Trial {
+            before: (self.wanted, self.rate),
+            windows: 0,
+        });
+        self.wanted = (2 * self.wanted).min(self.most);
         true
     }
 }
@@ -200,8 +210,11 @@ mod tests {
     fn saturated_lanes_grow_while_throughput_rises() {
         let mut lanes = LaneCount::up_to(1, 8);
         run(&mut lanes, 100, 97, |lanes| 9000 * lanes.min(3) as u64);
-        assert_eq!(lanes.wanted(), 3, "the fourth brought no gain and ended");
-        assert!(!lanes.wants(3) && !lanes.may_want(4));
+        assert_eq!(lanes.wanted(), 4, "four more brought no gain and ended");
+        assert!(!lanes.wants(4) && !lanes.may_want(5));
+        let mut lanes = LaneCount::up_to(1, 7);
+        run(&mut lanes, 12, 97, |lanes| 9000 * lanes as u64);
+        assert_eq!(lanes.wanted(), 7, "after 240 ms");
     }
 
     #[test]
@@ -220,12 +233,18 @@ mod tests {
         let mut lanes = LaneCount::up_to(1, 8);
         run(&mut lanes, 2, 100, |_| 1000);
         assert_eq!(lanes.wanted(), 2);
-        lanes.failed();
+        lanes.failed(1);
         assert!(lanes.wanted() == 1 && !lanes.may_want(1));
         run(&mut lanes, 100, 100, |lanes| 1000 * lanes as u64);
         assert_eq!(lanes.wanted(), 1);
-        lanes.failed();
+        lanes.failed(0);
         assert_eq!(lanes.wanted(), 1, "one always reads");
+        let mut lanes = LaneCount::up_to(4, 8);
+        run(&mut lanes, 2, 100, |_| 1000);
+        for lane in [7, 6] {
+            lanes.failed(lane);
+        }
+        assert_eq!(lanes.wanted(), 6, "two of four others began");
     }
 
     /// Reports one lane as fully busy since the previous time, at each of the times; returns

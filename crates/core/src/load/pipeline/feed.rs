@@ -197,9 +197,9 @@ impl Feed {
     }
 
     /// Records that a lane could not begin.
-    pub(crate) fn lane_failed(&self, group: usize) {
+    pub(crate) fn lane_failed(&self, group: usize, lane: usize) {
         if let Some(lanes) = self.state.lock().lanes.get_mut(group) {
-            lanes.failed();
+            lanes.failed(lane);
         }
         self.waiting.notify();
         self.events.notify();
