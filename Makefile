@@ -67,7 +67,7 @@ TESTED := --workspace --exclude tload-py --exclude tload-soundness --features tl
 
 test-rust: ## run the Rust tests
 	tools/no-secrets cargo test $(TESTED) -- --show-output
-	cargo test --package tload-soundness
+	tools/no-secrets cargo test --package tload-soundness -- --show-output
 
 # Runs as a test of the same packages with the same features, so that nothing is rebuilt; `cargo
 # bench` would build everything again, optimised.
@@ -77,11 +77,11 @@ bench-check: ## run each micro benchmark once
 # The wheel as `pip install .` builds it; `make test` builds it like the Rust tests, from the same
 # dependencies. Needs no network once the virtual environment exists. pip calls the build system's
 # program by name, so it must be in PATH.
-PROFILE ?= release
-test: PROFILE = dev
+WHEEL_PROFILE ?= release
+test: WHEEL_PROFILE = dev
 wheel: $(INSTALLED) ## build the wheel and install it into .venv
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install --no-build-isolation --no-deps --force-reinstall \
-		--config-settings build-args='--profile $(PROFILE)' .
+		--config-settings build-args='--profile $(WHEEL_PROFILE)' .
 
 # These tests include mypy and stubtest, and GPU loads on a stub of CUDA's driver. Each of the two
 # processes takes whole files, in their order: libraries keep settings of files before.

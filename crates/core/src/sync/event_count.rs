@@ -48,13 +48,15 @@ impl EventCount {
         state.sleepers -= 1;
     }
 
-    /// Sleeps until an event has happened since `count` was taken, for `timeout` at most.
-    pub fn wait_past_for(&self, count: u64, timeout: Duration) {
+    /// Sleeps until an event has happened since `count` was taken, for `timeout` at most. Returns
+    /// whether one has.
+    pub fn wait_past_for(&self, count: u64, timeout: Duration) -> bool {
         let mut state = self.state.lock();
         state.sleepers += 1;
         let is_same = |state: &State| state.count == count;
         state = self.changed.wait_timeout_while(state, timeout, is_same);
         state.sleepers -= 1;
+        state.count != count
     }
 }
 
@@ -76,7 +78,9 @@ mod tests {
         let seen = events.count();
         std::thread::scope(|scope| {
             scope.spawn(|| events.wait_past(seen));
+            scope.spawn(|| assert!(events.wait_past_for(seen, Duration::MAX)));
             events.notify();
         });
+        assert!(!events.wait_past_for(events.count(), Duration::from_millis(1)));
     }
 }

@@ -138,6 +138,11 @@ impl Pace {
         }
     }
 
+    /// Leaves out time in which the store was not waited for.
+    fn skip(&mut self, time: Duration) {
+        self.since += time;
+    }
+
     fn end(&mut self) {
         self.slowest = self.slowest.max(self.since.elapsed());
     }
@@ -237,7 +242,10 @@ impl ObjectSource {
                     let Some(new) = bytes.get(known..).filter(|new| !new.is_empty()) else {
                         continue;
                     };
+                    let handed = Instant::now();
                     to.bytes(new, Provenance::ORIGIN);
+                    // The receiver may have waited for the cache's disk.
+                    pace.skip(handed.elapsed());
                     *at += new.len() as u64;
                     pace.moved(*at);
                     if is_second {

@@ -6,24 +6,25 @@
 //! stamp says so. Where the file system or the system has no such locks, every claim succeeds,
 //! and several processes request the same tiles.
 //!
-//! An opening that has met claims of another one says so with a shared lock behind all tiles. What
-//! the others request is then waited for, and must not be left out of the cache.
+//! An opening that has met claims of another one announces it with a shared lock behind all tiles.
+//! What the others request is then waited for, and should not be left out of the cache.
 
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Behind all tiles: locked by openings that wait for tiles of others.
+/// Behind all tiles: locked by openings that have met claims of others.
 const WAITING: Range<u64> = i64::MAX as u64 - 1..i64::MAX as u64;
 
-/// Says until the file is closed that its opening waits for what others request.
-pub(super) fn wait_for_others(file: &File) {
-    if let Err(error) = lock::set(file, &WAITING, Lock::Shared) {
+/// Announces that this opening waits for what others request, or that it no longer does.
+pub(super) fn announce(file: &File, waits: bool) {
+    let lock = if waits { Lock::Shared } else { Lock::Unlocked };
+    if let Err(error) = lock::set(file, &WAITING, lock) {
         tracing::debug!(%error, "the cache's file system has no locks");
     }
 }
 
-/// Returns whether another opening waits for what this one requests.
+/// Returns whether another opening has announced that it waits.
 pub(super) fn is_waited_for(file: &File) -> bool {
     lock::is_refused(file, &WAITING).unwrap_or(false)
 }
@@ -179,14 +180,14 @@ mod tests {
         };
         let (one, other, third) = (open(), open(), open());
         assert!(!is_waited_for(&one));
-        wait_for_others(&other);
-        wait_for_others(&third);
+        announce(&other, true);
+        announce(&third, true);
         assert!(is_waited_for(&one));
         assert!(is_waited_for(&other));
         drop(third);
         assert!(is_waited_for(&one));
         assert!(!is_waited_for(&other));
-        drop(other);
+        announce(&other, false);
         assert!(!is_waited_for(&one));
     }
 }

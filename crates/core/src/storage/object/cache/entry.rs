@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use super::Shared;
 use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES};
-use super::claims::{Claim, is_waited_for, wait_for_others};
+use super::claims::{Claim, announce, is_waited_for};
 use super::files::{describe, open_file, open_in, set_direct};
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
 use crate::memory::{Filled, Lease};
@@ -77,7 +77,10 @@ pub(crate) struct Entry {
     is_cleared: AtomicBool,
     /// Set when several openings turn out to read the object at the same time.
     is_shared: AtomicBool,
-    /// Set when another process that has claimed tiles stands still: none is waited for any more.
+    /// Set when this one has met claims of another one, and has announced it.
+    has_met_claims: AtomicBool,
+    /// Set when another process that has claimed tiles, or the disk, stands still: nothing is
+    /// waited for any more.
     pub(super) is_alone: AtomicBool,
 }
 
@@ -152,6 +155,7 @@ impl Entry {
                 damaged: AtomicU64::new(0),
                 is_cleared: AtomicBool::new(false),
                 is_shared: AtomicBool::new(false),
+                has_met_claims: AtomicBool::new(false),
                 is_alone: AtomicBool::new(false),
             });
         }
@@ -204,27 +208,23 @@ impl Entry {
         self.len
     }
 
-    /// Returns memory for bytes that will be passed to [`Self::keep`]; `None` if they will not be
-    /// written, which is counted for bytes that the disk was too slow for. Blocks until there is
-    /// some if the load [waits](Self::waits) for the cache's disk.
-    pub(super) fn buffer(&self, wanted: u64) -> Option<Lease> {
-        if !self.is_writable || self.shared.is_stopped() || self.is_cleared() {
-            return None;
+    /// Returns memory for bytes that will be passed to [`Self::keep`]; `None` if there is none now,
+    /// or if nothing is written.
+    pub(super) fn buffer(&self) -> Option<Lease> {
+        let writes = &self.shared.supplies.writes;
+        self.is_written().then(|| writes.take())?
+    }
+
+    /// Returns memory as [`Self::buffer`] does, as soon as there is some. From a disk that stands
+    /// still none is waited for any more, unless the cache always waits.
+    pub(super) fn wait_for_buffer(&self) -> Option<Lease> {
+        let writes = &self.shared.supplies.writes;
+        if self.shared.waits {
+            return writes.wait(Duration::MAX);
         }
-        let buffers = &self.shared.supplies.writes;
-        let buffer = if self.shared.waits {
-            buffers.wait(None)
-        } else if self.is_shared() {
-            let buffer = buffers.wait(Some(PATIENCE));
-            if buffer.is_none() {
-                self.shared.stop("its disk has taken nothing for 10 s");
-            }
-            buffer
-        } else {
-            buffers.take()
-        };
+        let buffer = writes.wait(PATIENCE);
         if buffer.is_none() {
-            self.shared.count_dropped(wanted);
+            self.is_alone.store(true, Ordering::Relaxed);
         }
         buffer
     }
@@ -232,16 +232,28 @@ impl Entry {
     /// Returns whether the load waits for the cache's disk: on request, and if several openings
     /// read the object at the same time. Each would request what another one leaves out.
     pub(super) fn waits(&self) -> bool {
-        self.shared.waits || self.is_shared()
+        let is_shared = || !self.is_alone.load(Ordering::Relaxed) && self.is_shared();
+        self.is_written() && (self.shared.waits || is_shared())
     }
 
-    /// Returns whether this opening has waited for what another one requests, or another one waits.
+    /// Returns whether this opening has met claims of another one, or another one claims of this.
     fn is_shared(&self) -> bool {
         let is_waited_for = || self.claims.as_deref().is_some_and(is_waited_for);
         if !self.is_shared.load(Ordering::Relaxed) && is_waited_for() {
             self.is_shared.store(true, Ordering::Relaxed);
         }
         self.is_shared.load(Ordering::Relaxed)
+    }
+
+    /// Counts bytes that are not written because the disk is too slow.
+    pub(super) fn leave_out(&self, bytes: u64) {
+        if self.is_written() {
+            self.shared.count_dropped(bytes);
+        }
+    }
+
+    fn is_written(&self) -> bool {
+        self.is_writable && !self.shared.is_stopped() && !self.is_cleared()
     }
 
     /// Writes bytes that begin at `start`, a multiple of the length of tiles, and end with a tile.
@@ -262,11 +274,15 @@ impl Entry {
         while at < whole {
             let end = (at + BUFFER_BYTES as u64).min(whole);
             let missing = self.stamps_of(&tiles(&(at..end)));
-            if missing.iter().any(Option::is_none)
-                && let Some(buffer) = self.buffer(end - at)
-            {
+            if missing.iter().any(Option::is_none) {
+                let wait = || self.shared.waits.then(|| self.wait_for_buffer())?;
                 let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-                self.keep(at, buffer.fill_from(&bytes[index(at)..index(end)]), None);
+                match self.buffer().or_else(wait) {
+                    Some(buffer) => {
+                        self.keep(at, buffer.fill_from(&bytes[index(at)..index(end)]), None);
+                    }
+                    None => self.leave_out(end - at),
+                }
             }
             at = end;
         }
@@ -279,8 +295,9 @@ impl Entry {
             return Some(Claim::without_lock(tiles.clone()));
         };
         let claim = Claim::try_new(file, tiles.clone());
-        if claim.is_none() && !self.is_shared.swap(true, Ordering::Relaxed) {
-            wait_for_others(file);
+        if claim.is_none() && !self.has_met_claims.swap(true, Ordering::Relaxed) {
+            self.is_shared.store(true, Ordering::Relaxed);
+            announce(file, true);
         }
         claim
     }
@@ -488,6 +505,17 @@ impl Entry {
     }
 }
 
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // Claims of writes, and children of a fork, may keep the file open.
+        if let Some(file) = &self.claims
+            && *self.has_met_claims.get_mut()
+        {
+            announce(file, false);
+        }
+    }
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "the other process may be stopped: nothing may wait for it"
@@ -523,19 +551,24 @@ mod tests {
         let (one, other) = (open(), open());
         let writes = &cache.shared.supplies.writes;
         let mut held: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
-        assert!(!one.waits() && one.buffer(7).is_none());
-        assert_eq!(cache.report().dropped_bytes, 7);
+        assert!(!one.waits() && one.buffer().is_none());
         let claim = one.claim(&(0..4)).expect("it is free");
         assert!(other.claim(&(3..5)).is_none());
         assert!(one.waits() && other.waits());
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| one.buffer(7));
+            let waits = scope.spawn(|| one.wait_for_buffer());
             held.pop();
             assert!(waits.join().expect("ends").is_some());
         });
-        assert_eq!(cache.report().dropped_bytes, 7);
         drop((claim, other));
         assert!(one.waits(), "others come and go");
-        assert!(!open().waits());
+        let third = open();
+        assert!(!third.waits());
+        let claim = third.claim(&(0..1)).expect("it is free");
+        assert!(one.claim(&(0..1)).is_none());
+        assert!(third.waits(), "the first one has not met claims before");
+        drop(claim);
+        third.is_alone.store(true, Ordering::Relaxed);
+        assert!(!third.waits(), "the disk stood still");
     }
 }

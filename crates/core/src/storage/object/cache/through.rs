@@ -15,7 +15,7 @@ use super::claims::Claim;
 use super::entry::{Entry, Found, PATIENCE};
 use super::stamp::{bytes_of, tiles};
 use crate::error::Result;
-use crate::memory::{Filling, Provenance};
+use crate::memory::{Filling, Lease, Provenance};
 use crate::storage::object::{Events, Hedging, ObjectSource, Receive};
 use crate::sync::retry::Retries;
 
@@ -208,14 +208,10 @@ impl<'a, R: Receive> Tee<'a, R> {
             let stretch = next.min(self.end);
             let is_first = at.is_multiple_of(BUFFER_BYTES as u64) || at == self.start();
             if is_first && self.copied.is_none() {
-                let take = || self.entry.buffer(stretch - at);
-                let buffer = if self.entry.waits() {
-                    // The thread's other requests go on elsewhere meanwhile.
-                    tokio::task::block_in_place(take)
-                } else {
-                    take()
-                };
-                self.copied = buffer.map(|buffer| (at, buffer.filling()));
+                match self.buffer() {
+                    Some(buffer) => self.copied = Some((at, buffer.filling())),
+                    None => self.entry.leave_out(stretch - at),
+                }
             }
             let room = usize::try_from(stretch - at).unwrap_or(usize::MAX);
             let (now, later) = bytes.split_at(bytes.len().min(room));
@@ -229,6 +225,14 @@ impl<'a, R: Receive> Tee<'a, R> {
                 self.hand_over();
             }
         }
+    }
+
+    /// Returns a buffer, after waiting for the disk if the load does that.
+    fn buffer(&self) -> Option<Lease> {
+        // The thread's other requests go on elsewhere meanwhile.
+        let wait = || tokio::task::block_in_place(|| self.entry.wait_for_buffer());
+        let buffer = self.entry.buffer();
+        buffer.or_else(|| self.entry.waits().then(wait)?)
     }
 
     fn start(&self) -> u64 {

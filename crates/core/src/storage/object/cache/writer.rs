@@ -1,5 +1,5 @@
-//! Thread that writes to the files of a cache. Loads never wait for it: bytes that find no free
-//! buffer are not written.
+//! Thread that writes to the files of a cache. Bytes that find no free buffer are not written,
+//! unless the load waits for one.
 
 use std::sync::Arc;
 use std::sync::Weak;
@@ -114,8 +114,8 @@ fn run(queue: &Receiver<Write>, pending: &Pending) {
 /// Waits until everything that this process has read from object stores so far is in its cache, for
 /// `timeout` at most. Returns whether that is so.
 ///
-/// Loads do not wait for the cache. A process that ends before leaves the rest for the next load to
-/// fetch.
+/// Loads do not wait for their last writes. A process that ends before leaves the rest for the next
+/// load to fetch.
 pub fn finish_caching(timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout;
     let writers: Vec<_> = WRITERS.lock().iter().filter_map(Weak::upgrade).collect();
