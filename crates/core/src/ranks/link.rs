@@ -54,10 +54,15 @@ impl Joining {
         let Ok(channel) = Channel::connect(name) else {
             return Ok(None);
         };
-        let mut joining = Self::new(channel, leader);
+        let joining = Self::new(channel, leader);
         joining.send(rank, request)?;
-        match joining.wait(deadline)? {
-            Some((Record::Joined, _)) => Ok(Some(joining)),
+        joining.accepted(deadline)
+    }
+
+    /// Waits for the leader's answer; `None` if it refuses.
+    fn accepted(mut self, deadline: Instant) -> Result<Option<Self>> {
+        match self.wait(deadline)? {
+            Some((Record::Joined, _)) => Ok(Some(self)),
             // It follows another leader, which is not of this node, or belongs to another user.
             _ => Ok(None),
         }
