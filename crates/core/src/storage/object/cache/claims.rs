@@ -6,14 +6,14 @@
 //! stamp says so. Where the file system or the system has no such locks, every claim succeeds,
 //! and several processes request the same tiles.
 //!
-//! An opening that has met claims of another one announces it with a shared lock behind all tiles.
-//! What the others request is then waited for, and should not be left out of the cache.
+//! An opening that waits for claims of another one announces it with a shared lock behind all
+//! tiles: what the others request should not be left out of the cache now.
 
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Behind all tiles: locked by openings that have met claims of others.
+/// Behind all tiles: locked by openings that wait for claims of others.
 const WAITING: Range<u64> = i64::MAX as u64 - 1..i64::MAX as u64;
 
 /// Announces that this opening waits for what others request, or that it no longer does.
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn opening_that_waits_is_seen_by_the_others_until_it_is_closed() {
+    fn opening_that_waits_is_seen_by_the_others() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("claims");
         std::fs::write(&path, "").expect("writes");

@@ -17,7 +17,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
@@ -28,6 +28,7 @@ use super::claims::{Claim, announce, is_waited_for};
 use super::files::{describe, open_file, open_in, set_direct};
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
 use crate::memory::{Filled, Lease};
+use crate::sync::lock::Mutex;
 
 /// Name of the file of stamps.
 pub(super) const STAMPS: &str = "stamps";
@@ -56,6 +57,9 @@ const ATTEMPTS: usize = 10;
 /// nothing, is not waited for: it may be stopped, or never answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Time for which an object counts as read by several openings after one has waited for another.
+const CONTENDED: Duration = Duration::from_secs(1);
+
 /// Pause before another attempt.
 const EVICTION_PAUSE: Duration = Duration::from_millis(1);
 
@@ -75,12 +79,11 @@ pub(crate) struct Entry {
     damaged: AtomicU64,
     /// Set when the bytes turn out to be wrong.
     is_cleared: AtomicBool,
-    /// Set when several openings turn out to read the object at the same time.
-    is_shared: AtomicBool,
-    /// Set when this one has met claims of another one, and has announced it.
-    has_met_claims: AtomicBool,
-    /// Set when another process that has claimed tiles, or the disk, stands still: nothing is
-    /// waited for any more.
+    /// Number of reads that wait for tiles that other openings have claimed.
+    waiting: Mutex<usize>,
+    /// Last time when a read of any opening waited.
+    contended: Mutex<Option<Instant>>,
+    /// Set when another process that has claimed tiles stands still: none is waited for any more.
     pub(super) is_alone: AtomicBool,
 }
 
@@ -154,8 +157,8 @@ impl Entry {
                 is_writable,
                 damaged: AtomicU64::new(0),
                 is_cleared: AtomicBool::new(false),
-                is_shared: AtomicBool::new(false),
-                has_met_claims: AtomicBool::new(false),
+                waiting: Mutex::default(),
+                contended: Mutex::default(),
                 is_alone: AtomicBool::new(false),
             });
         }
@@ -224,7 +227,7 @@ impl Entry {
         }
         let buffer = writes.wait(PATIENCE);
         if buffer.is_none() {
-            self.is_alone.store(true, Ordering::Relaxed);
+            self.shared.is_stalled.store(true, Ordering::Relaxed);
         }
         buffer
     }
@@ -232,17 +235,32 @@ impl Entry {
     /// Returns whether the load waits for the cache's disk: on request, and if several openings
     /// read the object at the same time. Each would request what another one leaves out.
     pub(super) fn waits(&self) -> bool {
-        let is_shared = || !self.is_alone.load(Ordering::Relaxed) && self.is_shared();
-        self.is_written() && (self.shared.waits || is_shared())
+        let is_contended = || !self.shared.is_stalled() && self.is_contended();
+        self.is_written() && (self.shared.waits || is_contended())
     }
 
-    /// Returns whether this opening has met claims of another one, or another one claims of this.
-    fn is_shared(&self) -> bool {
+    /// Returns whether a read of this opening waits for what another one requests, or one of
+    /// another opening waits, or did a moment ago.
+    fn is_contended(&self) -> bool {
         let is_waited_for = || self.claims.as_deref().is_some_and(is_waited_for);
-        if !self.is_shared.load(Ordering::Relaxed) && is_waited_for() {
-            self.is_shared.store(true, Ordering::Relaxed);
+        let waits = *self.waiting.lock() > 0 || is_waited_for();
+        let mut contended = self.contended.lock();
+        if waits {
+            *contended = Some(Instant::now());
         }
-        self.is_shared.load(Ordering::Relaxed)
+        contended.is_some_and(|last| last.elapsed() < CONTENDED)
+    }
+
+    /// Announces a read that waits for tiles that other openings have claimed.
+    pub(super) fn announce(self: &Arc<Self>) -> Announcement {
+        let mut waiting = self.waiting.lock();
+        *waiting += 1;
+        if *waiting == 1
+            && let Some(file) = &self.claims
+        {
+            announce(file, true);
+        }
+        Announcement(Arc::clone(self))
     }
 
     /// Counts bytes that are not written because the disk is too slow.
@@ -275,7 +293,8 @@ impl Entry {
             let end = (at + BUFFER_BYTES as u64).min(whole);
             let missing = self.stamps_of(&tiles(&(at..end)));
             if missing.iter().any(Option::is_none) {
-                let wait = || self.shared.waits.then(|| self.wait_for_buffer())?;
+                let waits = self.shared.waits && self.is_written();
+                let wait = || waits.then(|| self.wait_for_buffer())?;
                 let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
                 match self.buffer().or_else(wait) {
                     Some(buffer) => {
@@ -294,12 +313,7 @@ impl Entry {
         let Some(file) = &self.claims else {
             return Some(Claim::without_lock(tiles.clone()));
         };
-        let claim = Claim::try_new(file, tiles.clone());
-        if claim.is_none() && !self.has_met_claims.swap(true, Ordering::Relaxed) {
-            self.is_shared.store(true, Ordering::Relaxed);
-            announce(file, true);
-        }
-        claim
+        Claim::try_new(file, tiles.clone())
     }
 
     /// Returns whether a tile has not been written.
@@ -505,11 +519,16 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+/// Read that waits for other openings, until it is dropped: they wait for their disk meanwhile.
+#[derive(Debug)]
+pub(super) struct Announcement(Arc<Entry>);
+
+impl Drop for Announcement {
     fn drop(&mut self) {
-        // Claims of writes, and children of a fork, may keep the file open.
-        if let Some(file) = &self.claims
-            && *self.has_met_claims.get_mut()
+        let mut waiting = self.0.waiting.lock();
+        *waiting -= 1;
+        if *waiting == 0
+            && let Some(file) = &self.0.claims
         {
             announce(file, false);
         }
@@ -546,29 +565,32 @@ mod tests {
         let cache = Cache::from_options(&options).expect("a cache");
         let open = || {
             let entry = folder.path().join("entry");
-            Entry::open(&cache.shared, &entry, "contents", 1 << 20, "").expect("opens")
+            let entry = Entry::open(&cache.shared, &entry, "contents", 1 << 20, "");
+            Arc::new(entry.expect("opens"))
         };
         let (one, other) = (open(), open());
         let writes = &cache.shared.supplies.writes;
         let mut held: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
         assert!(!one.waits() && one.buffer().is_none());
-        let claim = one.claim(&(0..4)).expect("it is free");
-        assert!(other.claim(&(3..5)).is_none());
+        let waiting = [other.announce(), other.announce()];
         assert!(one.waits() && other.waits());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| one.wait_for_buffer());
             held.pop();
             assert!(waits.join().expect("ends").is_some());
         });
-        drop((claim, other));
-        assert!(one.waits(), "others come and go");
-        let third = open();
-        assert!(!third.waits());
-        let claim = third.claim(&(0..1)).expect("it is free");
-        assert!(one.claim(&(0..1)).is_none());
-        assert!(third.waits(), "the first one has not met claims before");
-        drop(claim);
-        third.is_alone.store(true, Ordering::Relaxed);
-        assert!(!third.waits(), "the disk stood still");
+        cache.shared.is_stalled.store(true, Ordering::Relaxed);
+        assert!(!one.waits(), "the disk stands still");
+        cache.shared.count_written(1);
+        assert!(one.waits());
+        let [first, second] = waiting;
+        drop(first);
+        assert!(open().waits(), "the second one waits");
+        drop(second);
+        assert!(!open().waits());
+        *one.contended.lock() = Instant::now().checked_add(Duration::from_secs(3600));
+        assert!(one.waits(), "one has waited a moment ago");
+        *one.contended.lock() = None;
+        assert!(!one.waits());
     }
 }

@@ -98,6 +98,8 @@ pub(crate) struct Shared {
     dropped: AtomicU64,
     damaged: AtomicU64,
     is_stopped: AtomicBool,
+    /// True if the disk has taken nothing for long, until it takes something.
+    is_stalled: AtomicBool,
     /// True if reads wait for the disk instead of leaving out what it is too slow for.
     waits: bool,
     /// First reason why nothing more is written, or why an object has no entry.
@@ -112,6 +114,7 @@ pub(crate) fn cache_totals() -> CacheReport {
 impl Shared {
     fn count_written(&self, bytes: u64) {
         self.written.fetch_add(bytes, Ordering::Relaxed);
+        self.is_stalled.store(false, Ordering::Relaxed);
         TOTALS.lock().written_bytes += bytes;
     }
 
@@ -123,6 +126,10 @@ impl Shared {
     fn count_damaged_tile(&self) {
         self.damaged.fetch_add(1, Ordering::Relaxed);
         TOTALS.lock().damaged_bytes += TILE_BYTES;
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.is_stalled.load(Ordering::Relaxed)
     }
 
     fn is_stopped(&self) -> bool {
@@ -163,6 +170,7 @@ impl Cache {
             dropped: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
             is_stopped: AtomicBool::new(false),
+            is_stalled: AtomicBool::new(false),
             waits: options.flag("cache_wait") == Some(true),
             reason: Mutex::default(),
         });

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::buffers::BUFFER_BYTES;
 use super::claims::Claim;
-use super::entry::{Entry, Found, PATIENCE};
+use super::entry::{Announcement, Entry, Found, PATIENCE};
 use super::stamp::{bytes_of, tiles};
 use crate::error::Result;
 use crate::memory::{Filling, Lease, Provenance};
@@ -52,9 +52,10 @@ impl ObjectSource {
                 Found::Absent(end) => {
                     let Some((wanted, claim)) = waits.claim(entry, &(at..end.min(range.end)))
                     else {
-                        waits.pause().await;
+                        waits.pause(entry).await;
                         continue;
                     };
+                    waits.announced = None;
                     let asked = bytes_of(&tiles(&wanted), entry.len());
                     let mut tee = Tee::new(to, entry, wanted.clone(), &asked, claim);
                     let read = self.read_anywhere(asked, retries, hedging, &mut tee).await;
@@ -97,6 +98,7 @@ struct Waits {
     pause: Duration,
     /// True after a search in vain for a tile that had been written.
     is_certain: bool,
+    announced: Option<Announcement>,
     /// Last write to the entry, and since when it has been the last one.
     seen: Option<(Option<SystemTime>, Instant)>,
 }
@@ -149,7 +151,8 @@ impl Waits {
         }
     }
 
-    async fn pause(&self) {
+    async fn pause(&mut self, entry: &Arc<Entry>) {
+        self.announced.get_or_insert_with(|| entry.announce());
         tokio::time::sleep(self.pause).await;
     }
 }
