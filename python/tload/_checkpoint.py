@@ -382,8 +382,7 @@ def open(
               evicted. Default: none.
             - `cache_check`: always: each opening asks whether objects have changed; never: only what
               the cache lacks is requested; offline: nothing is. Default: always.
-            - `cache_wait`: Always wait for the cache's disk instead of leaving out what it is too slow
-              for.
+            - `cache_wait`: Wait for the cache's disk instead of leaving out what it is too slow for.
               Default: false.
             - `mirrors`: URLs with the same files as the location, separated by commas: ranges are
               spread over them and the location by speed. Default: none.

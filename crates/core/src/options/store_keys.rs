@@ -248,7 +248,7 @@ pub(super) const KEYS: &[StoreKey] = &[
         Form::Flag,
         ALL,
         "false",
-        "always wait for the cache's disk instead of leaving out what it is too slow for",
+        "wait for the cache's disk instead of leaving out what it is too slow for",
     ),
     key(
         "mirrors",
