@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use super::Shared;
 use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES};
-use super::claims::{Claim, announce, is_waited_for};
+use super::claims::Claim;
 use super::files::{describe, open_file, open_in, set_direct};
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
 use crate::memory::{Filled, Lease};
@@ -57,9 +57,6 @@ const ATTEMPTS: usize = 10;
 /// nothing, is not waited for: it may be stopped, or never answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time for which an object counts as read by several openings after one has waited for another.
-const CONTENDED: Duration = Duration::from_secs(1);
-
 /// Pause before another attempt.
 const EVICTION_PAUSE: Duration = Duration::from_millis(1);
 
@@ -73,16 +70,16 @@ pub(crate) struct Entry {
     seed: u64,
     contents: File,
     stamps: File,
-    claims: Option<Arc<File>>,
-    is_writable: bool,
+    pub(super) claims: Option<Arc<File>>,
+    pub(super) is_writable: bool,
     is_direct: AtomicBool,
     damaged: AtomicU64,
     /// Set when the bytes turn out to be wrong.
     is_cleared: AtomicBool,
     /// Number of reads that wait for tiles that other openings have claimed.
-    waiting: Mutex<usize>,
+    pub(super) waiting: Mutex<usize>,
     /// Last time when a read of any opening waited.
-    contended: Mutex<Option<Instant>>,
+    pub(super) contended: Mutex<Option<Instant>>,
     /// Set when another process that has claimed tiles stands still: none is waited for any more.
     pub(super) is_alone: AtomicBool,
 }
@@ -209,69 +206,6 @@ impl Entry {
     /// Length of the object, bytes.
     pub(super) fn len(&self) -> u64 {
         self.len
-    }
-
-    /// Returns memory for bytes that will be passed to [`Self::keep`]; `None` if there is none now,
-    /// or if nothing is written.
-    pub(super) fn buffer(&self) -> Option<Lease> {
-        let writes = &self.shared.supplies.writes;
-        self.is_written().then(|| writes.take())?
-    }
-
-    /// Returns memory as [`Self::buffer`] does, as soon as there is some. From a disk that stands
-    /// still none is waited for any more, unless the cache always waits.
-    pub(super) fn wait_for_buffer(&self) -> Option<Lease> {
-        let writes = &self.shared.supplies.writes;
-        if self.shared.waits {
-            return writes.wait(Duration::MAX);
-        }
-        let buffer = writes.wait(PATIENCE);
-        if buffer.is_none() {
-            self.shared.is_stalled.store(true, Ordering::Relaxed);
-        }
-        buffer
-    }
-
-    /// Returns whether the load waits for the cache's disk: on request, and if several openings
-    /// read the object at the same time. Each would request what another one leaves out.
-    pub(super) fn waits(&self) -> bool {
-        let is_contended = || !self.shared.is_stalled() && self.is_contended();
-        self.is_written() && (self.shared.waits || is_contended())
-    }
-
-    /// Returns whether a read of this opening waits for what another one requests, or one of
-    /// another opening waits, or did a moment ago.
-    fn is_contended(&self) -> bool {
-        let is_waited_for = || self.claims.as_deref().is_some_and(is_waited_for);
-        let waits = *self.waiting.lock() > 0 || is_waited_for();
-        let mut contended = self.contended.lock();
-        if waits {
-            *contended = Some(Instant::now());
-        }
-        contended.is_some_and(|last| last.elapsed() < CONTENDED)
-    }
-
-    /// Announces a read that waits for tiles that other openings have claimed.
-    pub(super) fn announce(self: &Arc<Self>) -> Announcement {
-        let mut waiting = self.waiting.lock();
-        *waiting += 1;
-        if *waiting == 1
-            && let Some(file) = &self.claims
-        {
-            announce(file, true);
-        }
-        Announcement(Arc::clone(self))
-    }
-
-    /// Counts bytes that are not written because the disk is too slow.
-    pub(super) fn leave_out(&self, bytes: u64) {
-        if self.is_written() {
-            self.shared.count_dropped(bytes);
-        }
-    }
-
-    fn is_written(&self) -> bool {
-        self.is_writable && !self.shared.is_stopped() && !self.is_cleared()
     }
 
     /// Writes bytes that begin at `start`, a multiple of the length of tiles, and end with a tile.
@@ -499,7 +433,7 @@ impl Entry {
         self.damaged.load(Ordering::Relaxed) >= DAMAGED_MAX
     }
 
-    fn is_cleared(&self) -> bool {
+    pub(super) fn is_cleared(&self) -> bool {
         self.is_cleared.load(Ordering::SeqCst)
     }
 
@@ -519,22 +453,6 @@ impl Entry {
     }
 }
 
-/// Read that waits for other openings, until it is dropped: they wait for their disk meanwhile.
-#[derive(Debug)]
-pub(super) struct Announcement(Arc<Entry>);
-
-impl Drop for Announcement {
-    fn drop(&mut self) {
-        let mut waiting = self.0.waiting.lock();
-        *waiting -= 1;
-        if *waiting == 0
-            && let Some(file) = &self.0.claims
-        {
-            announce(file, false);
-        }
-    }
-}
-
 #[expect(
     clippy::disallowed_methods,
     reason = "the other process may be stopped: nothing may wait for it"
@@ -548,49 +466,4 @@ pub(super) fn seed_of(folder: &Path) -> u64 {
     let name = folder.file_name().and_then(|name| name.to_str());
     let seed = name.and_then(|name| u64::from_str_radix(name.get(..16)?, 16).ok());
     seed.unwrap_or_default()
-}
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests {
-    use super::*;
-    use crate::options::StoreOptions;
-    use crate::storage::object::cache::Cache;
-
-    #[test]
-    fn bytes_that_others_wait_for_are_not_left_out() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut options = StoreOptions::default();
-        let directory = folder.path().display().to_string();
-        options.set("cache_dir", &directory).expect("an option");
-        let cache = Cache::from_options(&options).expect("a cache");
-        let open = || {
-            let entry = folder.path().join("entry");
-            let entry = Entry::open(&cache.shared, &entry, "contents", 1 << 20, "");
-            Arc::new(entry.expect("opens"))
-        };
-        let (one, other) = (open(), open());
-        let writes = &cache.shared.supplies.writes;
-        let mut held: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
-        assert!(!one.waits() && one.buffer().is_none());
-        let waiting = [other.announce(), other.announce()];
-        assert!(one.waits() && other.waits());
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| one.wait_for_buffer());
-            held.pop();
-            assert!(waits.join().expect("ends").is_some());
-        });
-        cache.shared.is_stalled.store(true, Ordering::Relaxed);
-        assert!(!one.waits(), "the disk stands still");
-        cache.shared.count_written(1);
-        assert!(one.waits());
-        let [first, second] = waiting;
-        drop(first);
-        assert!(open().waits(), "the second one waits");
-        drop(second);
-        assert!(!open().waits());
-        *one.contended.lock() = Instant::now().checked_add(Duration::from_secs(3600));
-        assert!(one.waits(), "one has waited a moment ago");
-        *one.contended.lock() = None;
-        assert!(!one.waits());
-    }
 }

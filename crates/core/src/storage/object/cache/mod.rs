@@ -18,6 +18,7 @@ mod key;
 mod room;
 mod stamp;
 mod through;
+mod waiting;
 mod writer;
 
 use std::path::{Path, PathBuf};

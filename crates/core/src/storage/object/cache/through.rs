@@ -12,8 +12,9 @@ use tokio::time::Instant;
 
 use super::buffers::BUFFER_BYTES;
 use super::claims::Claim;
-use super::entry::{Announcement, Entry, Found, PATIENCE};
+use super::entry::{Entry, Found, PATIENCE};
 use super::stamp::{bytes_of, tiles};
+use super::waiting::Announcement;
 use crate::error::Result;
 use crate::memory::{Filling, Lease, Provenance};
 use crate::storage::object::{Events, Hedging, ObjectSource, Receive};
