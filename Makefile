@@ -75,13 +75,13 @@ bench-check: ## run each micro benchmark once
 	cargo test $(TESTED) --bench micro
 
 # The wheel as `pip install .` builds it; `make test` builds it like the Rust tests, from the same
-# dependencies. Needs no network once the virtual environment exists. pip calls the build system's
-# program by name, so it must be in PATH.
-WHEEL_PROFILE ?= release
-test: WHEEL_PROFILE = dev
+# dependencies, but without the warning of a debug build. Needs no network once the virtual
+# environment exists. pip calls the build system's program by name, so it must be in PATH.
+WHEEL_ARGS := --profile release
+test: WHEEL_ARGS = --profile dev --config profile.dev.package.tload-py.debug-assertions=false
 wheel: $(INSTALLED) ## build the wheel and install it into .venv
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install --no-build-isolation --no-deps --force-reinstall \
-		--config-settings build-args='--profile $(WHEEL_PROFILE)' .
+		--config-settings build-args='$(WHEEL_ARGS)' .
 
 # These tests include mypy and stubtest, and GPU loads on a stub of CUDA's driver. Each of the two
 # processes takes whole files, in their order: libraries keep settings of files before.
