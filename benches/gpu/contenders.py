@@ -50,7 +50,7 @@ def tload(name: str, **options: Any) -> Contender:
 
 COPY_CEILING = Contender("ceiling: pinned copies", "ceiling_copy.py")
 READ_CEILING = Contender("ceiling: raw reads", "ceiling_read.py")
-LANES = [tload("tload, defaults"), *(tload(f"tload, {lanes} lanes", lanes=lanes) for lanes in (2, 4, 8))]
+OURS = tload("tload, defaults")
 PEERS = [
     Contender("safetensors prefetch", "load_prefetch.py", site="prefetch"),
     Contender("InstantTensor", "load_instanttensor.py", site="instanttensor"),
@@ -59,14 +59,15 @@ PEERS = [
     Contender("safetensors load_file", "load_safetensors.py"),
 ]
 #: Reads through the page cache, whatever the default would choose.
-BUFFERED = tload("tload, 4 lanes, buffered", lanes=4, cache="buffered")
+BUFFERED = tload("tload, buffered", cache="buffered")
 TUNING = [
-    tload("tload, uring, 4 lanes", engine="uring", lanes=4),
-    tload("tload, pread, 4 lanes", engine="pread", lanes=4),
-    tload("tload, extents of 1 MiB, 4 lanes", extent_bytes="1 MiB", lanes=4),
-    tload("tload, extents of 16 MiB, 4 lanes", extent_bytes="16 MiB", lanes=4),
-    tload("tload, memory of 2 GiB, 4 lanes", memory_limit="2 GiB", lanes=4),
-    tload("tload, dlpack, 4 lanes", framework="dlpack", lanes=4),
+    tload("tload, uring", engine="uring"),
+    tload("tload, 2 lanes", lanes=2),
+    tload("tload, extents of 2 MiB", extent_bytes="2 MiB"),
+    tload("tload, extents of 8 MiB", extent_bytes="8 MiB"),
+    tload("tload, 8 extents", depth=8),
+    tload("tload, 24 extents", depth=24),
+    tload("tload, dlpack", framework="dlpack"),
 ]
 
 

@@ -29,7 +29,7 @@ import tables
 from contenders import (
     BUFFERED,
     COPY_CEILING,
-    LANES,
+    OURS,
     PEERS,
     READ_CEILING,
     RUN_SECONDS_MAX,
@@ -41,13 +41,10 @@ from contenders import (
     missing,
     run,
     start_server,
-    tload,
 )
 
 #: Time reserved for the tables and the cleanup, seconds.
 SPARE_SECONDS = 10.0
-#: Lane settings of tload where not all are measured.
-FEW = [LANES[0], LANES[2]]
 #: Rounds of ceilings, tload and the fastest peer alone, after the first round: the judged figures
 #: need more rounds than slow peers do.
 NARROW_ROUNDS = 3
@@ -70,14 +67,14 @@ class Section:
 
 
 SECTIONS = [
-    Section("warm-large", "Large tensors, in memory", "large", "warm", [COPY_CEILING, *LANES, *PEERS], weight=10),
-    Section("warm-small", "Many small tensors, in memory", "small", "warm", [COPY_CEILING, *FEW, *PEERS], weight=6),
+    Section("warm-large", "Large tensors, in memory", "large", "warm", [COPY_CEILING, OURS, *PEERS], weight=10),
+    Section("warm-small", "Many small tensors, in memory", "small", "warm", [COPY_CEILING, OURS, *PEERS], weight=6),
     Section(
         "disk-cold",
         "Large tensors, on disk, not in memory",
         "disk",
         "cold",
-        [READ_CEILING, *FEW, *PEERS],
+        [READ_CEILING, OURS, *PEERS],
         weight=10,
         again=1,
     ),
@@ -86,7 +83,7 @@ SECTIONS = [
         "Many small tensors, on disk, not in memory",
         "disk-small",
         "cold",
-        [READ_CEILING, *FEW, *PEERS],
+        [READ_CEILING, OURS, *PEERS],
         weight=6,
         again=1,
     ),
@@ -95,7 +92,7 @@ SECTIONS = [
         "Many small tensors, on disk, in the page cache",
         "disk-small",
         "warm",
-        [COPY_CEILING, FEW[1], BUFFERED, *PEERS],
+        [COPY_CEILING, OURS, BUFFERED, *PEERS],
         weight=4,
         again=1,
     ),
@@ -104,7 +101,7 @@ SECTIONS = [
         "Options of tload, in memory",
         "large",
         "warm",
-        [COPY_CEILING, tload("tload, 4 lanes", lanes=4), *TUNING],
+        [COPY_CEILING, OURS, *TUNING],
         weight=4,
     ),
 ]
@@ -169,7 +166,7 @@ def make(args: argparse.Namespace, setting: Setting, clock: Clock) -> dict[str, 
         "disk-small": ("disk", "moe", args.small_on_disk),
     }
     needed = {section.checkpoint for section in SECTIONS if not args.sections or section.name in args.sections}
-    environment = environment_of(tload("tload"), setting)
+    environment = environment_of(OURS, setting)
     children: dict[str, Any] = {}
     # Room already reserved on each file system.
     promised: dict[int, int] = {}
@@ -324,7 +321,7 @@ def machine(setting: Setting) -> dict[str, Any]:
     found = json.loads(asked.stdout) if asked.returncode == 0 else {"error": asked.stderr[-500:]}
     doctor = subprocess.run(
         [sys.executable, "-m", "tload", "doctor", "--json"],
-        env=environment_of(tload("tload"), setting),
+        env=environment_of(OURS, setting),
         capture_output=True,
         text=True,
         timeout=120,
