@@ -59,7 +59,7 @@ class DeviceReport:
     """Bytes of these copies."""
     copy_seconds: float
     """Seconds in which a copy was running or waiting for the GPU's copy engine, sum of all
-    lanes."""
+    lanes; extrapolated, by bytes, from the copies that were timed."""
 
 
 @dataclass(frozen=True, slots=True)

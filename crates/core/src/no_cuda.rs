@@ -65,6 +65,7 @@ absent!(Stream {
 
 absent!(Event {
     new new() -> Result<Self>;
+    new timed() -> Result<Self>;
     fn has_fired() -> Result<bool>;
     fn record(&Stream) -> Result<()>;
     [unsafe] fn record_foreign(u64) -> Result<()>;

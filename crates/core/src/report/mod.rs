@@ -245,7 +245,7 @@ pub struct DeviceReport {
     /// Bytes of these copies.
     pub copied_bytes: u64,
     /// Seconds in which a copy was running or waiting for the device's copy engine, summed over the
-    /// lanes.
+    /// lanes: extrapolated, by bytes, from the copies that were timed.
     pub copy_seconds: f64,
 }
 

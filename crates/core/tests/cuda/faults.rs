@@ -271,7 +271,6 @@ fn any_failing_driver_call_ends_load_cleanly() {
         "cuEventCreate",
         "cuEventRecord",
         "cuEventQuery",
-        "cuEventSynchronize",
         "cuEventElapsedTime",
         "cuCtxRecordEvent",
         "cuMemHostRegister_v2",

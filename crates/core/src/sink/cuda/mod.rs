@@ -6,7 +6,7 @@
 //! as a whole.
 //!
 //! ```text
-//!  submit: wait for the region's memory ─▶ event ─▶ copy (copy …) ─▶ event ─▶ copying
+//!  submit: wait for the region's memory ─▶ copy (copy …) ─▶ event ─▶ copying
 //!  reap:   the oldest event has fired ─▶ slot back, pieces counted ─▶ tensors that are whole
 //! ```
 
@@ -51,7 +51,9 @@ pub struct CudaLoad {
     missing: Box<[AtomicU32]>,
     copies: AtomicU64,
     copied_bytes: AtomicU64,
-    copying_nanos: AtomicU64,
+    /// Bytes of the slots whose copies were timed.
+    timed_bytes: AtomicU64,
+    timed_nanos: AtomicU64,
 }
 
 /// Statistics of the copies to a device.
@@ -62,7 +64,7 @@ pub struct CudaUsage {
     /// Bytes copied.
     pub bytes: u64,
     /// Seconds in which a copy was running or queued for the device's copy engine, summed over the
-    /// lanes.
+    /// lanes: extrapolated, by bytes, from the slots that were timed.
     pub seconds: f64,
 }
 
@@ -86,7 +88,8 @@ impl CudaLoad {
             places,
             copies: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
-            copying_nanos: AtomicU64::new(0),
+            timed_bytes: AtomicU64::new(0),
+            timed_nanos: AtomicU64::new(0),
             streams: Mutex::default(),
         })
     }
@@ -103,10 +106,15 @@ impl CudaLoad {
 
     /// Statistics of the copies so far.
     pub fn usage(&self) -> CudaUsage {
+        let bytes = self.copied_bytes.load(Ordering::Relaxed);
+        let timed = Duration::from_nanos(self.timed_nanos.load(Ordering::Relaxed)).as_secs_f64();
+        let timed_bytes = self.timed_bytes.load(Ordering::Relaxed).max(1);
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let share = bytes as f64 / timed_bytes as f64;
         CudaUsage {
             copies: self.copies.load(Ordering::Relaxed),
-            bytes: self.copied_bytes.load(Ordering::Relaxed),
-            seconds: Duration::from_nanos(self.copying_nanos.load(Ordering::Relaxed)).as_secs_f64(),
+            bytes,
+            seconds: timed * share,
         }
     }
 
@@ -124,6 +132,9 @@ pub struct CudaSink {
     stream: Arc<Stream>,
     /// Events to reuse.
     spare: Vec<Marks>,
+    /// Timed events, unless a slot has them. Only one slot of the queue is timed: events that
+    /// record the time slow copies down.
+    timer: Option<Marks>,
     ready: Vec<(usize, Tensor)>,
     load: Arc<CudaLoad>,
 }
@@ -143,10 +154,10 @@ struct Copying {
     open: Option<Arc<OpenRegion>>,
 }
 
-/// Events before and behind the copies of one slot.
+/// Events before the copies of one slot, if it is timed, and behind them.
 #[derive(Debug)]
 struct Marks {
-    began: Event,
+    began: Option<Event>,
     ended: Event,
 }
 
@@ -168,26 +179,31 @@ impl CudaSink {
         let stream = Arc::new(Stream::new(&load.context)?);
         load.places.order(&stream)?;
         load.streams.lock().push(Arc::clone(&stream));
+        let timer = Marks {
+            began: Some(Event::timed(&load.context)?),
+            ended: Event::timed(&load.context)?,
+        };
         Ok(Self {
             copying: VecDeque::new(),
             stream,
             spare: Vec::new(),
+            timer: Some(timer),
             ready: Vec::new(),
             load,
         })
     }
 
     fn marks(&mut self) -> Result<Marks> {
-        if let Some(marks) = self.spare.pop() {
+        if let Some(marks) = self.timer.take().or_else(|| self.spare.pop()) {
             return Ok(marks);
         }
         Ok(Marks {
-            began: Event::new(&self.load.context)?,
+            began: None,
             ended: Event::new(&self.load.context)?,
         })
     }
 
-    /// Queues the copies of the newest slot between two events.
+    /// Queues the copies of the newest slot and the event behind them.
     fn queue_newest(&self) -> Result<()> {
         let load = &*self.load;
         let Copying {
@@ -205,7 +221,9 @@ impl CudaSink {
             self.stream.wait(&open.usable)?;
         }
         let memory = open.map(|open| &*open.memory);
-        marks.began.record(&self.stream)?;
+        if let Some(began) = &marks.began {
+            began.record(&self.stream)?;
+        }
         let pieces = &load.plan.pieces[pieces.clone()];
         let join = load.places.joins_tensors();
         for run in runs(pieces, join, |piece| load.address(memory, piece)) {
@@ -232,15 +250,21 @@ impl CudaSink {
         } = copying;
         // First, so that the next read can begin.
         drop(filled);
-        let seconds = marks.ended.seconds_since(&marks.began);
-        self.spare.push(marks);
-        let nanos = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-        let nanos = u64::try_from(nanos.as_nanos()).unwrap_or(0);
-        load.copying_nanos.fetch_add(nanos, Ordering::Relaxed);
+        let bytes = |piece: &Piece| piece.len as u64;
+        if let Some(began) = &marks.began {
+            let seconds = marks.ended.seconds_since(began);
+            let nanos = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+            let nanos = u64::try_from(nanos.as_nanos()).unwrap_or(0);
+            load.timed_nanos.fetch_add(nanos, Ordering::Relaxed);
+            let timed = load.plan.pieces[pieces.clone()].iter().map(bytes).sum();
+            load.timed_bytes.fetch_add(timed, Ordering::Relaxed);
+            self.timer = Some(marks);
+        } else {
+            self.spare.push(marks);
+        }
         let memory = open.as_ref().map(|open| &open.memory);
         for piece in &load.plan.pieces[pieces] {
-            load.copied_bytes
-                .fetch_add(piece.len as u64, Ordering::Relaxed);
+            load.copied_bytes.fetch_add(bytes(piece), Ordering::Relaxed);
             // Acquire and release: the lane that completes the tensor sees that the other lanes'
             // copies have run.
             if load.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) > 1 {
