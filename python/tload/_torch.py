@@ -114,8 +114,8 @@ def converter(
     direct = IMPORTED & dtypes.keys()
 
     def convert(tensor: _tload.Tensor) -> torch.Tensor:
-        name = tensor.dtype
-        if name in direct and tensor.device == "cpu":
+        name, memory = tensor.dtype, tensor.owner()
+        if memory is None and name in direct and tensor.device == "cpu":
             # A capsule from before version 1 is imported in half the time, but cannot mark memory
             # as read-only.
             imported: torch.Tensor = from_dlpack(tensor.__dlpack__() if tensor.writable else tensor)
@@ -123,19 +123,18 @@ def converter(
         dtype, shape = dtypes[name], tensor.shape
         if name == "F4":
             shape = (*shape[:-1], shape[-1] // 2)
-        ordinal = _cuda.ordinal_of(tensor.device)
-        if ordinal is None:
-            # DLPack imports it as bytes.
-            flat = from_dlpack(tensor.flat())
-        else:
-            memory = tensor.owner()
-            if memory is None:
-                return _cuda.empty(ordinal, shape, dtype)
+        if memory is not None:
+            # Not a view of `owner`: tensors in one allocation must not share autograd's version
+            # counter.
             owner, offset = memory
-            # `data`: tensors in one allocation must not share autograd's version counter.
-            own: torch.Tensor = owner[offset : offset + tensor.nbytes].view(dtype).view(shape).data
+            storage, first = owner.untyped_storage(), offset // dtype.itemsize
+            own: torch.Tensor = owner.new_empty(0, dtype=dtype).set_(storage, first, shape)
             return own
-        return flat.view(dtype).view(shape)
+        ordinal = _cuda.ordinal_of(tensor.device)
+        if ordinal is not None:
+            return _cuda.empty(ordinal, shape, dtype)
+        # DLPack imports it as bytes.
+        return from_dlpack(tensor.flat()).view(dtype).view(shape)
 
     return convert
 
