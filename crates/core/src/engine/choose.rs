@@ -31,6 +31,12 @@ const PREAD_THREADS_MAX: usize = 8;
 /// waiting thread costs nothing but its stack.
 const FAR_THREADS_MAX: usize = 64;
 
+/// Maximum number of threads that copy from memory to staging memory. More compete for memory with
+/// each other, and for cores with the lane and with the caller, who receives tensors: to an H100,
+/// 12 threads on 16 cores came closer to the speed of the bus (45 GB/s, at 0.26 CPU seconds per
+/// GiB) than 16 (42 GB/s, at 0.30; 2026-11, `benches/results/`).
+const STAGED_COPIERS_MAX: usize = 12;
+
 /// Engines for files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
@@ -64,8 +70,11 @@ impl fmt::Debug for OpenedEngine {
     }
 }
 
-/// Picks the engine for `files` and returns it with the reason.
-pub fn choose(choice: EngineChoice, files: &[ReadFile]) -> (EngineKind, String) {
+/// Picks the engine for `files` and returns it with the reason. `staged` tells whether bytes pass
+/// through staging memory: lanes are then busy with the GPU's driver, and other threads copy from
+/// the page cache (to an H100, 36 GB/s; lanes with rings 30 GB/s, with 5,939 tensors; 2026-11,
+/// `benches/results/`).
+pub fn choose(choice: EngineChoice, files: &[ReadFile], staged: bool) -> (EngineKind, String) {
     if files.iter().any(|file| file.view().is_some()) {
         return (
             EngineKind::Map,
@@ -84,6 +93,9 @@ pub fn choose(choice: EngineChoice, files: &[ReadFile]) -> (EngineKind, String) 
                     EngineKind::Pread,
                     format!("files on {name} are in memory: threads copy them"),
                 )
+            } else if are_copied(files) && staged {
+                let reason = "the page cache holds the files: threads copy them";
+                (EngineKind::Pread, reason.to_owned())
             } else if are_copied(files) {
                 let reason = "a ring can be set up; the page cache holds the files";
                 (EngineKind::Uring, reason.to_owned())
@@ -102,6 +114,12 @@ pub fn are_copied(files: &[ReadFile]) -> bool {
         files.map(|file| file.source().len()).sum()
     };
     bytes(true) > bytes(false)
+}
+
+/// Returns the number of threads that copy from memory to staging memory.
+pub(crate) fn staged_copiers() -> usize {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    (cores - cores / 4).clamp(2, STAGED_COPIERS_MAX)
 }
 
 /// Opens the engine of a rank that another rank reads for.
@@ -210,7 +228,9 @@ pub(crate) fn open_cached(files: OpenedEngine, setup: &Arc<ObjectSetup>) -> Open
 fn pread_threads(setup: &EngineSetup) -> usize {
     let copying = are_copied(&setup.files);
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    let useful = if copying {
+    let useful = if copying && setup.slab.is_some() {
+        staged_copiers()
+    } else if copying {
         cores.max(2)
     } else if setup.files.iter().any(ReadFile::is_far) {
         FAR_THREADS_MAX

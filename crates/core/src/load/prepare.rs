@@ -128,7 +128,7 @@ impl Prepared {
         let begin = |it| SharedSources::begin(it, from, &plan, &destinations, options, checkpoint);
         let received = shares.map(begin).transpose()?;
         let limits = (0..sources.groups().len())
-            .map(|group| limits(group, &sources, &plan, options))
+            .map(|group| limits(group, &sources, &plan, options, destinations.staged()))
             .collect();
         Ok(Self {
             views: sources.views().filter(|views| !views.is_empty()),
@@ -376,7 +376,7 @@ fn files_engine(
     options: &Options,
     slab: Option<&Arc<Slab>>,
 ) -> (LaneEngine, LaneCount) {
-    let (kind, reason) = engine::choose(options.engine, files);
+    let (kind, reason) = engine::choose(options.engine, files, slab.is_some());
     let setup = EngineSetup {
         files: Arc::clone(files),
         depth,
@@ -447,8 +447,8 @@ fn refuse_views(
 }
 
 /// Returns the in-flight limits of a group: those of the caller, or else by the hints of its
-/// sources.
-fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Limits {
+/// sources. `staged` tells whether bytes pass through staging memory.
+fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options, staged: bool) -> Limits {
     let members = sources.members();
     let hints = ReadHints::greatest(
         (0..members.len())
@@ -462,6 +462,10 @@ fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Li
         .map(|extent| extent.window);
     let longest = windows.max().unwrap_or(0);
     match &sources.groups()[group] {
+        Group::Files(files) if staged && engine::are_copied(files) => {
+            let hints = hints.staged(engine::staged_copiers());
+            Limits::for_files(options, &hints, longest)
+        }
         Group::Files(_) => Limits::for_files(options, &hints, longest),
         #[cfg(feature = "object")]
         Group::Cached(..) => Limits::for_files(options, &hints, longest),

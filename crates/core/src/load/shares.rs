@@ -287,7 +287,7 @@ fn engine_for_files(
     depth: usize,
     options: &Options,
 ) -> Result<Box<dyn Engine>> {
-    let (kind, _) = engine::choose(options.engine, files);
+    let (kind, _) = engine::choose(options.engine, files, false);
     let setup = EngineSetup {
         files: Arc::clone(files),
         depth,

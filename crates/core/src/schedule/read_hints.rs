@@ -39,6 +39,19 @@ impl ReadHints {
         hints.into_iter().fold(Self::MIN, Self::max)
     }
 
+    /// Returns the hints for copies from memory to staging memory by `copiers` threads: each has one
+    /// extent, and a few more wait for the first that is free. Staging memory that fits into a
+    /// processor's cache is read from there by the GPU, and less of it is pinned sooner.
+    pub(crate) fn staged(self, copiers: usize) -> Self {
+        let extents = (copiers + copiers.div_ceil(3)) as u64;
+        let bytes = self.in_flight_bytes.min(extents * self.extent_bytes);
+        Self {
+            in_flight_bytes: bytes,
+            in_flight_bytes_max: bytes,
+            ..self
+        }
+    }
+
     fn max(self, other: Self) -> Self {
         Self {
             extent_bytes: self.extent_bytes.max(other.extent_bytes),
@@ -49,5 +62,23 @@ impl ReadHints {
             in_flight_bytes: self.in_flight_bytes.max(other.in_flight_bytes),
             in_flight_bytes_max: self.in_flight_bytes_max.max(other.in_flight_bytes_max),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staged_copies_keep_few_extents_in_flight() {
+        let hints = ReadHints {
+            extent_bytes: 4,
+            in_flight_bytes: 128,
+            in_flight_bytes_max: 128,
+            ..ReadHints::MIN
+        };
+        assert_eq!(hints.staged(12).in_flight_bytes, 4 * 16);
+        assert_eq!(hints.staged(2).in_flight_bytes_max, 4 * 3);
+        assert_eq!(hints.staged(100), hints, "never more than the source's");
     }
 }

@@ -41,6 +41,28 @@ fn small_file_loads_to_device() {
     assert!(text.contains("cuda:1"), "{text}");
 }
 
+/// Lanes are busy with the driver, so others copy what is in memory; a ring would have its lanes
+/// copy.
+#[test]
+fn files_in_memory_are_copied_by_threads() {
+    let cuda = cuda();
+    cuda.stub.set("copy_delay_us", "200");
+    let files = Files::even(3, 40, MIB);
+    let cached = options(|it| it.cache = CacheMode::Buffered);
+    let loader = files.loader().device(Device::Cuda(0)).options(cached);
+    load(&loader).expect("brings the files into the page cache");
+    let (tensors, report) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+    files.assert_all(&tensors);
+    let (engine, reason) = (&report.engine.name, &report.engine.reason);
+    assert_eq!(*engine, "pread", "{reason}");
+    assert!(reason.contains("threads copy them"), "{reason}");
+    assert_eq!(report.lanes, 1);
+    // Of all copies, although only some were timed.
+    let device = &report.devices[0];
+    let seconds = 200e-6 * device.copies as f64;
+    assert!(device.copy_seconds >= seconds, "{}", device.copy_seconds);
+}
+
 /// The host load is the oracle for the device load.
 #[test]
 fn device_load_equals_host_load() {
