@@ -39,9 +39,9 @@ impl ReadHints {
         hints.into_iter().fold(Self::MIN, Self::max)
     }
 
-    /// Returns the hints for copies from memory to staging memory by `copiers` threads: each has one
-    /// extent, and a few more wait for the first that is free. Staging memory that fits into a
-    /// processor's cache is read from there by the GPU, and less of it is pinned sooner.
+    /// Returns the hints for copies from memory to staging memory by `copiers` threads: each has
+    /// one extent, and a few more wait for the first that is free. Less staging memory is pinned
+    /// sooner.
     pub(crate) fn staged(self, copiers: usize) -> Self {
         let extents = (copiers + copiers.div_ceil(3)) as u64;
         let bytes = self.in_flight_bytes.min(extents * self.extent_bytes);
