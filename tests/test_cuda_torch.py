@@ -59,6 +59,23 @@ def test_every_torch_dtype_is_loaded_to_torch_memory(torch_cuda: gpu.TorchCuda, 
     assert torch_cuda.stub.count("cuMemAllocAsync") + torch_cuda.stub.count("cuMemAlloc_v2") == 0, "no other memory"
 
 
+def test_deterministic_mode_does_not_change_loads(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
+    torch = require("torch")
+    path, tensors = every_dtype
+    names = only(tensors, set(_torch.DTYPES))
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        loaded = tload.load(path, names=names, device="cuda:0")
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    assert torch_cuda.allocated
+    for name in names:
+        assert loaded[name].dtype == getattr(torch, _torch.DTYPES[tensors[name].dtype]), name
+        assert tuple(loaded[name].shape) == shape_in_pairs(tensors[name]), name
+        if loaded[name].numel():
+            assert raw(loaded[name]) == tensors[name].raw, name
+
+
 def test_unsupported_torch_dtype_rejected_before_allocation(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
     with pytest.raises(tload.UnsupportedError, match="F6_E2M3"):
         tload.stream(every_dtype[0], device="cuda:0")

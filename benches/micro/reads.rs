@@ -164,6 +164,7 @@ impl Reading {
         let file = ReadFile::open(Arc::clone(source), cache, &RefusedDirect::default())?;
         let bytes = usize::try_from(source.file().metadata().map_or(0, |it| it.len()));
         let setup = EngineSetup {
+            copiers: None,
             files: vec![file].into(),
             depth: DEPTH,
             slab: None,

@@ -120,19 +120,21 @@ def converter(
             # as read-only.
             imported: torch.Tensor = from_dlpack(tensor.__dlpack__() if tensor.writable else tensor)
             return imported
-        dtype, shape = dtypes[name], tensor.shape
+        dtype = made = dtypes[name]
+        shape = tensor.shape
         if name == "F4":
-            shape = (*shape[:-1], shape[-1] // 2)
+            # In its deterministic mode, torch cannot make tensors of them.
+            made, shape = torch.uint8, (*shape[:-1], shape[-1] // 2)
         if memory is not None:
             # Not a view of `owner`: tensors in one allocation must not share autograd's version
             # counter.
             owner, offset = memory
-            storage, first = owner.untyped_storage(), offset // dtype.itemsize
-            own: torch.Tensor = owner.new_empty(0, dtype=dtype).set_(storage, first, shape)
-            return own
+            storage, first = owner.untyped_storage(), offset // made.itemsize
+            own: torch.Tensor = owner.new_empty(0, dtype=made).set_(storage, first, shape)
+            return own if made is dtype else own.view(dtype)
         ordinal = _cuda.ordinal_of(tensor.device)
         if ordinal is not None:
-            return _cuda.empty(ordinal, shape, dtype)
+            return _cuda.empty(ordinal, shape, made).view(dtype)
         # DLPack imports it as bytes.
         return from_dlpack(tensor.flat()).view(dtype).view(shape)
 

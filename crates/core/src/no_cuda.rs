@@ -69,7 +69,7 @@ absent!(Event {
     fn has_fired() -> Result<bool>;
     fn record(&Stream) -> Result<()>;
     [unsafe] fn record_foreign(u64) -> Result<()>;
-    fn seconds_since(&Self) -> f64;
+    fn seconds_since(&Self) -> Option<f64>;
     fn wait() -> Result<()>;
 });
 

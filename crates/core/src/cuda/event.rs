@@ -12,8 +12,8 @@ use super::context::Context;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 
-/// Interval at which a waiting thread looks at an event: less than the copy of one slot of 4 MiB
-/// takes (80 µs at 53 GB/s).
+/// Pause of a waiting thread between two looks at an event. The system adds up to 50 µs; the copy
+/// of a slot of 4 MiB takes 80 µs.
 const POLL: Duration = Duration::from_micros(50);
 
 /// Event of the driver. An event that was never recorded counts as fired.
@@ -28,9 +28,9 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Creates an event of `context` that only fires. The GPU writes no time for it and interrupts
-    /// no processor: behind each copy of 4 MiB, events that do take 1 to 4 % of the bus's speed
-    /// (H100, 2026-11, `benches/results/`).
+    /// Creates an event without timing, for which the GPU interrupts no processor: behind each copy
+    /// of 4 MiB, events with either take 1 to 4 % of the bus's speed (H100, 2026-11,
+    /// `benches/results/`).
     ///
     /// # Errors
     ///
@@ -123,6 +123,7 @@ impl Event {
     /// # Errors
     ///
     /// [`crate::ErrorKind::Device`]: that work failed, or the context is lost.
+    #[expect(clippy::disallowed_methods, reason = "see above")]
     pub fn wait(&self) -> Result<()> {
         while !self.has_fired()? {
             thread::sleep(POLL);
@@ -130,21 +131,16 @@ impl Event {
         Ok(())
     }
 
-    /// Returns the seconds between two fired and timed events of one stream, or 0 if the driver
+    /// Returns the seconds between two fired and timed events of one stream; `None` if the driver
     /// cannot tell.
-    pub fn seconds_since(&self, earlier: &Self) -> f64 {
-        let Some(elapsed) = self.context.driver().elapsed_time() else {
-            return 0.0;
-        };
-        let Ok(_bound) = self.context.bind() else {
-            return 0.0;
-        };
+    pub fn seconds_since(&self, earlier: &Self) -> Option<f64> {
+        let elapsed = self.context.driver().elapsed_time()?;
+        let _bound = self.context.bind().ok()?;
         let mut milliseconds = 0.0_f32;
         // SAFETY: the events live as long as their owners, and the pointer is to a local variable.
         let asked = unsafe { elapsed(&raw mut milliseconds, earlier.raw, self.raw) };
-        asked
-            .result()
-            .map_or(0.0, |()| f64::from(milliseconds) / 1e3)
+        asked.result().ok()?;
+        Some(f64::from(milliseconds) / 1e3)
     }
 
     pub(super) fn raw(&self) -> CUevent {

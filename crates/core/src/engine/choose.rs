@@ -31,11 +31,11 @@ const PREAD_THREADS_MAX: usize = 8;
 /// waiting thread costs nothing but its stack.
 const FAR_THREADS_MAX: usize = 64;
 
-/// Maximum number of threads that copy from memory to staging memory. More compete for memory with
-/// each other, and for cores with the lane and with the caller, who receives tensors: to an H100,
-/// 12 threads on 16 cores came closer to the speed of the bus (45 GB/s, at 0.26 CPU seconds per
-/// GiB) than 16 (42 GB/s, at 0.30; 2026-11, `benches/results/`).
-const STAGED_COPIERS_MAX: usize = 12;
+/// Maximum number of threads that copy from memory for each GPU. More compete for memory with each
+/// other, and for cores with the lane and with the caller, who receives tensors: to one H100, 12
+/// threads on 16 cores came closer to the speed of the bus (45 GB/s, at 0.26 CPU seconds per GiB)
+/// than 16 (42 GB/s, at 0.30; 2026-11, `benches/results/`). Several GPUs were not measured.
+const COPIERS_PER_GPU: usize = 12;
 
 /// Engines for files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +70,15 @@ impl fmt::Debug for OpenedEngine {
     }
 }
 
-/// Picks the engine for `files` and returns it with the reason. `staged` tells whether bytes pass
-/// through staging memory: lanes are then busy with the GPU's driver, and other threads copy from
-/// the page cache (to an H100, 36 GB/s; lanes with rings 30 GB/s, with 5,939 tensors; 2026-11,
+/// Picks the engine for `files` and returns it with the reason. `copiers` is the result of the
+/// function of that name: lanes of GPUs are busy with the driver, and other threads copy for them
+/// (to an H100, 5,939 tensors from the page cache: 36 GB/s; lanes with rings: 31; 2026-11,
 /// `benches/results/`).
-pub fn choose(choice: EngineChoice, files: &[ReadFile], staged: bool) -> (EngineKind, String) {
+pub fn choose(
+    choice: EngineChoice,
+    files: &[ReadFile],
+    copiers: Option<usize>,
+) -> (EngineKind, String) {
     if files.iter().any(|file| file.view().is_some()) {
         return (
             EngineKind::Map,
@@ -93,7 +97,7 @@ pub fn choose(choice: EngineChoice, files: &[ReadFile], staged: bool) -> (Engine
                     EngineKind::Pread,
                     format!("files on {name} are in memory: threads copy them"),
                 )
-            } else if are_copied(files) && staged {
+            } else if copiers.is_some() {
                 let reason = "the page cache holds the files: threads copy them";
                 (EngineKind::Pread, reason.to_owned())
             } else if are_copied(files) {
@@ -116,10 +120,12 @@ pub fn are_copied(files: &[ReadFile]) -> bool {
     bytes(true) > bytes(false)
 }
 
-/// Returns the number of threads that copy from memory to staging memory.
-pub(crate) fn staged_copiers() -> usize {
+/// Returns the number of threads that copy `files` for the lanes of `gpus` GPUs; `None` if there
+/// are no GPUs, or if some of the files are not in memory.
+pub(crate) fn copiers(files: &[ReadFile], gpus: usize) -> Option<usize> {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    (cores - cores / 4).clamp(2, STAGED_COPIERS_MAX)
+    let useful = (cores - cores / 4).min(COPIERS_PER_GPU * gpus).max(2);
+    (gpus > 0 && files.iter().all(ReadFile::is_copied)).then_some(useful)
 }
 
 /// Opens the engine of a rank that another rank reads for.
@@ -228,8 +234,8 @@ pub(crate) fn open_cached(files: OpenedEngine, setup: &Arc<ObjectSetup>) -> Open
 fn pread_threads(setup: &EngineSetup) -> usize {
     let copying = are_copied(&setup.files);
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    let useful = if copying && setup.slab.is_some() {
-        staged_copiers()
+    let useful = if let Some(copiers) = setup.copiers {
+        copiers
     } else if copying {
         cores.max(2)
     } else if setup.files.iter().any(ReadFile::is_far) {

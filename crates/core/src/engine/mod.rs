@@ -32,7 +32,7 @@ pub(crate) use choose::open_cached;
 #[cfg(feature = "object")]
 pub use choose::open_objects;
 pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open};
-pub(crate) use choose::{open_remote, open_shared, staged_copiers};
+pub(crate) use choose::{copiers, open_remote, open_shared};
 #[cfg(feature = "object")]
 pub use object::ObjectSetup;
 pub(crate) use remote::{RemoteSetup, RemoteSource};

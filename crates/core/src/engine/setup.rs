@@ -13,6 +13,8 @@ pub struct EngineSetup {
     pub files: Arc<[ReadFile]>,
     /// Number of jobs in flight that the engine must accept.
     pub depth: usize,
+    /// Number of threads that copy from memory for GPUs; `None` for one per core.
+    pub copiers: Option<usize>,
     /// Long-lived memory that leases come from, to be registered with the kernel.
     pub slab: Option<Arc<Slab>>,
 }

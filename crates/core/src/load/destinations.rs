@@ -3,7 +3,7 @@
 //! Opens the devices; decides nothing about reads. Tensors of one destination share a budget and a
 //! sink.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::device_map::DeviceMap;
@@ -192,10 +192,24 @@ impl Destinations {
 
     /// Returns a GPU that reads from staging memory, if there is one.
     pub(crate) fn gpu(&self) -> Option<&Context> {
-        self.list.iter().find_map(|destination| match destination {
-            Destination::Cuda(context) | Destination::CudaTargets(context) => Some(context),
-            Destination::Host | Destination::HostTargets => None,
-        })
+        self.contexts().next()
+    }
+
+    /// Returns the number of GPUs.
+    pub(crate) fn gpus(&self) -> usize {
+        self.contexts()
+            .map(Context::ordinal)
+            .collect::<BTreeSet<_>>()
+            .len()
+    }
+
+    fn contexts(&self) -> impl Iterator<Item = &Context> {
+        self.list
+            .iter()
+            .filter_map(|destination| match destination {
+                Destination::Cuda(context) | Destination::CudaTargets(context) => Some(context),
+                Destination::Host | Destination::HostTargets => None,
+            })
     }
 }
 

@@ -15,8 +15,7 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::{self, EngineKind, EngineSetup, SharedSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileView, Slab};
-use crate::options::CacheMode;
-use crate::options::{EngineChoice, Options};
+use crate::options::{CacheMode, EngineChoice, Options, Verify};
 use crate::plan::{self, Plan, Wanted};
 use crate::report::Counters;
 use crate::schedule::{Groups, LaneCount, Limits};
@@ -128,7 +127,7 @@ impl Prepared {
         let begin = |it| SharedSources::begin(it, from, &plan, &destinations, options, checkpoint);
         let received = shares.map(begin).transpose()?;
         let limits = (0..sources.groups().len())
-            .map(|group| limits(group, &sources, &plan, options, destinations.staged()))
+            .map(|group| limits(group, &sources, &plan, options, &destinations))
             .collect();
         Ok(Self {
             views: sources.views().filter(|views| !views.is_empty()),
@@ -259,10 +258,14 @@ impl Prepared {
             let extents = self.plan.extents.len();
             let depth = limits.depth.jobs().min(extents).max(1);
             let (engine, count) = match sources {
-                Group::Files(files) => files_engine(files, depth, options, slab),
+                Group::Files(files) => {
+                    let copiers = copiers(files, options, &self.destinations);
+                    files_engine(files, depth, options, copiers, slab)
+                }
                 #[cfg(feature = "object")]
                 Group::Cached(files, objects) => {
-                    let (engine, count) = files_engine(files, depth, options, slab);
+                    // Lanes verify cached bytes, so there should be several.
+                    let (engine, count) = files_engine(files, depth, options, None, slab);
                     let setup = occasional_requests(objects, depth, options, feed.cancel());
                     (engine.with_store(setup), count)
                 }
@@ -369,17 +372,28 @@ impl Prepared {
     }
 }
 
+/// Returns the number of threads that copy a group of files for GPUs, if that is the best way to
+/// read them. If bytes are verified, it is not: lanes do that, so there should be several.
+fn copiers(files: &[ReadFile], options: &Options, destinations: &Destinations) -> Option<usize> {
+    if options.verify != Verify::Off {
+        return None;
+    }
+    engine::copiers(files, destinations.gpus())
+}
+
 /// Returns the engine for the files of a group, and how many lanes it has.
 fn files_engine(
     files: &Arc<[ReadFile]>,
     depth: usize,
     options: &Options,
+    copiers: Option<usize>,
     slab: Option<&Arc<Slab>>,
 ) -> (LaneEngine, LaneCount) {
-    let (kind, reason) = engine::choose(options.engine, files, slab.is_some());
+    let (kind, reason) = engine::choose(options.engine, files, copiers);
     let setup = EngineSetup {
         files: Arc::clone(files),
         depth,
+        copiers,
         slab: slab.cloned(),
     };
     let engine = LaneEngine::Files {
@@ -447,8 +461,14 @@ fn refuse_views(
 }
 
 /// Returns the in-flight limits of a group: those of the caller, or else by the hints of its
-/// sources. `staged` tells whether bytes pass through staging memory.
-fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options, staged: bool) -> Limits {
+/// sources, and the number of threads that copy.
+fn limits(
+    group: usize,
+    sources: &Sources,
+    plan: &Plan,
+    options: &Options,
+    destinations: &Destinations,
+) -> Limits {
     let members = sources.members();
     let hints = ReadHints::greatest(
         (0..members.len())
@@ -462,11 +482,13 @@ fn limits(group: usize, sources: &Sources, plan: &Plan, options: &Options, stage
         .map(|extent| extent.window);
     let longest = windows.max().unwrap_or(0);
     match &sources.groups()[group] {
-        Group::Files(files) if staged && engine::are_copied(files) => {
-            let hints = hints.staged(engine::staged_copiers());
+        Group::Files(files) => {
+            let hints = match copiers(files, options, destinations) {
+                Some(copiers) => hints.staged(copiers, longest),
+                None => hints,
+            };
             Limits::for_files(options, &hints, longest)
         }
-        Group::Files(_) => Limits::for_files(options, &hints, longest),
         #[cfg(feature = "object")]
         Group::Cached(..) => Limits::for_files(options, &hints, longest),
         #[cfg(feature = "object")]

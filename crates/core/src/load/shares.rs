@@ -287,10 +287,11 @@ fn engine_for_files(
     depth: usize,
     options: &Options,
 ) -> Result<Box<dyn Engine>> {
-    let (kind, _) = engine::choose(options.engine, files, false);
+    let (kind, _) = engine::choose(options.engine, files, None);
     let setup = EngineSetup {
         files: Arc::clone(files),
         depth,
+        copiers: None,
         slab: None,
     };
     Ok(engine::open(kind, options.engine, &setup)?.engine)

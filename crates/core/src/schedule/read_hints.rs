@@ -39,12 +39,13 @@ impl ReadHints {
         hints.into_iter().fold(Self::MIN, Self::max)
     }
 
-    /// Returns the hints for copies from memory to staging memory by `copiers` threads: each has
-    /// one extent, and a few more wait for the first that is free. Less staging memory is pinned
-    /// sooner.
-    pub(crate) fn staged(self, copiers: usize) -> Self {
+    /// Returns the hints for `copiers` threads that copy from memory to staging memory: each has
+    /// one extent of at most `window` bytes, and a few more wait for the first thread that is
+    /// free. Less staging memory is pinned sooner.
+    pub(crate) fn staged(self, copiers: usize, window: usize) -> Self {
         let extents = (copiers + copiers.div_ceil(3)) as u64;
-        let bytes = self.in_flight_bytes.min(extents * self.extent_bytes);
+        let extent = self.extent_bytes.max(window as u64);
+        let bytes = self.in_flight_bytes.min(extents * extent);
         Self {
             in_flight_bytes: bytes,
             in_flight_bytes_max: bytes,
@@ -77,8 +78,8 @@ mod tests {
             in_flight_bytes_max: 128,
             ..ReadHints::MIN
         };
-        assert_eq!(hints.staged(12).in_flight_bytes, 4 * 16);
-        assert_eq!(hints.staged(2).in_flight_bytes_max, 4 * 3);
-        assert_eq!(hints.staged(100), hints, "never more than the source's");
+        assert_eq!(hints.staged(12, 3).in_flight_bytes, 4 * 16);
+        assert_eq!(hints.staged(2, 8).in_flight_bytes_max, 8 * 3);
+        assert_eq!(hints.staged(100, 4), hints, "never more than the source's");
     }
 }

@@ -104,6 +104,16 @@ impl Files {
         self.path().join(format!("{shard}.safetensors"))
     }
 
+    /// Returns whether the page cache has all pages of the files now.
+    pub(crate) fn are_resident(&self) -> bool {
+        let mut files = std::fs::read_dir(self.path()).expect("is a directory");
+        files.all(|file| {
+            let path = file.expect("is listed").path();
+            let found = tload::probe::residency(&path).expect("Linux answers");
+            found.resident_bytes == found.total_bytes
+        })
+    }
+
     pub(crate) fn loader(&self) -> Loader {
         Loader::open(&Location::from(self.path())).expect("a valid checkpoint")
     }

@@ -90,6 +90,7 @@ impl Shown {
         let setup = EngineSetup {
             files,
             depth: request.depth,
+            copiers: None,
             slab: None,
         };
         EngineUnderTest {

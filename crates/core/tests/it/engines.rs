@@ -51,7 +51,12 @@ fn open_engine(
         EngineKind::Pread | EngineKind::Map => EngineChoice::Pread,
         EngineKind::TokioUring => EngineChoice::TokioUring,
     };
-    let setup = EngineSetup { files, depth, slab };
+    let setup = EngineSetup {
+        files,
+        depth,
+        copiers: None,
+        slab,
+    };
     engine::open(kind, choice, &setup).expect("opens")
 }
 

@@ -46,6 +46,7 @@ pub(crate) fn tokio_uring() -> Option<()> {
     let setup = EngineSetup {
         files: [].into(),
         depth: 1,
+        copiers: None,
         slab: None,
     };
     let opened = open(

@@ -143,8 +143,7 @@ pub struct CudaSink {
 #[derive(Debug)]
 struct Copying {
     marks: Marks,
-    /// The second event was recorded behind these copies; before that, it may hold an earlier
-    /// record.
+    /// The event behind these copies was recorded; before that, it may hold an earlier record.
     queued: bool,
     /// The GPU reads from it until the event has fired.
     filled: Filled,
@@ -252,12 +251,13 @@ impl CudaSink {
         drop(filled);
         let bytes = |piece: &Piece| piece.len as u64;
         if let Some(began) = &marks.began {
-            let seconds = marks.ended.seconds_since(began);
-            let nanos = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-            let nanos = u64::try_from(nanos.as_nanos()).unwrap_or(0);
-            load.timed_nanos.fetch_add(nanos, Ordering::Relaxed);
-            let timed = load.plan.pieces[pieces.clone()].iter().map(bytes).sum();
-            load.timed_bytes.fetch_add(timed, Ordering::Relaxed);
+            if let Some(seconds) = marks.ended.seconds_since(began) {
+                let nanos = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+                let nanos = u64::try_from(nanos.as_nanos()).unwrap_or(0);
+                load.timed_nanos.fetch_add(nanos, Ordering::Relaxed);
+                let timed = load.plan.pieces[pieces.clone()].iter().map(bytes).sum();
+                load.timed_bytes.fetch_add(timed, Ordering::Relaxed);
+            }
             self.timer = Some(marks);
         } else {
             self.spare.push(marks);
