@@ -107,8 +107,8 @@ class Options:
     differently. Default: `TLOAD_ALIGN`, else the size of the dtype's elements."""
     lanes: int | None = None
     """Threads that read the files of each file system, each with its own engine. Default:
-    `TLOAD_LANES`, else one per core for files that are already in memory, unless they are loaded to
-    a GPU without verification; else 1, growing while it is saturated."""
+    `TLOAD_LANES`, else one per core, up to 8, for files in the page cache, unless they are loaded
+    to a GPU without verification; else 1, growing while it is saturated."""
     memory_limit: Size | None = None
     """Bytes of host memory that the load may hold before the caller receives them. Received tensors
     do not count; staging memory for GPUs or for the caller's memory does. Default:

@@ -1,6 +1,6 @@
 """Loaded tensors as torch tensors, without a copy. Imports torch when used.
 
-On a GPU a tensor is a view of memory from torch's own allocator: see `_cuda.py`.
+On a GPU a tensor is in memory from torch's own allocator: see `_cuda.py`.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def converter(
     direct = IMPORTED & dtypes.keys()
 
     def convert(tensor: _tload.Tensor) -> torch.Tensor:
-        name, memory = tensor.dtype, tensor.owner()
-        if memory is None and name in direct and tensor.device == "cpu":
+        name = tensor.dtype
+        if name in direct and tensor.device == "cpu":
             # A capsule from before version 1 is imported in half the time, but cannot mark memory
             # as read-only.
             imported: torch.Tensor = from_dlpack(tensor.__dlpack__() if tensor.writable else tensor)
@@ -125,6 +125,7 @@ def converter(
         if name == "F4":
             # In its deterministic mode, torch cannot make tensors of them.
             made, shape = torch.uint8, (*shape[:-1], shape[-1] // 2)
+        memory = tensor.owner()
         if memory is not None:
             # Not a view of `owner`: tensors in one allocation must not share autograd's version
             # counter.

@@ -12,9 +12,12 @@ use super::context::Context;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 
-/// Pause of a waiting thread between two looks at an event. The system adds up to 50 µs; the copy
-/// of a slot of 4 MiB takes 80 µs.
+/// Pause of a waiting thread between the first two looks at an event. The system adds up to 50 µs;
+/// the copy of a slot of 4 MiB takes 80 µs.
 const POLL: Duration = Duration::from_micros(50);
+
+/// Maximum of the pauses, which double.
+const POLL_MAX: Duration = Duration::from_millis(1);
 
 /// Event of the driver. An event that was never recorded counts as fired.
 pub struct Event {
@@ -125,8 +128,10 @@ impl Event {
     /// [`crate::ErrorKind::Device`]: that work failed, or the context is lost.
     #[expect(clippy::disallowed_methods, reason = "see above")]
     pub fn wait(&self) -> Result<()> {
+        let mut pause = POLL;
         while !self.has_fired()? {
-            thread::sleep(POLL);
+            thread::sleep(pause);
+            pause = POLL_MAX.min(2 * pause);
         }
         Ok(())
     }

@@ -31,10 +31,11 @@ const PREAD_THREADS_MAX: usize = 8;
 /// waiting thread costs nothing but its stack.
 const FAR_THREADS_MAX: usize = 64;
 
-/// Maximum number of threads that copy from memory for each GPU. More compete for memory with each
-/// other, and for cores with the lane and with the caller, who receives tensors: to one H100, 12
-/// threads on 16 cores came closer to the speed of the bus (45 GB/s, at 0.26 CPU seconds per GiB)
-/// than 16 (42 GB/s, at 0.30; 2026-11, `benches/results/`). Several GPUs were not measured.
+/// Maximum number of threads of one lane that copy from memory for each GPU. More compete for
+/// memory with each other, and for cores with the lane and with the caller, who receives tensors:
+/// to one H100, 12 threads on 16 cores came closer to the speed of the bus (45 GB/s, at 0.28 CPU
+/// seconds per GiB) than 16 (41 GB/s, at 0.36; 2026-11, `benches/results/`). Several GPUs were not
+/// measured.
 const COPIERS_PER_GPU: usize = 12;
 
 /// Engines for files.

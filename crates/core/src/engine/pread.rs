@@ -2,8 +2,8 @@
 //! memory-backed files. The same threads map files that are not to be copied.
 //!
 //! Chosen automatically when no ring can be set up, for files on tmpfs, and for files in the page
-//! cache that are loaded to GPUs. Each thread takes a job, reads all of it, and
-//! sends it back. A job that waits for a retry is in the queue and occupies no thread.
+//! cache that are loaded to GPUs. Each thread takes a job, reads all of it, and sends it back. A
+//! job that waits for a retry is in the queue and occupies no thread.
 
 #![expect(unsafe_code, reason = "says which bytes of a lease a read has filled")]
 

@@ -13,7 +13,7 @@ pub struct EngineSetup {
     pub files: Arc<[ReadFile]>,
     /// Number of jobs in flight that the engine must accept.
     pub depth: usize,
-    /// Number of threads that copy from memory for GPUs; `None` for one per core.
+    /// Number of threads that copy from memory for GPUs; `None` if the files determine it.
     pub copiers: Option<usize>,
     /// Long-lived memory that leases come from, to be registered with the kernel.
     pub slab: Option<Arc<Slab>>,

@@ -373,12 +373,15 @@ impl Prepared {
 }
 
 /// Returns the number of threads that copy a group of files for GPUs, if that is the best way to
-/// read them. If bytes are verified, it is not: lanes do that, so there should be several.
+/// read them. If bytes of the page cache are verified, it is not: lanes do that, so there should be
+/// several.
 fn copiers(files: &[ReadFile], options: &Options, destinations: &Destinations) -> Option<usize> {
-    if options.verify != Verify::Off {
-        return None;
-    }
-    engine::copiers(files, destinations.gpus())
+    let in_memory = |file: &ReadFile| file.source().file_system().in_memory;
+    let by_threads = matches!(options.engine, EngineChoice::Auto | EngineChoice::Pread);
+    let by_one_lane = options.verify == Verify::Off || files.iter().all(in_memory);
+    (by_threads && by_one_lane)
+        .then(|| engine::copiers(files, destinations.gpus()))
+        .flatten()
 }
 
 /// Returns the engine for the files of a group, and how many lanes it has.

@@ -158,7 +158,7 @@ impl Options {
             name: "lanes",
             flag: Some("lanes"),
             kind: OptionKind::Count(1, LANES_MAX),
-            default: "one per core for files in memory (1 to a GPU), else 1, growing while it is saturated",
+            default: "one per core for cached files (1 to a GPU), else 1, growing while it is saturated",
             summary: "Threads that read the files of one file system, each with its own engine",
             field: field!(optional lanes),
         },

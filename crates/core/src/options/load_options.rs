@@ -153,8 +153,8 @@ pub struct Options {
     /// addresses or round differently. Default: the size of the dtype's elements.
     pub align: Option<u64>,
     /// Threads for the files of each file system, each with an engine of its own. Default: one per
-    /// core if CPU-bound, as with files that are already in memory; else 1, growing while it is
-    /// saturated.
+    /// core, up to 8, for files in the page cache, unless they are loaded to a GPU without
+    /// verification; else 1, growing while it is saturated.
     pub lanes: Option<usize>,
     /// Most bytes that the load may hold and the caller has not received yet. Default: max(512 MiB,
     /// largest tensor + max(a quarter of it, bytes in flight)). In a cgroup with little memory
