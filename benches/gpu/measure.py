@@ -385,9 +385,11 @@ def main() -> None:
     copy_bytes = (64 << 20) if args.dry_run else 2 << 30
     setting = Setting(args.device, args.site, args.again, copy_bytes, args.start)
     args.out.mkdir(parents=True, exist_ok=True)
+    # Results are published, so these two paths are left out.
+    options = {name: str(value) for name, value in vars(args).items() if name not in ("out", "site")}
     results: dict[str, Any] = {
         "schema": 1,
-        "command": sys.argv,
+        "options": options,
         "dry_run": args.dry_run,
         "started_unix_seconds": int(time.time()),
         "machine": machine(setting),
