@@ -25,7 +25,7 @@ import tload
 from conftest import require
 from documents import Block, blocks_of
 from files import Content, write_checkpoint, write_file
-from tload import _options, _stream
+from tload import _load, _options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -258,7 +258,7 @@ def check_keywords(block: Block, call: ast.Call) -> None:
     """Fail if a call of one of our functions passes a keyword that it does not take."""
     match ast.unparse(call.func):
         case "tload.stream" | "tload.load":
-            known = {"source", *_stream.LoadKeywords.__optional_keys__, "framework"}
+            known = {"source", *_load.LoadKeywords.__optional_keys__, "framework"}
         case "tload.load_into":
             known = set(inspect.signature(tload.load_into).parameters) | _options.OptionKeywords.__optional_keys__
         case "tload.open":

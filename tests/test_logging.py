@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tload
-import tload._stream
+import tload._load
 from conftest import require
 from files import Content, write_file
 from tload import _logging
@@ -182,7 +182,7 @@ def test_log_lines_follow_progress_bar(
         def close(self) -> None:
             events.append(f"closed, {len(caplog.records)} logged")
 
-    monkeypatch.setattr(tload._stream, "watcher_for", lambda _progress, _bytes: Watcher())
+    monkeypatch.setattr(tload._load, "watcher_for", lambda _progress, _bytes: Watcher())
     with caplog.at_level(logging.INFO, "tload"):
         tload.load(floats[0], framework="dlpack", progress=True)
     assert events[-2:] == ["100%", "closed, 0 logged"]

@@ -19,7 +19,7 @@ import pytest
 
 import tload
 from files import Content
-from tload import _options, _stream
+from tload import _load, _options
 
 Floats = tuple[Path, dict[str, Content]]
 
@@ -255,7 +255,7 @@ def test_help_of_load_names_every_keyword() -> None:
     for name in ("source", "framework"):
         del parameters[name]
     options = {field.name for field in dataclasses.fields(tload.Options)}
-    assert set(parameters) == _stream.LoadKeywords.__optional_keys__
+    assert set(parameters) == _load.LoadKeywords.__optional_keys__
     for name, parameter in parameters.items():
         if name in options:
             continue

@@ -35,6 +35,7 @@ def two_ranks(rank: int, folder: Path, port: int) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.distributed.configuration_utils import DistributedConfig
 
+    import tload._read
     import tload.transformers
 
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "RANK": rank}.items():
@@ -42,14 +43,14 @@ def two_ranks(rank: int, folder: Path, port: int) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     indices: dict[str, Any] = {}
-    read = tload._stream.read
+    read = tload._read.read
 
     def spy(checkpoint: tload.Checkpoint, name: str, *arguments: Any, **keywords: Any) -> Any:
         tensor = read(checkpoint, name, *arguments, **keywords)
         indices[name] = math.prod(tensor.shape) / math.prod(checkpoint[name].shape)
         return tensor
 
-    vars(tload._stream)["read"] = spy
+    vars(tload._read)["read"] = spy
     prompt = torch.arange(12)[None]
     for kind in ("tp_size", "fsdp_size"):
         indices.clear()

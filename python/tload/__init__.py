@@ -39,6 +39,7 @@ from tload._errors import (
 )
 from tload._group import Group
 from tload._into import load_into
+from tload._load import load, stream
 from tload._options import Options
 from tload._patch import patch
 from tload._progress import Progress
@@ -58,7 +59,7 @@ from tload._report import (
     VerifiedBy,
 )
 from tload._sharding import Sharding
-from tload._stream import TensorStream, load, stream
+from tload._stream import TensorStream
 from tload._tload import Tensor, __version__, parked_bytes, release_staging
 from tload._verify import FileReport, Mismatch, VerifyReport, verify
 

@@ -244,9 +244,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
             UnsupportedError: The framework lacks the dtype.
             IoError, ChangedError, RemoteError, LoadTimeoutError, CancelledError: While reading.
         """
-        from tload import _stream
+        from tload import _read
 
-        return _stream.read(self, name, index, framework, device)
+        return _read.read(self, name, index, framework, device)
 
     def close(self) -> None:
         """Close the files. Running streams keep them open until they end."""

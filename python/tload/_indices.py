@@ -1,17 +1,41 @@
-"""Errors of indices, with the tensor and the file that they are about."""
+"""Slices of a load, and errors of indices with the tensor and the file that they are about."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypedDict
 
 from tload import _tload
 from tload._errors import Error, InvalidIndexError, advise
 from tload._options import Options
+from tload._selection import texts
+from tload._sharding import Sharding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tload._checkpoint import Index
+
+
+class Slices(TypedDict, total=False):
+    """Keyword arguments of the extension module's `Loader`."""
+
+    slices: list[tuple[str, Index]]
+    sharding: _tload.Sharding
+
+
+def slices_of(slices: Mapping[str, Index] | Sharding | None) -> Slices:
+    """Check the argument `slices`."""
+    if slices is None:
+        return {}
+    if isinstance(slices, Sharding):
+        return {"sharding": slices._raw}  # noqa: SLF001
+    if not isinstance(slices, Mapping):
+        message = f"slices: wanted a mapping of names to indices or a tload.Sharding, found {type(slices).__qualname__}"
+        raise TypeError(message)
+    if slices:
+        texts("slices", slices)
+    return {"slices": list(slices.items())}
 
 
 def raise_named(error: Exception, checkpoint: _tload.Checkpoint, indices: Iterable[tuple[str, Index]]) -> None:

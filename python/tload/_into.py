@@ -13,7 +13,7 @@ from tload._options import FIELDS, Options, lists, refuse_unknown, resolve
 from tload._progress import Progress, watcher_for
 from tload._selection import rules
 from tload._store import Keywords
-from tload._stream import TensorStream, slices_of
+from tload._stream import TensorStream
 
 _logger = logging.getLogger("tload")
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     from tload._checkpoint import Index, Source
     from tload._group import Group
+    from tload._indices import Slices
     from tload._progress import Callback
     from tload._report import Report
     from tload._selection import Names, Patterns
     from tload._sharding import Sharding
     from tload._store import Store
-    from tload._stream import Slices
 
 
 @lists((*_store.FIELDS, *FIELDS))
@@ -182,7 +182,7 @@ def load_into(
 
 def _slices_of(slices: Mapping[str, Index] | Sharding | None, divided: Mapping[str, DTensor]) -> Slices:
     """Return the slices of a load into targets of which some are DTensors."""
-    given = slices_of(slices)
+    given = _indices.slices_of(slices)
     if not divided:
         return given
     for name, _ in given.get("slices", ()):

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
 
-from tload import _boxes, _stream, _torch
+from tload import _boxes, _read, _torch
 from tload._checkpoint import Checkpoint, open, show  # noqa: A004
 from tload._errors import Error, FormatError, InvalidRequestError, UnsupportedError, advise
 from tload._group import Group
@@ -335,7 +335,7 @@ class StorageReader(_StorageReader):
 
     def _copy(self, saved: _Saved, box: Box) -> torch.Tensor:
         checkpoint, index = self._checkpoints[saved.checkpoint], _index(saved, box)
-        tensor: torch.Tensor = _stream.read(checkpoint, saved.info.name, index, "torch", "cpu", options=self._options)
+        tensor: torch.Tensor = _read.read(checkpoint, saved.info.name, index, "torch", "cpu", options=self._options)
         return tensor
 
     def _read(self, checkpoint: Checkpoint, requests: dict[str, _Request], group: Group | None) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tload._stream import LoadKeywords
-from tload._stream import stream as stream_tensors
+from tload._load import LoadKeywords
+from tload._load import stream as stream_tensors
 from tload.safetensors._errors import as_safetensors
 from tload.safetensors._index import packed
 

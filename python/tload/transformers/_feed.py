@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from tload._errors import CancelledError
 from tload._into import load_into
-from tload._stream import stream
+from tload._load import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tload import _stream
+from tload import _read
 from tload._checkpoint import SCHEMES, Checkpoint, open, opened_with, show  # noqa: A004
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._group import raw_group
+from tload._load import require_files
 from tload._options import OptionKeywords, Options
 from tload.transformers import _configuration
 from tload.transformers._classes import HUB, resolve_class
@@ -181,10 +182,10 @@ def _load(
     options: Options | None,
     group: Group | None,
 ) -> Any:
-    _stream.require_files(checkpoint, options)
+    require_files(checkpoint, options)
 
     def read(name: str, index: Any = ...) -> torch.Tensor:
-        tensor: torch.Tensor = _stream.read(checkpoint, name, index, "torch", "cpu", options=options)
+        tensor: torch.Tensor = _read.read(checkpoint, name, index, "torch", "cpu", options=options)
         return tensor
 
     is_divided = any(

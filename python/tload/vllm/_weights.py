@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import tload
-from tload import _stream, _tload
+from tload import _load, _tload
 from tload._checkpoint import show
 from tload._errors import Error, PeerError
 
@@ -112,7 +112,7 @@ def stream(
         joined = _group(process_group, logger) if settings.shares() else None
         with joined or nullcontext() as group, open_source(source, settings) as opened:
             names = wanted(list(opened), keep, unused)
-            _stream.require_files(opened, options)
+            _load.require_files(opened, options)
             if names == []:
                 return
             with (

@@ -1,0 +1,56 @@
+"""Frameworks whose tensors a load returns: their names, and converters to their tensors."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from tload import _imports, _numpy, _torch
+from tload._checkpoint import TensorInfo
+from tload._errors import InvalidRequestError
+from tload._options import Options, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tload import _tload
+
+Framework: TypeAlias = Literal["torch", "pt", "numpy", "np", "dlpack"]
+"""The type of the tensors that a load returns."""
+
+ALIASES: dict[object, Framework] = {"pt": "torch", "np": "numpy"}
+"""Names of frameworks as in the package safetensors."""
+
+Converter: TypeAlias = "Callable[[_tload.Tensor], Any]"
+
+
+def named(framework: Framework) -> Framework:
+    """Return the name of a framework that other names stand for."""
+    return ALIASES.get(framework, framework) if isinstance(framework, str) else framework
+
+
+def converters(framework: object, options: Options) -> Callable[[Iterable[str], _torch.Infos], Converter]:
+    """Return a function that makes the converter for tensors with given dtypes."""
+    if framework == "torch":
+        is_read_only = options.cache == "map" and not options.writable
+        return functools.partial(_torch.converter, is_read_only=is_read_only)
+    if framework == "numpy":
+        return _numpy.converter
+    if framework == "dlpack":
+        return lambda _dtypes, _infos: lambda tensor: tensor
+    near = suggestion(str(framework), ("torch", "numpy", "dlpack"))
+    message = f"framework {framework!r} is unknown; it can be torch, numpy, dlpack{near}"
+    raise InvalidRequestError(message)
+
+
+def is_missing(framework: Framework, dtypes: Iterable[str]) -> bool:
+    """Return whether a module that makes the framework's tensors has yet to be imported."""
+    if framework == "dlpack":
+        return False
+    return _imports.are_missing(["torch"] if framework == "torch" else _numpy.modules(dtypes))
+
+
+def check_dtypes(framework: Framework, dtypes: Iterable[str], loader: _tload.Loader) -> None:
+    """Raise `UnsupportedError` for dtypes that no version of the framework has."""
+    check = _torch.check if framework == "torch" else _numpy.check
+    check(dtypes, lambda: map(TensorInfo._make, loader.selected()))
