@@ -1,8 +1,8 @@
 //! Determines the files of a checkpoint: a file, a directory, an index file, or a list. The rules
 //! are the same on file systems and in object stores.
 
-use super::Placement;
 use super::backend::{Backend, Found, ShardSource};
+use super::index::Placement;
 use super::no_weights::no_weights;
 use crate::error::{Error, ErrorKind, Result, shortened};
 use crate::format::{INDEX_BYTES_MAX, ModelFiles, SUFFIX, missing_shard, parse_index};

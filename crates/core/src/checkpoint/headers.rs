@@ -1,0 +1,133 @@
+//! Headers of a checkpoint's shards: many are read at a time, with one read each where it is long
+//! enough.
+
+use super::backend::{Backend, ShardSource};
+use super::shards::ShardSet;
+use crate::crc::Crcs;
+use crate::error::Result;
+use crate::format::{self, Header};
+use crate::options::Location;
+use crate::storage::{Source, is_network, of_many};
+use crate::sync::parallel::parallel_map;
+
+/// First read of a shard, bytes: holds the header of most files (a shard of a dense 70B model has
+/// about 10 KiB of it, one of a mixture of experts with 20,000 tensors about 2 MiB and needs a
+/// second read).
+const FIRST_READ_BYTES: usize = 256 << 10;
+
+/// First read of a shard on a network file system, bytes: the kernel requests 128 KiB at a time
+/// there, one after another, and most headers fit into half.
+const MOUNT_READ_BYTES: usize = 64 << 10;
+
+/// Headers read at a time from a local disk: more threads than this slow down opening.
+const HEADER_THREADS_MAX: usize = 16;
+
+/// Headers read at a time where each costs a round trip of milliseconds: on a network file system
+/// or in an object store, unless the cache has them.
+const FAR_HEADERS_MAX: usize = 64;
+
+/// Opens all files and reads their headers, many at a time, so that none waits for the ones before
+/// it. Returns the first error in the order of the files.
+pub(super) fn open_shards(
+    set: &ShardSet,
+    backend: &Backend,
+) -> Result<Vec<(ShardSource, Header, Crcs)>> {
+    // If the first one is near, the others probably are too.
+    let first = set.files.first();
+    let threads = if first.is_some_and(|file| backend.is_far(file)) {
+        FAR_HEADERS_MAX
+    } else {
+        HEADER_THREADS_MAX
+    };
+    let opened = parallel_map(&set.files, threads, |file| open_shard(file, set, backend));
+    let each = set.files.iter().zip(opened);
+    each.map(|(file, opened)| {
+        let opened = opened.map_err(|error| set.missing(file, error));
+        opened.map_err(|error| of_many(error, set.files.len()))
+    })
+    .collect()
+}
+
+fn open_shard(
+    location: &Location,
+    set: &ShardSet,
+    backend: &Backend,
+) -> Result<(ShardSource, Header, Crcs)> {
+    let is_mount = location.as_path().is_some_and(is_network);
+    let first_bytes = if is_mount {
+        MOUNT_READ_BYTES
+    } else {
+        FIRST_READ_BYTES
+    };
+    let (source, first) = backend.open(location, set.root.as_ref(), first_bytes)?;
+    source.require_versioned()?;
+    let (header, crcs) = read_header(&source, first)?;
+    Ok((source, header, crcs))
+}
+
+/// Reads and checks the header, given the file's first bytes `first`: without a further read if it
+/// fits into them, else with one. Also returns the CRCs of the bytes read, which are not kept.
+pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
+    const LENGTH: usize = 8;
+    let invalid = |error: format::HeaderError| error.into_error(source.location());
+    let len = format::header_len(&first, source.len()).map_err(invalid)?;
+    let length_field = len.to_le_bytes();
+    let len = usize::try_from(len).expect("at most 100 MB");
+    let mut bytes = first;
+    bytes.drain(..LENGTH);
+    if bytes.len() < len {
+        bytes.extend(source.fetch(format::LENGTH_BYTES + bytes.len() as u64, len - bytes.len())?);
+    }
+    let header = format::parse(&bytes[..len], source.len()).map_err(invalid)?;
+    Ok((header, Crcs::new(&[&length_field, &bytes[..len]])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::MemorySource;
+
+    #[derive(Debug)]
+    struct Counted {
+        source: MemorySource,
+        fetches: std::sync::atomic::AtomicUsize,
+    }
+
+    impl Source for Counted {
+        fn location(&self) -> &Location {
+            self.source.location()
+        }
+
+        fn len(&self) -> u64 {
+            self.source.len()
+        }
+
+        fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+            self.fetches
+                .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.source.fetch(offset, len)
+        }
+    }
+
+    /// Returns how many fetches a header of `len` bytes takes.
+    fn fetches(len: usize) -> usize {
+        let mut bytes = (len as u64).to_le_bytes().to_vec();
+        bytes.extend(b"{}");
+        bytes.resize(8 + len, b' ');
+        let source = Counted {
+            source: MemorySource::new("memory", bytes),
+            fetches: 0.into(),
+        };
+        let first = source.fetch(0, FIRST_READ_BYTES).expect("in memory");
+        read_header(&source, first).expect("an empty header with spaces is valid");
+        source.fetches.into_inner()
+    }
+
+    #[test]
+    fn header_takes_second_read_only_beyond_first_read() {
+        assert_eq!(fetches(2), 1);
+        assert_eq!(fetches(FIRST_READ_BYTES - 8), 1);
+        assert_eq!(fetches(FIRST_READ_BYTES - 7), 2);
+        assert_eq!(fetches(3 * FIRST_READ_BYTES), 2);
+    }
+}

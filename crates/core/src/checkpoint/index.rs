@@ -1,0 +1,144 @@
+//! The index of a checkpoint: its file, as it was read, and the placement of tensors in shards.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+
+use super::backend::ShardSource;
+use crate::crc::Crcs;
+use crate::error::{Error, ErrorKind, Result, shortened};
+use crate::format::Index;
+use crate::options::Location;
+use crate::storage::Source;
+
+/// Index file that a checkpoint was opened by, as it was read then: it is compared with a manifest
+/// without being read again, since another file could be there by then.
+#[derive(Clone)]
+pub(crate) struct IndexFile {
+    pub(super) source: ShardSource,
+    bytes: Arc<Vec<u8>>,
+}
+
+/// Digests of an index file.
+pub(crate) struct IndexDigests {
+    pub(crate) crcs: Crcs,
+    pub(crate) sha256: [u8; 32],
+}
+
+impl IndexFile {
+    fn new(source: ShardSource, mut bytes: Vec<u8>) -> Self {
+        bytes.shrink_to_fit();
+        Self {
+            source,
+            bytes: Arc::new(bytes),
+        }
+    }
+
+    /// Computes the digests. They are not kept: few loads compare them, and a process that is
+    /// forked meanwhile would inherit the lock around them.
+    pub(crate) fn digests(&self) -> IndexDigests {
+        IndexDigests {
+            crcs: Crcs::new(&[&self.bytes]),
+            sha256: Sha256::digest(self.bytes.as_slice()).into(),
+        }
+    }
+
+    pub(crate) fn location(&self) -> &Location {
+        self.source.location()
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.source.len()
+    }
+}
+
+impl fmt::Debug for IndexFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndexFile")
+            .field("source", &self.source)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Placement of tensors in shards, according to an index.
+#[derive(Debug)]
+pub(super) struct Placement {
+    pub(super) file: IndexFile,
+    /// In the order in which they are opened.
+    pub(super) shards: Vec<String>,
+    shard_of: HashMap<String, String>,
+}
+
+impl Placement {
+    /// Creates the placement of an index that was parsed from `bytes`.
+    pub(super) fn new(source: ShardSource, index: Index, bytes: Vec<u8>) -> Self {
+        Self {
+            file: IndexFile::new(source, bytes),
+            shards: index.shards,
+            shard_of: index.weight_map.into_iter().collect(),
+        }
+    }
+
+    /// Returns whether the index places `tensor` in this shard.
+    pub(super) fn places(&self, tensor: &str, shard: usize) -> bool {
+        self.shard_of.get(tensor) == Some(&self.shards[shard])
+    }
+
+    /// Requires every tensor of the index to be in its shard.
+    pub(super) fn require_all(&self, found: &HashMap<String, usize>) -> Result<()> {
+        let missing: HashSet<_> = self
+            .shard_of
+            .keys()
+            .filter(|name| !found.contains_key(*name))
+            .collect();
+        // Deterministic, whatever the map's order.
+        let Some(first) = missing.iter().min() else {
+            return Ok(());
+        };
+        let shard = &self.shard_of[*first];
+        let others = missing.len() - 1;
+        let rest = if others > 0 {
+            format!(" (and {others} more)")
+        } else {
+            String::new()
+        };
+        Err(Error::new(
+            ErrorKind::InvalidFormat,
+            format!(
+                "the index places it in {:?}, which does not contain it{rest}",
+                shortened(shard)
+            ),
+        )
+        .with_location(self.file.source.location())
+        .with_tensor(*first)
+        .with_hint(
+            "the index and the shards are of different versions; download the checkpoint again",
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+
+    #[test]
+    fn index_is_hashed_as_it_was_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let header = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.bytes().chain([7]));
+        let index = r#"{"weight_map":{"t":"m.safetensors"}}"#;
+        let path = folder.path().join("model.safetensors.index.json");
+        std::fs::write(folder.path().join("m.safetensors"), file).expect("writes");
+        std::fs::write(&path, index).expect("writes");
+        let checkpoint = Checkpoint::open(&Location::from_path(folder.path())).expect("opens");
+        let opened = checkpoint.index().expect("an index");
+        std::fs::write(&path, "another").expect("writes");
+        let wanted: [u8; 32] = Sha256::digest(index).into();
+        assert_eq!(opened.digests().sha256, wanted);
+        assert_eq!(opened.digests().crcs, Crcs::new(&[index.as_bytes()]));
+    }
+}

@@ -1,0 +1,227 @@
+//! Opening of a checkpoint, within a timeout: from a location, a list of files or a store to the
+//! merged list of tensors.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::backend::Backend;
+use super::headers::open_shards;
+use super::shards::ShardSet;
+use super::{Checkpoint, OpenOptions, Opened, Shard};
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::Location;
+#[cfg(feature = "object")]
+use crate::options::StoreOptions;
+use crate::sync::detached::run_with_timeout;
+use crate::tensor::TensorInfo;
+
+/// Message and hint when opening exceeds its timeout.
+const TOO_LONG: (&str, &str) = (
+    "opening took longer than its timeout",
+    "check the file system, or the endpoint and the network; or raise the shorter one of ‹timeout› and open_timeout",
+);
+
+/// Grace period beyond the timeout of requests, so that their own errors are reported first.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+impl Checkpoint {
+    /// Opens a file, a directory or an index file, on a file system or in an object store.
+    ///
+    /// A directory (or the prefix of objects that stands for one) is read by its
+    /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`. An index
+    /// decides which shards are opened and which of their tensors exist. Without an index, its
+    /// `*.safetensors` are read in natural order: `model.safetensors` alone if it exists, else the
+    /// shards `model-*-of-*`, else those of `diffusion_pytorch_model`, else all files but
+    /// `consolidated*` and `adapter_model*`, else `consolidated*`, else `adapter_model*`; see
+    /// [`Self::notes`]. Over HTTP, which has no listing, a directory is read by its
+    /// `model.safetensors.index.json` or else its `model.safetensors`.
+    ///
+    /// A model on a hub (`hf://org/name`) is read from the cache of the hub's own tools, if its
+    /// weights are complete there: then no request goes to the hub, not even to check whether a
+    /// branch has moved on. Else the revision is resolved to a commit, and only that commit is read
+    /// from the hub.
+    ///
+    /// Files of a directory, and those that an index names, must resolve to paths inside the
+    /// directory: see [`OpenOptions::follow_symlinks`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations (the latter also
+    /// for links that lead out of the directory), [`ErrorKind::InvalidFormat`] for headers, indexes
+    /// and shards that do not fit together, [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] for
+    /// stores that do not respond.
+    pub fn open(location: &Location) -> Result<Self> {
+        Self::open_with(location, OpenOptions::default())
+    }
+
+    /// Like [`Self::open`], with [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions)
+    /// alone.
+    pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
+        let location = location.clone();
+        Self::run_with_timeout(Backend::new(options.into()), move |backend, started| {
+            let set = backend.timeline.time("list", || {
+                let nearest = backend.nearest(std::slice::from_ref(&location))?;
+                ShardSet::find(nearest.first().unwrap_or(&location), backend)
+            })?;
+            Self::new(location, &set, backend, started)
+        })
+    }
+
+    /// Calls `open` with the timeout that the store options give.
+    fn run_with_timeout(
+        backend: Backend,
+        open: impl FnOnce(&Backend, Instant) -> Result<Self> + Send + 'static,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        let pending = backend.pending.clone();
+        // Requests have the same limit, and their own errors are more detailed.
+        let limit = backend
+            .store()
+            .seconds("open_timeout")
+            .map(|limit| limit + LAST_WORDS);
+        run_with_timeout(limit, &pending, TOO_LONG, move || open(&backend, started))
+    }
+
+    /// Opens a list of files as one checkpoint, in this order. Some may be on file systems and some
+    /// in object stores.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for an empty list.
+    pub fn open_all(locations: &[Location]) -> Result<Self> {
+        Self::open_all_with(locations, OpenOptions::default())
+    }
+
+    /// Like [`Self::open_all`], with [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions)
+    /// alone. Listed files may be symbolic links.
+    pub fn open_all_with(locations: &[Location], options: impl Into<OpenOptions>) -> Result<Self> {
+        let [first, rest @ ..] = locations else {
+            return Err(Error::invalid_request("the list of files is empty"));
+        };
+        let shown = if rest.is_empty() {
+            first.clone()
+        } else {
+            Location::shown_as(format!("{first} and {} more", rest.len()))
+        };
+        let locations = locations.to_vec();
+        Self::run_with_timeout(Backend::new(options.into()), move |backend, started| {
+            let set = ShardSet::from_files(backend.nearest(&locations)?);
+            Self::new(shown, &set, backend, started)
+        })
+    }
+
+    /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
+    /// a directory. Of the options in `store`, those for retries, `open_timeout`, `read_timeout`
+    /// and `allow_unversioned` (whether objects may lack a validator) apply; those that configure a
+    /// connection do not.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tload::{Checkpoint, StoreOptions};
+    ///
+    /// let store = Arc::new(object_store::memory::InMemory::new());
+    /// let options = StoreOptions::default();
+    /// let error = Checkpoint::open_in(store, "models/none", &options).unwrap_err();
+    /// assert_eq!(error.kind(), tload::ErrorKind::NotFound);
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for a path with empty components, `.` or
+    /// `..`.
+    #[cfg(feature = "object")]
+    pub fn open_in(
+        objects: Arc<dyn object_store::ObjectStore>,
+        path: &str,
+        store: &StoreOptions,
+    ) -> Result<Self> {
+        let location = Location::custom(&objects.to_string(), path);
+        let backend = Backend::custom(objects, &location, store);
+        Self::run_with_timeout(backend, move |backend, started| {
+            let list = || ShardSet::find(&location, backend);
+            let set = backend.timeline.time("list", list)?;
+            Self::new(location, &set, backend, started)
+        })
+    }
+
+    fn new(
+        location: Location,
+        set: &ShardSet,
+        backend: &Backend,
+        started: Instant,
+    ) -> Result<Self> {
+        let opened = backend
+            .timeline
+            .time("headers", || open_shards(set, backend))?;
+        let mut shards = Vec::with_capacity(opened.len());
+        let mut tensors = Vec::new();
+        let mut metadata = BTreeMap::new();
+        for (index, (source, header, header_crcs)) in opened.into_iter().enumerate() {
+            for (key, value) in &header.metadata {
+                metadata.entry(key.clone()).or_insert_with(|| value.clone());
+            }
+            let first = tensors.len();
+            let entries = header.tensors.into_iter().filter(|entry| {
+                set.index
+                    .as_ref()
+                    .is_none_or(|placement| placement.places(&entry.name, index))
+            });
+            tensors.extend(entries.map(|entry| TensorInfo::new(entry, index)));
+            shards.push(Shard {
+                source,
+                header_bytes: header.bytes,
+                header_crcs,
+                tensors: first..tensors.len(),
+                metadata: header.metadata,
+            });
+        }
+        let by_name = merge(&tensors, &shards)?;
+        if let Some(index) = &set.index {
+            index.require_all(&by_name)?;
+        }
+        let open_time = started.elapsed();
+        Ok(Self(Arc::new(Opened {
+            location,
+            index: set.index.as_ref().map(|index| index.file.clone()),
+            is_whole: set.is_whole,
+            notes: set.note.iter().cloned().collect(),
+            left_out: set.left_out.clone(),
+            follow_symlinks: backend.follow_symlinks,
+            shards,
+            tensors,
+            by_name,
+            metadata,
+            since: started,
+            open_time,
+            timeline: backend.timeline.clone(),
+        })))
+    }
+}
+
+/// Indexes the tensors by name. A name that is in two shards is an error: without an index nothing
+/// decides between them.
+fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usize>> {
+    let mut by_name: HashMap<String, usize> = HashMap::with_capacity(tensors.len());
+    for (index, tensor) in tensors.iter().enumerate() {
+        if let Some(first) = by_name.insert(tensor.name().to_owned(), index) {
+            let (first, second) = (&shards[tensors[first].shard()], &shards[tensor.shard()]);
+            if first.source.is(&second.source) {
+                return Err(Error::invalid_request("the file is listed twice")
+                    .with_location(second.location())
+                    .with_hint("list every file once"));
+            }
+            let first = first.location();
+            return Err(Error::new(
+                ErrorKind::InvalidFormat,
+                format!("is also in {first}, and no index says which one to load"),
+            )
+            .with_location(shards[tensor.shard()].location())
+            .with_tensor(tensor.name())
+            .with_hint(
+                "load one set of shards by its index file, or pass the files that belong together",
+            ));
+        }
+    }
+    Ok(by_name)
+}
