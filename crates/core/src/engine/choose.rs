@@ -22,10 +22,9 @@ use crate::options::EngineChoice;
 use crate::storage::ObjectSource;
 use crate::storage::{ReadFile, Source};
 
-/// Maximum number of threads of one `pread` engine: with up to 8 a load reached 0.97 of the ring's
-/// throughput at twice its CPU time (`engines.md` in `benches/results/2core-virtio-2026-11-20`).
-/// More were not measured.
-const PREAD_THREADS_MAX: usize = 8;
+/// Maximum number of threads that read from local disks: as many reads of the usual length as are
+/// in flight at first.
+const DISK_THREADS_MAX: usize = 32;
 
 /// Maximum number of threads where each read waits for a network or for a server in user space: a
 /// waiting thread costs nothing but its stack.
@@ -242,7 +241,7 @@ fn pread_threads(setup: &EngineSetup) -> usize {
     } else if setup.files.iter().any(ReadFile::is_far) {
         FAR_THREADS_MAX
     } else {
-        PREAD_THREADS_MAX
+        DISK_THREADS_MAX
     };
     useful.min(setup.depth).max(1)
 }

@@ -30,7 +30,7 @@ use crate::tensor::TensorInfo;
 /// 2026-11: not measured on machines with more than 2 cores).
 const LANES_MAX: usize = 8;
 
-/// Staging memory has room for this multiple of the bytes in flight at the start.
+/// Staging memory has room for at most this multiple of the bytes in flight at the start.
 const STAGED_STARTS: u64 = 4;
 
 /// Minimum number of slots for raw reads of files: reads of small tensors are short and many.
@@ -179,29 +179,31 @@ impl Prepared {
         limits.map(|limits| limits.depth.start().bytes).sum()
     }
 
-    /// Returns the bytes in flight that a budget should have room for. For disks this is the
-    /// initial value, since more rarely helps; for stores and network file systems it is the
-    /// maximum.
+    /// Returns the bytes in flight that a budget should have room for.
     pub(crate) fn in_flight_bytes(&self) -> u64 {
-        let room = |(group, limits): (&Group, &Limits)| match group.files() {
-            [] => limits.depth.bytes(),
-            files if files.iter().any(ReadFile::is_far) => limits.depth.bytes(),
-            _ => limits.depth.start().bytes,
-        };
-        self.sources
-            .groups()
-            .iter()
-            .zip(&self.limits)
-            .map(room)
+        self.rooms().map(|(room, _)| room).sum()
+    }
+
+    /// Returns the bytes in flight that staging memory should have room for: at most a multiple of
+    /// the initial value, because pinning memory takes time.
+    pub(crate) fn staged_bytes(&self) -> u64 {
+        let rooms = self.rooms();
+        rooms
+            .map(|(room, start)| room.min(start * STAGED_STARTS))
             .sum()
     }
 
-    /// Returns the bytes in flight that staging memory should have room for: more than the initial
-    /// value, but less than the maximum, because pinning memory takes time.
-    pub(crate) fn staged_bytes(&self) -> u64 {
-        let limits = self.limits.iter().map(|limits| limits.depth);
-        let room = limits.map(|depth| depth.bytes().min(depth.start().bytes * STAGED_STARTS));
-        room.sum()
+    /// Returns the bytes in flight of each group that are worth their memory, and its initial
+    /// value. For local disks both are equal, since more rarely helps; for stores and network file
+    /// systems the first is the maximum.
+    fn rooms(&self) -> impl Iterator<Item = (u64, u64)> {
+        let groups = self.sources.groups().iter().zip(&self.limits);
+        groups.map(|(group, limits)| {
+            let (start, most) = (limits.depth.start().bytes, limits.depth.bytes());
+            let files = group.files();
+            let is_local = !files.is_empty() && !files.iter().any(ReadFile::is_far);
+            (if is_local { start } else { most }, start)
+        })
     }
 
     /// Returns the number of slots for raw reads of the longest window, up to `most` where an
@@ -487,7 +489,8 @@ fn limits(
     match &sources.groups()[group] {
         Group::Files(files) => {
             let hints = match copiers(files, options, destinations) {
-                Some(copiers) => hints.staged(copiers, longest),
+                Some(copiers) => hints.copied_by(copiers, longest),
+                None if destinations.staged() => hints.staged(),
                 None => hints,
             };
             Limits::for_files(options, &hints, longest)

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use super::meter::{Meter, Needs, Sample};
 use super::{Depth, DepthReport, InFlight, LimitReason};
+use probes::{Evidence, REST_MAX, Rest};
+
+mod probes;
 
 /// Requirements for a sample during the search: its steps are large, so the sample can be short.
 const SEARCH: Needs = Needs {
@@ -38,6 +41,12 @@ const DOUBT: f64 = 0.04;
 /// Gain of a probe below that shows the bend to be far below.
 const FAR_BELOW: f64 = 0.10;
 
+/// Gain that a limit below the start value must show, to a search and to probes: memory for the
+/// start value is no cost, and noise that was taken for a bend made loads slower
+/// (`benches/results/2core-amd-2026-11-26/cold.md`).
+const SEARCH_KNEE: f64 = 0.10;
+const PROBE_KNEE: f64 = 0.06;
+
 /// Weight that older evidence keeps when new evidence arrives: for results of probes, and for the
 /// usual rate.
 const MEMORY: f64 = 0.6;
@@ -47,13 +56,6 @@ const LONG_MEMORY: f64 = 0.9;
 /// takes.
 const DRIFT: f64 = 0.05;
 const USUAL: f64 = 4.0;
-
-/// Samples between two probes: initially, and at most. Further probes become rarer until the pause
-/// is this long.
-const REST_MIN: u32 = 3;
-const REST_MAX: u32 = 16;
-const REST_MIN_SETTLED: u32 = 8;
-const REST_TIME: Duration = Duration::from_millis(500);
 
 /// Number of samples, and their weight, after which a step up has proved itself.
 const PROVING: u32 = 8;
@@ -106,6 +108,8 @@ enum Phase {
     Climb { base: Point },
     /// A jump from `low` to `high` gained less than it could: tries the middle.
     Middle { low: Point, high: Point },
+    /// Measures the starting point of a descent, since the first sample of a load has a burst in it.
+    Knee { why: LimitReason },
     /// Tries a lower limit than `base`. `why`: the reason why more than `base` was rejected or not
     /// tried.
     Descend { base: Point, why: LimitReason },
@@ -120,53 +124,6 @@ enum Phase {
         before: f64,
         probe: f64,
     },
-}
-
-/// Schedule of the probes: when the next one is due, and its direction.
-#[derive(Clone, Copy, Debug)]
-struct Rest {
-    /// Samples until the next probe.
-    left: u32,
-    /// Samples between two probes.
-    length: u32,
-    probes: u32,
-}
-
-/// Exponentially weighted mean.
-#[derive(Clone, Copy, Debug, Default)]
-struct Evidence {
-    mean: f64,
-    weight: f64,
-}
-
-impl Evidence {
-    fn add(&mut self, value: f64, memory: f64) {
-        self.weight = self.weight * memory + 1.0;
-        self.mean += (value - self.mean) / self.weight;
-    }
-}
-
-impl Default for Rest {
-    fn default() -> Self {
-        Self {
-            left: REST_MIN,
-            length: REST_MIN,
-            probes: 0,
-        }
-    }
-}
-
-impl Rest {
-    /// Makes probes rarer after one was rejected; samples take `took` each.
-    fn lengthen(&mut self, took: Duration) {
-        let in_time = REST_TIME.as_nanos() / took.as_nanos().max(1);
-        let in_time = u32::try_from(in_time).unwrap_or(u32::MAX);
-        let most = in_time.clamp(REST_MIN_SETTLED, REST_MAX);
-        if self.probes.is_multiple_of(2) {
-            self.length = (self.length * 2).min(most);
-        }
-        self.left = self.length;
-    }
 }
 
 impl Controller {
@@ -261,7 +218,7 @@ impl Controller {
     /// repeated when the limit restricts the load again.
     fn void(&mut self) {
         match self.phase {
-            Phase::Base => {}
+            Phase::Base | Phase::Knee { .. } => {}
             Phase::Climb { base: point }
             | Phase::Descend { base: point, .. }
             | Phase::Middle { low: point, .. } => {
@@ -293,7 +250,10 @@ impl Controller {
                     self.above.add(here.rate / low.rate - 1.0, MEMORY);
                 }
             }
-            Phase::Descend { base, .. } if here.rate >= base.rate => {
+            Phase::Knee { why } => self.descend(here, why, now),
+            Phase::Descend { base, .. }
+                if here.rate >= base.rate * (1.0 + self.gain_below(here, 0.0, SEARCH_KNEE)) =>
+            {
                 self.descend(here, LimitReason::by(base.rate / here.rate), now);
             }
             Phase::Descend { base, why } => self.settle(base, why, now),
@@ -328,7 +288,7 @@ impl Controller {
         let worth = if times > 2 { WORTH_CLIMBING } else { WORTH };
         if bytes <= base.bytes && self.report.changes == 0 {
             // The load began at the maximum: less may be enough.
-            self.descend(base, LimitReason::Ceiling, now);
+            self.remeasure(base, LimitReason::Ceiling, now);
         } else if bytes <= base.bytes {
             self.settle(base, LimitReason::Ceiling, now);
         } else if remaining / worth < bytes {
@@ -355,12 +315,19 @@ impl Controller {
             self.climb(here, if nearly_all { 4 } else { 2 }, remaining, now);
         } else if gain < 1.0 - FAR_BELOW {
             // Past a knee, and `base` may be past it as well.
-            self.descend(base, LimitReason::by(gain), now);
+            self.remeasure(base, LimitReason::by(gain), now);
         } else {
             self.settle(base, LimitReason::by(gain), now);
             // A first estimate for smaller steps.
             self.above.add(gain - 1.0, MEMORY);
         }
+    }
+
+    /// Measures `base`, the best limit so far, once more before it tries half of it.
+    fn remeasure(&mut self, base: Point, why: LimitReason, now: Duration) {
+        self.accept(base.bytes, why, now);
+        self.phase = Phase::Knee { why };
+        self.measure_at(base.bytes, SEARCH);
     }
 
     /// Tries half of `base`, the best limit so far. `why`: the reason why the limit is not higher.
@@ -491,16 +458,26 @@ impl Controller {
         } else {
             self.below.add(gain, MEMORY);
             let Evidence { mean, weight } = self.below;
-            if mean > FAR_BELOW {
-                self.descend(tried, LimitReason::by(1.0 - mean), now);
-                return;
-            }
-            if mean - DOUBT / weight > -DOWN_COST {
-                self.settle(tried, LimitReason::by(1.0 - mean), now);
+            if mean - DOUBT / weight > self.gain_below(tried, -DOWN_COST, PROBE_KNEE) {
+                let why = LimitReason::by(1.0 - mean);
+                if mean > FAR_BELOW {
+                    self.descend(tried, why, now);
+                } else {
+                    self.settle(tried, why, now);
+                }
                 return;
             }
         }
         self.rest.lengthen(took);
+    }
+
+    /// Returns the gain that a lower limit must show: `usual`, or `knee` below the start value.
+    fn gain_below(&self, lower: Point, usual: f64, knee: f64) -> f64 {
+        if lower.bytes < self.depth.start().bytes {
+            knee
+        } else {
+            usual
+        }
     }
 
     /// Makes `bytes` the limit until a better one is found.

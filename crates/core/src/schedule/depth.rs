@@ -15,7 +15,8 @@
 //!   one at ½ more or ⅓ less. Each probe is compared with its two neighbours in time, so drift
 //!   cancels; evidence is averaged, and a single comparison must show twice as much as many must.
 //!   Move up for a gain of 2.5 %, and back if the gain does not last; move down for a loss below 1
-//!   %. Probes that change nothing become rare.
+//!   %, but below the start value only for a gain of 6 %: that much memory costs nothing, and
+//!   noise must not make a queue shallow. Probes that change nothing become rare.
 //! * **Search again** when two samples in a row deviate by a quarter from the usual rate:
 //!   throttling has set in, or a competing load has ended.
 //!

@@ -229,8 +229,8 @@ fn fast() -> Vec<Case> {
         ..Storage::new(Duration::from_micros(300), 40.0 * GB)
     };
     let models = [
-        ("eight NVMe disks", disks, 16),
-        ("eight NVMe disks, striped", striped, 16),
+        ("eight NVMe disks", disks, 128),
+        ("eight NVMe disks, striped", striped, 128),
         ("400 Gb/s, parallel", parallel, 48),
         ("NFS over RDMA", nfs, 48),
     ];
@@ -357,10 +357,14 @@ fn controller_recovers_from_start_far_too_low() {
 
 #[test]
 fn controller_recovers_from_start_far_too_high() {
-    for (name, mib) in [("one SSD", 256), ("collapses above 12 MiB", 64)] {
+    for (name, start_mib, most_mib) in [
+        ("one SSD", 128, 256),
+        ("one SSD", 256, 256),
+        ("collapses above 12 MiB", 64, 64),
+    ] {
         let mut case = the(name, 0.0);
-        case.start_bytes = mib * MIB;
-        case.most_bytes = mib * MIB;
+        case.start_bytes = start_mib * MIB;
+        case.most_bytes = most_mib * MIB;
         case.steady_from = ms(1500);
         let share = share_of_best(&case, 0, |outcome| outcome.steady_rate(case.steady_from));
         assert!(share >= 0.95, "{name}: {share}");

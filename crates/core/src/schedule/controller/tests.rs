@@ -135,15 +135,15 @@ fn search_result_above_seeds_evidence() {
 #[test]
 fn search_past_knee_descends_and_reports_slower() {
     let (seen, controller) = tried(32, &[2.0, 4.5, 4.0, 3.0], 5);
-    assert_eq!(seen, [32, 64, 16, 8, 16]);
+    assert_eq!(seen, [32, 64, 32, 16, 8]);
     assert_eq!(controller.report.limit_reason, LimitReason::Slower);
-    // Less is as good: more reads had only queued.
-    let (seen, controller) = tried(32, &[2.0, 4.0, 4.0, 3.0], 5);
-    assert_eq!(seen, [32, 64, 16, 8, 16]);
-    assert_eq!(controller.report.limit_reason, LimitReason::OnlyQueued);
+    // Less is as good: no reason to go below the start value.
+    let (seen, controller) = tried(32, &[2.0, 4.0, 4.0, 3.0], 4);
+    assert_eq!(seen, [32, 64, 32, 16]);
+    assert_eq!(controller.report.limit_reason, LimitReason::Slower);
     // Less is worse immediately.
     let (seen, controller) = tried(32, &[1.0, 2.0, 4.0, 3.0], 4);
-    assert_eq!(seen, [32, 64, 16, 32]);
+    assert_eq!(seen, [32, 64, 32, 16]);
     assert_eq!(controller.report.limit_reason, LimitReason::Slower);
 }
 
@@ -182,9 +182,9 @@ fn attempt_without_saturation_is_undone() {
     assert_eq!(controller.limit, held);
 }
 
-/// Returns a controller that holds at 32 MiB.
-fn holding(most: u64) -> Controller {
-    let mut controller = controller(32, most);
+/// Returns a controller that began at `start` MiB and holds at 32 MiB.
+fn holding(start: u64, most: u64) -> Controller {
+    let mut controller = controller(start, most);
     for _ in 0..8 {
         controller.began(READ, Duration::ZERO);
     }
@@ -197,10 +197,10 @@ fn holding(most: u64) -> Controller {
     controller
 }
 
-/// Returns how many probes with a gain of `gain` it takes to move the limit, if at most five do,
-/// and the reason reported then.
-fn probes_to_move(up: bool, gain: f64, most: u64) -> Option<(u32, LimitReason)> {
-    let mut controller = holding(most);
+/// Returns how many probes with a gain of `gain` it takes to move the limit of a load that began at
+/// `start` MiB, if at most five do, and the reason reported then.
+fn probes_to_move(up: bool, gain: f64, start: u64, most: u64) -> Option<(u32, LimitReason)> {
+    let mut controller = holding(start, most);
     let bytes = if up { 48 } else { 20 } * MIB;
     let probe = Point { bytes, rate: 1e9 };
     (1..=5).find_map(|count| {
@@ -213,33 +213,46 @@ fn probes_to_move(up: bool, gain: f64, most: u64) -> Option<(u32, LimitReason)> 
 #[test]
 fn single_probe_needs_larger_gain_than_several() {
     assert_eq!(
-        probes_to_move(true, 0.06, 256),
+        probes_to_move(true, 0.06, 16, 256),
         Some((1, LimitReason::Unfinished))
     );
     assert_eq!(
-        probes_to_move(true, 0.06, 48),
+        probes_to_move(true, 0.06, 16, 48),
         Some((1, LimitReason::Ceiling))
     );
     assert_eq!(
-        probes_to_move(true, 0.04, 256),
+        probes_to_move(true, 0.04, 16, 256),
         Some((3, LimitReason::Unfinished))
     );
-    assert_eq!(probes_to_move(true, 0.02, 256), None);
+    assert_eq!(probes_to_move(true, 0.02, 16, 256), None);
     assert_eq!(
-        probes_to_move(false, 0.04, 256),
+        probes_to_move(false, 0.04, 16, 256),
         Some((1, LimitReason::Slower))
     );
     assert_eq!(
-        probes_to_move(false, 0.01, 256),
+        probes_to_move(false, 0.01, 16, 256),
         Some((4, LimitReason::OnlyQueued))
     );
-    assert_eq!(probes_to_move(false, 0.0, 256), None);
+    assert_eq!(probes_to_move(false, 0.0, 16, 256), None);
+}
+
+#[test]
+fn probe_below_start_needs_knee() {
+    assert_eq!(probes_to_move(false, 0.06, 32, 256), None);
+    assert_eq!(
+        probes_to_move(false, 0.08, 32, 256),
+        Some((4, LimitReason::Slower))
+    );
+    assert_eq!(
+        probes_to_move(false, 0.11, 32, 256),
+        Some((1, LimitReason::Slower))
+    );
 }
 
 #[test]
 fn probe_below_with_large_gain_starts_descent() {
     for (gain, goes_on) in [(0.2, true), (0.08, false)] {
-        let mut controller = holding(256);
+        let mut controller = holding(16, 256);
         let probe = Point {
             bytes: 20 * MIB,
             rate: 1e9,
@@ -259,7 +272,7 @@ fn probe_below_with_large_gain_starts_descent() {
 
 #[test]
 fn scaled_limit_is_whole_reads_and_differs_by_one() {
-    let controller = holding(256);
+    let controller = holding(16, 256);
     for (mib, by, over, scaled) in [
         (32, 3, 2, 48),
         (32, 2, 3, 20),

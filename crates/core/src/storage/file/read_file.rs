@@ -35,20 +35,26 @@ const ALIGNMENT_UNKNOWN: u64 = 4096;
 /// in throughput, and 4 MiB took 0.7 of the CPU time of 1 MiB.
 const EXTENT_BYTES: u64 = 4 << 20;
 
-/// Initial bytes in flight on a disk. On that machine 8 to 49 MiB made no difference beyond that;
-/// disk arrays need more, which the controller finds (`schedule/depth.rs`).
-const IN_FLIGHT_BYTES: u64 = 16 << 20;
+/// Initial bytes in flight on a local disk. Fast disks reach their rate with 16 MiB and lose
+/// nothing with more; a virtual disk whose host is busy was 1.5 times as fast with 128 MiB
+/// (`benches/results/2core-amd-2026-11-26/cold.md`).
+const IN_FLIGHT_BYTES: u64 = 128 << 20;
 
 /// Initial bytes in flight on a network file system or one served from user space: 5 ms at 10 GB/s
 /// are as much.
 const FAR_IN_FLIGHT_BYTES: u64 = 48 << 20;
 
+/// Least bytes in flight that are copied from memory.
+const COPIED_IN_FLIGHT_BYTES: u64 = 16 << 20;
+
 /// Most bytes in flight. Eight fast disks at 0.1 ms and 7 GB/s each need 6 MiB, and some queue a
 /// hundred times as long.
 const IN_FLIGHT_BYTES_MAX: u64 = 256 << 20;
 
-/// Initial number of reads in flight: reaches `IN_FLIGHT_BYTES` with extents down to 512 KiB.
+/// Initial number of reads in flight; on a local disk it reaches `IN_FLIGHT_BYTES` with extents
+/// down to 1 MiB.
 const DEPTH: usize = 32;
+const DISK_DEPTH: usize = 128;
 
 /// Path that a read takes to the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -405,15 +411,15 @@ impl ReadFile {
 
     /// Returns the file's read hints.
     pub fn hints(&self) -> ReadHints {
-        let (in_flight_bytes, in_flight_bytes_max) = if self.is_copied() {
+        let (depth, in_flight_bytes, in_flight_bytes_max) = if self.is_copied() {
             // Each core copies one extent at a time, and the next one waits for it.
             let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-            let bytes = IN_FLIGHT_BYTES.max(2 * cores * EXTENT_BYTES);
-            (bytes, bytes)
+            let bytes = COPIED_IN_FLIGHT_BYTES.max(2 * cores * EXTENT_BYTES);
+            (DEPTH, bytes, bytes)
         } else if self.is_far() {
-            (FAR_IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX)
+            (DEPTH, FAR_IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX)
         } else {
-            (IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX)
+            (DISK_DEPTH, IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX)
         };
         ReadHints {
             extent_bytes: EXTENT_BYTES,
@@ -421,7 +427,7 @@ impl ReadFile {
             alignment: self.alignment,
             // Skipping less than this saves no read: neighbours share a page or two.
             gap_bytes: 64 << 10,
-            depth: DEPTH,
+            depth,
             in_flight_bytes,
             in_flight_bytes_max,
         }
