@@ -25,7 +25,7 @@ class Slices(TypedDict, total=False):
 
 
 def slices_of(slices: Mapping[str, Index] | Sharding | None) -> Slices:
-    """Check the argument `slices`."""
+    """Return the keyword arguments of the extension for `slices`."""
     if slices is None:
         return {}
     if isinstance(slices, Sharding):

@@ -9,8 +9,8 @@ use crate::host::{System, memory};
 
 /// Bit of `CAP_IPC_LOCK` in a capability set, which lifts the memlock limit.
 const IPC_LOCK: u32 = 14;
-/// Limit below which registered buffers do not fit (by default, up to 16 MiB of a load are in
-/// flight).
+/// Limit below which registered buffers do not fit (loads with staging memory, whose buffers are
+/// registered, begin with 16 MiB in flight).
 const MEMLOCK_ENOUGH: u64 = 64 << 20;
 /// Default budget of a load. It shrinks in a control group with less than twice as much left.
 const BUDGET: u64 = 512 << 20;

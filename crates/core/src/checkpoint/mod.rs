@@ -1,7 +1,7 @@
 //! A checkpoint: the sources of one model and the merged list of their tensors.
 //!
-//! Finds the shards of a location, reads their headers (many at a time, one read each where it is
-//! long enough), and checks that together they form one model. No tensor is read here.
+//! `opening.rs` finds the shards of a location and checks that together they form one model,
+//! `headers.rs` reads their headers. No tensor is read here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;

@@ -22,8 +22,9 @@ use crate::options::EngineChoice;
 use crate::storage::ObjectSource;
 use crate::storage::{ReadFile, Source};
 
-/// Maximum number of threads that read from local disks: as many reads of the usual length as are
-/// in flight at first.
+/// Maximum number of threads that read from local disks: 128 MiB in flight in reads of 4 MiB. In
+/// place of 8 they took 0.96 of the time (2026-11, `cold.md` in
+/// `benches/results/2core-amd-2026-11-26`).
 const DISK_THREADS_MAX: usize = 32;
 
 /// Maximum number of threads where each read waits for a network or for a server in user space: a

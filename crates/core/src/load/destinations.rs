@@ -190,6 +190,11 @@ impl Destinations {
         self.staged
     }
 
+    /// Returns whether all bytes are read to private memory that this load allocates as it reads.
+    pub(crate) fn fills_own_memory(&self) -> bool {
+        !self.staged && !self.published
+    }
+
     /// Returns a GPU that reads from staging memory, if there is one.
     pub(crate) fn gpu(&self) -> Option<&Context> {
         self.contexts().next()

@@ -30,7 +30,7 @@ use crate::tensor::TensorInfo;
 /// 2026-11: not measured on machines with more than 2 cores).
 const LANES_MAX: usize = 8;
 
-/// Staging memory has room for at most this multiple of the bytes in flight at the start.
+/// Staging memory has room for this multiple of the bytes in flight at the start.
 const STAGED_STARTS: u64 = 4;
 
 /// Minimum number of slots for raw reads of files: reads of small tensors are short and many.
@@ -81,7 +81,8 @@ impl Prepared {
         let is_own = |index: usize| places[index].is_none() && of_others[index].is_none();
         let (own, source_of) = own_shards(checkpoint, &tensors, is_own);
         let first_source = own.len();
-        let mut sources = Sources::open(own, options, shares.is_none() && remote.is_none())?;
+        let is_alone = shares.is_none() && remote.is_none();
+        let mut sources = Sources::open(own, options, is_alone)?;
         let regions: BTreeSet<usize> = places.iter().flatten().map(|place| place.0).collect();
         let regions: Vec<usize> = regions.into_iter().collect();
         if let Some(shares) = &shares {
@@ -126,8 +127,9 @@ impl Prepared {
         let from = (sources.shared(), first_source);
         let begin = |it| SharedSources::begin(it, from, &plan, &destinations, options, checkpoint);
         let received = shares.map(begin).transpose()?;
+        let is_deep = is_alone && destinations.fills_own_memory();
         let limits = (0..sources.groups().len())
-            .map(|group| limits(group, &sources, &plan, options, &destinations))
+            .map(|group| limits(group, &sources, &plan, options, &destinations, is_deep))
             .collect();
         Ok(Self {
             views: sources.views().filter(|views| !views.is_empty()),
@@ -179,31 +181,29 @@ impl Prepared {
         limits.map(|limits| limits.depth.start().bytes).sum()
     }
 
-    /// Returns the bytes in flight that a budget should have room for.
+    /// Returns the bytes in flight that a budget should have room for. For disks this is the
+    /// initial value, since more rarely helps; for stores and network file systems it is the
+    /// maximum.
     pub(crate) fn in_flight_bytes(&self) -> u64 {
-        self.rooms().map(|(room, _)| room).sum()
-    }
-
-    /// Returns the bytes in flight that staging memory should have room for: at most a multiple of
-    /// the initial value, because pinning memory takes time.
-    pub(crate) fn staged_bytes(&self) -> u64 {
-        let rooms = self.rooms();
-        rooms
-            .map(|(room, start)| room.min(start * STAGED_STARTS))
+        let room = |(group, limits): (&Group, &Limits)| match group.files() {
+            [] => limits.depth.bytes(),
+            files if files.iter().any(ReadFile::is_far) => limits.depth.bytes(),
+            _ => limits.depth.start().bytes,
+        };
+        self.sources
+            .groups()
+            .iter()
+            .zip(&self.limits)
+            .map(room)
             .sum()
     }
 
-    /// Returns the bytes in flight of each group that are worth their memory, and its initial
-    /// value. For local disks both are equal, since more rarely helps; for stores and network file
-    /// systems the first is the maximum.
-    fn rooms(&self) -> impl Iterator<Item = (u64, u64)> {
-        let groups = self.sources.groups().iter().zip(&self.limits);
-        groups.map(|(group, limits)| {
-            let (start, most) = (limits.depth.start().bytes, limits.depth.bytes());
-            let files = group.files();
-            let is_local = !files.is_empty() && !files.iter().any(ReadFile::is_far);
-            (if is_local { start } else { most }, start)
-        })
+    /// Returns the bytes in flight that staging memory should have room for: more than the initial
+    /// value, but less than the maximum, because pinning memory takes time.
+    pub(crate) fn staged_bytes(&self) -> u64 {
+        let limits = self.limits.iter().map(|limits| limits.depth);
+        let room = limits.map(|depth| depth.bytes().min(depth.start().bytes * STAGED_STARTS));
+        room.sum()
     }
 
     /// Returns the number of slots for raw reads of the longest window, up to `most` where an
@@ -473,6 +473,7 @@ fn limits(
     plan: &Plan,
     options: &Options,
     destinations: &Destinations,
+    is_deep: bool,
 ) -> Limits {
     let members = sources.members();
     let hints = ReadHints::greatest(
@@ -486,11 +487,18 @@ fn limits(
         .filter(|extent| members[extent.source].group == group)
         .map(|extent| extent.window);
     let longest = windows.max().unwrap_or(0);
-    match &sources.groups()[group] {
+    let group = &sources.groups()[group];
+    let files = group.files();
+    let is_local = !files.is_empty() && !files.iter().any(ReadFile::is_far);
+    let hints = if is_local && !is_deep {
+        hints.shallow()
+    } else {
+        hints
+    };
+    match group {
         Group::Files(files) => {
             let hints = match copiers(files, options, destinations) {
                 Some(copiers) => hints.copied_by(copiers, longest),
-                None if destinations.staged() => hints.staged(),
                 None => hints,
             };
             Limits::for_files(options, &hints, longest)

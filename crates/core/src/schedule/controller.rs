@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use super::meter::{Meter, Needs, Sample};
 use super::{Depth, DepthReport, InFlight, LimitReason};
-use probes::{Evidence, REST_MAX, Rest};
+use evidence::Evidence;
+use rest::{REST_MAX, Rest};
 
-mod probes;
+mod evidence;
+mod rest;
 
 /// Requirements for a sample during the search: its steps are large, so the sample can be short.
 const SEARCH: Needs = Needs {
@@ -37,6 +39,9 @@ const DOWN_COST: f64 = 0.01;
 /// Margin that a single probe below must show in addition; for several probes, it is divided by
 /// their weight.
 const DOUBT: f64 = 0.04;
+
+/// Loss of a step of the search that shows a knee below it.
+const KNEE_LOSS: f64 = 0.05;
 
 /// Gain of a probe below that shows the bend to be far below.
 const FAR_BELOW: f64 = 0.10;
@@ -108,7 +113,7 @@ enum Phase {
     Climb { base: Point },
     /// A jump from `low` to `high` gained less than it could: tries the middle.
     Middle { low: Point, high: Point },
-    /// Measures the starting point of a descent, since the first sample of a load has a burst in it.
+    /// Measures the starting point of a descent once more: a load's first sample has a burst in it.
     Knee { why: LimitReason },
     /// Tries a lower limit than `base`. `why`: the reason why more than `base` was rejected or not
     /// tried.
@@ -287,7 +292,7 @@ impl Controller {
         let bytes = self.scaled(base.bytes, times, 1);
         let worth = if times > 2 { WORTH_CLIMBING } else { WORTH };
         if bytes <= base.bytes && self.report.changes == 0 {
-            // The load began at the maximum: less may be enough.
+            // The load began at the maximum: less may be faster.
             self.remeasure(base, LimitReason::Ceiling, now);
         } else if bytes <= base.bytes {
             self.settle(base, LimitReason::Ceiling, now);
@@ -313,7 +318,7 @@ impl Controller {
             self.measure_at(between, SEARCH);
         } else if gain >= SEARCH_GAIN {
             self.climb(here, if nearly_all { 4 } else { 2 }, remaining, now);
-        } else if gain < 1.0 - FAR_BELOW {
+        } else if gain < 1.0 - KNEE_LOSS {
             // Past a knee, and `base` may be past it as well.
             self.remeasure(base, LimitReason::by(gain), now);
         } else {
@@ -473,7 +478,9 @@ impl Controller {
 
     /// Returns the gain that a lower limit must show: `usual`, or `knee` below the start value.
     fn gain_below(&self, lower: Point, usual: f64, knee: f64) -> f64 {
-        if lower.bytes < self.depth.start().bytes {
+        // In whole reads: the start value has room for alignment in addition.
+        let read = self.meter.turn().read_bytes();
+        if lower.bytes + read / 2 < self.depth.start().bytes {
             knee
         } else {
             usual

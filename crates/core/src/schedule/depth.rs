@@ -6,7 +6,8 @@
 //! limit give a higher rate? By Little's law (L = λW) bytes in flight are rate times latency, so
 //! when more bytes in flight do not increase the rate, every read only waits longer. The controller
 //! looks for the smallest limit beyond the bend of that curve (Kleinrock 1979: rate over latency,
-//! the "power", is greatest there).
+//! the "power", is greatest there), but goes below the start value only for a clear gain: that much
+//! memory costs nothing, and noise must not make a queue shallow.
 //!
 //! * **Search**, like TCP's slow start: double while a step increases throughput by 10 % or more;
 //!   ×4 where the last step increased it nearly in proportion. After a jump that gained less, its
@@ -15,8 +16,8 @@
 //!   one at ½ more or ⅓ less. Each probe is compared with its two neighbours in time, so drift
 //!   cancels; evidence is averaged, and a single comparison must show twice as much as many must.
 //!   Move up for a gain of 2.5 %, and back if the gain does not last; move down for a loss below 1
-//!   %, but below the start value only for a gain of 6 %: that much memory costs nothing, and
-//!   noise must not make a queue shallow. Probes that change nothing become rare.
+//!   %, below the start value for a gain of 6 % (of 10 % in the search). Probes that change nothing
+//!   become rare.
 //! * **Search again** when two samples in a row deviate by a quarter from the usual rate:
 //!   throttling has set in, or a competing load has ended.
 //!

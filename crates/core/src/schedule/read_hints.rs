@@ -1,9 +1,8 @@
 //! Hints on how a source is best read, and those of several sources together.
 
-/// Most bytes in flight at the start where reads go through staging memory, which takes time to pin.
-/// A disk of 1.8 GB/s was read to one H100 at 0.99 of its speed with a quarter of that
-/// (`benches/results/16core-h100-2026-11-26`).
-const STAGED_IN_FLIGHT_BYTES: u64 = 64 << 20;
+/// Bytes in flight at the start of [`ReadHints::shallow`] reads. A disk of 1.8 GB/s was read to one
+/// H100 at 0.99 of its speed with them (`benches/results/16core-h100-2026-11-26`).
+const SHALLOW_BYTES: u64 = 16 << 20;
 
 /// Hints on how a source is best read. Planning and scheduling start from these and never ask what
 /// kind of source it is.
@@ -44,14 +43,17 @@ impl ReadHints {
         hints.into_iter().fold(Self::MIN, Self::max)
     }
 
-    /// Returns the hints for reads into staging memory: less of it is pinned sooner, and storage
-    /// that needs more in flight gets it while the load runs.
-    pub(crate) fn staged(self) -> Self {
-        if self.in_flight_bytes == self.in_flight_bytes_max {
+    /// Returns the hints for reads into memory that takes time to prepare, is used again or is
+    /// shared by ranks (staging memory, a node's shared memory): they start with less in flight.
+    pub(crate) fn shallow(self) -> Self {
+        let bytes = self.in_flight_bytes.min(SHALLOW_BYTES);
+        if self.in_flight_bytes == self.in_flight_bytes_max || bytes == self.in_flight_bytes {
             return self;
         }
+        let reads = self.depth as u64 * bytes / self.in_flight_bytes;
         Self {
-            in_flight_bytes: self.in_flight_bytes.min(STAGED_IN_FLIGHT_BYTES),
+            depth: usize::try_from(reads).unwrap_or(self.depth).max(1),
+            in_flight_bytes: bytes,
             ..self
         }
     }
@@ -88,20 +90,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn staged_reads_start_with_less_in_flight() {
+    fn shallow_reads_start_with_less_in_flight() {
         let hints = ReadHints {
+            depth: 256,
             in_flight_bytes: 128 << 20,
             in_flight_bytes_max: 256 << 20,
             ..ReadHints::MIN
         };
-        let staged = hints.staged();
-        assert_eq!(staged.in_flight_bytes, 64 << 20);
-        assert_eq!(staged.in_flight_bytes_max, 256 << 20);
+        let shallow = hints.shallow();
+        assert_eq!((shallow.depth, shallow.in_flight_bytes), (32, 16 << 20));
+        assert_eq!(shallow.in_flight_bytes_max, 256 << 20);
         let fixed = ReadHints {
             in_flight_bytes_max: 128 << 20,
             ..hints
         };
-        assert_eq!(fixed.staged(), fixed, "a fixed depth stays");
+        assert_eq!(fixed.shallow(), fixed, "a fixed depth stays");
     }
 
     #[test]

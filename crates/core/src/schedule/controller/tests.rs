@@ -138,12 +138,12 @@ fn search_past_knee_descends_and_reports_slower() {
     assert_eq!(seen, [32, 64, 32, 16, 8]);
     assert_eq!(controller.report.limit_reason, LimitReason::Slower);
     // Less is as good: no reason to go below the start value.
-    let (seen, controller) = tried(32, &[2.0, 4.0, 4.0, 3.0], 4);
-    assert_eq!(seen, [32, 64, 32, 16]);
+    let (seen, controller) = tried(32, &[2.0, 4.0, 4.0, 3.0], 5);
+    assert_eq!(seen, [32, 64, 32, 16, 32]);
     assert_eq!(controller.report.limit_reason, LimitReason::Slower);
     // Less is worse immediately.
-    let (seen, controller) = tried(32, &[1.0, 2.0, 4.0, 3.0], 4);
-    assert_eq!(seen, [32, 64, 32, 16]);
+    let (seen, controller) = tried(32, &[1.0, 2.0, 4.0, 3.0], 5);
+    assert_eq!(seen, [32, 64, 32, 16, 32]);
     assert_eq!(controller.report.limit_reason, LimitReason::Slower);
 }
 
@@ -184,7 +184,11 @@ fn attempt_without_saturation_is_undone() {
 
 /// Returns a controller that began at `start` MiB and holds at 32 MiB.
 fn holding(start: u64, most: u64) -> Controller {
-    let mut controller = controller(start, most);
+    held(controller(start, most))
+}
+
+/// Lets a controller hold at 32 MiB, with reads of 4 MiB.
+fn held(mut controller: Controller) -> Controller {
     for _ in 0..8 {
         controller.began(READ, Duration::ZERO);
     }
@@ -247,6 +251,33 @@ fn probe_below_start_needs_knee() {
         probes_to_move(false, 0.11, 32, 256),
         Some((1, LimitReason::Slower))
     );
+}
+
+/// Start values have room for alignment beyond whole reads.
+#[test]
+fn return_to_start_value_needs_no_knee() {
+    let start = InFlight {
+        jobs: 33,
+        bytes: 33 * MIB,
+    };
+    let mut controller = held(Controller::new(Depth::adaptive(start, 4 * MIB, limit(256))));
+    let here = Point {
+        bytes: 48 * MIB,
+        rate: 1e9,
+    };
+    controller.settle(here, LimitReason::OnlyQueued, Duration::ZERO);
+    let tried = Point {
+        bytes: 32 * MIB,
+        rate: 1e9,
+    };
+    controller.weigh(
+        false,
+        tried,
+        0.04,
+        Duration::from_millis(20),
+        Duration::ZERO,
+    );
+    assert_eq!(controller.report.limit.bytes, 32 * MIB);
 }
 
 #[test]

@@ -35,26 +35,29 @@ const ALIGNMENT_UNKNOWN: u64 = 4096;
 /// in throughput, and 4 MiB took 0.7 of the CPU time of 1 MiB.
 const EXTENT_BYTES: u64 = 4 << 20;
 
-/// Initial bytes in flight on a local disk. Fast disks reach their rate with 16 MiB and lose
-/// nothing with more; a virtual disk whose host is busy was 1.5 times as fast with 128 MiB
-/// (`benches/results/2core-amd-2026-11-26/cold.md`).
+/// Initial bytes in flight on a local disk. Most disks reach their rate with 16 MiB; a virtual one
+/// whose host is busy was 1.2 to 1.5 times as fast with 128 MiB, and another one lost 2 %
+/// (2026-11, `cold.md` in `benches/results/2core-amd-2026-11-26`, `2core-intel-2026-11-22`).
 const IN_FLIGHT_BYTES: u64 = 128 << 20;
 
 /// Initial bytes in flight on a network file system or one served from user space: 5 ms at 10 GB/s
 /// are as much.
 const FAR_IN_FLIGHT_BYTES: u64 = 48 << 20;
 
-/// Least bytes in flight that are copied from memory.
+/// Minimum of bytes in flight that are copied from memory: four extents.
 const COPIED_IN_FLIGHT_BYTES: u64 = 16 << 20;
 
 /// Most bytes in flight. Eight fast disks at 0.1 ms and 7 GB/s each need 6 MiB, and some queue a
 /// hundred times as long.
 const IN_FLIGHT_BYTES_MAX: u64 = 256 << 20;
 
-/// Initial number of reads in flight; on a local disk it reaches `IN_FLIGHT_BYTES` with extents
-/// down to 1 MiB.
-const DEPTH: usize = 32;
-const DISK_DEPTH: usize = 128;
+/// Initial number of reads in flight on a local disk: reaches `IN_FLIGHT_BYTES` with extents down
+/// to 512 KiB.
+const DEPTH: usize = 256;
+
+/// Initial number of reads in flight elsewhere: reaches `COPIED_IN_FLIGHT_BYTES` with extents of
+/// that length, `FAR_IN_FLIGHT_BYTES` with 1.5 MiB.
+const OTHER_DEPTH: usize = 32;
 
 /// Path that a read takes to the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -415,11 +418,11 @@ impl ReadFile {
             // Each core copies one extent at a time, and the next one waits for it.
             let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
             let bytes = COPIED_IN_FLIGHT_BYTES.max(2 * cores * EXTENT_BYTES);
-            (DEPTH, bytes, bytes)
+            (OTHER_DEPTH, bytes, bytes)
         } else if self.is_far() {
-            (DEPTH, FAR_IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX)
+            (OTHER_DEPTH, FAR_IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX)
         } else {
-            (DISK_DEPTH, IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX)
+            (DEPTH, IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX)
         };
         ReadHints {
             extent_bytes: EXTENT_BYTES,

@@ -1,4 +1,4 @@
-//! Evidence from samples and probes, and the schedule of the probes.
+//! Schedule of the probes of one limit.
 
 use std::time::Duration;
 
@@ -17,20 +17,6 @@ pub(super) struct Rest {
     /// Samples between two probes.
     pub(super) length: u32,
     pub(super) probes: u32,
-}
-
-/// Exponentially weighted mean.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Evidence {
-    pub(super) mean: f64,
-    pub(super) weight: f64,
-}
-
-impl Evidence {
-    pub(super) fn add(&mut self, value: f64, memory: f64) {
-        self.weight = self.weight * memory + 1.0;
-        self.mean += (value - self.mean) / self.weight;
-    }
 }
 
 impl Default for Rest {
