@@ -190,7 +190,7 @@ impl Destinations {
         self.staged
     }
 
-    /// Returns whether all bytes are read to private memory that this load allocates as it reads.
+    /// Returns whether all bytes are read to private memory of this load, where they stay.
     pub(crate) fn fills_own_memory(&self) -> bool {
         !self.staged && !self.published
     }

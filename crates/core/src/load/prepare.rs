@@ -81,8 +81,7 @@ impl Prepared {
         let is_own = |index: usize| places[index].is_none() && of_others[index].is_none();
         let (own, source_of) = own_shards(checkpoint, &tensors, is_own);
         let first_source = own.len();
-        let is_alone = shares.is_none() && remote.is_none();
-        let mut sources = Sources::open(own, options, is_alone)?;
+        let mut sources = Sources::open(own, options, shares.is_none() && remote.is_none())?;
         let regions: BTreeSet<usize> = places.iter().flatten().map(|place| place.0).collect();
         let regions: Vec<usize> = regions.into_iter().collect();
         if let Some(shares) = &shares {
@@ -127,9 +126,8 @@ impl Prepared {
         let from = (sources.shared(), first_source);
         let begin = |it| SharedSources::begin(it, from, &plan, &destinations, options, checkpoint);
         let received = shares.map(begin).transpose()?;
-        let is_deep = is_alone && destinations.fills_own_memory();
         let limits = (0..sources.groups().len())
-            .map(|group| limits(group, &sources, &plan, options, &destinations, is_deep))
+            .map(|group| limits(group, &sources, &plan, options, &destinations))
             .collect();
         Ok(Self {
             views: sources.views().filter(|views| !views.is_empty()),
@@ -473,13 +471,24 @@ fn limits(
     plan: &Plan,
     options: &Options,
     destinations: &Destinations,
-    is_deep: bool,
 ) -> Limits {
-    let members = sources.members();
+    let (members, groups) = (sources.members(), sources.groups());
+    let is_shared = |group: &Group| matches!(group, Group::Shared(_) | Group::Remote(_));
+    let is_deep = destinations.fills_own_memory() && !groups.iter().any(is_shared);
+    let files = groups[group].files();
+    let is_local = !files.is_empty() && !files.iter().any(ReadFile::is_far);
+    let hints_of = |source| {
+        let hints = sources.hints(source);
+        if is_local && !is_deep {
+            hints.shallow()
+        } else {
+            hints
+        }
+    };
     let hints = ReadHints::greatest(
         (0..members.len())
             .filter(|source| members[*source].group == group)
-            .map(|source| sources.hints(source)),
+            .map(hints_of),
     );
     let windows = plan
         .extents
@@ -487,15 +496,7 @@ fn limits(
         .filter(|extent| members[extent.source].group == group)
         .map(|extent| extent.window);
     let longest = windows.max().unwrap_or(0);
-    let group = &sources.groups()[group];
-    let files = group.files();
-    let is_local = !files.is_empty() && !files.iter().any(ReadFile::is_far);
-    let hints = if is_local && !is_deep {
-        hints.shallow()
-    } else {
-        hints
-    };
-    match group {
+    match &groups[group] {
         Group::Files(files) => {
             let hints = match copiers(files, options, destinations) {
                 Some(copiers) => hints.copied_by(copiers, longest),

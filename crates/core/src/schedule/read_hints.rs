@@ -1,7 +1,8 @@
 //! Hints on how a source is best read, and those of several sources together.
 
-/// Bytes in flight at the start of [`ReadHints::shallow`] reads. A disk of 1.8 GB/s was read to one
-/// H100 at 0.99 of its speed with them (`benches/results/16core-h100-2026-11-26`).
+/// Bytes in flight at the start of [`ReadHints::shallow`] reads. From such a start, a disk of 1.8
+/// GB/s was read to one H100 at 0.99 of its speed (one round, 2026-11, `16core-h100-2026-11-26` in
+/// `benches/results`).
 const SHALLOW_BYTES: u64 = 16 << 20;
 
 /// Hints on how a source is best read. Planning and scheduling start from these and never ask what

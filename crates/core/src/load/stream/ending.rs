@@ -1,6 +1,6 @@
 //! Early end of a load: failure, deadline or cancellation. None of them waits for storage.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
@@ -10,17 +10,13 @@ use super::{Shared, TensorStream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::lane::{self, Refused};
 use crate::load::orphaned;
-use crate::load::pipeline::{Feed, Waiting};
+use crate::load::pipeline::Waiting;
 
 /// Time for which a load that has failed, or whose deadline has passed, waits for its reads in
-/// flight before it reports the error; up to [`GRACES`] times as long while some of them return.
-/// Reads that can be cancelled, or that storage completes, return in that time; others are
-/// orphaned. Working storage completes a read in less, and what is in flight at first within 2 s if
-/// it has 64 MB/s. Short compared with deadlines, which are seconds.
+/// flight before it reports the error. Reads that can be cancelled, or that storage completes,
+/// return in that time; others are orphaned. Longer than a read takes on any working storage that
+/// is not overloaded (2026-11), and short compared with deadlines, which are seconds.
 const GRACE: Duration = Duration::from_millis(500);
-
-/// Maximum number of such times.
-const GRACES: u32 = 4;
 
 impl TensorStream {
     /// Creates the stream of a load that has nothing to read. Other processes are told that it has
@@ -44,20 +40,20 @@ impl TensorStream {
 }
 
 impl Shared {
-    /// Records that a lane has failed and waits for its reads in flight. The other threads wait for
-    /// it as [`while_storage_responds`] says.
+    /// Records that a lane has failed and waits for its reads in flight. The other threads wait no
+    /// longer than [`GRACE`] for it.
     pub(crate) fn lane_failing(self: &Arc<Self>, error: &Error) {
         let ended = self.lock().state.lane_failing(error);
         let Some(ended) = ended else {
             return;
         };
         // A weak reference: when the lanes have ended, the load must belong to its owner alone.
-        let (shared, feed) = (Arc::downgrade(self), Arc::downgrade(&self.setup.feed));
+        let shared = Arc::downgrade(self);
         let started = std::thread::Builder::new()
             .name("tload-grace".to_owned())
             .spawn(move || {
-                let has_ended = |grace| ended.recv_timeout(grace) != Err(RecvTimeoutError::Timeout);
-                if !while_storage_responds(&feed, has_ended)
+                let waited = ended.recv_timeout(GRACE);
+                if waited == Err(RecvTimeoutError::Timeout)
                     && let Some(shared) = shared.upgrade()
                 {
                     shared.orphan();
@@ -152,30 +148,12 @@ impl Shared {
             return;
         };
         // Reads may return a moment after they were cancelled.
-        let all_back =
-            while_storage_responds(&Arc::downgrade(feed), |grace| self.wait_for_lanes(grace));
+        let all_back = self.wait_for_lanes(GRACE);
         let held = feed.waiting();
         let is_held = stopped.is_cause && !all_back && held.reads > 0;
         let held = is_held.then(|| timed_out(timeout, &waited, Some(&held)));
         self.tell(stopped.closed.err().or(held));
     }
-}
-
-/// Calls `wait` for [`GRACE`] at a time until it returns true, at most [`GRACES`] times, and
-/// not again if no read in flight returned meanwhile. Returns whether `wait` returned true.
-fn while_storage_responds(feed: &Weak<Feed>, wait: impl Fn(Duration) -> bool) -> bool {
-    let reads = || feed.upgrade().map_or(0, |feed| feed.waiting().reads);
-    let mut left = reads();
-    for _ in 0..GRACES {
-        if wait(GRACE) {
-            return true;
-        }
-        let before = std::mem::replace(&mut left, reads());
-        if left >= before {
-            break;
-        }
-    }
-    false
 }
 
 /// Result of stopping a load early, before the caller is told.

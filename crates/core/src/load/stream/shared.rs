@@ -14,7 +14,7 @@ use crate::report::{Counters, Report};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
-/// Time after which reads that a load no longer wants are worth a note. Fast storage responds
+/// Time after which reads that a load no longer wants are worth a note. Healthy storage responds
 /// sooner; a load that fails has waited for them already.
 const GRACE: Duration = Duration::from_millis(500);
 

@@ -36,8 +36,9 @@ const ALIGNMENT_UNKNOWN: u64 = 4096;
 const EXTENT_BYTES: u64 = 4 << 20;
 
 /// Initial bytes in flight on a local disk. Most disks reach their rate with 16 MiB; a virtual one
-/// whose host is busy was 1.2 to 1.5 times as fast with 128 MiB, and another one lost 2 %
-/// (2026-11, `cold.md` in `benches/results/2core-amd-2026-11-26`, `2core-intel-2026-11-22`).
+/// whose host is busy was 1.2 to 1.3 times as fast with 128 MiB (2026-11, `cold.md` in
+/// `benches/results/2core-amd-2026-11-26`), and another one lost 2 %
+/// (`benches/results/2core-intel-2026-11-22`).
 const IN_FLIGHT_BYTES: u64 = 128 << 20;
 
 /// Initial bytes in flight on a network file system or one served from user space: 5 ms at 10 GB/s
