@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from conftest import require
+from forked import start_processes
 from servers import unused_port
 
 if TYPE_CHECKING:
@@ -17,17 +17,16 @@ def start_ranks(size: int, act: Callable[..., None], *arguments: Any) -> None:
 
     `act` must be a function of a module. An exception of any rank is raised here.
     """
-    torch = require("torch")
-    torch.multiprocessing.spawn(_rank, (size, unused_port(), act, arguments), nprocs=size)
+    start_processes(size, _rank, size, unused_port(), act, arguments)
 
 
 def _rank(rank: int, size: int, port: int, act: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     import torch.distributed
 
-    for name in list(os.environ):
-        if name.startswith("RUNAI_STREAMER_"):
-            del os.environ[name]
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    torch.set_num_threads(1)
+    values = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": rank}
+    os.environ.update({name: str(value) for name, value in values.items()})
+    torch.distributed.init_process_group("gloo")
     act(rank, *arguments)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

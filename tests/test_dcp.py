@@ -11,7 +11,7 @@ import pytest
 import tload
 from conftest import require
 from files import Content, tile, write_checkpoint, write_file
-from servers import unused_port
+from ranks import start_ranks
 from test_load_into import raw, save
 from tload import _torch
 
@@ -309,10 +309,9 @@ def test_duplicate_tensor_names_are_rejected_unless_written_by_ranks(tmp_path: P
 def test_two_ranks_read_their_parts(folder: Path, tmp_path: Path) -> None:
     """Uneven parts of rows, of columns, and of neither; and files saved by two ranks, in another
     layout."""
-    torch = require("torch")
     ranks = tmp_path / "ranks"
     ranks.mkdir()
-    torch.multiprocessing.spawn(two_ranks, (folder, ranks, unused_port()), nprocs=2)
+    start_ranks(2, two_ranks, folder, ranks)
     assert len(list(ranks.glob("*.safetensors"))) == 2
     # One rank assembles the parts of both.
     state = empty({name: TENSORS[name] for name in PLACES})
@@ -324,16 +323,14 @@ PLACES = {"embed.weight": 0, "up.weight": 1, "down.weight": 0, "experts": 2, "no
 """Dimension that two ranks share."""
 
 
-def two_ranks(rank: int, folder: Path, ranks: Path, port: int) -> None:
+def two_ranks(rank: int, folder: Path, ranks: Path) -> None:
     """Run on each rank."""
     import torch
-    import torch.distributed
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, zeros
 
     import tload.dcp
 
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
 
     def shared(shift: int) -> dict[str, Any]:
@@ -378,4 +375,3 @@ def two_ranks(rank: int, folder: Path, ranks: Path, port: int) -> None:
         dcp().load(again, storage_reader=reader(ranks))
         for name, tensor in again.items():
             assert raw(tensor.full_tensor()) == raw(whole[name]), name
-    torch.distributed.destroy_process_group()

@@ -10,7 +10,7 @@ import pytest
 
 import tload
 from conftest import require
-from servers import unused_port
+from ranks import start_ranks
 from test_dcp import dcp, reader
 from test_load_into import save
 
@@ -34,23 +34,16 @@ def values() -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_of_torch_read_once(size: int, tmp_path: Path) -> None:
-    torch = require("torch")
     names = list(SHAPES)
     save(tmp_path / "model-00001-of-00002.safetensors", {name: values()[name] for name in names[:2]})
     save(tmp_path / "model-00002-of-00002.safetensors", {name: values()[name] for name in names[2:]})
-    torch.multiprocessing.spawn(run, (size, tmp_path, unused_port()), nprocs=size)
+    start_ranks(size, run, size, tmp_path)
 
 
-def run(rank: int, size: int, folder: Path, port: int) -> None:
-    import torch.distributed
-
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+def run(rank: int, size: int, folder: Path) -> None:
     every_layout_is_read_once(rank, size, folder)
     failure_of_one_rank_ends_all(rank, size, folder)
     other_process_group_reads_alone(rank, size, folder)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 import tload
 from conftest import require
 from files import Content, write_checkpoint, write_file
-from servers import unused_port
+from ranks import start_ranks
 from test_dcp import dcp, failure, reader
 from test_load_into import raw
 
@@ -228,7 +228,7 @@ def test_ranks_read_layouts_of_other_ranks(tmp_path: Path) -> None:
     """Written by 1, 2 and 4 ranks, read by 1, 2 and 4, in three layouts that torch's own reader
     reads."""
     torch = require("torch")
-    torch.multiprocessing.spawn(reshard, (tmp_path, unused_port()), nprocs=max(WORLDS))
+    start_ranks(max(WORLDS), reshard, tmp_path)
     done = sorted(path.name for path in tmp_path.glob("*.done"))
     assert done == [f"{rank}.done" for rank in range(max(WORLDS))]
     # The whole state in one process without ranks.
@@ -248,12 +248,9 @@ def matrix_values(sign: int = 1) -> dict[str, Any]:
 class Ranks:
     """Four processes, of which the first one, two or four write and read."""
 
-    def __init__(self, rank: int, folder: Path, port: int) -> None:
-        import torch.distributed
+    def __init__(self, rank: int, folder: Path) -> None:
         from torch.distributed.device_mesh import DeviceMesh
 
-        size, url = max(WORLDS), f"tcp://127.0.0.1:{port}"
-        torch.distributed.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
         self.rank, self.folder = rank, folder
         self.meshes = {world: DeviceMesh("cpu", list(range(world))) for world in WORLDS}
 
@@ -320,12 +317,11 @@ def placement(name: str, layout: str) -> Any:
     return [Shard(shared if layout == "same" else (shared + 1) % len(shape))]
 
 
-def reshard(rank: int, folder: Path, port: int) -> None:
+def reshard(rank: int, folder: Path) -> None:
     """Run on each of four ranks."""
     import torch.distributed
 
-    torch.set_num_threads(1)
-    ranks = Ranks(rank, folder, port)
+    ranks = Ranks(rank, folder)
     for world in WORLDS:
         ranks.save(f"of_{world}", world)
         ranks.save(f"even_of_{world}", world, names=EVEN)
@@ -339,5 +335,3 @@ def reshard(rank: int, folder: Path, port: int) -> None:
         for layout in ("same", "turned", "replicated"):
             ranks.compare(world, layout)
     (folder / f"{rank}.done").touch()
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import forked
 import tload
 from conftest import require
 from documents import Block, blocks_of
@@ -70,22 +71,14 @@ NOT_RUN = {
 }
 """Number of blocks of a page that are not run. One more needs a decision, not only a comment."""
 
-RUNNER = r"""
-import json, subprocess, sys
-
-namespace = {"__name__": "__main__"}
-for page, line, language, text in json.load(sys.stdin):
-    if language == "python":
-        # Tracebacks then name the line of the page.
-        exec(compile("\n" * (line - 1) + text, page, "exec"), namespace)
-    else:
-        print(f"{page}:{line}", flush=True)
-        subprocess.run(["bash", "-euc", text], check=True, stdin=subprocess.DEVNULL)
-"""
+PATIENCE = 280.0
+"""Seconds: a page that takes longer hangs."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocks = [block for block in blocks_of(page) if block.reason is None and block.language in {"python", *SHELLS}]
     if not blocks:
         return
@@ -96,26 +89,33 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, request: pyt
         "PATH": sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"],
         "HF_HOME": str(tmp_path / "hf"),
     }
-    work = [
-        (str(page), block.line, block.language, block.text if block.language == "python" else "\n".join(block.commands))
-        for block in blocks
-    ]
     with ExitStack() as servers:
         if any("s3://" in block.text for block in blocks):
             environment |= fill_bucket(request.getfixturevalue("s3"), tmp_path / "model_dir")
         if any("hf://" in block.text for block in blocks):
             environment |= fill_hub(servers.enter_context(require("hub").hub()), tmp_path / "model_dir")
-        done = subprocess.run(
-            [sys.executable, "-c", RUNNER],
-            input=json.dumps(work),
-            cwd=tmp_path,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=280,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            process = forked.process(run_blocks, blocks, tmp_path)
+            process.start()
+        process.join(PATIENCE)
+        process.kill()
+        process.join()
+    assert process.exitcode == 0
+
+
+def run_blocks(blocks: list[Block], folder: Path) -> None:
+    """Run the blocks of a page one after the other, as one program, in `folder`."""
+    os.chdir(folder)
+    namespace = {"__name__": "__main__"}
+    for block in blocks:
+        if block.language == "python":
+            # Tracebacks then name the line of the page.
+            exec(compile("\n" * (block.line - 1) + block.text, block.page, "exec"), namespace)
+        else:
+            print(where(block), flush=True)
+            subprocess.run(["bash", "-euc", "\n".join(block.commands)], check=True, stdin=subprocess.DEVNULL)
 
 
 def make_model_dir(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import tload
 from conftest import require
-from servers import unused_port
+from ranks import start_ranks
 from test_load_into import save
 
 if TYPE_CHECKING:
@@ -34,22 +34,15 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_load_their_parts(size: int, path: Path) -> None:
-    torch = require("torch")
-    torch.multiprocessing.spawn(run, (size, path, unused_port()), nprocs=size)
+    start_ranks(size, run, size, path)
 
 
-def run(rank: int, size: int, path: Path, port: int) -> None:
+def run(rank: int, size: int, path: Path) -> None:
     """Run on each rank all that is tested, as the start of processes takes seconds."""
-    import torch.distributed
-
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     every_placement_is_filled(size, path)
     bytes_are_read_once(path)
     fully_sharded_module_is_filled(size, path)
     shapes_and_placements_that_do_not_fit_are_refused(rank, size, path)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 def layouts(size: int) -> Iterator[tuple[Any, list[Any]]]:

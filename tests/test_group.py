@@ -18,6 +18,7 @@ import pytest
 import tload
 from conftest import require
 from files import Content, tile, write_file
+from forked import start_processes
 from tload import _tload
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def test_ranks_of_torch_meet(path: Path) -> None:
     # Not hosted by a rank: another process may take a port that was chosen before they start, and
     # the host may end before another rank has finished.
     host = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.spawn(four_ranks, (host.port, path), nprocs=4)
+    start_processes(4, four_ranks, host.port, path)
 
 
 def four_ranks(rank: int, port: int, path: Path) -> None:

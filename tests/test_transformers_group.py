@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 import models
 import tload
 from conftest import require
-from servers import unused_port
+from ranks import start_ranks
 from test_transformers_ranks import local
 
 if TYPE_CHECKING:
@@ -24,27 +23,18 @@ PAGES_BYTES = 64 << 10
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_load_model_together(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    torch = require("torch")
-    for name in ("transformers", "accelerate"):
+    for name in ("torch", "transformers", "accelerate"):
         require(name)
     folder = models.save(models.experts(num_key_value_heads=4), tmp_path, "10MB")
-    torch.multiprocessing.spawn(run, (size, folder, unused_port()), nprocs=size)
+    start_ranks(size, run, size, folder)
 
 
-def run(rank: int, size: int, folder: Path, port: int) -> None:
-    import torch.distributed
-
-    torch.set_num_threads(1)
-    values = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": rank}
-    os.environ.update({name: str(value) for name, value in values.items()})
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
+def run(rank: int, size: int, folder: Path) -> None:
     for kind in ("tp_size", "fsdp_size", None):
         weights_are_read_once(size, folder, kind)
     windows_are_started_by_all(size, folder)
     rank_that_requests_less_stays_in_step(rank, folder)
     failure_of_one_rank_ends_all(rank, size, folder)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 def divided(kind: str | None, size: int) -> dict[str, Any]:

@@ -4,12 +4,11 @@ tensor."""
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 import models
 from conftest import require
-from servers import unused_port
+from ranks import start_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,27 +20,21 @@ if TYPE_CHECKING:
 
 def test_two_ranks_load_model_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    torch = require("torch")
-    for name in ("transformers", "accelerate"):
+    for name in ("torch", "transformers", "accelerate"):
         require(name)
     folder = models.save(models.experts(), tmp_path)
-    torch.multiprocessing.spawn(two_ranks, (folder, unused_port()), nprocs=2)
+    start_ranks(2, two_ranks, folder)
 
 
-def two_ranks(rank: int, folder: Path, port: int) -> None:
+def two_ranks(_: int, folder: Path) -> None:
     """Run on each rank: with experts shared by columns, and with everything shared by rows."""
     import torch
-    import torch.distributed
     from transformers import AutoModelForCausalLM
     from transformers.distributed.configuration_utils import DistributedConfig
 
     import tload._read
     import tload.transformers
 
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "RANK": rank}.items():
-        os.environ[name] = str(value)
-    os.environ["LOCAL_RANK"] = str(rank)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     indices: dict[str, Any] = {}
     read = tload._read.read
 
@@ -68,7 +61,6 @@ def two_ranks(rank: int, folder: Path, port: int) -> None:
         own = [name for name in indices if ".experts." in name]
         assert len(own) == 3 * 12 * 3 // (1 if kind == "tp_size" else 2)
         assert {indices[name] for name in own} == {0.5 if kind == "tp_size" else 1.0}
-    torch.distributed.destroy_process_group()
 
 
 def local(tensor: Any) -> Any:
