@@ -114,7 +114,7 @@ def run_blocks(blocks: list[Block], folder: Path) -> None:
             # Tracebacks then name the line of the page.
             exec(compile("\n" * (block.line - 1) + block.text, block.page, "exec"), namespace)
         else:
-            print(where(block), flush=True)
+            sys.stderr.write(f"{where(block)}\n")
             subprocess.run(["bash", "-euc", "\n".join(block.commands)], check=True, stdin=subprocess.DEVNULL)
 
 

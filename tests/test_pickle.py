@@ -73,7 +73,12 @@ if __name__ == "__main__":
     checkpoint = tload.open(source, store=dict(pair.split("=") for pair in store))
     wanted = [int(tensor.sum()) for tensor in tload.load(checkpoint).values()]
     loader = DataLoader(
-        Tensors(checkpoint), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=200
+        Tensors(checkpoint),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context=method,
+        timeout=200,
+        persistent_workers=method == "spawn",  # each of these imports torch
     )
     for _ in range(2):
         assert list(map(int, loader)) == wanted

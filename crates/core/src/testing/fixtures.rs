@@ -55,9 +55,9 @@ impl Rng {
 
     /// Returns `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(len + 8);
-        while bytes.len() < len {
-            bytes.extend_from_slice(&self.bits().to_le_bytes());
+        let mut bytes = vec![0; len.next_multiple_of(8)];
+        for eight in bytes.as_chunks_mut().0 {
+            *eight = self.bits().to_le_bytes();
         }
         bytes.truncate(len);
         bytes

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::fixtures::Rng;
@@ -253,9 +254,7 @@ impl Engine for SimEngine {
             self.config.depth
         );
         assert!(job.needed <= job.lease.len(), "needs more than its window");
-        for byte in job.lease.as_uninit() {
-            byte.write(0xA5);
-        }
+        job.lease.as_uninit().fill(MaybeUninit::new(0xA5));
         self.config.moments.tell();
         let delay = self.delay();
         self.pending.push(Pending {

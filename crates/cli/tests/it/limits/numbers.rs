@@ -244,10 +244,11 @@ fn few_threads_load_from_a_store_or_report_the_limit() {
     }
 }
 
+/// Twice that of an optimised build.
 #[test]
-fn stack_of_256_kib_suffices() {
+fn stack_of_512_kib_suffices() {
     let model = Model::with_shards(3);
-    let under = Under::new().limit(Resource::Stack, 256 << 10);
+    let under = Under::new().limit(Resource::Stack, 512 << 10);
     let output = under
         .command(["load", &model.text(), "--digest"])
         .output()
