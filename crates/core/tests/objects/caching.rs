@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tload::ranks::finish_serving;
 use tload::testing::fixtures::Rng;
+use tload::testing::ranks_as_threads;
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
     CacheDirectory, CacheEntry, CacheReport, Checkpoint, EngineChoice, Error, ErrorKind, Loader,
@@ -287,23 +289,55 @@ fn damaged_bytes_are_requested_again_and_repaired() {
 }
 
 /// A byte that the store sent wrong is cached with a CRC that matches it.
+/// Returns a loader that compares the object with the digest of `file`.
+fn verifying(site: &Site, file: &[u8]) -> Loader {
+    let expected = Expectation::Of(Expected {
+        by: "its manifest".to_owned(),
+        len: Some(file.len() as u64),
+        whole: Some(Digest::compute(Algorithm::Crc64Nvme, file)),
+        ..Expected::default()
+    });
+    let mut options = in_file_order();
+    options.verify = Verify::Require;
+    let loader = Loader::new(site.checkpoint(KEY).expect("opens")).options(options);
+    loader.expectations([expected])
+}
+
+#[test]
+fn ranks_forget_object_with_wrong_digest() {
+    let bench = Bench::new();
+    let file = even("t", 1, 4, 1 << 20);
+    bench.site.put(KEY, &file);
+    bench.server.fault(Rule::once(Fault::Corrupt(3 << 20)));
+    let kinds = std::thread::scope(|scope| {
+        let ranks = ranks_as_threads(2).into_iter();
+        let ranks = ranks.map(|group| {
+            let loader = verifying(&bench.site, &file).group(group);
+            scope.spawn(move || {
+                let tensors = loader.stream()?.collect::<Result<Vec<_>>>();
+                tensors.map(|tensors| tensors.len())
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let ended = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
+        ended
+            .map(|ended| ended.map_err(|error| error.kind()))
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(kinds, [Err(ErrorKind::Corrupt); 2]);
+    assert!(finish_serving(PATIENCE));
+    assert!(finish_caching(PATIENCE));
+    let (tensors, _) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&file]);
+}
+
 #[test]
 fn object_with_wrong_digest_is_forgotten() {
     let bench = Bench::new();
     let file = even("t", 1, 4, 1 << 20);
     bench.site.put(KEY, &file);
-    let expected = Expectation::Of(Expected {
-        by: "its manifest".to_owned(),
-        len: Some(file.len() as u64),
-        whole: Some(Digest::compute(Algorithm::Crc64Nvme, &file)),
-        ..Expected::default()
-    });
     let load_verified = || {
-        let checkpoint = bench.site.checkpoint(KEY).expect("opens");
-        let mut options = in_file_order();
-        options.verify = Verify::Require;
-        let loader = Loader::new(checkpoint).options(options);
-        let loader = loader.expectations([expected.clone()]);
+        let loader = verifying(&bench.site, &file);
         let mut stream = loader.stream().expect("starts");
         let tensors: Result<Vec<_>> = stream.by_ref().collect();
         let report = stream.report();
@@ -354,7 +388,11 @@ fn lost_truncated_and_foreign_files_are_no_bytes() {
 /// The entry is complete when the checkpoint is opened, and is not when it is read.
 #[test]
 fn bytes_that_disappear_meanwhile_are_requested() {
-    for engine in [EngineChoice::Auto, EngineChoice::Pread] {
+    for engine in [
+        EngineChoice::Auto,
+        EngineChoice::Pread,
+        EngineChoice::TokioUring,
+    ] {
         let bench = Bench::new();
         let file = mixed("t", 1, 30, 1 << 20);
         bench.site.put(KEY, &file);
@@ -457,21 +495,52 @@ impl Drop for Mounted {
     }
 }
 
+/// Mounts a small file system in memory; `None` without the right to.
+#[cfg(target_os = "linux")]
+fn mount_small(path: &Path, size: &std::ffi::CStr) -> Option<Mounted> {
+    use rustix::mount::{MountFlags, mount};
+
+    let mounted = mount("tmpfs", path, "tmpfs", MountFlags::empty(), size);
+    let mounted = mounted.map_err(|errno| format!("cannot mount a tmpfs: {errno}"));
+    tload_testbed::require_named("mount", mounted).map(|()| Mounted(path.to_owned()))
+}
+
+/// The disk is full before the limit is reached.
+#[cfg(target_os = "linux")]
+#[test]
+fn older_object_makes_way_on_full_disk_with_limit() {
+    let mut bench = Bench::new();
+    let Some(_mounted) = mount_small(bench.folder.path(), c"size=32M") else {
+        return;
+    };
+    bench
+        .site
+        .options
+        .set("cache_limit", "4GiB")
+        .expect("an option");
+    let names = ["old.safetensors", "new.safetensors"];
+    for (seed, name) in names.into_iter().enumerate() {
+        let file = even("t", seed as u64, 5, 4 << 20);
+        bench.site.put(name, &file);
+        load_cached(&bench.site, name);
+        let (tensors, report) = load_cached(&bench.site, name);
+        assert_all(&tensors, &[&file]);
+        assert_eq!(report.requests, 0, "{report}");
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn full_disk_and_read_only_one_are_noted_and_fail_no_load() {
-    use rustix::mount::{MountFlags, mount, mount_remount};
+    use rustix::mount::{MountFlags, mount_remount};
 
     let bench = Bench::new();
     let file = even("t", 1, 8, 3 << 20);
     bench.site.put(KEY, &file);
     let path = bench.folder.path();
-    let mounted = mount("tmpfs", path, "tmpfs", MountFlags::empty(), c"size=12M");
-    let mounted = mounted.map_err(|errno| format!("cannot mount a tmpfs: {errno}"));
-    let Some(()) = tload_testbed::require_named("mount", mounted) else {
+    let Some(_mounted) = mount_small(path, c"size=12M") else {
         return;
     };
-    let _mounted = Mounted(path.to_owned());
 
     let checkpoint = bench.site.checkpoint(KEY).expect("opens");
     assert_all(

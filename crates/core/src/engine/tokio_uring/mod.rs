@@ -143,13 +143,13 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
         mut lease,
         ..
     } = job;
-    let result = loop {
+    let (result, window) = loop {
         if shared.is_stopping() {
-            break Err(cancelled());
+            break (Err(cancelled()), Some(lease));
         }
         let opened = match shared.files.open(source, next.access) {
             Ok(opened) => opened,
-            Err(error) => break Err(error),
+            Err(error) => break (Err(error), Some(lease)),
         };
         shared.turns.queued();
         let (count, back) = read_once(shared.slots.as_ref(), lease, &opened, next).await;
@@ -163,14 +163,14 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
             }
             // SAFETY: the kernel has posted the completion of this job's only read, so it writes
             // there no more; `Fill` counted from 0 what it reported without leaving a gap.
-            Step::Filled(len) => break Ok(unsafe { lease.assume_filled(len) }),
-            Step::Failed(error) => break Err(error),
+            Step::Filled(len) => break (Ok(unsafe { lease.assume_filled(len) }), None),
+            Step::Failed(error) => break (Err(error), Some(lease)),
         }
     };
     Done {
         extent,
         result,
-        window: None,
+        window,
         transfer: state.transfer,
     }
 }

@@ -10,6 +10,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
 use crate::load::destinations::Destinations;
+use crate::load::ending::{forget_wrong, forgetting};
 use crate::load::lane::{self, LaneEvents, OpenSink, Refused};
 use crate::load::outputs::published;
 use crate::load::pipeline::{Feed, LeaseOrigin};
@@ -102,7 +103,8 @@ impl Reader {
         )
         .without(elsewhere);
         let given = loader.expectations.as_ref();
-        let check = verify::check(checkpoint, tensors, given, &options.verify, options.timeout)?;
+        let check = verify::check(checkpoint, tensors, given, &options.verify, options.timeout)
+            .inspect_err(|error| forget_wrong(&prepared.sources, error))?;
         let (pool, slab) = published(&prepared, &options)?;
         let events = Arc::clone(pool.events());
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
@@ -284,11 +286,12 @@ impl Reader {
         });
         let events = || {
             let (failing, ended) = (Arc::clone(self), Arc::clone(self));
-            LaneEvents {
+            let events = LaneEvents {
                 deliver: Box::new(Vec::clear),
                 failing: Box::new(move |error| failing.fail(error)),
                 ended: Box::new(move |result| ended.lane_ended(&result)),
-            }
+            };
+            forgetting(events, &self.prepared.sources)
         };
         let started = lane::start(lanes, &open_sink, events);
         // The lanes end by themselves: the hub serves the other ranks also when this one is done.

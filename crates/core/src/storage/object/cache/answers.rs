@@ -145,7 +145,7 @@ impl Question {
     fn try_remember<T: Serialize>(&self, answer: &T) -> io::Result<()> {
         let location = &self.location;
         let json = serde_json::to_vec(&Kept { location, answer })?;
-        let mut bytes = format!("{:0DIGITS$x}\n", checksum(&[&json])).into_bytes();
+        let mut bytes = format!("{:0DIGITS$x}\n", checksum(&json)).into_bytes();
         bytes.extend_from_slice(&json);
         if read(&self.file).is_ok_and(|found| found == bytes) {
             touch(&self.file);
@@ -237,7 +237,7 @@ fn checked(file: &[u8]) -> Option<&[u8]> {
     let (digits, rest) = file.split_at_checked(DIGITS)?;
     let crc = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     let json = rest.strip_prefix(b"\n")?;
-    (checksum(&[json]) == crc).then_some(json)
+    (checksum(json) == crc).then_some(json)
 }
 
 #[cfg(test)]

@@ -193,7 +193,7 @@ impl Entry {
         let stamps = self.stamps_of(&run);
         let mut is_good = !self.is_cleared();
         for ((tile, bytes), stamp) in run.zip(bytes.chunks(TILE)).zip(stamps) {
-            if stamp != Some(checksum(&[bytes])) {
+            if stamp != Some(checksum(bytes)) {
                 is_good = false;
                 if stamp.is_some() {
                     self.forget(tile);
@@ -269,20 +269,30 @@ impl Entry {
         if self.is_distrusted() || self.is_cleared() {
             return all();
         }
-        let stamps = self.stamps_of(&wanted);
-        let absent = stamps.iter().take_while(|stamp| stamp.is_none()).count() as u64;
-        if absent > 0 {
-            let run = wanted.start..wanted.start + absent;
+        let near = wanted.start..wanted.end.min(wanted.start + BUFFER_TILES as u64);
+        let present: Vec<u32> = (self.stamps_of(&near).into_iter())
+            .map_while(|stamp| stamp)
+            .collect();
+        if present.is_empty() {
+            let stamps = self.stamps_of(&wanted);
+            let absent = stamps.iter().take_while(|stamp| stamp.is_none()).count() as u64;
+            let run = wanted.start..wanted.start + absent.max(1);
             return Found::Absent(bytes_of(&run, self.len).end);
         }
-        let present: Vec<u32> = stamps.into_iter().map_while(|stamp| stamp).collect();
-        let present = &present[..present.len().min(BUFFER_TILES)];
-        let Some(mut buffer) = self.shared.supplies.reads.take() else {
+        let Some(mut buffer) = self.shared.supplies.reads.wait(PATIENCE) else {
             return all();
         };
-        let run = wanted.start..wanted.start + present.len() as u64;
+        let mut run = near.start..near.start + present.len() as u64;
+        let read = |run: &Range<u64>, buffer: &mut Lease| {
+            let bytes = bytes_of(run, self.len);
+            self.read(bytes.start, bytes.end, buffer)
+        };
+        let came = read(&run, &mut buffer).unwrap_or_else(|_| {
+            // One bad sector fails a read as a whole, and the other tiles are not damaged.
+            run.end = run.start + 1;
+            read(&run, &mut buffer).unwrap_or(0)
+        });
         let bytes = bytes_of(&run, self.len);
-        let came = self.read(bytes.start, bytes.end, &mut buffer).unwrap_or(0);
         let buffer = buffer.written(came);
         let is_good: Vec<bool> = (run.clone().zip(present))
             .map(|(tile, crc)| {
@@ -290,7 +300,7 @@ impl Entry {
                 let from = usize::try_from(tile.start - bytes.start).unwrap_or(usize::MAX);
                 let to = usize::try_from(tile.end - bytes.start).unwrap_or(usize::MAX);
                 let tile = buffer.bytes().get(from..to);
-                tile.is_some_and(|tile| checksum(&[tile]) == *crc)
+                tile.is_some_and(|tile| checksum(tile) == crc)
             })
             .collect();
         for (tile, is_good) in run.clone().zip(&is_good) {
@@ -338,11 +348,12 @@ impl Entry {
         let mut came = 0;
         while came < wanted {
             let at = start + came as u64;
+            let was_direct = self.is_direct.load(Ordering::Relaxed);
             match self.contents.read_at(buffer.bytes_mut(came..asked), at) {
                 Ok(0) => break,
                 Ok(more) => came += more,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => self.without_direct(error)?,
+                Err(error) => self.without_direct(error, was_direct)?,
             }
         }
         Ok(came.min(wanted))
@@ -354,10 +365,14 @@ impl Entry {
     ///
     /// Errors of the file system.
     pub(super) fn write(&self, start: u64, bytes: &[u8]) -> io::Result<u64> {
+        if self.is_cleared() {
+            // Queued before: these bytes may be the wrong ones.
+            return Ok(0);
+        }
         let run = tiles(&(start..start + bytes.len() as u64));
         let mut stamps = Vec::with_capacity(bytes.len() / STAMP_BYTES);
         for (tile, contents) in run.clone().zip(bytes.chunks(TILE)) {
-            stamps.extend(stamp(self.seed, tile, checksum(&[contents])));
+            stamps.extend(stamp(self.seed, tile, checksum(contents)));
         }
         let known = self.stamps_of(&run);
         let same = known
@@ -375,11 +390,12 @@ impl Entry {
         let mut written = 0;
         while written < whole.len() {
             let at = start + written as u64;
+            let was_direct = self.is_direct.load(Ordering::Relaxed);
             match self.contents.write_at(&whole[written..], at) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(more) => written += more,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => self.without_direct(error)?,
+                Err(error) => self.without_direct(error, was_direct)?,
             }
         }
         if !rest.is_empty() {
@@ -404,14 +420,16 @@ impl Entry {
         file.write_all_at(rest, start)
     }
 
-    /// Goes on without direct I/O if that may be what the file system refused.
-    fn without_direct(&self, error: io::Error) -> io::Result<()> {
-        let is_refusal = error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
-        if is_refusal && self.is_direct.swap(false, Ordering::Relaxed) {
-            set_direct(&self.contents, false);
-            return Ok(());
+    /// Goes on without direct I/O if that may be what the file system refused in a call that began
+    /// with it. Other threads may have found out meanwhile.
+    fn without_direct(&self, error: io::Error, was_direct: bool) -> io::Result<()> {
+        if error.raw_os_error() != Some(Errno::INVAL.raw_os_error()) || !was_direct {
+            return Err(error);
         }
-        Err(error)
+        if self.is_direct.swap(false, Ordering::Relaxed) {
+            set_direct(&self.contents, false);
+        }
+        Ok(())
     }
 
     /// Makes a damaged tile absent.

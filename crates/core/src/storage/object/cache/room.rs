@@ -77,14 +77,16 @@ impl Room {
 
     /// Returns how many bytes may be written, at least `wanted`.
     fn measure(&self, wanted: u64) -> Result<u64, String> {
-        let disk =
-            statvfs(&self.folder).map_err(|error| format!("no free space known: {error}"))?;
-        let size = disk.f_blocks.saturating_mul(disk.f_frsize);
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        let kept = (size / LEFT_DIVISOR).min(LEFT_BYTES_MAX);
+        let (mut free, kept) = self.free()?;
         let limit = self.limit.map_or(u64::MAX, |limit| limit / LIMIT_DIVISOR);
-        let room = free.saturating_sub(kept);
-        let room = room.min(MEASURED_BYTES.min(limit).max(wanted));
+        let most = MEASURED_BYTES.min(limit).max(wanted);
+        if self.limit.is_some() && free.saturating_sub(kept) < wanted {
+            // The disk is smaller than the limit, or others write to it: older entries make way.
+            let used = self.make_room(u64::MAX);
+            self.make_room(used.saturating_sub(most + kept.saturating_sub(free)));
+            (free, _) = self.free()?;
+        }
+        let room = free.saturating_sub(kept).min(most);
         if room < wanted {
             return Err(format!(
                 "the disk is nearly full: {} are free, and {} of them are left alone",
@@ -104,6 +106,15 @@ impl Room {
             ));
         }
         Ok(room)
+    }
+
+    /// Returns the free bytes of the disk, and how many of them are left alone.
+    fn free(&self) -> Result<(u64, u64), String> {
+        let disk =
+            statvfs(&self.folder).map_err(|error| format!("no free space known: {error}"))?;
+        let size = disk.f_blocks.saturating_mul(disk.f_frsize);
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        Ok((free, (size / LEFT_DIVISOR).min(LEFT_BYTES_MAX)))
     }
 
     /// Evicts entries, the least recently used ones first, until the others take at most `most`

@@ -23,14 +23,18 @@ pub(crate) const TILE_BYTES: u64 = 64 << 10;
 pub(super) const STAMP_BYTES: usize = 8;
 
 /// Computes the CRC-32C of bytes.
-pub(super) fn checksum(bytes: &[&[u8]]) -> u32 {
-    u32::try_from(Polynomial::Crc32c.checksum(bytes)).expect("a CRC of 32 bits")
+pub(super) fn checksum(bytes: &[u8]) -> u32 {
+    u32::try_from(Polynomial::Crc32c.checksum(&[bytes])).expect("a CRC of 32 bits")
 }
 
 /// Returns the stamp of a tile with this checksum, in the entry with this seed.
 pub(super) fn stamp(seed: u64, tile: u64, crc: u32) -> [u8; STAMP_BYTES] {
     let crc = crc.to_le_bytes();
-    let mark = checksum(&[&seed.to_le_bytes(), &tile.to_le_bytes(), &crc]).max(1);
+    let mut marked = [0; 20];
+    marked[..8].copy_from_slice(&seed.to_le_bytes());
+    marked[8..16].copy_from_slice(&tile.to_le_bytes());
+    marked[16..].copy_from_slice(&crc);
+    let mark = checksum(&marked).max(1);
     let mut stamp = [0; STAMP_BYTES];
     stamp[..4].copy_from_slice(&crc);
     stamp[4..].copy_from_slice(&mark.to_le_bytes());
@@ -39,7 +43,12 @@ pub(super) fn stamp(seed: u64, tile: u64, crc: u32) -> [u8; STAMP_BYTES] {
 
 /// Returns the checksum in the stamp of a tile; `None` for anything but a valid stamp.
 pub(super) fn stamped(seed: u64, tile: u64, found: &[u8]) -> Option<u32> {
-    let crc = u32::from_le_bytes(*found.first_chunk()?);
+    let (crc, mark) = found.split_first_chunk()?;
+    if mark == [0; 4] {
+        // The usual case of a tile that was not written: no mark is 0.
+        return None;
+    }
+    let crc = u32::from_le_bytes(*crc);
     (stamp(seed, tile, crc) == found).then_some(crc)
 }
 
