@@ -193,7 +193,8 @@ fn integer(value: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
         return Ok(None);
     };
     Ok(Some(match number.str() {
-        Ok(text) => text.to_string(),
+        // Not as `Display`: that calls `str` again, and hides a Ctrl-C that arrives there.
+        Ok(text) => text.to_str()?.to_owned(),
         // Python does not write numbers of more than 4300 digits.
         Err(error) if error.is_instance_of::<PyValueError>(value.py()) => {
             "a number of thousands of digits".to_owned()
@@ -216,9 +217,9 @@ fn if_of_type<T, E: Into<PyErr>>(result: Result<T, E>) -> PyResult<Option<T>> {
 }
 
 fn wrong_type(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyErr {
-    let found = value
-        .get_type()
-        .qualname()
-        .map_or_else(|_| "?".to_owned(), |name| name.to_string());
+    let found = value.get_type().qualname().map_or_else(
+        |_| "?".to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    );
     PyTypeError::new_err(format!("{name}: wanted {wanted}, found {found}"))
 }

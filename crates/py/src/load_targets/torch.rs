@@ -90,7 +90,7 @@ impl<'py> Reader<'py> {
         }
         let layout = tensor.getattr(intern!(py, "layout"))?;
         if !layout.is(&self.strided) {
-            let layout = layout.str()?.to_string();
+            let layout = layout.str()?.to_str()?.to_owned();
             let layout = layout.strip_prefix("torch.").unwrap_or(&layout);
             return Ok(Err(format!("is sparse ({layout})")));
         }
@@ -183,7 +183,11 @@ fn elements(tensor: &Bound<'_, PyAny>, known: Option<Dtype>) -> PyResult<(String
     let is_negated = call(intern!(py, "is_neg"))?;
     let mut elements = match known {
         Some(known) => known.name().to_owned(),
-        None => tensor.getattr(intern!(py, "dtype"))?.str()?.to_string(),
+        None => tensor
+            .getattr(intern!(py, "dtype"))?
+            .str()?
+            .to_str()?
+            .to_owned(),
     };
     // A conjugate shares the memory of its base, but has other values.
     for (holds, lazy) in [(is_conjugated, " conjugated"), (is_negated, " negated")] {
