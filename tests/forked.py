@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.context import ForkServerProcess
 
-IMPORTED = ["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
+IMPORTED = ["pytest", "torch", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
 
 
 def process(act: Callable[..., None], *arguments: Any) -> ForkServerProcess:
@@ -26,15 +26,19 @@ def process(act: Callable[..., None], *arguments: Any) -> ForkServerProcess:
     return context.Process(target=_call, args=(dict(os.environ), act, arguments))
 
 
-def start_processes(size: int, act: Callable[..., None], *arguments: Any) -> None:
+def start_processes(size: int, act: Callable[..., None], *arguments: Any, fresh: bool = False) -> None:
     """Call `act(number, *arguments)` in each of `size` processes, and wait for them.
 
-    An exception of any of them is raised here, and ends the others.
+    An exception of any of them is raised here, and ends the others. With `fresh`, they begin with a
+    new interpreter and end through Python's own exit.
     """
     torch = require("torch")
     multiprocessing.set_forkserver_preload(IMPORTED)
     torch.multiprocessing.start_processes(
-        _call_with_number, (dict(os.environ), act, arguments), nprocs=size, start_method="forkserver"
+        _call_with_number,
+        (dict(os.environ), act, arguments),
+        nprocs=size,
+        start_method="spawn" if fresh else "forkserver",
     )
 
 

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def start_ranks(size: int, act: Callable[..., None], *arguments: Any) -> None:
+def start_ranks(size: int, act: Callable[..., None], *arguments: Any, fresh: bool = False) -> None:
     """Call `act(rank, *arguments)` in each of `size` processes of a gloo group, and wait for them.
 
-    `act` must be a function of a module. An exception of any rank is raised here.
+    `act` must be a function of a module. An exception of any rank is raised here. `fresh` as for
+    `start_processes`.
     """
-    start_processes(size, _rank, size, unused_port(), act, arguments)
+    start_processes(size, _rank, size, unused_port(), act, arguments, fresh=fresh)
 
 
 def _rank(rank: int, size: int, port: int, act: Callable[..., None], arguments: tuple[Any, ...]) -> None:

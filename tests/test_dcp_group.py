@@ -37,7 +37,7 @@ def test_ranks_of_torch_read_once(size: int, tmp_path: Path) -> None:
     names = list(SHAPES)
     save(tmp_path / "model-00001-of-00002.safetensors", {name: values()[name] for name in names[:2]})
     save(tmp_path / "model-00002-of-00002.safetensors", {name: values()[name] for name in names[2:]})
-    start_ranks(size, run, size, tmp_path)
+    start_ranks(size, run, size, tmp_path, fresh=size == 2)
 
 
 def run(rank: int, size: int, folder: Path) -> None:

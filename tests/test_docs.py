@@ -108,6 +108,8 @@ def test_a_page_runs_from_top_to_bottom(
 def run_blocks(blocks: list[Block], folder: Path) -> None:
     """Run the blocks of a page one after the other, as one program, in `folder`."""
     os.chdir(folder)
+    # As for a program in that folder.
+    sys.path[:] = [str(folder), *(path for path in sys.path if Path(path) not in {ROOT, ROOT / "tests"})]
     namespace = {"__name__": "__main__"}
     for block in blocks:
         if block.language == "python":

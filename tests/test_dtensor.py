@@ -38,7 +38,7 @@ def test_ranks_load_their_parts(size: int, path: Path) -> None:
 
 
 def run(rank: int, size: int, path: Path) -> None:
-    """Run on each rank all that is tested, as the start of processes takes seconds."""
+    """Run on each rank all that is tested."""
     every_placement_is_filled(size, path)
     bytes_are_read_once(path)
     fully_sharded_module_is_filled(size, path)

@@ -163,7 +163,7 @@ def test_options_of_groups_have_no_effect_without_one(path: Path) -> None:
 
 
 def test_ranks_of_torch_meet(path: Path) -> None:
-    """Four ranks, one start of processes for all that they do, as it takes seconds."""
+    """Four ranks, one start of processes for all that they do."""
     torch = require("torch")
     # Not hosted by a rank: another process may take a port that was chosen before they start, and
     # the host may end before another rank has finished.

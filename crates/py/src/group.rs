@@ -359,7 +359,7 @@ fn from_exception(py: Python<'_>, raised: &PyErr) -> Option<Error> {
         .find(|kind| kind.name() == name)?;
     let ranks: Vec<usize> = value.getattr("ranks").ok()?.extract().ok()?;
     let hint: Option<String> = value.getattr("hint").ok()?.extract().ok()?;
-    let text = value.str().ok()?.to_string();
+    let text = value.str().ok()?.to_str().ok()?.to_owned();
     // The hint is the last line of the text.
     let message = text.lines().next().unwrap_or_default();
     let error = Error::new(kind, message).with_ranks(ranks);

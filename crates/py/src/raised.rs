@@ -49,10 +49,14 @@ impl Raised {
     ) -> Error {
         let value = raised.value(py);
         let class = value.get_type().name();
-        let class = class.map_or_else(|_| "an exception".to_owned(), |class| class.to_string());
-        let text = value
-            .str()
-            .map_or_else(|_| "?".to_owned(), |text| text.to_string());
+        let class = class.map_or_else(
+            |_| "an exception".to_owned(),
+            |class| class.to_string_lossy().into_owned(),
+        );
+        let text = value.str().map_or_else(
+            |_| "?".to_owned(),
+            |text| text.to_string_lossy().into_owned(),
+        );
         let text = format!("{class}: {text}");
         let error = if raised.is_instance_of::<PyMemoryError>(py) {
             // The core adds the requested size and the free memory.
