@@ -111,6 +111,16 @@ impl ShardSource {
         }
     }
 
+    /// Makes the cache forget an object whose bytes turned out to be wrong. Returns whether they may
+    /// be others in the next read.
+    pub(crate) fn clear_cached(&self) -> bool {
+        match self {
+            Self::File(_) => false,
+            #[cfg(feature = "object")]
+            Self::Object(object) => object.clear_cached(),
+        }
+    }
+
     fn inner(&self) -> &dyn Source {
         match self {
             Self::File(file) => &**file,

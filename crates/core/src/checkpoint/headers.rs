@@ -4,7 +4,7 @@
 use super::backend::{Backend, ShardSource};
 use super::shards::ShardSet;
 use crate::crc::Crcs;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{self, Header};
 use crate::options::Location;
 use crate::storage::{Source, is_network, of_many};
@@ -67,7 +67,20 @@ fn open_shard(
 
 /// Reads and checks the header, given the file's first bytes `first`: without a further read if it
 /// fits into them, else with one. Also returns the CRCs of the bytes read, which are not kept.
-pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
+///
+/// The cache forgets an object with an invalid header, which is then read from its origin: wrong
+/// bytes that once got into the cache would fail every start.
+pub(crate) fn read_header(source: &ShardSource, first: Vec<u8>) -> Result<(Header, Crcs)> {
+    let first_bytes = first.len();
+    let read = header_of(source, first);
+    let is_invalid = |error: &Error| error.kind() == ErrorKind::InvalidFormat;
+    if read.as_ref().is_err_and(is_invalid) && source.clear_cached() {
+        return header_of(source, source.fetch(0, first_bytes)?);
+    }
+    read
+}
+
+fn header_of(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
     const LENGTH: usize = 8;
     let invalid = |error: format::HeaderError| error.into_error(source.location());
     let len = format::header_len(&first, source.len()).map_err(invalid)?;
@@ -119,7 +132,7 @@ mod tests {
             fetches: 0.into(),
         };
         let first = source.fetch(0, FIRST_READ_BYTES).expect("in memory");
-        read_header(&source, first).expect("an empty header with spaces is valid");
+        header_of(&source, first).expect("an empty header with spaces is valid");
         source.fetches.into_inner()
     }
 

@@ -26,7 +26,7 @@ pub use nearest::nearest_name;
 use option_names::MarkedText;
 pub use printable::printable;
 pub(crate) use printable::shortened;
-use printable::{MESSAGE_BYTES_MAX, boundary_before, cut_at, fit};
+use printable::{MESSAGE_BYTES_MAX, boundary_before, cut_at, fit, shown};
 
 /// `Result` with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -107,8 +107,14 @@ impl Error {
     /// Sets the file or object that the error is about.
     #[must_use]
     pub fn with_location(mut self, location: impl fmt::Display) -> Self {
-        self.0.location = Some(printable(&shortened(&location.to_string())));
+        self.0.location = Some(shown(location));
         self
+    }
+
+    /// Returns whether the error is about this file or object.
+    #[cfg(feature = "object")]
+    pub(crate) fn is_about(&self, location: impl fmt::Display) -> bool {
+        self.location() == Some(&*shown(location))
     }
 
     /// Sets the object that the error is about, unless a location is set already (a certificate

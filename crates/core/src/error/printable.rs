@@ -1,6 +1,7 @@
 //! Texts from outside, made fit to be shown: escaped, and of bounded length.
 
 use std::borrow::Cow;
+use std::fmt;
 
 /// Returns `text` escaped for printing. Names come from untrusted files; terminals obey control
 /// characters (C0, DEL, C1), and invisible characters reorder visible ones ("Trojan Source",
@@ -53,6 +54,11 @@ pub(super) const MESSAGE_BYTES_MAX: usize = 4096;
 /// Returns a name, truncated if it is very long.
 pub(crate) fn shortened(name: &str) -> Cow<'_, str> {
     cut(name, NAME_BYTES_MAX)
+}
+
+/// Returns a location as errors show it.
+pub(super) fn shown(location: impl fmt::Display) -> String {
+    printable(&shortened(&location.to_string()))
 }
 
 /// Truncates `text` at a character boundary near `bytes_max` and appends its full length.

@@ -47,7 +47,7 @@ pub(super) fn completion(
     })
 }
 
-/// Makes the cache forget the objects of a load whose bytes turn out to be wrong.
+/// Makes the cache forget an object of a load whose bytes turn out to be wrong.
 pub(super) fn forgetting<T: 'static>(
     events: LaneEvents<T>,
     sources: &Arc<Sources>,
@@ -60,10 +60,11 @@ pub(super) fn forgetting<T: 'static>(
     LaneEvents { failing, ..events }
 }
 
-/// Makes the cache forget the objects if `error` says that bytes are wrong.
+/// Makes the cache forget an object if `error` says that some of its bytes are wrong: not just
+/// their number, or the list of files.
 pub(super) fn forget_wrong(sources: &Sources, error: &Error) {
-    if error.kind() == ErrorKind::Corrupt {
-        sources.clear_cached();
+    if error.kind() == ErrorKind::Corrupt && error.range().is_some() {
+        sources.clear_cached(error);
     }
 }
 

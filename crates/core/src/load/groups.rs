@@ -250,17 +250,19 @@ impl Sources {
         (None, Vec::new())
     }
 
-    /// Makes the cache forget the objects: bytes of the load turned out to be wrong, and may have
-    /// come from it or gone there.
+    /// Makes the cache forget the object that `error` is about: its bytes turned out to be wrong,
+    /// and may have come from the cache or gone there.
     #[cfg(feature = "object")]
-    pub(crate) fn clear_cached(&self) {
-        self.objects().for_each(ObjectSource::clear_cached);
+    pub(crate) fn clear_cached(&self, error: &Error) {
+        for object in self.objects().filter(|it| error.is_about(it.location())) {
+            object.clear_cached();
+        }
     }
 
     /// Does nothing: only objects are cached.
     #[cfg(not(feature = "object"))]
     #[expect(clippy::unused_self, reason = "has a cache with objects")]
-    pub(crate) fn clear_cached(&self) {}
+    pub(crate) fn clear_cached(&self, _: &Error) {}
 
     /// Returns the number of retries outside of reads, and the reason of the last one.
     pub(crate) fn opening_retries(&self) -> (u64, Option<String>) {

@@ -15,6 +15,7 @@ mod credentials;
 mod denials;
 mod echoes;
 mod fixtures;
+mod forgetting;
 mod hosts;
 mod hubs;
 mod kept;

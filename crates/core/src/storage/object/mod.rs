@@ -194,11 +194,10 @@ impl ObjectSource {
         self.0.entry.as_ref()
     }
 
-    /// Makes the cache forget the object: its bytes turned out to be wrong.
-    pub(crate) fn clear_cached(&self) {
-        if let Some(entry) = self.entry() {
-            entry.clear();
-        }
+    /// Makes the cache forget the object: its bytes turned out to be wrong. From now on, they are
+    /// read from the origin. Returns false if they were before.
+    pub(crate) fn clear_cached(&self) -> bool {
+        self.entry().is_some_and(|entry| entry.clear())
     }
 
     /// Returns the state of the object when it was opened.

@@ -2,33 +2,50 @@
 
 use std::io::Write;
 use std::ops::Range;
+use std::sync::Arc;
 
-use tokio::sync::mpsc::{Sender, channel};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::{Events, ObjectSource, Receive, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Provenance;
 
-/// Pieces between the threads that receive and the writer: a few reads of a socket each.
-const PIECES: usize = 16;
+/// Most bytes of one read: as many as most requests of a load. Between two reads, nothing of the
+/// cache is held.
+const READ_BYTES: u32 = 8 << 20;
+
+/// Most bytes between the threads that receive and the writer: one read goes on while the bytes of
+/// the one before are written.
+const WAITING_BYTES: u32 = 2 * READ_BYTES;
 
 impl ObjectSource {
     /// Reads a range, through the cache if there is one, and writes it to `out` in order. Blocks.
+    ///
+    /// However slow the writer is, others wait for no part of the cache that this call holds: it
+    /// reads what there is memory for, 16 MiB, and goes on when that has been written.
     ///
     /// # Errors
     ///
     /// Errors of the store, translated, and those of the writer. Some of the range may have been
     /// written.
     pub fn copy_to(&self, range: Range<u64>, out: &mut dyn Write) -> Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        let (sender, mut pieces) = channel(PIECES);
+        let (sender, mut pieces) = unbounded_channel();
+        let waiting = Arc::new(Semaphore::new(WAITING_BYTES as usize));
         let (source, location) = (self.clone(), self.location().clone());
         let (report, outcome) = crossbeam_channel::bounded(1);
+        let written = Arc::clone(&waiting);
         self.remote().spawn(async move {
             let mut sending = Sending(sender.clone());
-            let reading = source.read(range, source.retries(), None, &mut sending);
+            let reading = async {
+                for (read, bytes) in reads(range) {
+                    let room = waiting.acquire_many(bytes).await;
+                    room.expect("is never closed").forget();
+                    let retries = source.retries();
+                    source.read(read, retries, None, &mut sending).await?;
+                }
+                Ok(())
+            };
             let result = tokio::select! {
                 biased;
                 // The writer failed: its error is reported.
@@ -39,10 +56,10 @@ impl ObjectSource {
             let _ = report.send(result);
         });
         while let Some(piece) = pieces.blocking_recv() {
-            let written = out.write_all(&piece);
-            written.map_err(|error| {
+            out.write_all(&piece).map_err(|error| {
                 Error::from_io("cannot write what was read", error).with_location(&location)
             })?;
+            written.add_permits(piece.len());
         }
         outcome.recv().unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Remote, "a request panicked").with_location(&location))
@@ -50,15 +67,26 @@ impl ObjectSource {
     }
 }
 
-/// Receiver that passes bytes on, and waits while the writer is behind.
-struct Sending(Sender<Vec<u8>>);
+/// Returns the reads of a range and their lengths. All but the last end at a multiple of
+/// [`READ_BYTES`], which whole tiles of the cache and its buffers fit into.
+fn reads(range: Range<u64>) -> impl Iterator<Item = (Range<u64>, u32)> {
+    let most = u64::from(READ_BYTES);
+    let starts = std::iter::successors(Some(range.start), move |at| Some((at / most + 1) * most));
+    starts
+        .take_while(move |start| *start < range.end)
+        .map(move |start| {
+            let end = ((start / most + 1) * most).min(range.end);
+            (start..end, u32::try_from(end - start).unwrap_or(READ_BYTES))
+        })
+}
+
+/// Receiver that passes bytes on at once. There is room for them before they are read.
+struct Sending(UnboundedSender<Vec<u8>>);
 
 impl Receive for Sending {
     fn bytes(&mut self, bytes: &[u8], _from: Provenance) {
-        let piece = bytes.to_vec();
-        // The thread's other requests go on elsewhere meanwhile. A writer that has failed is
-        // noticed by the task.
-        let _ = tokio::task::block_in_place(|| self.0.blocking_send(piece));
+        // A writer that has failed is noticed by the task.
+        let _ = self.0.send(bytes.to_vec());
     }
 
     fn events(&mut self) -> &mut dyn Events {
@@ -67,3 +95,30 @@ impl Receive for Sending {
 }
 
 impl Events for Sending {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_cover_a_range_once_and_end_at_multiples() {
+        let most = u64::from(READ_BYTES);
+        for range in [
+            0..0,
+            0..1,
+            5..most,
+            5..most + 1,
+            most..2 * most,
+            7..3 * most + 9,
+        ] {
+            let mut at = range.start;
+            for (read, bytes) in reads(range.clone()) {
+                assert_eq!((read.start, read.end - at), (at, u64::from(bytes)));
+                assert!(read.end == range.end || read.end.is_multiple_of(most));
+                assert!(!read.is_empty() && read.end - at <= most);
+                at = read.end;
+            }
+            assert_eq!(at, range.end);
+        }
+    }
+}

@@ -28,6 +28,7 @@ use super::write::{Begun, is_there, write};
 use crate::checkpoint::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{Location, format_bytes};
+use crate::sync::lock::Mutex;
 use crate::sync::parallel::parallel_map;
 use files::{Found, Subject};
 
@@ -101,12 +102,13 @@ pub struct VerifyProgress {
     pub bytes_done: u64,
 }
 
-/// Cancellation flag and progress.
+/// Cancellation flag, progress, and notes on what was read.
 #[derive(Debug, Default)]
 struct Shared {
     cancelled: AtomicBool,
     bytes_total: AtomicU64,
     bytes_done: AtomicU64,
+    notes: Mutex<Vec<String>>,
 }
 
 impl Shared {
@@ -217,11 +219,13 @@ impl Verification {
         }
         files.extend(found.unsigned.into_iter().map(FileReport::unsigned));
         files.sort_by(|one, other| one.name.cmp(&other.name));
+        let mut notes = found.notes;
+        notes.append(&mut self.shared.notes.lock());
         let mut report = VerifyReport {
             location: self.location.to_string(),
             files,
             bytes: self.shared.bytes_done.load(Ordering::Relaxed),
-            notes: found.notes,
+            notes,
             ..VerifyReport::default()
         };
         if let Some(begun) = begun {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::answers::{forget_within, read, trim};
 use super::entry::{DESCRIPTION, STAMPS, seed_of};
 use super::key::FORMAT;
-use super::room::{Occupied, occupied, occupied_in_order, remove};
+use super::room::{Occupied, empty_trash, occupied, occupied_in_order, remove};
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, stamped, tiles};
 use super::{CONTENTS, CONTENTS_PLAIN, VERSION};
 use crate::error::{Error, ErrorKind, Result};
@@ -129,6 +129,7 @@ impl CacheDirectory {
             self.remove_one(entry, dry_run, &mut removal);
         }
         if !dry_run {
+            empty_trash(&self.folder);
             forget_within(&self.folder, |location| {
                 within.is_none_or(|outer| location.is_some_and(|it| holds(outer, it)))
             });
@@ -159,6 +160,7 @@ impl CacheDirectory {
             }
         }
         if !rules.dry_run {
+            empty_trash(&self.folder);
             trim(&self.folder, rules.unused_for);
         }
         removal

@@ -460,14 +460,18 @@ impl Entry {
         tiles(range).for_each(|_| self.shared.count_damaged_tile());
     }
 
-    /// Makes all tiles absent: the object's bytes turned out to be wrong.
-    pub(crate) fn clear(&self) {
-        self.is_cleared.store(true, Ordering::SeqCst);
+    /// Makes all tiles absent: the object's bytes turned out to be wrong. Returns false if they
+    /// were before.
+    pub(crate) fn clear(&self) -> bool {
+        if self.is_cleared.swap(true, Ordering::SeqCst) {
+            return false;
+        }
         if self.is_writable
             && let Err(error) = self.stamps.set_len(0)
         {
             self.shared.stop(&format!("cannot clear an entry: {error}"));
         }
+        true
     }
 }
 

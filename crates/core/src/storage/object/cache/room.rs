@@ -11,6 +11,7 @@ use rustix::fs::{
     AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, flock,
     statvfs, utimensat,
 };
+use rustix::io::Errno;
 
 use super::entry::STAMPS;
 use crate::options::format_bytes;
@@ -120,6 +121,7 @@ impl Room {
     /// Evicts entries, the least recently used ones first, until the others take at most `most`
     /// bytes or are in use. Returns the bytes that they take.
     pub(super) fn make_room(&self, most: u64) -> u64 {
+        empty_trash(&self.folder);
         let entries = occupied_in_order(&self.folder);
         let mut used = entries.iter().map(|entry| entry.bytes).sum::<u64>();
         for entry in entries {
@@ -200,17 +202,25 @@ pub(super) fn occupied(folder: &Path) -> Vec<Occupied> {
 pub(super) fn remove(folder: &Path, entry: &Path) -> bool {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let path = entry.join(STAMPS);
-    // An entry whose stamps are no file is not in use: they are opened first.
-    let stamps = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map(File::from);
-    if let Ok(stamps) = &stamps {
-        let is_locked = flock(stamps, FlockOperation::NonBlockingLockExclusive).is_ok();
-        let inode = |found: std::io::Result<std::fs::Metadata>| found.map_or(0, |it| it.ino());
-        // Another process may have evicted the entry between the two calls, and a third one made
-        // it anew.
-        if !is_locked || inode(stamps.metadata()) != inode(path.symlink_metadata()) {
+    let stamps = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map(File::from) {
+        Ok(stamps) => {
+            let is_locked = flock(&stamps, FlockOperation::NonBlockingLockExclusive).is_ok();
+            let inode = |found: std::io::Result<std::fs::Metadata>| found.map_or(0, |it| it.ino());
+            // Another process may have evicted the entry between the two calls, and a third one
+            // made it anew.
+            if !is_locked || inode(stamps.metadata()) != inode(path.symlink_metadata()) {
+                return false;
+            }
+            Some(stamps)
+        }
+        // They are opened before anything else of an entry: one where they are no file is not in
+        // use.
+        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => None,
+        Err(error) => {
+            tracing::debug!(%error, "cannot tell whether an entry of the cache is in use");
             return false;
         }
-    }
+    };
     let trash = folder.join(TRASH);
     let _ = std::fs::DirBuilder::new().mode(0o700).create(&trash);
     let moved = trash.join(format!("{:016x}", fastrand::u64(..)));
@@ -218,9 +228,16 @@ pub(super) fn remove(folder: &Path, entry: &Path) -> bool {
         tracing::debug!(%error, "cannot evict an entry of the cache");
         return false;
     }
-    // Whatever a killed process left there goes too.
-    for left in std::fs::read_dir(&trash).into_iter().flatten().flatten() {
+    empty_trash(folder);
+    drop(stamps);
+    true
+}
+
+/// Removes the files of entries that were moved away: also those that a killed process left there,
+/// which no list of entries has.
+pub(super) fn empty_trash(folder: &Path) {
+    let trash = std::fs::read_dir(folder.join(TRASH));
+    for left in trash.into_iter().flatten().flatten() {
         let _ = std::fs::remove_dir_all(left.path());
     }
-    true
 }
