@@ -18,7 +18,7 @@ use super::response::{Body, Response};
 use super::target::Target;
 use super::token::Token;
 use super::tree::{Found, Tree};
-use super::version::Version;
+use super::version::{Version, http_date};
 
 /// Path of the metrics. A file of this name is not served.
 pub(super) const METRICS: &str = "/metrics";
@@ -103,11 +103,14 @@ fn content(
     body: impl FnOnce(Version, Range<u64>) -> Body,
 ) -> Response {
     let headers = &request.headers;
-    let described = |response: Response| {
-        response
-            .with("ETag", version.tag())
-            .with("Last-Modified", httpdate::fmt_http_date(version.seconds()))
-            .with("Accept-Ranges", "bytes")
+    let described = |mut response: Response| {
+        if let Some(tag) = version.tag() {
+            response = response.with("ETag", tag);
+        }
+        if let Some(date) = version.changed().and_then(http_date) {
+            response = response.with("Last-Modified", date);
+        }
+        response.with("Accept-Ranges", "bytes")
     };
     match condition::evaluate(headers, &version) {
         Verdict::Send => {}

@@ -26,21 +26,22 @@ const SETTLED: Duration = Duration::from_secs(2);
 
 /// Evaluates the conditions in the order that the standard prescribes.
 pub(super) fn evaluate(headers: &HeaderMap, version: &Version) -> Verdict {
-    let tag = version.tag();
+    let changed = |name| date(headers, name).zip(version.changed());
     if headers.contains_key(IF_MATCH) {
         // The strong comparison: a weak tag never matches.
-        if !tags(headers, &IF_MATCH).any(|it| it == "*" || it == tag) {
+        if !tags(headers, &IF_MATCH).any(|it| it == "*" || Some(it) == version.strong_tag()) {
             return Verdict::Failed;
         }
-    } else if date(headers, &IF_UNMODIFIED_SINCE).is_some_and(|date| version.seconds() > date) {
+    } else if changed(&IF_UNMODIFIED_SINCE).is_some_and(|(date, changed)| changed > date) {
         return Verdict::Failed;
     }
     if headers.contains_key(IF_NONE_MATCH) {
-        let is_it = |it: &str| it == "*" || it.strip_prefix("W/").unwrap_or(it) == tag;
-        if tags(headers, &IF_NONE_MATCH).any(is_it) {
+        let opaque = |tag| str::strip_prefix(tag, "W/").unwrap_or(tag);
+        let tag = version.tag().map(opaque);
+        if tags(headers, &IF_NONE_MATCH).any(|it| it == "*" || Some(opaque(it)) == tag) {
             return Verdict::NotModified;
         }
-    } else if date(headers, &IF_MODIFIED_SINCE).is_some_and(|date| version.seconds() <= date) {
+    } else if changed(&IF_MODIFIED_SINCE).is_some_and(|(date, changed)| changed <= date) {
         return Verdict::NotModified;
     }
     Verdict::Send
@@ -55,12 +56,14 @@ pub(super) fn permits_range(headers: &HeaderMap, version: &Version, now: SystemT
         return false;
     };
     if value.starts_with('"') || value.starts_with("W/") {
-        return value == version.tag();
+        return Some(value) == version.strong_tag();
     }
-    let is_settled = now
-        .duration_since(version.seconds())
-        .is_ok_and(|age| age >= SETTLED);
-    is_settled && httpdate::parse_http_date(value).is_ok_and(|date| date == version.seconds())
+    let is_settled = |changed: &SystemTime| {
+        let age = now.duration_since(*changed);
+        age.is_ok_and(|age| age >= SETTLED)
+    };
+    let changed = version.changed().filter(is_settled);
+    httpdate::parse_http_date(value).is_ok_and(|date| Some(date) == changed)
 }
 
 /// Returns the entity tags of a header. A tag contains no comma here: those of [`Version`] do not.
@@ -84,8 +87,10 @@ mod tests {
 
     const CHANGED: u64 = 1_700_000_000;
 
+    const TAG: &str = "\"tag\"";
+
     fn version() -> Version {
-        Version::for_test(7, (i64::try_from(CHANGED).unwrap(), 5))
+        Version::for_test(7, (i64::try_from(CHANGED).unwrap(), 5), Some(TAG))
     }
 
     fn at(seconds: u64) -> SystemTime {
@@ -102,7 +107,7 @@ mod tests {
 
     #[test]
     fn conditions_follow_the_standard() {
-        let tag = version().tag().to_owned();
+        let tag = TAG.to_owned();
         let weak = format!("W/{tag}");
         let several = format!("\"a\", {tag}");
         let several_weak = format!("\"a\" , {weak}");
@@ -145,8 +150,37 @@ mod tests {
     }
 
     #[test]
+    fn what_is_unknown_of_a_version_matches_nothing() {
+        let date = httpdate::fmt_http_date(at(CHANGED));
+        let weak = Version::for_test(7, (-1, 0), Some("W/\"tag\""));
+        let none = Version::for_test(7, (-1, 0), None);
+        for version in [&weak, &none] {
+            for (pair, verdict) in [
+                ((IF_MATCH, TAG), Verdict::Failed),
+                ((IF_MATCH, "W/\"tag\""), Verdict::Failed),
+                ((IF_MODIFIED_SINCE, &*date), Verdict::Send),
+                ((IF_UNMODIFIED_SINCE, &*date), Verdict::Send),
+            ] {
+                let found = evaluate(&headers(std::slice::from_ref(&pair)), version);
+                assert_eq!(found, verdict, "{pair:?}");
+            }
+            for text in [TAG, "W/\"tag\"", &*date, "Thu, 01 Jan 1970 00:00:00 GMT"] {
+                let headers = headers(&[(IF_RANGE, text)]);
+                assert!(
+                    !permits_range(&headers, version, at(CHANGED + 60)),
+                    "{text}"
+                );
+            }
+        }
+        let known = evaluate(&headers(&[(IF_NONE_MATCH, TAG)]), &weak);
+        assert_eq!(known, Verdict::NotModified);
+        let unknown = evaluate(&headers(&[(IF_NONE_MATCH, TAG)]), &none);
+        assert_eq!(unknown, Verdict::Send);
+    }
+
+    #[test]
     fn range_needs_the_same_version() {
-        let tag = version().tag().to_owned();
+        let tag = TAG.to_owned();
         let weak = format!("W/{tag}");
         let [same, after] = [CHANGED, CHANGED + 1].map(|it| httpdate::fmt_http_date(at(it)));
         let permits = |text: &str, now: u64| {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tload::format_bytes;
 
 use super::target::encode;
+use super::version::http_date;
 
 /// File or directory in a list.
 #[derive(Debug, Clone)]
@@ -43,7 +44,7 @@ impl Entry {
     }
 
     fn modified(&self) -> Option<String> {
-        self.modified.map(httpdate::fmt_http_date)
+        self.modified.and_then(http_date)
     }
 }
 

@@ -38,9 +38,7 @@ impl Objects {
     /// [`ErrorKind::NotFound`], and the errors of the store.
     pub(super) fn find(&self, target: &Target) -> Result<(Object, Version)> {
         let object = self.0.open(&names(target)?)?;
-        let identity = object.identity();
-        let version =
-            Version::of_object(identity.len, identity.e_tag.as_deref(), identity.modified);
+        let version = Version::of_object(object.identity());
         Ok((Object(object), version))
     }
 

@@ -5,57 +5,68 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
+#[cfg(feature = "object")]
+use tload::storage::ObjectIdentity;
 
 use crate::digest::hex;
 
 /// Digits of a tag: 128 bits.
 const DIGITS: usize = 32;
 
+/// Last second of the year 9999, since 1970.
+const LAST_SECOND: u64 = 253_402_300_799;
+
 /// State of a file that is served. Every write to it, and every replacement, results in another.
 #[derive(Clone, Debug)]
 pub(super) struct Version {
     state: [u64; 5],
-    tag: String,
-    seconds: SystemTime,
+    tag: Option<String>,
+    changed: Option<SystemTime>,
 }
 
 impl Version {
     pub(super) fn new(metadata: &Metadata) -> Self {
-        Self::from_state(state(metadata))
+        let state = state(metadata);
+        Self {
+            state,
+            tag: Some(derived(state, "")),
+            changed: expressible(state[3].cast_signed()),
+        }
     }
 
     #[cfg(test)]
-    pub(super) fn for_test(len: u64, modified: (i64, i64)) -> Self {
+    pub(super) fn for_test(len: u64, modified: (i64, i64), tag: Option<&str>) -> Self {
         let (seconds, nanos) = modified;
-        Self::from_state([1, 2, len, seconds.cast_unsigned(), nanos.cast_unsigned()])
-    }
-
-    /// Returns the version of an object of `len` bytes, with its own entity tag if that is a strong
-    /// one. `modified` is in seconds since 1970.
-    #[cfg(feature = "object")]
-    pub(super) fn of_object(len: u64, tag: Option<&str>, modified: i64) -> Self {
-        let version = Self::from_state([0, 0, len, modified.cast_unsigned(), 0]);
-        let tag = tag.filter(|tag| tag.starts_with('"') && !tag.contains(','));
         Self {
-            // Passed on, so that a client can compare it with its own store's.
-            tag: tag.map_or_else(|| version.tag.clone(), str::to_owned),
-            ..version
+            state: [1, 2, len, seconds.cast_unsigned(), nanos.cast_unsigned()],
+            tag: tag.map(str::to_owned),
+            changed: expressible(seconds),
         }
     }
 
-    fn from_state(state: [u64; 5]) -> Self {
-        let mut digest = Sha256::new();
-        for number in state {
-            digest.update(number.to_le_bytes());
-        }
-        // A digest, so that clients do not learn inode numbers.
-        let tag = hex(&digest.finalize());
-        // HTTP has no dates before 1970.
-        let seconds = u64::try_from(state[3].cast_signed()).unwrap_or(0);
+    /// Returns the version of an object.
+    ///
+    /// Its strong entity tag is passed on, so that a client can compare it with its own store's. A
+    /// tag that cannot be passed on, or a version, is part of a strong one; of less than that, a
+    /// weak one is made.
+    #[cfg(feature = "object")]
+    pub(super) fn of_object(identity: &ObjectIdentity) -> Self {
+        let (e_tag, version) = (identity.e_tag.as_deref(), identity.version.as_deref());
+        let state = [0, 0, identity.len, identity.modified.cast_unsigned(), 0];
+        // `object_store` says 1970 if there is no time.
+        let changed = expressible(identity.modified).filter(|_| identity.modified > 0);
+        let derived = || derived(state, &format!("{e_tag:?} {version:?}"));
+        let strong = e_tag.filter(|tag| !tag.starts_with("W/"));
+        let tag = match strong.filter(|tag| tag.starts_with('"') && !tag.contains(',')) {
+            Some(tag) => Some(tag.to_owned()),
+            None if strong.is_some() || version.is_some() => Some(derived()),
+            None if e_tag.is_some() || changed.is_some() => Some(format!("W/{}", derived())),
+            None => None,
+        };
         Self {
             state,
-            tag: format!("\"{}\"", &tag[..DIGITS]),
-            seconds: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
+            tag,
+            changed,
         }
     }
 
@@ -64,20 +75,51 @@ impl Version {
         self.state == state(metadata)
     }
 
-    /// Returns the strong entity tag, with its quotes.
-    pub(super) fn tag(&self) -> &str {
-        &self.tag
+    /// Returns the entity tag, with its quotes; `None` for an object that nothing tells apart.
+    pub(super) fn tag(&self) -> Option<&str> {
+        self.tag.as_deref()
     }
 
-    /// Returns the time of the last change, in whole seconds as HTTP writes it.
-    pub(super) fn seconds(&self) -> SystemTime {
-        self.seconds
+    /// Returns the entity tag if it is a strong one.
+    pub(super) fn strong_tag(&self) -> Option<&str> {
+        self.tag().filter(|tag| !tag.starts_with("W/"))
+    }
+
+    /// Returns the time of the last change, in whole seconds; `None` if it is unknown, or none that
+    /// HTTP can express.
+    pub(super) fn changed(&self) -> Option<SystemTime> {
+        self.changed
     }
 
     /// Returns the length of the file, bytes.
     pub(super) fn len(&self) -> u64 {
         self.state[2]
     }
+}
+
+/// Returns a time as HTTP writes it; `None` for one before 1970 or after 9999, which it cannot
+/// express.
+pub(super) fn http_date(time: SystemTime) -> Option<String> {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let time = expressible(i64::try_from(since.as_secs()).ok()?)?;
+    Some(httpdate::fmt_http_date(time))
+}
+
+fn expressible(seconds: i64) -> Option<SystemTime> {
+    let seconds = u64::try_from(seconds)
+        .ok()
+        .filter(|it| *it <= LAST_SECOND)?;
+    Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+}
+
+/// Returns a strong entity tag: a digest, so that clients do not learn inode numbers.
+fn derived(state: [u64; 5], identity: &str) -> String {
+    let mut digest = Sha256::new();
+    for number in state {
+        digest.update(number.to_le_bytes());
+    }
+    digest.update(identity);
+    format!("\"{}\"", &hex(&digest.finalize())[..DIGITS])
 }
 
 /// Returns the device, inode, length, and time of the last change in seconds and nanoseconds.
@@ -97,20 +139,63 @@ mod tests {
 
     #[test]
     fn every_change_has_another_tag() {
-        let versions = [
-            Version::from_state([1, 2, 3, 4, 5]),
-            Version::from_state([9, 2, 3, 4, 5]),
-            Version::from_state([1, 9, 3, 4, 5]),
-            Version::from_state([1, 2, 9, 4, 5]),
-            Version::from_state([1, 2, 3, 9, 5]),
-            Version::from_state([1, 2, 3, 4, 9]),
+        let states = [
+            [1, 2, 3, 4, 5],
+            [9, 2, 3, 4, 5],
+            [1, 9, 3, 4, 5],
+            [1, 2, 9, 4, 5],
+            [1, 2, 3, 9, 5],
+            [1, 2, 3, 4, 9],
         ];
-        let tags: std::collections::BTreeSet<_> = versions.iter().map(Version::tag).collect();
-        assert_eq!(tags.len(), versions.len());
-        assert_eq!(
-            versions[0].tag(),
-            Version::from_state([1, 2, 3, 4, 5]).tag()
-        );
-        assert_eq!(versions[0].tag().len(), DIGITS + 2);
+        let tags: std::collections::BTreeSet<_> =
+            states.iter().map(|state| derived(*state, "")).collect();
+        assert_eq!(tags.len(), states.len());
+        assert_eq!(derived(states[0], ""), derived([1, 2, 3, 4, 5], ""));
+        assert_eq!(derived(states[0], "").len(), DIGITS + 2);
+    }
+
+    #[cfg(feature = "object")]
+    #[test]
+    fn tag_of_object_is_as_strong_as_its_validator() {
+        let of = |e_tag: Option<&str>, version: Option<&str>, modified: i64| {
+            let mut identity = ObjectIdentity::default();
+            identity.len = 7;
+            identity.e_tag = e_tag.map(str::to_owned);
+            identity.version = version.map(str::to_owned);
+            identity.modified = modified;
+            Version::of_object(&identity)
+        };
+        assert_eq!(of(Some("\"a\""), None, 5).strong_tag(), Some("\"a\""));
+        let strong = |e_tag, version| of(e_tag, version, 5).strong_tag().map(str::to_owned);
+        for (one, other) in [
+            ((Some("\"a,b\""), None), (Some("\"a,c\""), None)),
+            ((None, Some("1")), (None, Some("2"))),
+            ((Some("W/\"a\""), Some("1")), (Some("W/\"b\""), Some("1"))),
+        ] {
+            let (one, other) = (strong(one.0, one.1), strong(other.0, other.1));
+            assert!(one.is_some() && other.is_some() && one != other);
+        }
+        let weak = [
+            (Some("W/\"a\""), 0),
+            (Some("W/\"b\""), 0),
+            (None, 5),
+            (None, 6),
+        ];
+        let weak = weak.map(|(e_tag, modified)| of(e_tag, None, modified));
+        let tags: std::collections::BTreeSet<_> = weak.iter().filter_map(Version::tag).collect();
+        assert_eq!(tags.len(), 4);
+        assert!(weak.iter().all(|it| it.strong_tag().is_none()));
+        let unknown = of(None, None, 0);
+        assert_eq!((unknown.tag(), unknown.changed()), (None, None));
+    }
+
+    #[test]
+    fn dates_that_http_lacks_are_left_out() {
+        let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        assert_eq!(http_date(at(0)).unwrap(), "Thu, 01 Jan 1970 00:00:00 GMT");
+        assert!(http_date(at(LAST_SECOND)).is_some());
+        assert_eq!(http_date(at(LAST_SECOND + 1)), None);
+        assert_eq!(http_date(at(0) - Duration::from_secs(1)), None);
+        assert_eq!(expressible(-1), None);
     }
 }

@@ -10,7 +10,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
@@ -347,6 +347,19 @@ fn lists_are_for_browsers_and_programs() {
         assert_eq!(list["entries"][1]["type"], "directory");
         assert_eq!(list["entries"].as_array().unwrap().len(), 2);
     }
+    // HTTP has no date for it.
+    let old = fs::File::options()
+        .write(true)
+        .open(folder.path().join("<b>.bin"))
+        .unwrap();
+    old.set_modified(SystemTime::UNIX_EPOCH - Duration::from_secs(3600))
+        .unwrap();
+    let list: Value = serde_json::from_str(&server.get("/?format=json").text()).unwrap();
+    assert_eq!(list["entries"][0]["modified"], Value::Null);
+    assert_eq!(
+        server.get("/%3Cb%3E.bin").headers.get("last-modified"),
+        None
+    );
     let moved = server.get("/deep?format=json");
     assert_eq!(moved.status, 301);
     assert_eq!(moved.header("location"), "/deep/?format=json");

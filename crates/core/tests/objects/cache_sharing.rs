@@ -2,12 +2,11 @@
 //! disagree about, or that copies are made from without requests.
 
 use std::fs::FileTimes;
-use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
 
 use tload::copy::{Copy, CopyReport};
@@ -391,64 +390,4 @@ fn copies_without_requests_list_what_the_cache_knows() {
     let loaded = load(&offline.checkpoint("m/").expect("opens"), in_file_order());
     assert_all(&loaded.expect("loads").0, &[&files[0], &files[1]]);
     assert_eq!(bench.server.requests().len(), before);
-}
-
-/// Client that takes nothing more after the first bytes, until it is told to go on.
-struct Stopped {
-    first: Option<mpsc::Sender<()>>,
-    go_on: mpsc::Receiver<()>,
-    taken: Vec<u8>,
-}
-
-impl Write for Stopped {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if let Some(first) = self.first.take() {
-            first.send(()).expect("the test waits");
-            self.go_on.recv().expect("the test goes on");
-        }
-        self.taken.write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-/// A server passes an object on to several clients, one of which stands still. It keeps the others
-/// from nothing, and every byte is requested once.
-#[test]
-fn stopped_client_holds_nothing_of_the_cache() {
-    let mut bench = Bench::new();
-    bench
-        .site
-        .options
-        .set("cache_wait", "true")
-        .expect("an option");
-    let file = even("t", 1, 7, 5 << 20);
-    bench.site.put(KEY, &file);
-    let objects = [bench.site.object(KEY), bench.site.object(KEY)];
-    let whole = 0..file.len() as u64;
-    bench.server.forget_requests();
-    std::thread::scope(|scope| {
-        let ((first, began), (going, go_on)) = (mpsc::channel(), mpsc::channel());
-        let [stopped, other] = &objects;
-        let range = whole.clone();
-        let slow = scope.spawn(move || {
-            let mut client = Stopped {
-                first: Some(first),
-                go_on,
-                taken: Vec::new(),
-            };
-            let copied = stopped.copy_to(range, &mut client);
-            copied.map(|()| client.taken)
-        });
-        began.recv().expect("the first client gets bytes");
-        let mut taken = Vec::new();
-        other.copy_to(whole.clone(), &mut taken).expect("copies");
-        assert!(taken == file, "the bytes of the other client");
-        going.send(()).expect("the client waits");
-        let taken = slow.join().expect("no panic").expect("copies");
-        assert!(taken == file, "the bytes of the slow client");
-    });
-    assert_eq!(bench.requested_bytes(), file.len() as u64);
 }

@@ -11,11 +11,11 @@ use tload_testbed::{Access, Fault, FaultyServer, Hub, HubRequest, Rule};
 use crate::fixtures::{assert_all, even, folder, in_file_order, index, load, options, read};
 use crate::sites;
 
-const MODEL: &str = "org/Model-1.5";
+pub(crate) const MODEL: &str = "org/Model-1.5";
 const TOKEN: &str = "hf_hunter2";
 
 /// Returns options that reach the hub and ignore everything else on this machine.
-fn store(hub: &Hub, pairs: &[(&str, &str)]) -> StoreOptions {
+pub(crate) fn store(hub: &Hub, pairs: &[(&str, &str)]) -> StoreOptions {
     let mut store = sites::options(&[("endpoint", &hub.url())]);
     for (key, value) in pairs {
         store.set(key, *value).expect("an option");
@@ -32,13 +32,13 @@ fn open(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Result<Checkpoint> {
 }
 
 /// Two shards, an index, and other files of a repository.
-struct Model {
+pub(crate) struct Model {
     shards: [Vec<u8>; 2],
     index: Vec<u8>,
 }
 
 impl Model {
-    fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let names = ["a", "b"];
         let placed: Vec<_> = names
             .iter()
@@ -55,7 +55,7 @@ impl Model {
         }
     }
 
-    fn files(&self) -> Vec<(&str, &[u8])> {
+    pub(crate) fn files(&self) -> Vec<(&str, &[u8])> {
         vec![
             (".gitattributes", b"*.safetensors filter=lfs"),
             ("a 1.safetensors", &self.shards[0]),
@@ -72,7 +72,7 @@ impl Model {
     }
 }
 
-fn hub() -> (Hub, Model) {
+pub(crate) fn hub() -> (Hub, Model) {
     let (hub, model) = (Hub::start(), Model::new(1));
     hub.commit(MODEL, "main", &model.files());
     (hub, model)

@@ -26,6 +26,7 @@ mod loads;
 mod mirrors;
 mod network;
 mod origins;
+mod passed_on;
 mod recoveries;
 mod redirects;
 mod refusals;

@@ -315,6 +315,28 @@ fn peer_that_comes_back_is_used_again() {
     load_until(&checkpoint, &file, |it| it.read_bytes > 0);
 }
 
+/// No peer can be reached, and the origin falls silent: its own limits apply. A request is left for
+/// another place after 10 s, which there is none of.
+#[test]
+fn silent_origin_without_peers_is_an_error() {
+    let file = file();
+    let (server, site) = origin(&file);
+    let peer = mirror(&file);
+    peer.fault(Rule::always(Fault::ResetBeforeHeaders));
+    let options = [
+        ("peers", &*place(&peer)),
+        ("read_timeout", "11"),
+        ("retries", "0"),
+    ];
+    let checkpoint = open(&site, &with(&site, &options));
+    server.fault(Rule::always(Fault::StallBody(100)).from_byte(1 << 20));
+    let mut loading = in_file_order();
+    loading.timeout = Some(PATIENCE);
+    let error = load(&checkpoint, loading).expect_err("nothing comes");
+    assert!(error.message().contains("read timeout"), "{error}");
+    server.clear_faults();
+}
+
 /// Variable that is set in the child process of the test below.
 #[cfg(target_os = "linux")]
 const MARK: &str = "TLOAD_TEST_PEER_NAMES";

@@ -19,6 +19,12 @@ const READ_BYTES: u32 = 8 << 20;
 /// the one before are written.
 const WAITING_BYTES: u32 = 2 * READ_BYTES;
 
+/// Most reads at a time in the process: fewer than the cache has buffers, each of which a read may
+/// fill while the others wait for one.
+const READS_MAX: usize = 48;
+
+static READS: Semaphore = Semaphore::const_new(READS_MAX);
+
 impl ObjectSource {
     /// Reads a range, through the cache if there is one, and writes it to `out` in order. Blocks.
     ///
@@ -41,6 +47,7 @@ impl ObjectSource {
                 for (read, bytes) in reads(range) {
                     let room = waiting.acquire_many(bytes).await;
                     room.expect("is never closed").forget();
+                    let _turn = READS.acquire().await;
                     let retries = source.retries();
                     source.read(read, retries, None, &mut sending).await?;
                 }

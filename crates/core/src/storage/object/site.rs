@@ -23,10 +23,20 @@ const OBJECTS_MAX: usize = 10_000;
 /// Objects below a location, or all objects of a cache.
 #[derive(Debug)]
 pub struct ObjectSite {
-    remote: Arc<Remote>,
+    options: StoreOptions,
     /// `None` for a cache: names then begin with a scheme and an authority.
     root: Option<Location>,
-    known: Mutex<HashMap<Location, (ObjectSource, Instant)>>,
+    opening: Mutex<Opening>,
+}
+
+/// Stores as of a moment, and the objects opened since. All of it is opened anew when it is not
+/// fresh any more: a branch of a hub or a tag of a registry has moved by then, credentials have been
+/// renewed, a disk has space again, and clients may have named any number of stores.
+#[derive(Debug)]
+struct Opening {
+    remote: Arc<Remote>,
+    begun: Instant,
+    known: HashMap<Location, ObjectSource>,
 }
 
 impl ObjectSite {
@@ -60,10 +70,20 @@ impl ObjectSite {
 
     fn new(root: Option<Location>, options: &StoreOptions) -> Result<Self> {
         Ok(Self {
-            remote: Remote::start(options)?,
+            options: options.clone(),
             root,
-            known: Mutex::default(),
+            opening: Mutex::new(Opening::begin(options)?),
         })
+    }
+
+    /// Returns the fresh stores, and the object at `location` if it has been opened in them.
+    fn fresh(&self, location: &Location) -> Result<(Arc<Remote>, Option<ObjectSource>)> {
+        let mut opening = self.opening.lock();
+        if opening.begun.elapsed() >= FRESH {
+            *opening = Opening::begin(&self.options)?;
+        }
+        let known = opening.known.get(location).map(ObjectSource::again);
+        Ok((Arc::clone(&opening.remote), known))
     }
 
     /// Opens the object that `names` lead to: below the location, or from the scheme on.
@@ -75,24 +95,23 @@ impl ObjectSite {
     pub fn open(&self, names: &[&str]) -> Result<ObjectSource> {
         let not_found = || Error::new(ErrorKind::NotFound, "not found");
         let location = self.locate(names).ok_or_else(not_found)?;
-        let now = Instant::now();
-        if let Some((object, _)) = self
-            .known
-            .lock()
-            .get(&location)
-            .filter(|(_, opened)| now.saturating_duration_since(*opened) < FRESH)
-        {
-            return Ok(object.again());
+        let (remote, known) = self.fresh(&location)?;
+        if let Some(object) = known {
+            return Ok(object);
         }
-        let deadline = self.remote.open_deadline();
-        let (object, _) = ObjectSource::open(&self.remote, &location, 1, deadline)?;
+        let opened = ObjectSource::open(&remote, &location, 1, remote.open_deadline());
+        let (object, _) = opened.map_err(|error| match error.kind() {
+            // Nothing is requested for a cache: it does not have the object.
+            ErrorKind::Remote if self.root.is_none() => not_found(),
+            _ => error,
+        })?;
         object.require_versioned()?;
-        let mut known = self.known.lock();
-        if known.len() >= OBJECTS_MAX {
-            known.clear();
+        let mut opening = self.opening.lock();
+        if Arc::ptr_eq(&opening.remote, &remote) && opening.known.len() < OBJECTS_MAX {
+            // Without its entry in the cache, which must not be kept from eviction.
+            let object = object.without_entry();
+            opening.known.insert(location, object);
         }
-        // Without its entry in the cache, which must not be kept from eviction.
-        known.insert(location, (object.without_entry(), now));
         Ok(object)
     }
 
@@ -111,8 +130,9 @@ impl ObjectSite {
             [] => root.clone(),
             _ => root.join(&names.join("/")),
         };
-        let deadline = self.remote.open_deadline();
-        let Folder { names, below } = match Folder::list(&self.remote, &location, deadline) {
+        let (remote, _) = self.fresh(&location)?;
+        let deadline = remote.open_deadline();
+        let Folder { names, below } = match Folder::list(&remote, &location, deadline) {
             Err(error) if error.kind() == ErrorKind::Unsupported => return Err(not_found()),
             listed => listed?,
         };
@@ -141,6 +161,16 @@ impl ObjectSite {
         let is_known = !matches!(root.protocol()?, Protocol::Custom) && !root.has_secret();
         let skipped = if *scheme == "hf" { 2 } else { 1 };
         is_known.then(|| root.join(&names[skipped..].join("/")))
+    }
+}
+
+impl Opening {
+    fn begin(options: &StoreOptions) -> Result<Self> {
+        Ok(Self {
+            remote: Remote::start(options)?,
+            begun: Instant::now(),
+            known: HashMap::new(),
+        })
     }
 }
 

@@ -135,6 +135,12 @@ impl Waits {
                 return None;
             }
             let end = bytes_of(&wanted, entry.len()).end;
+            // Others would wait for tiles that are not going to be written.
+            let claim = if entry.is_written() {
+                claim
+            } else {
+                Claim::without_lock(wanted)
+            };
             return Some((range.start..end.min(range.end), claim));
         }
     }

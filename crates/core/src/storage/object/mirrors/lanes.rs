@@ -99,7 +99,7 @@ impl Lanes {
         // Lanes without a measurement: even shares.
         let unknown = usable
             .clone()
-            .filter(|&lane| self.all[lane].speed.is_none())
+            .filter(|&lane| self.all[lane].expected(now).is_none())
             .min_by_key(|&lane| self.all[lane].running);
         let known = usable
             .filter_map(|lane| Some((lane, self.all[lane].expected(now)?)))
@@ -170,7 +170,7 @@ impl Lanes {
 }
 
 impl Lane {
-    /// Returns the speed that one more request would have.
+    /// Returns the speed that one more request would have; `None` if that is unknown.
     fn expected(&self, now: Instant) -> Option<f64> {
         let (speed, measured) = self.speed?;
         let running = f64::from(self.running);
@@ -178,6 +178,10 @@ impl Lane {
             return Some(speed * running / (running + 1.0));
         }
         let unused = now.saturating_duration_since(measured);
+        if speed == 0.0 && unused >= FORGETTING {
+            // Nothing came, and no factor makes that more: it is measured anew.
+            return None;
+        }
         Some(speed * (unused.as_secs_f64() / FORGETTING.as_secs_f64()).exp2())
     }
 }
@@ -262,6 +266,11 @@ mod tests {
         assert!(!lanes.is_outpaced(1, 20e6, |_| true, now));
         assert!(!lanes.is_outpaced(ORIGIN, 100e6, |_| true, now));
         lanes.end(1, 5);
+        let mut silent = Lanes::new(1, false);
+        silent.observe(ORIGIN, 100e6, now);
+        silent.observe(1, 0.0, now);
+        assert_eq!(silent.fastest(|_| true, now), ORIGIN);
+        assert_eq!(silent.fastest(|_| true, now + FORGETTING), 1, "forgotten");
         assert_eq!(lanes.fastest(|_| true, now), ORIGIN);
         assert_eq!(
             lanes.fastest(|_| true, now + Duration::from_secs(100)),

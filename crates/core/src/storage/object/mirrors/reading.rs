@@ -25,9 +25,6 @@ const SOON: Duration = Duration::from_secs(1);
 /// speed says little.
 const PEER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Longest wait for peers to be opened: until then the origin would be asked by every process.
-const PEERS_WAIT: Duration = Duration::from_secs(2);
-
 impl ObjectSource {
     /// Requests `range`, which must not be empty, from wherever it is, and passes every byte of it
     /// to `to` once and in order.
@@ -122,14 +119,17 @@ impl ObjectSource {
 
     /// Waits until each peer has been opened or has failed, for a short time.
     async fn await_replicas(&self) {
-        let begun = Instant::now();
-        while self.0.replicas.are_pending() && begun.elapsed() < PEERS_WAIT {
+        while self.0.replicas.are_pending() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
     /// Measures a request, and returns when it should go on elsewhere.
     async fn outpaced(&self, turn: &Turn<'_>, len: u64) {
+        if turn.mirrors.names.is_some() && turn.lane == ORIGIN {
+            // No peer has these bytes. The request ends by its own limits.
+            return std::future::pending().await;
+        }
         let may = |lane: usize| lane == ORIGIN || self.0.replicas.get(lane - 1).is_some();
         let (mut seen, mut moved) = (0, Instant::now());
         let mut steps = 0_u32;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::sync::OnceCell;
 
@@ -17,6 +18,10 @@ use crate::sync::retry::Retries;
 /// same places; files that differ in training differ at their ends. Entity tags mean nothing to
 /// another server: they may be counters or times.
 const EDGE_BYTES: u64 = 64 << 10;
+
+/// Time for which reads wait for a file that is being opened, if they wait at all: peers are asked
+/// so that not every process asks the origin.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Checksums of the ends of an object of the origin, once they are known.
 #[derive(Debug, Default)]
@@ -46,8 +51,8 @@ enum Replica {
     #[default]
     New,
     Opening {
-        /// It could not be opened before: nothing waits for it.
-        is_again: bool,
+        /// Time until which reads wait for it.
+        until: Instant,
     },
     Opened(ObjectSource),
     Failed {
@@ -65,9 +70,10 @@ impl Replicas {
         }
     }
 
-    /// Returns whether a file is being opened for the first time.
+    /// Returns whether reads wait for a file that is being opened.
     pub(super) fn are_pending(&self) -> bool {
-        let is_pending = |it: &Replica| matches!(it, Replica::Opening { is_again: false });
+        let now = Instant::now();
+        let is_pending = |it: &Replica| matches!(it, Replica::Opening { until } if now < *until);
         self.0.lock().iter().any(is_pending)
     }
 
@@ -78,16 +84,18 @@ impl Replicas {
         let len = all.len().max(usable.len());
         all.resize(len, Replica::New);
         let mut begun = Vec::new();
+        let now = Instant::now();
         for ((index, replica), is_usable) in all.iter_mut().enumerate().zip(usable) {
-            let is_again = match replica {
-                Replica::New if *is_usable => false,
-                Replica::Failed { may_pass: true } if *is_usable => true,
+            let until = match replica {
+                Replica::New if *is_usable => now + PATIENCE,
+                // It could not be opened before: nothing waits for it.
+                Replica::Failed { may_pass: true } if *is_usable => now,
                 Replica::New
                 | Replica::Opening { .. }
                 | Replica::Opened(_)
                 | Replica::Failed { .. } => continue,
             };
-            *replica = Replica::Opening { is_again };
+            *replica = Replica::Opening { until };
             begun.push(index);
         }
         begun

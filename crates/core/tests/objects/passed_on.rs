@@ -1,0 +1,115 @@
+//! Objects that a server passes on to its clients, through a cache or from it.
+
+use std::io::Write;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use tload::storage::ObjectSite;
+use tload::{ErrorKind, Location};
+
+use crate::caching::{Bench, KEY, load_cached};
+use crate::fixtures::even;
+use crate::hubs::{Model, hub, store};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Client that takes nothing more after the first bytes, until it is told to go on.
+struct Stopped {
+    first: Option<mpsc::Sender<()>>,
+    go_on: mpsc::Receiver<()>,
+    taken: Vec<u8>,
+}
+
+impl Write for Stopped {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if let Some(first) = self.first.take() {
+            first.send(()).expect("the test waits");
+            self.go_on.recv().expect("the test goes on");
+        }
+        self.taken.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A server passes an object on to several clients, one of which stands still. It keeps the others
+/// from nothing, and every byte is requested once.
+#[test]
+fn stopped_client_holds_nothing_of_the_cache() {
+    let mut bench = Bench::new();
+    bench
+        .site
+        .options
+        .set("cache_wait", "true")
+        .expect("an option");
+    let file = even("t", 1, 7, 5 << 20);
+    bench.site.put(KEY, &file);
+    let objects = [bench.site.object(KEY), bench.site.object(KEY)];
+    let whole = 0..file.len() as u64;
+    bench.server.forget_requests();
+    std::thread::scope(|scope| {
+        let ((first, began), (going, go_on)) = (mpsc::channel(), mpsc::channel());
+        let [stopped, other] = &objects;
+        let range = whole.clone();
+        let slow = scope.spawn(move || {
+            let mut client = Stopped {
+                first: Some(first),
+                go_on,
+                taken: Vec::new(),
+            };
+            let copied = stopped.copy_to(range, &mut client);
+            copied.map(|()| client.taken)
+        });
+        began.recv().expect("the first client gets bytes");
+        let mut taken = Vec::new();
+        other.copy_to(whole.clone(), &mut taken).expect("copies");
+        assert!(taken == file, "the bytes of the other client");
+        going.send(()).expect("the client waits");
+        let taken = slow.join().expect("no panic").expect("copies");
+        assert!(taken == file, "the bytes of the slow client");
+    });
+    assert_eq!(bench.requested_bytes(), file.len() as u64);
+}
+
+/// A server opens the stores again and again: a branch of a hub does not stay at its first commit.
+#[test]
+fn moved_branch_is_noticed() {
+    let (hub, model) = hub();
+    let root = Location::parse(&format!("hf://{}", crate::hubs::MODEL)).expect("a URL");
+    let site = ObjectSite::below(&root, &store(&hub, &[])).expect("starts");
+    let (name, bytes) = model.files()[0];
+    let names: Vec<&str> = name.split('/').collect();
+    let read = || {
+        let object = site.open(&names).expect("opens");
+        let mut taken = Vec::new();
+        let len = object.identity().len;
+        object.copy_to(0..len, &mut taken).expect("copies");
+        taken
+    };
+    assert!(read() == bytes);
+    let other = Model::new(7);
+    hub.commit(crate::hubs::MODEL, "main", &other.files());
+    let begun = Instant::now();
+    while read() != other.files()[0].1 {
+        assert!(begun.elapsed() < PATIENCE, "still the old commit");
+    }
+}
+
+#[test]
+fn object_that_is_not_in_the_cache_is_not_found() {
+    let bench = Bench::new();
+    bench.site.put(KEY, &even("t", 1, 2, 1 << 20));
+    bench
+        .site
+        .put("other.safetensors", &even("t", 2, 2, 1 << 20));
+    load_cached(&bench.site, KEY);
+    let site = ObjectSite::cached(&bench.site.options).expect("starts");
+    let bucket = bench.site.location("").to_string();
+    let bucket = bucket.trim_start_matches("s3://").trim_end_matches('/');
+    site.open(&["s3", bucket, KEY]).expect("is in the cache");
+    // The store has it, but is not asked.
+    let error = site.open(&["s3", bucket, "other.safetensors"]);
+    assert_eq!(error.expect_err("is not").kind(), ErrorKind::NotFound);
+}
