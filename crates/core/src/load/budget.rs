@@ -236,7 +236,8 @@ impl Demand<'_> {
     }
 
     fn default_for(&self, largest: u64) -> u64 {
-        self.default.max(largest + self.in_flight.max(largest / 4))
+        let spare = self.in_flight.max(largest / 4);
+        self.default.max(largest.saturating_add(spare))
     }
 
     fn too_large(

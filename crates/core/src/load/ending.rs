@@ -133,7 +133,8 @@ pub(super) fn settlement(
             let message = format!("{}, and had not verified what it read", error.message());
             Error::new(ErrorKind::Peer, message)
                 .with_hint("load again, or use ‹verify=off›")
-                .with_ranks(error.ranks().iter().copied())
+                .with_ranks(error.ranks().to_vec())
+                .with_source(error)
         })
     })
 }

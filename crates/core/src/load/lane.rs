@@ -155,10 +155,15 @@ where
         Vec::new()
     };
     for (index, lane) in later {
+        let (feed, group, number) = (Arc::clone(&lane.feed), lane.group, lane.index);
         match spawn(index, lane, Arc::clone(sink), events(), None) {
             Ok(thread) => threads.push(thread),
-            // No thread waits for this lane.
-            Err(_) => (events().ended)(Ok(())),
+            Err(error) => {
+                // No thread waits for this lane, and the others do without it.
+                tracing::warn!(%error, "a thread for reads could not be started");
+                feed.lane_failed(group, number);
+                (events().ended)(Ok(()));
+            }
         }
     }
     let first = openings_of(&openings, begun, &mut failure);

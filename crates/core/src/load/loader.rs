@@ -159,7 +159,8 @@ impl Loader {
 
     /// Sets the expectations of the files, one for each of [`Checkpoint::shards`]. They replace
     /// those that [`Options::verify`] would discover and are enforced as strictly as it says; with
-    /// [`crate::Verify::Off`] they are ignored.
+    /// [`crate::Verify::Off`] they are ignored. In a group, the rank that reads for the others
+    /// compares with its own: pass all ranks equal ones.
     #[must_use]
     pub fn expectations(mut self, expectations: impl IntoIterator<Item = Expectation>) -> Self {
         self.expectations = Some(expectations.into_iter().collect());

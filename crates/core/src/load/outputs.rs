@@ -287,7 +287,7 @@ pub(crate) fn published(
         Err(_) if is_copied => demand.host(Some(0), false, options)?,
         budget => budget?,
     };
-    let window = WINDOW_BYTES.max(2 * demand.in_flight);
+    let window = WINDOW_BYTES.max(demand.in_flight.saturating_mul(2));
     let events = Arc::<EventCount>::default();
     let pool = PublishedPool::new(budget.pool, window, Arc::clone(&events));
     let slab = (budget.slots > 0).then(|| staging(budget, None, &events));

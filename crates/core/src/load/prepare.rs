@@ -18,7 +18,7 @@ use crate::memory::{FileView, Slab};
 use crate::options::{CacheMode, EngineChoice, Options, Verify};
 use crate::plan::{self, Plan, Wanted};
 use crate::report::Counters;
-use crate::schedule::{Groups, LaneCount, Limits};
+use crate::schedule::{Depth, Groups, LaneCount, Limits};
 #[cfg(feature = "object")]
 use crate::storage::ObjectSource;
 use crate::storage::{ReadFile, ReadHints};
@@ -188,20 +188,17 @@ impl Prepared {
             files if files.iter().any(ReadFile::is_far) => limits.depth.bytes(),
             _ => limits.depth.start().bytes,
         };
-        self.sources
-            .groups()
-            .iter()
-            .zip(&self.limits)
-            .map(room)
-            .sum()
+        let rooms = self.sources.groups().iter().zip(&self.limits).map(room);
+        rooms.fold(0, u64::saturating_add)
     }
 
     /// Returns the bytes in flight that staging memory should have room for: more than the initial
     /// value, but less than the maximum, because pinning memory takes time.
     pub(crate) fn staged_bytes(&self) -> u64 {
         let limits = self.limits.iter().map(|limits| limits.depth);
-        let room = limits.map(|depth| depth.bytes().min(depth.start().bytes * STAGED_STARTS));
-        room.sum()
+        let few = |depth: Depth| depth.start().bytes.saturating_mul(STAGED_STARTS);
+        let rooms = limits.map(|depth| depth.bytes().min(few(depth)));
+        rooms.fold(0, u64::saturating_add)
     }
 
     /// Returns the number of slots for raw reads of the longest window, up to `most` where an

@@ -145,8 +145,15 @@ impl Loader {
     /// Returns the verification of a load, if it is requested. Takes no longer than the timeout
     /// leaves.
     fn check(&self, prepared: &Prepared, started: Instant) -> Result<Option<Arc<Check>>> {
+        let timeout = self.options.timeout;
+        let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
+        let choice = &self.options.verify;
         if prepared.shared.is_some() {
-            // The leader verifies what it reads for all ranks.
+            // The leader verifies what it reads for all ranks, but may have selected tensors by
+            // name, where files may be missing.
+            if !self.by_name && self.expectations.is_none() {
+                verify::require_files_within(&self.checkpoint, choice, left)?;
+            }
             return Ok(None);
         }
         let loaded = verify::Loaded::new(
@@ -155,10 +162,13 @@ impl Loader {
             &prepared.sources,
             self.by_name,
         );
-        let given = self.expectations.as_ref();
-        let timeout = self.options.timeout;
-        let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-        verify::check(&self.checkpoint, loaded, given, &self.options.verify, left)
+        verify::check(
+            &self.checkpoint,
+            loaded,
+            self.expectations.as_ref(),
+            choice,
+            left,
+        )
     }
 
     /// Returns the report of a load before it begins.

@@ -191,6 +191,17 @@ impl Schedule {
         self.controllers[group].explain()
     }
 
+    /// Records that a lane could have started more reads, had it not had its share of those that
+    /// are in flight in its group, or all that its engine takes.
+    pub fn shared(&mut self, group: usize) {
+        let controller = &mut self.controllers[group];
+        // Another lane may still have room.
+        let window = controller.in_flight().read_bytes();
+        if !controller.admits(usize::try_from(window).unwrap_or(usize::MAX)) {
+            controller.full();
+        }
+    }
+
     /// Returns a marker of the regions that have begun. It changes whenever another group may begin
     /// a region; it is constant if no group waits for another.
     pub fn turn(&self) -> Option<usize> {

@@ -162,6 +162,40 @@ fn starved_schedule_reports_memory() {
     assert_eq!(schedule.explain(0).limit_reason, LimitReason::Memory);
 }
 
+/// A lane that has its share asks for nothing more while the limit is reached.
+#[test]
+fn limit_shared_by_lanes_is_measured() {
+    let plan = plan(12);
+    let start = InFlight {
+        jobs: 4,
+        bytes: 4 * MIB,
+    };
+    let best = |tells: bool| {
+        let depth = Depth::adaptive(start, MIB, start);
+        let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
+        let mut now = Duration::ZERO;
+        let mut reading = std::collections::VecDeque::new();
+        for _ in 0..80 {
+            while reading.len() < 4 {
+                let taken = schedule.next(0, now, &plan, |_| Ok::<_, Infallible>(true));
+                let Ok(Next::Extent(extent)) = taken else {
+                    break;
+                };
+                reading.push_back(extent);
+                if tells {
+                    schedule.shared(0);
+                }
+            }
+            now += Duration::from_millis(1);
+            let ended = reading.pop_front().expect("four are in flight");
+            schedule.ended(&plan.extents[ended], now);
+        }
+        schedule.explain(0).best_rate
+    };
+    assert_eq!(best(false), 0);
+    assert!(best(true) > 0);
+}
+
 #[test]
 fn fixed_depth_reports_given_limits() {
     let depth = Depth::fixed(4, 64 * MIB);

@@ -125,6 +125,22 @@ pub(crate) fn check(
     check.map(|check| Some(Arc::new(check)))
 }
 
+/// As [`require_files`], but takes no longer than `limit`.
+///
+/// # Errors
+///
+/// Those of [`require_files`]; [`ErrorKind::TimedOut`].
+pub(crate) fn require_files_within(
+    checkpoint: &Checkpoint,
+    choice: &Verify,
+    limit: Option<Duration>,
+) -> Result<()> {
+    let (checkpoint, choice) = (checkpoint.clone(), choice.clone());
+    run_with_timeout(limit, &PendingOps::default(), TOO_LONG, move || {
+        require_files(&checkpoint, &choice)
+    })
+}
+
 fn new_check(
     checkpoint: &Checkpoint,
     loaded: Loaded,

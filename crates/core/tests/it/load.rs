@@ -172,6 +172,8 @@ fn reads_of_every_size_load_right_bytes() {
     // A limit of one byte in flight still allows one read.
     let few = options(|it| it.in_flight_bytes = Some(1));
     assert_all(&load(&path, few), &[&file]);
+    let unlimited = options(|it| it.in_flight_bytes = Some(u64::MAX));
+    assert_all(&load(&path, unlimited), &[&file]);
 }
 
 /// Offsets that are not multiples of the dtype's alignment: right bytes at aligned addresses, and

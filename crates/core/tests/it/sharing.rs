@@ -10,6 +10,7 @@ use std::time::Duration;
 use tload::ranks::finish_serving;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::testing::ranks_as_threads;
+use tload::verify::MANIFEST_NAME;
 use tload::{
     Dtype, ErrorKind, Group, GroupReport, Loader, Options, Order, Report, Result, Selection, Slice,
     Steps, Tensor, TensorStream, Verify,
@@ -139,6 +140,35 @@ fn rows_are_verified() {
     write(&path, &file);
     for loaded in load() {
         assert_eq!(loaded.expect_err("damaged").kind(), ErrorKind::Corrupt);
+    }
+}
+
+/// The rank that reads for all has selected tensors by name, where files may be missing.
+#[test]
+fn rank_that_wants_everything_requires_listed_files() {
+    let folder = folder();
+    for (name, seed) in [("a", 1), ("b", 2)] {
+        let path = folder.path().join(format!("{name}.safetensors"));
+        write(&path, &even(name, seed, 4, 100_000));
+    }
+    write_manifest(folder.path());
+    let manifest = folder.path().join(MANIFEST_NAME);
+    std::fs::remove_file(folder.path().join("b.safetensors")).expect("a file");
+    let manifest = manifest.to_str().expect("UTF-8").to_owned();
+    for choice in [
+        Verify::Manifest(manifest.clone()),
+        Verify::Sha256(Some(manifest)),
+    ] {
+        let loaded = load_all(2, folder.path(), |rank, loader| {
+            let loader = loader.options(options(|it| it.verify = choice.clone()));
+            match rank {
+                0 => loader.tensors(Selection::names(["a0", "a1", "a2", "a3"])),
+                _ => loader,
+            }
+        });
+        let error = loaded[1].as_ref().expect_err("a file is missing");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.message().contains("b.safetensors"), "{error}");
     }
 }
 

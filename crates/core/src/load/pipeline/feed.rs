@@ -218,6 +218,11 @@ impl Feed {
         self.state.lock().schedule.limit(group).bytes
     }
 
+    /// Records that the engine of a lane takes no more reads.
+    pub(in crate::load) fn engine_is_full(&self, group: usize) {
+        self.state.lock().schedule.shared(group);
+    }
+
     /// Records that a lane's thread was busy for `busy` of the last `watched`, and that all lanes
     /// have read `bytes` so far.
     pub(in crate::load) fn observe(
@@ -344,6 +349,7 @@ impl Feed {
                 return Ok(NextJob::Done);
             }
             if lanes.wanted() > 1 && held > state.share(group, lanes) {
+                state.schedule.shared(group);
                 return Ok(NextJob::Wait);
             }
         }

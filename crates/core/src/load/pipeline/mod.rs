@@ -113,7 +113,11 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
     /// Submits as many jobs as the feed gives. Returns whether nothing is left to read.
     fn submit(&mut self) -> bool {
         let mut is_exhausted = false;
-        while self.failure.is_none() && self.engine.in_flight() < self.engine.depth() {
+        while self.failure.is_none() {
+            if self.engine.in_flight() >= self.engine.depth() {
+                self.feed.engine_is_full(self.group);
+                break;
+            }
             match self.feed.take(self.group, self.lane.index, self.held) {
                 Ok(NextJob::Job(job)) => {
                     self.out.insert(job.extent, job.lease.start());

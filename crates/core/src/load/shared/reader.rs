@@ -75,6 +75,9 @@ impl Reader {
         // order, so that each finds what it waits for among those that are kept.
         let mut options = loader.options.with_divided_memory(2);
         options.order = Order::File;
+        // Ranks align what they deliver. Here every tensor would need a region of its own, which
+        // each rank maps.
+        options.align = None;
         let destinations = Destinations::host(&tensors).published();
         let owners = across.map(|across| across.owners(shared));
         let elsewhere = tensors.iter().zip(owners.iter().flatten());
