@@ -433,6 +433,13 @@ def test_names_in_requests_lead_nowhere_else(s3: S3, adapters: _lora.Adapters) -
     assert not adapters.directory.exists()
 
 
+def test_names_of_files_in_requests_do_not_block_their_adapter(s3: S3, adapters: _lora.Adapters) -> None:
+    put_adapter(s3, "files")
+    for name in ("adapter_config.json", "adapter_model.safetensors", "adapter_config.json/x"):
+        assert adapters.fetch(f"files/{name}") is None
+    assert adapters.fetch("files") == adapters.directory / "files"
+
+
 def test_what_is_no_adapter_is_an_error(s3: S3, adapters: _lora.Adapters) -> None:
     put_adapter(s3, "ia3", b'{"peft_type": "IA3"}')
     with pytest.raises(tload.InvalidRequestError, match="peft_type is 'IA3', wanted 'LORA'"):

@@ -24,6 +24,10 @@ FILES = (CONFIG, "adapter_model.safetensors", "new_embeddings.safetensors", "*to
 """Globs of the files that engines read. Weights in other formats than safetensors are pickles, which
 could run code: they are not copied."""
 
+FILE_SUFFIXES = (".json", ".safetensors")
+"""Suffixes of the names of files, which lead to no adapter: a copy of `NAME/adapter_config.json`
+would create a directory of that name in the adapter's."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,3}")
 
 
@@ -46,7 +50,7 @@ class Adapters:
             InvalidRequestError: It is no LoRA adapter.
             Error: The source cannot be read, or the directory not written to.
         """
-        if _NAME.fullmatch(name) is None:
+        if _NAME.fullmatch(name) is None or any(part.endswith(FILE_SUFFIXES) for part in name.split("/")):
             return None
         source, target = f"{self.source.rstrip('/')}/{name}", self.directory / name
         try:
