@@ -448,6 +448,35 @@ def test_what_is_no_adapter_is_an_error(s3: S3, adapters: _lora.Adapters) -> Non
         put_adapter(s3, "odd", config)
         with pytest.raises(tload.InvalidRequestError, match="is no configuration of an adapter"):
             adapters.fetch("odd")
+    assert not adapters.directory.exists()
+    s3.put("adapters", "lora/bare/adapter_config.json", b'{"peft_type": "LORA"}')
+    with pytest.raises(tload.NotFoundError, match=r"lora/bare/adapter_model\.safetensors"):
+        adapters.fetch("bare")
+
+
+def test_only_files_of_the_adapter_itself_are_copied(s3: S3, adapters: _lora.Adapters) -> None:
+    for name in ("trained", "trained/checkpoint-500", "trained/runs/checkpoint-1000"):
+        put_adapter(s3, name)
+    path = adapters.fetch("trained")
+    assert path == adapters.directory / "trained"
+    files = sorted(file.name for file in path.iterdir() if not file.name.startswith("."))
+    assert files == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_adapters_of_web_servers_are_found_by_their_files_alone(web: Web, tmp_path: Path) -> None:
+    web.files["lora/team/sql/adapter_config.json"] = b'{"peft_type": "LORA"}'
+    web.files["lora/team/sql/adapter_model.safetensors"] = b"weights"
+    adapters = _lora.Adapters(f"{web.url}/lora", tmp_path)
+    assert adapters.fetch("team") is None
+    assert [request.path for request in web.requests] == ["/lora/team/adapter_config.json"]
+    path = adapters.fetch("team/sql")
+    assert path == tmp_path / "team/sql"
+    assert (path / "adapter_model.safetensors").read_bytes() == b"weights"
+
+
+def test_local_files_are_no_adapters(tmp_path: Path) -> None:
+    (tmp_path / "README").write_text("adapters of the team")
+    assert _lora.Adapters(str(tmp_path), tmp_path / "copies").fetch("README") is None
 
 
 def test_variables_name_source_and_directory() -> None:

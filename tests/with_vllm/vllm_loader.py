@@ -389,6 +389,7 @@ def two_stages_of_two(rank: int, endpoint: str, nowhere: str) -> None:
 def test_adapters_resolve_by_name(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLOAD_STORE", "\n".join(f"{key}={value}" for key, value in s3.store.items()))
     s3.put("adapters", "lora/sql/adapter_config.json", b'{"peft_type": "LORA"}')
+    s3.put("adapters", "lora/sql/adapter_model.safetensors", b"weights")
     _lora_resolver.provide(_lora.Adapters("s3://adapters/lora", tmp_path))
     resolver = LoRAResolverRegistry.get_resolver("tload")
     request = asyncio.run(resolver.resolve_lora("base", "sql"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tload
+from tload import _store, _tload
 from tload._checkpoint import show
-from tload._errors import InvalidRequestError, NotFoundError, advise
+from tload._errors import InvalidRequestError, IoError, advise
+from tload._options import OptionKeywords, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,9 +23,12 @@ SOURCE_VARIABLE = "TLOAD_LORA_SOURCE"
 DIRECTORY_VARIABLE = "TLOAD_LORA_DIR"
 
 CONFIG = "adapter_config.json"
-FILES = (CONFIG, "adapter_model.safetensors", "new_embeddings.safetensors", "*token*.json", "vocab*", "merges.txt")
-"""Globs of the files that engines read. Weights in other formats than safetensors are pickles, which
-could run code: they are not copied."""
+FILES = ("adapter_model.safetensors", CONFIG)
+"""Files that engines read. Weights in other formats than safetensors are pickles, which could run
+code: they are not copied."""
+
+BYTES_MAX = 16 << 20
+"""Maximum length of a configuration, bytes. Most have less than 1 KiB."""
 
 FILE_SUFFIXES = (".json", ".safetensors")
 """Suffixes of the names of files, which lead to no adapter: a copy of `NAME/adapter_config.json`
@@ -48,28 +54,45 @@ class Adapters:
 
         Raises:
             InvalidRequestError: It is no LoRA adapter.
+            NotFoundError: It has no weights in safetensors.
             Error: The source cannot be read, or the directory not written to.
         """
         if _NAME.fullmatch(name) is None or any(part.endswith(FILE_SUFFIXES) for part in name.split("/")):
             return None
         source, target = f"{self.source.rstrip('/')}/{name}", self.directory / name
-        try:
-            # A copy would leave a directory for each name that there is nothing for.
-            files = tload.list_files(source)
-        except NotFoundError:
+        # Any model name may be requested: the configuration alone is read before anything is listed
+        # or written.
+        config = _read_config(source)
+        if config is None:
             return None
-        if CONFIG not in [file.path for file in files]:
-            return None
-        tload.copy(source, target, include=FILES)
-        try:
-            kind = json.loads((target / CONFIG).read_text(encoding="utf-8"))["peft_type"]
-        except (ValueError, KeyError, TypeError) as error:
-            message = f"{show(source)}: {CONFIG} is no configuration of an adapter: {type(error).__name__}"
-            raise InvalidRequestError(message) from error
-        if kind != "LORA":
-            message = f"{show(source)}: the adapter's peft_type is {kind!r}, wanted 'LORA'"
-            raise InvalidRequestError(message)
+        _check(config, source)
+        # Copies of single files list nothing, which also serves web servers: a copy of the directory
+        # would list the checkpoints of a training below it.
+        for file in FILES:
+            tload.copy(f"{source}/{file}", target)
         return target
+
+
+def _read_config(source: str) -> bytes | None:
+    limits = resolve(None, OptionKeywords(), variables=("timeout",))
+    pairs = _store.resolve(None, os.environ)
+    try:
+        return _tload.read_beside(source, CONFIG, bytes_max=BYTES_MAX, options=limits, store=pairs)
+    except IoError as error:
+        if error.errno == errno.ENOTDIR:  # a local file has this name
+            return None
+        raise
+
+
+def _check(config: bytes, source: str) -> None:
+    try:
+        kind = json.loads(config)["peft_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{show(source)}: {CONFIG} is no configuration of an adapter: {type(error).__name__}"
+        raise InvalidRequestError(message) from error
+    if kind != "LORA":
+        message = f"{show(source)}: the adapter's peft_type is {kind!r}, wanted 'LORA'"
+        raise InvalidRequestError(message)
 
 
 def adapters(environment: Mapping[str, str] = os.environ) -> Adapters | None:
