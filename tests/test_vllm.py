@@ -4,11 +4,14 @@ tests."""
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import logging
+import queue
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ import pytest
 import tload
 from conftest import require
 from files import Content, tile, write_checkpoint, write_file
+from servers import PATIENCE
 from tload._checkpoint import show
 from tload.vllm import _lora, _settings, _weights
 
@@ -472,6 +476,53 @@ def test_adapters_of_web_servers_are_found_by_their_files_alone(web: Web, tmp_pa
     path = adapters.fetch("team/sql")
     assert path == tmp_path / "team/sql"
     assert (path / "adapter_model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_copy_of_an_adapter_waits_for_one_of_another_process(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.files["sql/adapter_config.json"] = b'{"peft_type": "LORA"}'
+    web.files["sql/adapter_model.safetensors"] = bytes(1000)
+    web.stall_from = 500
+    locks: queue.Queue[None] = queue.Queue()
+    flock = fcntl.flock
+
+    def told(file: Any, operation: int) -> None:
+        locks.put(None)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", told)
+    # The kernel treats a file that is opened twice like two processes.
+    adapters = _lora.Adapters(web.url, tmp_path)
+    with ThreadPoolExecutor() as pool:
+        try:
+            first = pool.submit(adapters.fetch, "sql")
+            web.wait_until_stalled("/sql/adapter_model.safetensors")
+            second = pool.submit(adapters.fetch, "sql")
+            for _ in range(2):
+                locks.get(timeout=PATIENCE)
+        finally:
+            web.stall_from = None
+            web.ended.set()
+        assert first.result(PATIENCE) == second.result(PATIENCE) == tmp_path / "sql"
+    assert (tmp_path / "sql/adapter_model.safetensors").read_bytes() == bytes(1000)
+
+
+def test_locks_of_adapters_stay_in_their_directory(tmp_path: Path) -> None:
+    source, long = tmp_path / "source", "/".join(["a" * 128] * 4)
+    for name in ("sql", long):
+        (source / name).mkdir(parents=True)
+        (source / name / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        (source / name / "adapter_model.safetensors").write_bytes(b"weights")
+    adapters = _lora.Adapters(str(source), tmp_path / "copies")
+    for name in ("sql", long):
+        assert adapters.fetch(name) == tmp_path / "copies" / name
+    assert sorted(path.name for path in adapters.directory.iterdir()) == [".locks", "a" * 128, "sql"]
+    locks = list((adapters.directory / ".locks").iterdir())
+    assert len(locks) == 2
+    for lock in locks:
+        assert lock.is_file()
+        assert adapters.fetch(f".locks/{lock.name}") is None
 
 
 def test_local_files_are_no_adapters(tmp_path: Path) -> None:

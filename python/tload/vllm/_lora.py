@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
 import json
 import os
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +20,7 @@ from tload._errors import InvalidRequestError, IoError, advise
 from tload._options import OptionKeywords, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 SOURCE_VARIABLE = "TLOAD_LORA_SOURCE"
 DIRECTORY_VARIABLE = "TLOAD_LORA_DIR"
@@ -29,6 +32,9 @@ code: they are not copied."""
 
 BYTES_MAX = 16 << 20
 """Maximum length of a configuration, bytes. Most have less than 1 KiB."""
+
+LOCKS = ".locks"
+"""Directory of lock files in the directory of adapters. No adapter's name begins with a dot."""
 
 FILE_SUFFIXES = (".json", ".safetensors")
 """Suffixes of the names of files, which lead to no adapter: a copy of `NAME/adapter_config.json`
@@ -55,21 +61,22 @@ class Adapters:
         Raises:
             InvalidRequestError: It is no LoRA adapter.
             NotFoundError: It has no weights in safetensors.
-            Error: The source cannot be read, or the directory not written to.
+            Error: The source cannot be read.
+            OSError: The directory cannot be written to.
         """
         if _NAME.fullmatch(name) is None or any(part.endswith(FILE_SUFFIXES) for part in name.split("/")):
             return None
         source, target = f"{self.source.rstrip('/')}/{name}", self.directory / name
-        # Any model name may be requested: the configuration alone is read before anything is listed
-        # or written.
+        # Any name may be requested: before anything is written, the configuration alone is read.
         config = _read_config(source)
         if config is None:
             return None
         _check(config, source)
-        # Copies of single files list nothing, which also serves web servers: a copy of the directory
-        # would list the checkpoints of a training below it.
-        for file in FILES:
-            tload.copy(f"{source}/{file}", target)
+        # A copy of the directory would list all checkpoints of a training below it, and nothing on
+        # a web server.
+        with _locked(self.directory / LOCKS, name):
+            for file in FILES:
+                tload.copy(f"{source}/{file}", target)
         return target
 
 
@@ -93,6 +100,24 @@ def _check(config: bytes, source: str) -> None:
     if kind != "LORA":
         message = f"{show(source)}: the adapter's peft_type is {kind!r}, wanted 'LORA'"
         raise InvalidRequestError(message)
+
+
+@contextmanager
+def _locked(directory: Path, name: str) -> Iterator[None]:
+    """Hold the lock of an adapter, and wait until no other process does.
+
+    The kernel releases it if the process dies.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    # An adapter's name may have slashes, and may be too long for a file's.
+    with (directory / hashlib.sha256(name.encode()).hexdigest()).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            # Lustre and others have no locks unless mounted with them: there, a second copy fails.
+            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+                raise
+        yield
 
 
 def adapters(environment: Mapping[str, str] = os.environ) -> Adapters | None:
