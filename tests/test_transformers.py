@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import hub
 import models
 import tload
 import tload._read
@@ -342,25 +343,74 @@ def test_remote_configurations_are_checked(dense: Path, web: servers.Web) -> Non
     assert {request.path for request in web.requests} == {"/model/config.json"}
 
 
-@pytest.mark.parametrize("url", ["hf://org/name", "hf://org/name@main/"])
+def keep_commit(cache: Path, commit: str, folder: Path, *revisions: str) -> None:
+    """Put a commit of a model into a cache of the Hub's tools."""
+    kept = cache / "models--org--name"
+    shutil.copytree(folder, kept / "snapshots" / commit)
+    for revision in revisions:
+        (kept / "refs" / revision).parent.mkdir(parents=True, exist_ok=True)
+        (kept / "refs" / revision).write_text(commit)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["hf://org/name", "hf://org/name@main/", "hf://org/name@v%2F1", "hf://models/org/name"],
+)
 def test_the_configuration_of_a_model_of_the_hub(
     url: str, dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    kept = tmp_path / "models--org--name"
-    (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text(commit)
-    shutil.copytree(dense, kept / "snapshots" / commit)
-    # Loading from such a URL is tested elsewhere.
-    monkeypatch.setattr(_pretrained, "open", lambda source, **_: tload.open(dense if source == url else source))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    keep_commit(tmp_path, "0123456789abcdef0123456789abcdef01234567", dense, "main", "v/1")
     expected = auto().from_pretrained(dense)
     for cls in (auto(), type(expected)):
         model = from_pretrained(cls, url, cache_dir=tmp_path)
         models.assert_same(model, expected)
         assert model.generation_config.to_dict() == expected.generation_config.to_dict()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(tload.NotFoundError, match="not complete in the hub's cache"):
         from_pretrained(auto(), "hf://org/name/folder", cache_dir=tmp_path)
+
+
+def other_configuration(dense: Path, folder: Path) -> Path:
+    """Copy a model with another initializer range in its configuration."""
+    shutil.copytree(dense, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"initializer_range": 0.5}))
+    return folder
+
+
+def test_the_configuration_of_a_hub_model_is_of_the_commit_of_its_weights(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    other = other_configuration(dense, tmp_path / "other")
+    # For tload, main is one commit; for transformers, it has moved on to another.
+    keep_commit(tmp_path / "weights", "1" * 40, other, "main")
+    keep_commit(tmp_path / "files", "1" * 40, other)
+    keep_commit(tmp_path / "files", "2" * 40, dense, "main")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "weights"))
+    with tload.open("hf://org/name") as checkpoint:
+        for source in ("hf://org/name", checkpoint):
+            model = from_pretrained(auto(), source, cache_dir=tmp_path / "files")
+            assert model.config.initializer_range == 0.5
+
+
+def test_the_configuration_in_a_folder_of_the_hub_is_of_the_commit_of_its_weights(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The cache has the configuration of the commit before, and no weights.
+    before = other_configuration(dense, tmp_path / "before" / "folder")
+    for path in before.glob("*.safetensors"):
+        path.unlink()
+    keep_commit(tmp_path / "cache", "1" * 40, before.parent, "main")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    expected = auto().from_pretrained(dense)
+    with hub.hub() as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        served.commit("org/name", {f"folder/{path.name}": path.read_bytes() for path in dense.iterdir()})
+        model = from_pretrained(auto(), "hf://org/name/folder")
+    models.assert_same(model, expected)
+    assert model.config.initializer_range == expected.config.initializer_range
 
 
 def test_file_shrinking_mid_load_returns_no_model(experts: Path, tmp_path: Path) -> None:

@@ -478,8 +478,11 @@ def usable(checkpoint: Checkpoint, timeout: Duration | None = None) -> _tload.Ch
 
 
 def opened_with(checkpoint: Checkpoint) -> tuple[Location | list[Location], dict[str, str]]:
-    """Return the source and the store options that the checkpoint was opened with, secrets included."""
-    origin = checkpoint._origin  # noqa: SLF001
+    """Return the source and the store options that the checkpoint was opened with, secrets included.
+
+    Paths are absolute, and models of a Hub are of the commit that is open.
+    """
+    origin, _ = checkpoint._origin.elsewhere(usable(checkpoint))  # noqa: SLF001
     return origin.source, dict(origin.store)
 
 

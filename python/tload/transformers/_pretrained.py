@@ -40,8 +40,8 @@ ADAPTER = "adapter_config.json"
 NAMES_SHOWN = 10
 """Maximum number of tensors that an error names."""
 
-HUB_LOCATION = re.compile(r"hf://(?P<id>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/?")
-"""URL of a model on the Hub, including the files beside its weights."""
+HUB_LOCATION = re.compile(r"hf://(?P<id>[^/@]+/[^/@]+)@(?P<commit>[^/]+)/?")
+"""URL of an open model of the Hub, including the files beside its weights."""
 
 OTHER_WEIGHTS = {
     "state_dict": "pass the model class's own from_pretrained the tensors that you have",
@@ -86,8 +86,8 @@ def from_pretrained(
             reads it from. Default: that of the directory that is `source` or contains it. From a
             URL, the two files are fetched with `store`, within the `timeout` of `options` for each,
             into a temporary directory; but transformers itself finds those of a Hub model
-            (`hf://org/name`). Code that comes with a checkpoint is never fetched from a URL. There
-            is no default for a list of files.
+            (`hf://org/name`). They are of the same commit as the weights. Code that comes with a
+            checkpoint is never fetched from a URL. There is no default for a list of files.
         dtype: As in transformers. Default: `"auto"`, the dtype in `config.json`, or else of the
             weights.
         device_map: As in transformers: a device, a mapping of modules to devices, `"auto"` and so
@@ -133,15 +133,20 @@ def from_pretrained(
     _check_keywords(kwargs)
     raw_group(group)
     location = source.location if isinstance(source, Checkpoint) else source
-    # The location of an open checkpoint is shown without secrets.
-    url, url_store = opened_with(source) if isinstance(source, Checkpoint) else (source, store)
     folder = _folder(location)
     with contextlib.ExitStack() as stack:
+        checkpoint = source if isinstance(source, Checkpoint) else None
+        if checkpoint is None and _is_on_hub(source):
+            # A revision may move on, and the cache of the Hub's tools may be at another commit: the
+            # files beside the weights are those of the commit of the weights.
+            checkpoint = stack.enter_context(open(_weights(source), store=store, follow_symlinks=follow_symlinks))
+        # The location of an open checkpoint is shown without secrets.
+        url, url_store = (source, store) if checkpoint is None else opened_with(checkpoint)
         if config is None:
             config = folder
-            if hub := HUB_LOCATION.fullmatch(str(location)):
+            if hub := HUB_LOCATION.fullmatch(str(url)):
                 config = hub["id"]
-                kwargs.setdefault("revision", hub["revision"] or "main")
+                kwargs.setdefault("revision", hub["commit"])
             elif config is None and _configuration.is_url(url):
                 config = stack.enter_context(
                     _configuration.fetched(str(url), cls, kwargs, store=url_store, options=options)
@@ -161,11 +166,8 @@ def from_pretrained(
         cls, config, kwargs = resolve_class(cls, config, {"dtype": dtype, "device_map": device_map, **kwargs})
         if kwargs.get("generation_config") is None and place is not None and cls.can_generate():
             kwargs["generation_config"] = _generation_config(place, kwargs)
-        if isinstance(source, Checkpoint):
-            checkpoint = source
-        else:
-            checkpoint = open(_weights(source), store=store, follow_symlinks=follow_symlinks)
-            stack.callback(checkpoint.close)
+        if checkpoint is None:
+            checkpoint = stack.enter_context(open(_weights(source), store=store, follow_symlinks=follow_symlinks))
         loaded = _load(cls, checkpoint, model_args, {"config": config, **kwargs}, options=options, group=group)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     _check_memory(model, checkpoint)
@@ -301,6 +303,10 @@ def _folder(location: object) -> Path | None:
     if path.is_dir():
         return path
     return path.parent if path.is_file() else None
+
+
+def _is_on_hub(source: object) -> bool:
+    return isinstance(source, str) and source.partition("://")[0].lower() == "hf"
 
 
 def _weights(source: Any) -> Any:
