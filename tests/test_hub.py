@@ -137,13 +137,15 @@ def test_hub_package_download_matches_tload(
     assert not home.exists(), "tload writes nothing into the cache"
 
 
-@pytest.mark.parametrize("how", ["a load", "a copy"])
+@pytest.mark.parametrize("how", ["a load", "an option", "a copy"])
 def test_hub_package_finds_model_that_tload_cached(
     how: str, served: hub.Hub, files: dict[str, bytes], tmp_path: Path, home: Path
 ) -> None:
     package = require("huggingface_hub")
     commit = served.commit(MODEL, files)
     if how == "a load":
+        assert load(URL, hf_cache=True) == WANTED
+    elif how == "an option":
         assert load(URL, store={"hf_cache": True}) == WANTED
     else:
         run("cp", URL, str(tmp_path / "copy"), "--hf-cache", "--hidden")

@@ -413,6 +413,18 @@ def test_the_configuration_in_a_folder_of_the_hub_is_of_the_commit_of_its_weight
     assert model.config.initializer_range == expected.config.initializer_range
 
 
+def test_transformers_finds_a_hub_model_that_was_loaded_with_hf_cache(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with hub.hub() as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        served.commit("org/name", {path.name: path.read_bytes() for path in dense.iterdir()})
+        tload.load("hf://org/name", hf_cache=True)
+    model = auto().from_pretrained("org/name", cache_dir=tmp_path, local_files_only=True)
+    models.assert_same(model, auto().from_pretrained(dense))
+
+
 def test_file_shrinking_mid_load_returns_no_model(experts: Path, tmp_path: Path) -> None:
     folder = models.save(auto().from_pretrained(experts), tmp_path)
     cls = require("transformers").Qwen3MoeForCausalLM

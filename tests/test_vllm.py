@@ -119,6 +119,7 @@ def test_all_config_keys_accepted() -> None:
         "cache_check": "never",
         "mirrors": ["http://a/m", "http://b/m"],
         "peers": "http://c:80/m",
+        "hf_cache": True,
         "device": "cuda",
         "engine": "pread",
         "cache": "drop",

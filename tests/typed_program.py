@@ -76,6 +76,8 @@ tload.stream(["s3://bucket/a", Path("b")], store={"ca_file": Path("ca.pem"), "re
 tload.open("s3://bucket/model", cache_dir=Path("cache"), mirrors=["http://a/m"], cache_check="never")
 tload.load("s3://bucket/model", cache_dir="cache", cache_limit="1 GiB", peers=None)
 tload.copy("s3://bucket/model", "model", cache_dir="cache")
+tload.load("hf://org/name", hf_cache=True)
+tload.load("hf://org/name", hf_cache="yes")  # type: ignore[call-overload]
 tload.open("s3://bucket/model", cache_check="sometimes")  # type: ignore[arg-type]
 tload.load("s3://bucket/model", store={"region": None})  # type: ignore[dict-item]
 tload.load("s3://bucket/model", store="region=eu-west-1")  # type: ignore[call-overload]

@@ -403,9 +403,9 @@ def open(
             it, or to a directory above it; and links in the cache of a Hub, from a snapshot to the
             blobs of the same repository. Default: `TLOAD_FOLLOW_SYMLINKS` (`1` or `0`), else
             `False`.
-        **keywords: The keys `cache_dir`, `cache_limit`, `cache_check`, `mirrors` and `peers` of
-            `store`. All functions with `store` take them, but not those that call transformers,
-            which has a `cache_dir` of its own.
+        **keywords: The keys `cache_dir`, `cache_limit`, `cache_check`, `mirrors`, `peers` and
+            `hf_cache` of `store`. All functions with `store` take them, but not those that call
+            transformers, which has a `cache_dir` of its own.
 
     Returns:
         The checkpoint, a mapping of names to `TensorInfo`.

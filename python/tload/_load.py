@@ -135,7 +135,7 @@ def stream(
         options: Limits and preferences, reusable for several loads. The keywords below override
             them.
         **keywords: The fields of `Options`, such as `memory_limit="4 GiB"`, and the keys
-            `cache_dir`, `cache_limit`, `cache_check`, `mirrors` and `peers` of `store`.
+            `cache_dir`, `cache_limit`, `cache_check`, `mirrors`, `peers` and `hf_cache` of `store`.
 
     Returns:
         The stream, an iterator that is also a context manager.
@@ -253,7 +253,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `group=None`: Load together with the other ranks of a `Group`.
             - `store=None`: Options of object stores: see `tload.open`.
             - `cache_dir=None`, `cache_limit=None`, `cache_check=None`, `mirrors=None`,
-              `peers=None`: Keys of `store`, as keywords.
+              `peers=None`, `hf_cache=None`: Keys of `store`, as keywords.
             - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
               see `tload.open`.
             - `progress=None`: Show or report progress.

@@ -39,6 +39,7 @@ class StoreKeywords(TypedDict, total=False):
     cache_check: Literal["always", "never", "offline"] | None
     mirrors: str | list[str] | tuple[str, ...] | None
     peers: str | list[str] | tuple[str, ...] | None
+    hf_cache: bool | None
 
 
 class Keywords(OptionKeywords, StoreKeywords, total=False):

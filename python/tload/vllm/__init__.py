@@ -22,7 +22,8 @@ error.
   of their own, unless their weights are in the same model.
 - `store`: Options of object stores, as `store=` of `tload.open`. vLLM logs its arguments: secrets
   are better kept in the environment.
-- `cache_dir`, `cache_limit`, `cache_check`, `mirrors`, `peers`: Keys of `store`, without it.
+- `cache_dir`, `cache_limit`, `cache_check`, `mirrors`, `peers`, `hf_cache`: Keys of `store`,
+  without it.
 - `device`: `"cpu"` (the default), from which vLLM copies; or `"cuda"`, the GPU of each process.
 - The fields of `tload.Options`, except `writable`. `order` is `"file"` by default, as with vLLM's
   own loader.
