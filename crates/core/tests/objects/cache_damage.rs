@@ -427,3 +427,29 @@ fn no_secret_reaches_the_directory() {
     }
     assert!(!metrics_text().contains(SECRET));
 }
+
+/// Nothing is requested to open an object, so that its header comes from the cache alone.
+#[test]
+fn flipped_bits_of_headers_are_repaired_or_named() {
+    let bench = Bench::new();
+    let file = even("t", 1, 4, 1 << 20);
+    bench.site.put(KEY, &file);
+    let mut rng = Rng::new(9);
+    for check in ["never", "offline"] {
+        load_cached(&bench.site, KEY);
+        let path = &contents(bench.folder.path())[0];
+        let mut damaged = read(path);
+        damaged[rng.index(300)] ^= 1 << rng.index(8);
+        fs::write(path, &damaged).expect("writes");
+        let site = checking(&bench, check);
+        if check == "never" {
+            assert_all(&load_cached(&site, KEY).0, &[&file]);
+            let (tensors, report) = load_cached(&site, KEY);
+            assert_all(&tensors, &[&file]);
+            assert_eq!(report.requests, 0, "{report}");
+        } else {
+            let error = site.checkpoint(KEY).expect_err("the header is damaged");
+            assert!(error.message().contains("is not in the cache"), "{error}");
+        }
+    }
+}

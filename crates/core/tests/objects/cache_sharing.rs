@@ -391,3 +391,39 @@ fn copies_without_requests_list_what_the_cache_knows() {
     assert_all(&loaded.expect("loads").0, &[&files[0], &files[1]]);
     assert_eq!(bench.server.requests().len(), before);
 }
+
+/// Adapters come and go through a cache that has room for few of them.
+#[test]
+fn thousand_adapters_pass_through_a_small_cache() {
+    const ADAPTERS: u64 = 1000;
+    const LIMIT: u64 = 8 << 20;
+    let mut bench = Bench::new();
+    let limit = LIMIT.to_string();
+    bench
+        .site
+        .options
+        .set("cache_limit", &limit)
+        .expect("an option");
+    let adapter = |seed| even("lora", seed, 4, 10_000);
+    let key = |seed: u64| format!("loras/{seed}/adapter_model.safetensors");
+    for seed in 0..ADAPTERS {
+        let file = adapter(seed);
+        bench.site.put(&key(seed), &file);
+        let checkpoint = bench.site.checkpoint(&key(seed)).expect("opens");
+        let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
+        assert_all(&tensors, &[&file]);
+    }
+    assert!(finish_caching(PATIENCE));
+    let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
+    let entries = cache.entries();
+    let taken: u64 = entries.iter().map(|entry| entry.disk_bytes).sum();
+    // Each opening measures the space that is left for itself.
+    assert!(taken <= LIMIT + LIMIT / 8, "{taken} bytes");
+    assert!(entries.len() > 20, "{} adapters", entries.len());
+    let offline = checking(&bench, "offline");
+    for seed in ADAPTERS - 20..ADAPTERS {
+        let (tensors, report) = load_cached(&offline, &key(seed));
+        assert_all(&tensors, &[&adapter(seed)]);
+        assert_eq!(report.requests, 0, "{report}");
+    }
+}

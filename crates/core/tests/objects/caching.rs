@@ -502,6 +502,95 @@ fn full_disk_and_read_only_one_are_noted_and_fail_no_load() {
     assert!(reason.contains("cannot be written to"), "{reason}");
 }
 
+/// File system on a disk of its own, which can be made to take nothing for a while.
+#[cfg(target_os = "linux")]
+struct OwnDisk(PathBuf);
+
+#[cfg(target_os = "linux")]
+impl OwnDisk {
+    /// Creates one in `folder` and mounts it; `None` without the right to.
+    fn mount(folder: &Path) -> Option<Self> {
+        let (image, path) = (folder.join("image"), folder.join("disk"));
+        let made = || {
+            std::fs::create_dir(&path).map_err(|error| error.to_string())?;
+            let file = File::create(&image).map_err(|error| error.to_string())?;
+            file.set_len(512 << 20).map_err(|error| error.to_string())?;
+            run("mkfs.ext4", &["-q".as_ref(), image.as_ref()])?;
+            run(
+                "mount",
+                &[
+                    "-o".as_ref(),
+                    "loop".as_ref(),
+                    image.as_ref(),
+                    path.as_ref(),
+                ],
+            )
+        };
+        let made = made().map(|()| Self(path.clone()));
+        tload_testbed::require_named("mount", made)
+    }
+
+    /// Makes writes wait, or lets them go on.
+    fn freeze(&self, stops: bool) {
+        let flag = if stops { "-f" } else { "-u" };
+        run("fsfreeze", &[flag.as_ref(), self.0.as_ref()]).expect("a file system on a disk");
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for OwnDisk {
+    fn drop(&mut self) {
+        let _ = run("fsfreeze", &["-u".as_ref(), self.0.as_ref()]);
+        let _ = run("umount", &["-l".as_ref(), self.0.as_ref()]);
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> std::result::Result<(), String> {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.map_err(|error| format!("cannot run {program}: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let is_good = output.status.success();
+    is_good
+        .then_some(())
+        .ok_or_else(|| format!("{program}: {said}"))
+}
+
+/// More than the buffers hold, while the disk takes nothing: the load goes on at full speed and
+/// says so, and the next one requests what was left out.
+#[cfg(target_os = "linux")]
+#[test]
+fn bytes_that_a_slow_disk_does_not_take_are_left_out() {
+    let mut bench = Bench::new();
+    let own = folder();
+    let Some(disk) = OwnDisk::mount(own.path()) else {
+        return;
+    };
+    cached_in(&mut bench.site, &disk.0.join("cache"));
+    let file = even("t", 1, 20, 8 << 20);
+    bench.site.put(KEY, &file);
+    let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+    disk.freeze(true);
+    let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
+    disk.freeze(false);
+    assert_all(&tensors, &[&file]);
+    let cache = of_cache(&report);
+    assert!(cache.dropped_bytes >= 64 << 20, "{report}");
+    assert!(cache.shortfall().is_some(), "{report}");
+    drop(checkpoint);
+    assert!(finish_caching(PATIENCE));
+    bench
+        .site
+        .options
+        .set("cache_wait", "true")
+        .expect("an option");
+    for is_whole in [false, true] {
+        let (tensors, report) = load_cached(&bench.site, KEY);
+        assert_all(&tensors, &[&file]);
+        assert_eq!(report.requests == 0, is_whole, "{report}");
+    }
+}
+
 #[test]
 fn objects_without_reliable_validator_are_not_cached() {
     let server = Arc::new(FaultyServer::start());
@@ -730,7 +819,7 @@ fn process_that_stands_still_is_not_waited_for() {
     stuck.wait().expect("a child");
 }
 
-/// Number of times that five processes are killed.
+/// Number of times that five processes are started, each of which is killed at a moment of its own.
 const KILLS: u32 = 40;
 
 /// Children are killed while they receive and write. What they leave is either absent or right.
@@ -742,15 +831,15 @@ fn killed_writers_leave_nothing_that_is_read_as_bytes() {
     let mut rng = Rng::new(17);
     for round in 0..KILLS {
         let mut children = [(); 5].map(|()| start_child(&bench.server, bench.folder.path()));
-        let before = bench.server.counts().body_bytes;
-        let until = before + rng.below(2 * file.len() as u64);
-        // Without enough bytes to send, the children end by themselves.
-        bench
-            .server
-            .wait_until(Duration::from_millis(500), |counts| {
-                counts.body_bytes >= until
-            });
         for child in &mut children {
+            let before = bench.server.counts().body_bytes;
+            let until = before + rng.below(file.len() as u64);
+            // Without enough bytes to send, the children end by themselves.
+            bench
+                .server
+                .wait_until(Duration::from_millis(100), |counts| {
+                    counts.body_bytes >= until
+                });
             let _ = child.kill();
             child.wait().expect("a child");
         }
