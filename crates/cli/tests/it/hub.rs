@@ -252,6 +252,32 @@ fn copy_and_single_files_fill_the_hubs_cache() {
     assert_eq!(twice.count(), 1, "the shard came once");
 }
 
+/// A copy of one file adds it to the cache, and leaves alone the reference to a complete model if
+/// it brings nothing.
+#[test]
+fn copy_of_one_file_fills_the_hubs_cache() {
+    let lab = Lab::start();
+    good(&lab.run(&["load", URL, "--hf-cache"]));
+    let reference = lab.cached().join("refs/main");
+    let commit = lab.hub.commit(MODEL, "main", &[("deep/other.bin", b"new")]);
+    let copy = lab.text("copy");
+    let absent = format!("{URL}/absent.bin");
+    assert!(
+        !lab.run(&["cp", &absent, &copy, "--hf-cache"])
+            .status
+            .success()
+    );
+    assert!(!lab.run(&["load", &absent, "--hf-cache"]).status.success());
+    assert_eq!(fs::read_to_string(&reference).unwrap(), lab.commit);
+    good(&lab.offline(&["load", URL]));
+    let file = format!("{URL}/deep/other.bin");
+    good(&lab.run(&["cp", &file, &copy, "--hf-cache"]));
+    assert_eq!(fs::read(lab.path("copy/other.bin")).unwrap(), b"new");
+    let snapshot = lab.cached().join("snapshots").join(&commit);
+    assert_eq!(fs::read(snapshot.join("deep/other.bin")).unwrap(), b"new");
+    assert_eq!(fs::read_to_string(&reference).unwrap(), commit);
+}
+
 /// An interrupted copy leaves no blob, and the next one goes on.
 #[test]
 fn failed_fill_leaves_no_partial_blob() {

@@ -128,18 +128,25 @@ impl Cache {
 
     /// Brings the named files below a path, or those that a load from there needs.
     fn fill(&self, path: &str, names: Option<&[String]>, revision: &str) -> Result<()> {
-        if let Some(names) = names {
-            self.bring(&names.iter().map(|name| below(path, name)).collect())?;
-        } else {
-            self.bring(&self.beside(path))?;
-            self.bring(&self.weights(path)?)?;
-        }
-        if revision != self.commit.name {
+        let found = match names {
+            // The name of a single file is relative to its directory.
+            Some(_) if self.has(path) => self.bring(&HashSet::from([path.to_owned()]))?,
+            Some(names) => self.bring(&names.iter().map(|name| below(path, name)).collect())?,
+            None => self.bring(&self.beside(path))? + self.bring(&self.weights(path)?)?,
+        };
+        // A reference to a commit without files would hide an earlier one that has some.
+        if found > 0 && revision != self.commit.name {
             self.refer(revision)?;
         }
         // Nothing in it is in use: this process has the lock.
         let _ = fs::remove_dir_all(self.folder.join(".tload"));
         Ok(())
+    }
+
+    /// Returns whether a path is a file of the commit.
+    fn has(&self, path: &str) -> bool {
+        let mut files = self.commit.files.iter();
+        files.any(|file| file.location.as_ref() == path)
     }
 
     /// Returns the small files at or below a path that are no weights.
@@ -194,12 +201,17 @@ impl Cache {
         Ok(parse_index(&text)?.shards)
     }
 
-    /// Brings files of the commit that are not in the cache.
-    fn bring(&self, names: &HashSet<String>) -> Result<()> {
-        let mut absent = Vec::new();
+    /// Brings files of the commit that are not in the cache. Returns how many of the names are
+    /// files of the commit.
+    fn bring(&self, names: &HashSet<String>) -> Result<usize> {
+        let (mut absent, mut found) = (Vec::new(), 0);
         for file in &self.commit.files {
             let path = file.location.as_ref();
-            if !names.contains(path) || self.snapshot(path).exists() {
+            if !names.contains(path) {
+                continue;
+            }
+            found += 1;
+            if self.snapshot(path).exists() {
                 continue;
             }
             components(path)?;
@@ -218,7 +230,7 @@ impl Cache {
         for (path, blob) in absent {
             self.publish(path, &blob)?;
         }
-        Ok(())
+        Ok(found)
     }
 
     /// Returns the place of the contents of a file.
