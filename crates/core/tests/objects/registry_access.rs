@@ -1,6 +1,8 @@
 //! Credentials for OCI registries: files of other tools, tokens and their renewal, and the hosts
 //! that receive them.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -72,6 +74,77 @@ fn password_comes_from_file_of_other_tools() {
         outcome.contains(&file) && !outcome.contains("hunter2"),
         "{outcome}"
     );
+}
+
+/// Writes a file that names a credential helper for all registries.
+fn write_helper(folder: &Path, name: &str) {
+    let config = json!({"credsStore": name}).to_string();
+    std::fs::write(folder.join("config.json"), config).expect("a temporary folder");
+}
+
+/// Writes a credential helper of this name, a shell script without programs in its `PATH`.
+fn write_program(folder: &Path, name: &str, script: &str) {
+    let path = folder.join(format!("docker-credential-{name}"));
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a temporary folder");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("its mode");
+}
+
+#[test]
+fn failing_helper_does_not_keep_from_public_artifacts() {
+    let service = Listener::start(|_| json_reply(r#"{"token": "t"}"#));
+    let realm = service.url();
+    let Some(public) = require(Registry::start()) else {
+        return;
+    };
+    let Some(asking) = require(Registry::start_with(Guard::Token(&realm))) else {
+        return;
+    };
+    let home = folder();
+    let path = home.path().to_str().expect("UTF-8");
+    write_program(home.path(), "failing", "exit 1");
+    for name in ["failing", "absent"] {
+        write_helper(home.path(), name);
+        for registry in [&public, &asking] {
+            push(registry);
+            let variables = [("DOCKER_CONFIG", path), ("PATH", path)];
+            let outcome = outcome(&url(registry.address()), "", &variables);
+            assert!(outcome.starts_with("loaded"), "{name}: {outcome}");
+        }
+    }
+    for request in service.received() {
+        assert_eq!(header(&request, "authorization"), None, "{request}");
+    }
+}
+
+#[test]
+fn failing_helper_is_named_if_anonymous_access_is_denied() {
+    let denied = |more: &str| {
+        format!("HTTP/1.1 401 Unauthorized\r\n{more}content-length: 0\r\nconnection: close\r\n\r\n")
+    };
+    let home = folder();
+    let path = home.path().to_str().expect("UTF-8");
+    write_program(home.path(), "failing", "exit 1");
+    for (scheme, service_denies) in [("Bearer", false), ("Bearer", true), ("Basic", true)] {
+        let service = Listener::start(move |_| {
+            if service_denies {
+                denied("")
+            } else {
+                json_reply(r#"{"token": "t"}"#)
+            }
+        });
+        let challenge = format!("www-authenticate: {scheme} realm=\"{}\"\r\n", service.url());
+        let registry = Listener::start(move |_| denied(&challenge));
+        for (name, words) in [
+            ("failing", "-failing failed"),
+            ("absent", "-absent is not in PATH"),
+        ] {
+            write_helper(home.path(), name);
+            let variables = [("DOCKER_CONFIG", path), ("PATH", path)];
+            let outcome = outcome(&url(&registry.address.to_string()), "", &variables);
+            assert!(outcome.starts_with("PermissionDenied"), "{outcome}");
+            assert!(outcome.contains(words), "{scheme} {name}: {outcome}");
+        }
+    }
 }
 
 /// Answers with these bytes as JSON.

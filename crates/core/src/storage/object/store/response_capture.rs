@@ -145,6 +145,12 @@ pub(in crate::storage) fn is_of_first_host() -> bool {
         .unwrap_or(false)
 }
 
+/// Returns whether the last response denies access.
+pub(in crate::storage) fn denies_access() -> bool {
+    let status = LAST.try_with(|last| last.borrow().status);
+    matches!(status, Ok(Some(401 | 403)))
+}
+
 /// Returns the networks that the server of the last response can be reached from; `None` if it
 /// responded through a proxy.
 pub(in crate::storage) fn reach_of_peer() -> Option<Reach> {

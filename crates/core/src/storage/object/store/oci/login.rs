@@ -51,7 +51,9 @@ pub(in crate::storage) enum Login {
     Bearer(String),
     /// Program that returns one of the above, and the server to ask it about.
     Helper {
-        program: PathBuf,
+        name: String,
+        /// `None` if it is not in `PATH`: public artifacts do not need it.
+        program: Option<PathBuf>,
         server: String,
     },
 }
@@ -117,7 +119,14 @@ impl Login {
     /// Replaces a helper by what it returns.
     pub(in crate::storage) async fn resolved(&self) -> Result<Self, Classification> {
         match self {
-            Self::Helper { program, server } => ask_program(program, server).await,
+            Self::Helper {
+                name,
+                program,
+                server,
+            } => {
+                let program = program.as_deref().ok_or_else(|| absent(name))?;
+                ask_program(program, server).await
+            }
             Self::Anonymous | Self::Password(..) | Self::Identity(_) | Self::Bearer(_) => {
                 Ok(self.clone())
             }
@@ -182,18 +191,13 @@ impl Config {
             } else {
                 &*artifact.host
             };
+            let login = Login::Helper {
+                name: name.clone(),
+                program: program(name, environment),
+                server: server.to_owned(),
+            };
             let by = format!("credential helper {} of ", printable(name));
-            let program = program(name, environment).ok_or_else(|| {
-                malformed(
-                    path,
-                    &format!(
-                        "names the credential helper {}, which is not in PATH",
-                        printable(name)
-                    ),
-                )
-            })?;
-            let server = server.to_owned();
-            Ok(Some((Login::Helper { program, server }, by)))
+            Ok(Some((login, by)))
         };
         let mut own = self.cred_helpers.iter();
         if let Some((_, name)) = own.find(|(key, _)| normalized(key) == host) {
@@ -279,6 +283,14 @@ fn program(name: &str, environment: &Environment) -> Option<PathBuf> {
 fn failed(message: String) -> Classification {
     Classification::new(ErrorKind::PermissionDenied, message)
         .hint("log in again, or set anonymous=true for public artifacts")
+}
+
+fn absent(name: &str) -> Classification {
+    let program = format!("docker-credential-{}", printable(name));
+    let message = format!("the credential helper {program} is not in PATH");
+    failed(message).hint(format!(
+        "install {program}, log in again, or set anonymous=true for public artifacts"
+    ))
 }
 
 /// Runs a credential helper.
@@ -421,16 +433,11 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidRequest);
             assert!(!error.chain().contains("hunter2"), "{}", error.chain());
         }
-        for text in [
-            r#"{"auths": {"h": {"auth": "hunter2!"}}}"#,
-            r#"{"credsStore": "../../hunter"}"#,
-        ] {
-            let config: Config = serde_json::from_str(text).expect("a configuration");
-            let environment = Environment::new([("PATH".to_owned(), "/bin".to_owned())]);
-            let error = config.login(&artifact("h", "a"), &environment, &path);
-            let error = error.err().expect("malformed");
-            assert!(!error.chain().contains("hunter2"), "{}", error.chain());
-        }
+        let text = r#"{"auths": {"h": {"auth": "hunter2!"}}}"#;
+        let config: Config = serde_json::from_str(text).expect("a configuration");
+        let error = config.login(&artifact("h", "a"), &Environment::default(), &path);
+        let error = error.err().expect("malformed");
+        assert!(!error.chain().contains("hunter2"), "{}", error.chain());
     }
 
     #[test]
@@ -506,7 +513,7 @@ mod tests {
         let identity = Login::Identity("t".to_owned());
         assert!(ask("credsStore", "token", "h").is_ok_and(|login| login == identity));
         assert!(ask("credsStore", "none", "h").is_ok_and(|login| login == Login::Anonymous));
-        for name in ["bad", "odd"] {
+        for name in ["bad", "odd", "absent", "../none"] {
             let error = ask("credsStore", name, "h").err().expect("an error");
             assert_eq!(error.kind, ErrorKind::PermissionDenied);
             assert!(!error.message.contains("hunter2"), "{}", error.message);

@@ -34,7 +34,9 @@ use crate::storage::object::cache::hex;
 use crate::storage::object::store::addresses::Reach;
 use crate::storage::object::store::classification::{Classification, changed};
 use crate::storage::object::store::hub::repository::cut;
-use crate::storage::object::store::response_capture::{is_of_first_host, reach_of_peer};
+use crate::storage::object::store::response_capture::{
+    denies_access, is_of_first_host, reach_of_peer,
+};
 use crate::storage::object::store::tree::level;
 
 /// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
@@ -67,6 +69,8 @@ struct Answered {
     /// Credentials with the result of a helper.
     login: Option<Login>,
     authorization: Option<Authorization>,
+    /// Failure of the helper, if the answer is one without credentials for this reason.
+    helper_failure: Option<Classification>,
 }
 
 /// Manifest that is read. It never changes: digests name everything.
@@ -136,16 +140,22 @@ impl Registry {
             self.client.execute(request).await.map_err(failed)
         };
         let held = self.held().await?;
-        let response = send(held.as_ref()).await?;
+        let mut response = send(held.as_ref()).await?;
         // Another host, which the registry redirected to, names no token service.
         let is_challenge = response.status() == StatusCode::UNAUTHORIZED && is_of_first_host();
-        if !is_challenge || !self.answers_challenges {
-            return Ok(response);
+        if is_challenge && self.answers_challenges {
+            let answer = self.answer(response.headers(), held.as_ref()).await?;
+            if let Some(authorization) = answer {
+                response = send(Some(&authorization)).await?;
+            }
         }
-        match self.answer(response.headers(), held.as_ref()).await? {
-            Some(authorization) => send(Some(&authorization)).await,
-            None => Ok(response),
+        if denies_access() && is_of_first_host() {
+            let session = self.session.0.lock().await;
+            if let Some(failure) = session.helper_failure.clone() {
+                return Err(judged(failure));
+            }
         }
+        Ok(response)
     }
 
     /// Returns the header to send: that of the last answer, renewed if it has expired.
@@ -186,13 +196,25 @@ impl Registry {
         let Some(challenge) = session.challenge.clone() else {
             return Ok(None);
         };
-        let login = match &session.login {
-            Some(login) => login.clone(),
-            None => self.login.resolved().await.map_err(judged)?,
+        let resolved = match &session.login {
+            Some(login) => Ok(login.clone()),
+            None => self.login.resolved().await,
+        };
+        session.helper_failure = resolved.as_ref().err().cloned();
+        let login = match resolved {
+            Ok(login) => session.login.insert(login).clone(),
+            // Public artifacts need a token, but no credentials.
+            Err(_) if matches!(challenge, Challenge::Bearer { .. }) => Login::Anonymous,
+            Err(failure) => return Err(judged(failure)),
         };
         let repository = &self.artifact.repository;
-        session.authorization = challenge.answer(&self.tokens, &login, repository).await?;
-        session.login = Some(login);
+        let answer = challenge.answer(&self.tokens, &login, repository).await;
+        session.authorization = match &session.helper_failure {
+            Some(failure) if answer.is_err() && denies_access() => {
+                return Err(judged(failure.clone()));
+            }
+            _ => answer?,
+        };
         let authorization = session.authorization.as_ref();
         Ok(authorization.map(|authorization| authorization.header.clone()))
     }
