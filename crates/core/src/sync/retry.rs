@@ -110,6 +110,28 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 /// Maximum `Retry-After` that is honoured.
 const ASKED_WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// Maximum wait for the renewal of a quota that is honoured. The windows of model hubs are five
+/// minutes long.
+const RESET_WAIT_MAX: Duration = Duration::from_secs(310);
+
+/// Wait that a server asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskedWait {
+    /// An estimate (`Retry-After`): an earlier request may succeed.
+    Estimate(Duration),
+    /// Until a used-up quota is renewed (`RateLimit`): every earlier request is refused.
+    Reset(Duration),
+}
+
+impl AskedWait {
+    fn honoured(self) -> Duration {
+        match self {
+            Self::Estimate(wait) => wait.min(ASKED_WAIT_MAX),
+            Self::Reset(wait) => wait.min(RESET_WAIT_MAX),
+        }
+    }
+}
+
 /// Maximum retries of an unreachable endpoint when a checkpoint is opened: the endpoint is mistyped
 /// more often than restarted, so the error should not take long.
 const UNREACHABLE_MAX: u32 = 3;
@@ -118,12 +140,12 @@ impl Retries {
     /// Returns how long to wait before the next attempt, or `None` to give up.
     ///
     /// `failed` counts the consecutive attempts without progress, including this one; `asked` is
-    /// the server's wait (`Retry-After`); `random` is any number.
+    /// the server's wait; `random` is any number.
     pub fn wait(
         &self,
         what: Transient,
         failed: u32,
-        asked: Option<Duration>,
+        asked: Option<AskedWait>,
         random: u32,
     ) -> Option<Duration> {
         let max = match what {
@@ -136,7 +158,7 @@ impl Retries {
         let doublings = failed.saturating_sub(1).min(16);
         let ceiling = (WAIT_BASE * 2u32.pow(doublings)).min(WAIT_MAX);
         let jittered = ceiling.mul_f64(f64::from(random) / f64::from(u32::MAX));
-        Some(jittered.max(asked.unwrap_or_default().min(ASKED_WAIT_MAX)))
+        Some(jittered.max(asked.map_or(Duration::ZERO, AskedWait::honoured)))
     }
 }
 
@@ -187,13 +209,17 @@ mod tests {
     }
 
     #[test]
-    fn retry_after_is_honoured_up_to_maximum() {
-        let wait = |asked| {
-            let asked = Some(Duration::from_secs(asked));
-            Retries::default().wait(Transient::Busy, 1, asked, 0)
+    fn asked_wait_is_honoured_up_to_maximum() {
+        let wait = |asked: fn(Duration) -> AskedWait, seconds| {
+            let asked = Some(asked(Duration::from_secs(seconds)));
+            let wait = Retries::default().wait(Transient::Busy, 1, asked, 0);
+            wait.expect("a retry").as_secs()
         };
-        assert_eq!(wait(5), Some(Duration::from_secs(5)));
-        assert_eq!(wait(3600), Some(ASKED_WAIT_MAX));
+        assert_eq!(wait(AskedWait::Estimate, 5), 5);
+        assert_eq!(wait(AskedWait::Estimate, 3600), 30);
+        // The rest of a window of five minutes.
+        assert_eq!(wait(AskedWait::Reset, 250), 250);
+        assert_eq!(wait(AskedWait::Reset, 3600), 310);
     }
 
     #[test]

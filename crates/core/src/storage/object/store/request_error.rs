@@ -7,7 +7,6 @@
 //! `transport_error.rs`.
 
 use std::io;
-use std::time::Duration;
 
 use object_store::client::HttpError;
 
@@ -18,7 +17,7 @@ use super::classification::{
 use super::response_capture::ResponseCapture;
 use super::{status_error, transport_error};
 use crate::error::{Error, ErrorKind, FailedRequest};
-use crate::sync::retry::Transient;
+use crate::sync::retry::{AskedWait, Transient};
 
 /// Failure of one attempt of a request.
 #[derive(Debug)]
@@ -27,8 +26,8 @@ pub(crate) struct Fault {
     pub(crate) error: Error,
     /// Kind of transient error, if a retry can help.
     pub(crate) transient: Option<Transient>,
-    /// Wait that the store asked for (`Retry-After`).
-    pub(crate) asked: Option<Duration>,
+    /// Wait that the store asked for.
+    pub(crate) asked: Option<AskedWait>,
 }
 
 impl Fault {
@@ -73,7 +72,7 @@ pub(in crate::storage) fn translate(
     Fault {
         error,
         transient: classification.transient,
-        asked: captured.retry_after,
+        asked: captured.asked_wait,
     }
 }
 

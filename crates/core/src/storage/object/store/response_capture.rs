@@ -23,6 +23,7 @@ use super::error_body::Reply;
 use super::pages::{self, ANSWER_MAX, TooLong};
 use super::proxy::{Proxies, UsedProxy};
 use super::redactor::Sent;
+use crate::sync::retry::AskedWait;
 
 /// Limits on reading the response of a failed request: bytes, and time. Those of stores have a few
 /// hundred bytes.
@@ -41,7 +42,7 @@ pub(crate) struct ResponseCapture {
     /// The store's clock minus the local clock, seconds.
     pub(crate) skew_seconds: Option<i64>,
     /// Delay that the store asks for before the next request.
-    pub(crate) retry_after: Option<Duration>,
+    pub(crate) asked_wait: Option<AskedWait>,
     /// Region of the bucket, as the store states it.
     pub(crate) region: Option<String>,
     /// Scheme, host and port that the request went to first.
@@ -295,9 +296,11 @@ impl ResponseCapture {
     fn take_failure(&mut self, headers: &HeaderMap, body: &[u8], now: SystemTime) {
         let (date, ours, skew) = clocks(headers, now);
         self.skew_seconds = skew;
-        self.retry_after = text(headers, "retry-after")
+        let estimate = text(headers, "retry-after")
             .and_then(|asked| retry_after(asked, date.or(ours)))
-            .or_else(|| text(headers, "ratelimit").and_then(until_reset));
+            .map(AskedWait::Estimate);
+        let reset = || text(headers, "ratelimit").and_then(until_reset);
+        self.asked_wait = estimate.or_else(|| reset().map(AskedWait::Reset));
         let reply = Reply::from_body(body);
         self.region = text(headers, "x-amz-bucket-region")
             .map(str::to_owned)
@@ -407,7 +410,8 @@ mod tests {
         assert_eq!(captured.status, Some(403));
         assert_eq!(captured.request_id.as_deref(), Some("first"));
         assert_eq!(captured.skew_seconds, Some(-600));
-        assert_eq!(captured.retry_after, Some(Duration::from_secs(7)));
+        let seven = AskedWait::Estimate(Duration::from_secs(7));
+        assert_eq!(captured.asked_wait, Some(seven));
         assert_eq!(captured.region.as_deref(), Some("eu-west-1"));
         assert_eq!(captured.code.as_deref(), Some("SlowDown"));
         assert_eq!(captured.message.as_deref(), Some("Slow down"));
@@ -429,7 +433,13 @@ mod tests {
         let asked = |date: Option<&str>, asked: &str| {
             let mut pairs = vec![("retry-after", asked)];
             pairs.extend(date.map(|date| ("date", date)));
-            failure(&pairs, "", NEW_YEAR).retry_after
+            match failure(&pairs, "", NEW_YEAR).asked_wait {
+                Some(AskedWait::Estimate(wait)) => Some(wait),
+                other => {
+                    assert_eq!(other, None);
+                    None
+                }
+            }
         };
         let later = "Thu, 01 Jan 2026 00:01:00 GMT";
         assert_eq!(asked(None, later), Some(Duration::from_secs(60)));
@@ -443,13 +453,14 @@ mod tests {
     #[test]
     fn exhausted_ratelimit_header_gives_delay() {
         for (limit, wanted) in [
-            ("\"resolvers\";r=0;t=55", Some(55)),
+            ("\"resolvers\";r=0;t=250", Some(250)),
             ("\"api\"; t=7; r=0", Some(7)),
             ("\"api\";r=499;t=55", None),
             ("\"api\"", None),
         ] {
-            let found = failure(&[("ratelimit", limit)], "", 0).retry_after;
-            assert_eq!(found, wanted.map(Duration::from_secs), "{limit}");
+            let found = failure(&[("ratelimit", limit)], "", 0).asked_wait;
+            let wanted = wanted.map(Duration::from_secs).map(AskedWait::Reset);
+            assert_eq!(found, wanted, "{limit}");
         }
     }
 
