@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 #[cfg(feature = "object")]
-use std::{sync::OnceLock, time::Instant};
+use std::{path::PathBuf, sync::OnceLock, time::Instant};
 
 use super::OpenOptions;
 #[cfg(feature = "object")]
@@ -15,7 +15,7 @@ use crate::format::SUFFIX;
 use crate::options::HubId;
 use crate::options::{Location, Protocol, StoreOptions};
 #[cfg(feature = "object")]
-use crate::storage::{self, ObjectSource, Remote};
+use crate::storage::{self, ObjectSource, Remote, commit_in_cache};
 use crate::storage::{ConfinedDir, FileSource, Source, cannot_open, is_network, path_of};
 use crate::sync::detached::PendingOps;
 use crate::sync::timeline::Timeline;
@@ -111,8 +111,8 @@ impl ShardSource {
         }
     }
 
-    /// Makes the cache forget an object whose bytes turned out to be wrong. Returns whether they may
-    /// be others in the next read.
+    /// Makes the cache forget an object whose bytes turned out to be wrong. Returns whether the
+    /// next read may return others.
     pub(crate) fn clear_cached(&self) -> bool {
         match self {
             Self::File(_) => false,
@@ -293,31 +293,43 @@ impl Backend {
     }
 
     fn nearest_of_hubs(&self, locations: &[Location]) -> Result<Vec<Location>> {
-        let mut nearest = locations.to_vec();
-        let mut far = Vec::new();
-        for location in &mut nearest {
+        let id_of = |location: &Location| {
             let url = location.remote();
-            let Some(url) = url.filter(|url| url.protocol == Protocol::Hub) else {
+            let url = url.filter(|url| url.protocol == Protocol::Hub)?;
+            Some(HubId::from_authority(&url.authority))
+        };
+        let ids: Vec<_> = locations.iter().map(id_of).collect();
+        let mut nearest = locations.to_vec();
+        for (first, id) in ids.iter().enumerate() {
+            if id.is_none() || ids[..first].contains(id) {
                 continue;
-            };
-            let found = match storage::cached(url, &self.store)? {
-                None => hub_cache::fill(location, &self.store, None)?,
-                found => found,
-            };
-            match found {
-                Some(path) => *location = Location::from_path(path),
-                None => far.push(HubId::from_authority(&url.authority)),
             }
-        }
-        for (location, written) in nearest.iter_mut().zip(locations) {
-            let id = written
-                .remote()
-                .map(|url| HubId::from_authority(&url.authority));
-            if id.is_some_and(|id| far.contains(&id)) {
-                *location = written.clone();
+            let all: Vec<_> = (first..ids.len()).filter(|at| ids[*at] == *id).collect();
+            let written: Vec<_> = all.iter().map(|at| &locations[*at]).collect();
+            let places = match self.cached_at_one_commit(&written)? {
+                None => hub_cache::fill_all(&written, &self.store, None)?,
+                places => places,
+            };
+            for (at, place) in all.into_iter().zip(places.into_iter().flatten()) {
+                nearest[at] = Location::from_path(place);
             }
         }
         Ok(nearest)
+    }
+
+    /// Returns the places of all locations of a repository in the hub's cache; `None` if one is
+    /// not there, or if another program moved the revision meanwhile.
+    fn cached_at_one_commit(&self, locations: &[&Location]) -> Result<Option<Vec<PathBuf>>> {
+        let mut places = Vec::new();
+        for url in locations.iter().filter_map(|location| location.remote()) {
+            places.push(storage::cached(url, &self.store)?);
+        }
+        let places: Option<Vec<_>> = places.into_iter().collect();
+        Ok(places.filter(|places| {
+            let mut commits = places.iter().map(|place| commit_in_cache(place));
+            let first = commits.next();
+            commits.all(|commit| Some(commit) == first)
+        }))
     }
 
     fn open_object(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {

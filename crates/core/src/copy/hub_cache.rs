@@ -72,9 +72,24 @@ pub(crate) fn fill(
     store: &StoreOptions,
     names: Option<&[String]>,
 ) -> Result<Option<PathBuf>> {
+    let places = fill_all(&[source], store, names)?;
+    Ok(places.and_then(|mut places| places.pop()))
+}
+
+/// Like [`fill`], for all locations of a repository: their places are of one commit.
+///
+/// # Errors
+///
+/// Those of [`fill`].
+pub(crate) fn fill_all(
+    sources: &[&Location],
+    store: &StoreOptions,
+    names: Option<&[String]>,
+) -> Result<Option<Vec<PathBuf>>> {
     let is_wanted = store.flag("hf_cache") == Some(true) && !is_hub_offline(store);
-    let url = source.remote().filter(|url| url.protocol == Protocol::Hub);
-    let Some(url) = url.filter(|_| is_wanted) else {
+    let urls = sources.iter().filter_map(|source| source.remote());
+    let urls: Vec<_> = urls.filter(|url| url.protocol == Protocol::Hub).collect();
+    let (Some(source), Some(url)) = (sources.first(), urls.first().filter(|_| is_wanted)) else {
         return Ok(None);
     };
     let id = HubId::from_authority(&url.authority);
@@ -84,7 +99,10 @@ pub(crate) fn fill(
     let mut plain = store.clone();
     plain.set("hf_cache", "false")?;
     let commit = list(source, &plain)?;
-    let path = object_path(url)?;
+    let paths: Vec<_> = urls
+        .iter()
+        .map(|url| object_path(url))
+        .collect::<Result<_>>()?;
     let put = || {
         let folder = repository_folder(url, store);
         let folder = folder.ok_or_else(|| Error::unsupported("the hub's cache is unknown"))?;
@@ -97,9 +115,11 @@ pub(crate) fn fill(
             store: plain,
             commit,
         };
-        cache.fill(path.as_ref(), names, &id.revision)?;
-        let place = cache.snapshot(path.as_ref());
-        Ok(place.exists().then_some(place))
+        let paths: Vec<_> = paths.iter().map(AsRef::as_ref).collect();
+        cache.fill(&paths, names, &id.revision)?;
+        let places: Vec<_> = paths.iter().map(|path| cache.snapshot(path)).collect();
+        let all_exist = places.iter().all(|place| place.exists());
+        Ok(all_exist.then_some(places))
     };
     put().or_else(|error: Error| {
         let error = error.or_location(source).chain();
@@ -126,14 +146,17 @@ impl Cache {
             .join(path)
     }
 
-    /// Brings the named files below a path, or those that a load from there needs.
-    fn fill(&self, path: &str, names: Option<&[String]>, revision: &str) -> Result<()> {
-        let found = match names {
-            // The name of a single file is relative to its directory.
-            Some(_) if self.has(path) => self.bring(&HashSet::from([path.to_owned()]))?,
-            Some(names) => self.bring(&names.iter().map(|name| below(path, name)).collect())?,
-            None => self.bring(&self.beside(path))? + self.bring(&self.weights(path)?)?,
-        };
+    /// Brings the named files below each path, or those that a load from there needs.
+    fn fill(&self, paths: &[&str], names: Option<&[String]>, revision: &str) -> Result<()> {
+        let mut found = 0;
+        for path in paths {
+            found += match names {
+                // The name of a single file is relative to its directory.
+                Some(_) if self.has(path) => self.bring(&HashSet::from([(*path).to_owned()]))?,
+                Some(names) => self.bring(&names.iter().map(|name| below(path, name)).collect())?,
+                None => self.bring(&self.beside(path))? + self.bring(&self.weights(path)?)?,
+            };
+        }
         // A reference to a commit without files would hide an earlier one that has some.
         if found > 0 && revision != self.commit.name {
             self.refer(revision)?;

@@ -8,6 +8,7 @@ use tload::storage::{ObjectSource, Source};
 use tload::{Checkpoint, Error, ErrorKind, Location, Protocol, Result, StoreOptions};
 use tload_testbed::{Access, Fault, FaultyServer, Hub, HubRequest, Rule};
 
+use crate::alone;
 use crate::fixtures::{assert_all, even, folder, in_file_order, index, load, options, read};
 use crate::sites;
 
@@ -580,6 +581,42 @@ fn cached_bucket_opens_without_the_hub() {
         assert!(tload::finish_caching(std::time::Duration::from_secs(60)));
         assert_eq!(hub.requests().len() > before, check == "always");
     }
+}
+
+/// Variables of the process in which the next test loads.
+const HUB_URL: &str = "TEST_HUB_URL";
+
+/// The cache has a shard of an earlier commit, and the hub's branch has moved on.
+#[test]
+fn files_of_one_repository_are_filled_at_one_commit() {
+    let name = "hubs::files_of_one_repository_are_filled_at_one_commit";
+    let newer = Model::new(7);
+    if let Some(endpoint) = alone::variable(HUB_URL) {
+        let pairs = [("endpoint", endpoint.as_str()), ("hf_cache", "true")];
+        let store = StoreOptions::from_pairs(pairs).expect("options");
+        let files = ["/a 1.safetensors", "@main/b 1.safetensors"].map(location);
+        let checkpoint = Checkpoint::open_all_with(&files, store).expect("opens");
+        let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
+        assert_all(&tensors, &newer.shards());
+        return;
+    }
+    let (hub, older) = (Hub::start(), Model::new(1));
+    let commit = hub.commit(MODEL, "main", &older.files());
+    hub.commit(MODEL, "main", &newer.files());
+    let cache = folder();
+    let repository = cache.path().join("models--org--Model-1.5");
+    let snapshot = repository.join("snapshots").join(&commit);
+    std::fs::create_dir_all(&snapshot).expect("a folder");
+    std::fs::create_dir(repository.join("refs")).expect("a folder");
+    std::fs::write(repository.join("refs/main"), commit).expect("a reference");
+    std::fs::write(snapshot.join("a 1.safetensors"), &older.shards[0]).expect("a shard");
+    let path = cache.path().to_str().expect("UTF-8");
+    let output = alone::run(name, &[(HUB_URL, &hub.url()), ("HF_HUB_CACHE", path)]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    let mut resolved = asked_of_the_model(&hub);
+    resolved.retain(|request| request.path.ends_with("/revision/main"));
+    assert_eq!(resolved.len(), 1, "{resolved:?}");
 }
 
 /// The limit of the first connection is not one of the first response.
