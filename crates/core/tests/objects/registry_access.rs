@@ -147,6 +147,47 @@ fn failing_helper_is_named_if_anonymous_access_is_denied() {
     }
 }
 
+/// The credentials of a helper expire during the load.
+#[test]
+fn helper_is_asked_again_when_its_credentials_expire() {
+    let header_text = format!(
+        "{:<120}",
+        r#"{"t":{"dtype":"U8","shape":[100],"data_offsets":[0,100]}}"#
+    );
+    let length = u64::try_from(header_text.len())
+        .expect("a length")
+        .to_le_bytes();
+    let length = std::str::from_utf8(&length).expect("ASCII");
+    let file = format!("{length}{header_text}{}", "0123456789".repeat(10));
+    // Each password is good for two requests.
+    let used = AtomicUsize::new(0);
+    let registry = Listener::start(move |head| {
+        let number = 1 + used.load(Ordering::SeqCst) / 2;
+        let pair = BASE64_STANDARD.encode(format!("user:hunter2-{number}"));
+        if header(head, "authorization") != Some(&*format!("Basic {pair}")) {
+            return "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Basic realm=\"r\"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".to_owned();
+        }
+        used.fetch_add(1, Ordering::SeqCst);
+        blob_reply(head, "model.safetensors", &file)
+    });
+    let home = folder();
+    let path = home.path().to_str().expect("UTF-8");
+    let script = r#"read -r server
+read -r n < "$0.count"
+n=$((n+1))
+echo "$n" > "$0.count"
+echo "{\"Username\": \"user\", \"Secret\": \"hunter2-$n\"}""#;
+    write_program(home.path(), "counting", script);
+    let count = home.path().join("docker-credential-counting.count");
+    std::fs::write(&count, "0\n").expect("a temporary folder");
+    write_helper(home.path(), "counting");
+    let variables = [("DOCKER_CONFIG", path), ("PATH", path)];
+    let outcome = outcome(&url(&registry.address.to_string()), "", &variables);
+    assert!(outcome.starts_with("loaded 100 bytes"), "{outcome}");
+    let count = std::fs::read_to_string(&count).expect("a count");
+    assert!(count.trim() != "0" && count.trim() != "1", "{count}");
+}
+
 /// Answers with these bytes as JSON.
 fn json_reply(body: &str) -> String {
     let length = body.len();
@@ -197,6 +238,28 @@ fn token_service_gets_password_and_no_other_header() {
     assert_eq!(header(asked, "x-team"), None, "{asked}");
 }
 
+/// Answers requests for an artifact of one file.
+fn blob_reply(head: &str, name: &str, file: &str) -> String {
+    if head.starts_with("GET /v2/org/model/manifests/v1 ") {
+        let layer = json!({
+            "mediaType": RAW, "size": file.len(), "digest": format!("sha256:{}", "0".repeat(64)),
+            "annotations": {PATH: name},
+        });
+        let kind = "application/vnd.oci.image.manifest.v1+json";
+        return json_reply(&json!({"mediaType": kind, "layers": [layer]}).to_string());
+    }
+    let range = header(head, "range").and_then(|range| range.strip_prefix("bytes="));
+    let (start, end) = range
+        .and_then(|range| range.split_once('-'))
+        .expect("a range");
+    let [start, end] = [start, end].map(|at| at.parse::<usize>().expect("a number"));
+    let (body, len) = (&file[start..=end], file.len());
+    format!(
+        "HTTP/1.1 206 Partial Content\r\ncontent-range: bytes {start}-{end}/{len}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
 #[test]
 fn refused_token_is_renewed_once() {
     let issued = Arc::new(AtomicUsize::new(0));
@@ -209,13 +272,6 @@ fn refused_token_is_renewed_once() {
     // Each token is good for two requests.
     let used = AtomicUsize::new(0);
     let file = "0123456789".repeat(20);
-    let manifest = json!({
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "layers": [{
-            "mediaType": RAW, "size": file.len(), "digest": format!("sha256:{}", "0".repeat(64)),
-            "annotations": {PATH: "file"},
-        }],
-    });
     let registry = Listener::start(move |head| {
         let number = 1 + used.load(Ordering::SeqCst) / 2;
         if header(head, "authorization") != Some(&*format!("Bearer hunter2-{number}")) {
@@ -224,19 +280,7 @@ fn refused_token_is_renewed_once() {
             );
         }
         used.fetch_add(1, Ordering::SeqCst);
-        if head.starts_with("GET /v2/org/model/manifests/v1 ") {
-            return json_reply(&manifest.to_string());
-        }
-        let range = header(head, "range").and_then(|range| range.strip_prefix("bytes="));
-        let (start, end) = range
-            .and_then(|range| range.split_once('-'))
-            .expect("a range");
-        let [start, end] = [start, end].map(|at| at.parse::<usize>().expect("a number"));
-        let (body, len) = (&file[start..=end], file.len());
-        format!(
-            "HTTP/1.1 206 Partial Content\r\ncontent-range: bytes {start}-{end}/{len}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
-            body.len()
-        )
+        blob_reply(head, "file", &file)
     });
     let location = Location::parse(&format!("{}/file", url(&registry.address.to_string())));
     let options = sites::options(&[("retries", "0")]);

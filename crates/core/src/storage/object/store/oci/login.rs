@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use serde::Deserialize;
 use tokio::sync::oneshot;
 
@@ -125,7 +127,7 @@ impl Login {
                 server,
             } => {
                 let program = program.as_deref().ok_or_else(|| absent(name))?;
-                ask_program(program, server).await
+                ask_program(program, server, WAIT_MAX).await
             }
             Self::Anonymous | Self::Password(..) | Self::Identity(_) | Self::Bearer(_) => {
                 Ok(self.clone())
@@ -293,8 +295,12 @@ fn absent(name: &str) -> Classification {
     ))
 }
 
-/// Runs a credential helper.
-async fn ask_program(program: &Path, server: &str) -> Result<Login, Classification> {
+/// Runs a credential helper, and kills it if it takes longer than `wait_max`.
+async fn ask_program(
+    program: &Path,
+    server: &str,
+    wait_max: Duration,
+) -> Result<Login, Classification> {
     let shown = printable(&program.display().to_string());
     let child = Command::new(program)
         .arg("get")
@@ -317,11 +323,11 @@ async fn ask_program(program: &Path, server: &str) -> Result<Login, Classificati
         let _ = sender.send(exchange(&running, &server));
     });
     started.map_err(|error| failed(format!("no thread for the credential helper: {error}")))?;
-    let Ok(Ok(answer)) = tokio::time::timeout(WAIT_MAX, receiver).await else {
+    let Ok(Ok(answer)) = tokio::time::timeout(wait_max, receiver).await else {
         // It may have ended by itself.
         let _ = child.lock().kill();
         return Err(failed(format!(
-            "the credential helper {shown} took longer than {WAIT_MAX:?}"
+            "the credential helper {shown} took longer than {wait_max:?}"
         )));
     };
     // Texts of a helper are not shown: they may be secrets.
@@ -359,6 +365,10 @@ fn exchange(child: &Mutex<Child>, server: &str) -> std::io::Result<(bool, Vec<u8
     if let Some(output) = output {
         output.take(ANSWER_MAX).read_to_end(&mut text)?;
     }
+    // Waits without the lock, and leaves the process to be reaped: its id stays its own.
+    let pid = Pid::from_child(&child.lock());
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    retry_on_intr(|| waitid(WaitId::Pid(pid), options))?;
     Ok((child.lock().wait()?.success(), text))
 }
 
@@ -468,15 +478,40 @@ mod tests {
         assert!(of(&[]).is_empty());
     }
 
+    /// Writes a helper, and returns its path.
+    fn helper(folder: &Path, name: &str, script: &str) -> PathBuf {
+        let path = folder.join(format!("docker-credential-{name}"));
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a file");
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&path, mode).expect("its mode");
+        path
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().expect("a runtime")
+    }
+
+    #[test]
+    fn helper_that_closes_its_output_and_stays_is_killed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = "cat >/dev/null; exec >&-; exec sleep 20";
+        let program = helper(folder.path(), "stays", script);
+        let started = std::time::Instant::now();
+        let asked = ask_program(&program, "h", Duration::from_secs(1));
+        let error = runtime().block_on(asked).err().expect("an error");
+        assert!(
+            error.message.ends_with("longer than 1s"),
+            "{}",
+            error.message
+        );
+        assert!(started.elapsed() < Duration::from_secs(15));
+    }
+
     #[test]
     fn helper_is_asked_about_the_server() {
         let folder = tempfile::tempdir().expect("a folder");
-        let script = |name: &str, text: &str| {
-            let path = folder.path().join(format!("docker-credential-{name}"));
-            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a file");
-            let mode = std::fs::Permissions::from_mode(0o755);
-            std::fs::set_permissions(&path, mode).expect("its mode");
-        };
+        let script = |name: &str, text: &str| helper(folder.path(), name, text);
         script(
             "good",
             r#"read -r server; echo "{\"Username\": \"$1 $server\", \"Secret\": \"hunter2\"}""#,
@@ -493,10 +528,7 @@ mod tests {
         script("odd", "cat >/dev/null; echo hunter2");
         let path = folder.path().to_str().expect("UTF-8").to_owned();
         let environment = Environment::new([("PATH".to_owned(), path)]);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        let runtime = runtime.expect("a runtime");
+        let runtime = runtime();
         let ask = |key: &str, name: &str, host: &str| {
             let helpers = serde_json::json!({key: if key == "credsStore" { serde_json::json!(name) } else {
                 serde_json::json!({host: name})

@@ -66,8 +66,6 @@ pub(super) struct Session(Mutex<Answered>);
 #[derive(Default)]
 struct Answered {
     challenge: Option<Challenge>,
-    /// Credentials with the result of a helper.
-    login: Option<Login>,
     authorization: Option<Authorization>,
     /// Failure of the helper, if the answer is one without credentials for this reason.
     helper_failure: Option<Classification>,
@@ -196,13 +194,11 @@ impl Registry {
         let Some(challenge) = session.challenge.clone() else {
             return Ok(None);
         };
-        let resolved = match &session.login {
-            Some(login) => Ok(login.clone()),
-            None => self.login.resolved().await,
-        };
+        // A helper is asked each time: credentials that it returned before may have expired.
+        let resolved = self.login.resolved().await;
         session.helper_failure = resolved.as_ref().err().cloned();
         let login = match resolved {
-            Ok(login) => session.login.insert(login).clone(),
+            Ok(login) => login,
             // Public artifacts need a token, but no credentials.
             Err(_) if matches!(challenge, Challenge::Bearer { .. }) => Login::Anonymous,
             Err(failure) => return Err(judged(failure)),
