@@ -303,3 +303,39 @@ fn failed_fill_leaves_no_partial_blob() {
     good(&lab.run(&load));
     good(&lab.offline(&["load", URL]));
 }
+
+/// Other downloads into the same cache keep what an interrupted one has received.
+#[test]
+fn finished_fill_keeps_interrupted_ones() {
+    use tload_testbed::{Fault, Rule};
+    let lab = Lab::start();
+    let shard = "model-00002-of-00002.safetensors";
+    let dead = Rule::always(Fault::CutBody(1000)).path("model-00002");
+    lab.hub.files().fault(dead.from_byte(1));
+    let load = ["load", URL, "--hf-cache", "--store", "retries=0"];
+    assert!(!lab.run(&load).status.success());
+    let folder = lab.cached();
+    let staged = folder.join(".tload").join(&lab.commit);
+    let left = tree(&staged);
+    assert!(
+        left.keys().any(|name| name.contains(shard)),
+        "{:?}",
+        left.keys()
+    );
+    let (file, copy) = (format!("{URL}/consolidated.safetensors"), lab.text("copy"));
+    good(&lab.run(&["cp", &file, &copy, "--hf-cache"]));
+    let single = lab.bytes("model-00001-of-00002.safetensors");
+    // Files of equal contents have one blob.
+    let files = [
+        ("model.safetensors", single),
+        ("a/b/c.json", b"{ }"),
+        ("d.json", b"{ }"),
+    ];
+    lab.hub.commit(MODEL, "other", &files);
+    good(&lab.run(&["load", &format!("{URL}@other"), "--hf-cache"]));
+    assert!(tree(&staged) == left);
+    assert_eq!(fs::read_dir(folder.join(".tload")).unwrap().count(), 1);
+    lab.hub.files().clear_faults();
+    good(&lab.run(&load));
+    assert!(!folder.join(".tload").exists());
+}

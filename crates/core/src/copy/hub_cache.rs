@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
-use super::paths::components;
+use super::paths::{self, components};
 use super::{Copy, CopyOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{INDEX_BYTES_MAX, ModelFiles, SUFFIX, parse_index};
@@ -161,8 +161,8 @@ impl Cache {
         if found > 0 && revision != self.commit.name {
             self.refer(revision)?;
         }
-        // Nothing in it is in use: this process has the lock.
-        let _ = fs::remove_dir_all(self.folder.join(".tload"));
+        // What is left in it is of interrupted downloads, which are resumed.
+        remove_empty(&self.folder.join(".tload"));
         Ok(())
     }
 
@@ -274,9 +274,15 @@ impl Cache {
                 fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
             }
         }
+        let staged = self.staging.join(path);
         if !blob.exists() {
-            fs::rename(self.staging.join(path), blob).map_err(|error| cannot(blob, error))?;
+            fs::rename(&staged, blob).map_err(|error| cannot(blob, error))?;
         }
+        // A second file of equal contents, and the record of a file system without attributes.
+        let file_name = staged.file_name().unwrap_or_default().to_string_lossy();
+        let record = paths::record(&file_name);
+        let _ = fs::remove_file(staged.with_file_name(record));
+        let _ = fs::remove_file(&staged);
         let name = blob.file_name().unwrap_or_default();
         let up = "../".repeat(2 + path.matches('/').count());
         let target = Path::new(&up).join("blobs").join(name);
@@ -329,6 +335,17 @@ fn lock(folder: &Path) -> Result<OwnedFd> {
 
 fn cannot(path: &Path, error: std::io::Error) -> Error {
     Error::from_io("cannot write to the hub's cache", error).with_location(path.display())
+}
+
+/// Removes the empty directories at and below a path.
+fn remove_empty(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty(&entry.path());
+        }
+    }
+    // Fails if something is in it.
+    let _ = fs::remove_dir(folder);
 }
 
 /// Returns the path of a name below a directory of the repository.
