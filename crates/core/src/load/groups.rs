@@ -262,7 +262,7 @@ impl Sources {
     /// Does nothing: only objects are cached.
     #[cfg(not(feature = "object"))]
     #[expect(clippy::unused_self, reason = "has a cache with objects")]
-    pub(crate) fn clear_cached(&self, _: &Error) {}
+    pub(crate) fn clear_cached(&self, _: &crate::Error) {}
 
     /// Returns the number of retries outside of reads, and the reason of the last one.
     pub(crate) fn opening_retries(&self) -> (u64, Option<String>) {
