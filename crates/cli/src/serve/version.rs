@@ -158,12 +158,12 @@ mod tests {
     #[test]
     fn tag_of_object_is_as_strong_as_its_validator() {
         let of = |e_tag: Option<&str>, version: Option<&str>, modified: i64| {
-            let mut identity = ObjectIdentity::default();
-            identity.len = 7;
-            identity.e_tag = e_tag.map(str::to_owned);
-            identity.version = version.map(str::to_owned);
-            identity.modified = modified;
-            Version::of_object(&identity)
+            Version::of_object(&ObjectIdentity {
+                len: 7,
+                e_tag: e_tag.map(str::to_owned),
+                version: version.map(str::to_owned),
+                modified,
+            })
         };
         assert_eq!(of(Some("\"a\""), None, 5).strong_tag(), Some("\"a\""));
         let strong = |e_tag, version| of(e_tag, version, 5).strong_tag().map(str::to_owned);

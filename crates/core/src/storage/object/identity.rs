@@ -3,7 +3,7 @@
 use object_store::ObjectMeta;
 
 /// Identity of one state of an object.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectIdentity {
     /// Length, bytes.
     pub len: u64,

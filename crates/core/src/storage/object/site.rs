@@ -100,10 +100,10 @@ impl ObjectSite {
             return Ok(object);
         }
         let opened = ObjectSource::open(&remote, &location, 1, remote.open_deadline());
-        let (object, _) = opened.map_err(|error| match error.kind() {
+        let (object, _) = opened.map_err(|error| {
             // Nothing is requested for a cache: it does not have the object.
-            ErrorKind::Remote if self.root.is_none() => not_found(),
-            _ => error,
+            let is_missing = self.root.is_none() && error.kind() == ErrorKind::Remote;
+            if is_missing { not_found() } else { error }
         })?;
         object.require_versioned()?;
         let mut opening = self.opening.lock();
