@@ -30,8 +30,8 @@ pub struct ObjectSite {
 }
 
 /// Stores as of a moment, and the objects opened since. All of it is opened anew when it is not
-/// fresh any more: a branch of a hub or a tag of a registry has moved by then, credentials have been
-/// renewed, a disk has space again, and clients may have named any number of stores.
+/// fresh any more: a branch of a hub or a tag of a registry has moved by then, credentials have
+/// been renewed, a disk has space again, and clients may have named any number of stores.
 #[derive(Debug)]
 struct Opening {
     remote: Arc<Remote>,
