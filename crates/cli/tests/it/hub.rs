@@ -309,8 +309,8 @@ fn failed_fill_leaves_no_partial_blob() {
 fn finished_fill_keeps_interrupted_ones() {
     use tload_testbed::{Fault, Rule};
     let lab = Lab::start();
-    let shard = "model-00002-of-00002.safetensors";
-    let dead = Rule::always(Fault::CutBody(1000)).path("model-00002");
+    let shard = "model-00001-of-00002.safetensors";
+    let dead = Rule::always(Fault::CutBody(1000)).path("model-00001");
     lab.hub.files().fault(dead.from_byte(1));
     let load = ["load", URL, "--hf-cache", "--store", "retries=0"];
     assert!(!lab.run(&load).status.success());
@@ -324,7 +324,8 @@ fn finished_fill_keeps_interrupted_ones() {
     );
     let (file, copy) = (format!("{URL}/consolidated.safetensors"), lab.text("copy"));
     good(&lab.run(&["cp", &file, &copy, "--hf-cache"]));
-    let single = lab.bytes("model-00001-of-00002.safetensors");
+    // It also brings the contents of the file that was interrupted.
+    let single = lab.bytes(shard);
     // Files of equal contents have one blob.
     let files = [
         ("model.safetensors", single),

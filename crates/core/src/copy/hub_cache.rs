@@ -278,10 +278,12 @@ impl Cache {
         if !blob.exists() {
             fs::rename(&staged, blob).map_err(|error| cannot(blob, error))?;
         }
-        // A second file of equal contents, and the record of a file system without attributes.
+        // A second file of equal contents, and whatever else a copy left of it: the contents may
+        // have come otherwise since that was interrupted.
         let file_name = staged.file_name().unwrap_or_default().to_string_lossy();
-        let record = paths::record(&file_name);
-        let _ = fs::remove_file(staged.with_file_name(record));
+        for left in paths::left_by_copy(&file_name) {
+            let _ = fs::remove_file(staged.with_file_name(left));
+        }
         let _ = fs::remove_file(&staged);
         let name = blob.file_name().unwrap_or_default();
         let up = "../".repeat(2 + path.matches('/').count());
