@@ -161,7 +161,7 @@ impl Cache {
         if found > 0 && revision != self.commit.name {
             self.refer(revision)?;
         }
-        // What is left in it is of interrupted downloads, which are resumed.
+        // Files that remain belong to interrupted downloads, which are resumed.
         remove_empty(&self.folder.join(".tload"));
         Ok(())
     }
