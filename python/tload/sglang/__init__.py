@@ -13,6 +13,8 @@ those of the plugin for vLLM, except `enable_weights_track`, which SGLang does n
 `tload.vllm`. Of the processes that SGLang lets load together, one of each node reads for all of
 them, unless `share` is `"none"`.
 
+With `TLOAD_LORA_SOURCE` and `TLOAD_LORA_DIR`, LoRA adapters are loaded on request, as with vLLM.
+
 SGLang accepts a URL as the model only with its own formats. Pass the URL as `source`, with
 configuration and tokenizer from the model. Quantizations that SGLang loads with loaders of their
 own (ModelOpt's and AutoRound's) are not supported.
@@ -21,6 +23,9 @@ own (ModelOpt's and AutoRound's) are not supported.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from tload.sglang import _lora
+from tload.vllm._lora import adapters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +40,7 @@ def register() -> None:
     """Register tload with SGLang, which calls this function in each of its processes.
 
     Raises:
+        InvalidRequestError: `TLOAD_LORA_SOURCE` is set without `TLOAD_LORA_DIR`.
         ImportError: SGLang is not installed, or its version is not supported.
     """
     from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES, add_load_format_choices
@@ -42,9 +48,12 @@ def register() -> None:
 
     if LOAD_FORMAT in LOAD_FORMAT_CHOICES:
         return
+    found = adapters()
     add_load_format_choices([LOAD_FORMAT])
     # SGLang's formats are a closed list, but it accepts a class as one.
     HookRegistry.register(TARGET, _name_to_class, HookType.AROUND)
+    if found is not None:
+        HookRegistry.register(_lora.TARGET, _lora.before_resolving(found), HookType.AROUND)
 
 
 def _name_to_class(verify: Callable[..., None], config: Any) -> None:
