@@ -114,6 +114,24 @@ fn mirror_takes_over_from_an_origin_that_fails() {
     assert!(error.is_none_or(|error| error.kind() == ErrorKind::Remote));
 }
 
+/// Mirrors are compared with the origin's file when they are opened.
+#[test]
+fn failure_of_the_origin_is_not_that_of_a_mirror() {
+    let file = file();
+    let (server, site) = origin(&file);
+    let mirror = mirror(&file);
+    let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&mirror))]));
+    let edge = file.len() as u64 - (64 << 10);
+    let refusal = Fault::status(403, "AccessDenied");
+    server.fault(Rule::always(refusal).on(Operation::Get).from_byte(edge));
+    while !server.requests().iter().any(|it| it.faulted) {
+        assert_all(&all(&checkpoint).0, &[&file]);
+    }
+    server.clear_faults();
+    let mirror = load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
+    assert_eq!((mirror.failure, mirror.is_dropped), (None, false));
+}
+
 #[test]
 fn files_with_another_etag_are_compared() {
     let (Some(site), Some(nginx)) = (versitygw(), require(Nginx::start())) else {
@@ -452,7 +470,10 @@ fn contradictory_and_invalid_options_are_refused() {
             &[("mirrors", "s3://b/a"), ("mirror_token", "t")],
             "mirror_token",
         ),
-        (&[("peers", "https://h/a")], "no plain web server"),
+        (
+            &[("peers", "https://h/a")],
+            "not a URL of a plain web server",
+        ),
     ] {
         let options = with(&site, pairs);
         let error = Checkpoint::open_with(&site.location("m"), &options).expect_err(wanted);

@@ -113,28 +113,44 @@ impl ObjectSource {
         for index in self.0.replicas.begin(&mirrors.usable()) {
             let (source, mirrors) = (self.clone(), Arc::clone(mirrors));
             tokio::spawn(async move {
-                let replica = match source.open_replica(&mirrors, index).await {
-                    Ok(file) => Replica::Opened(file),
-                    Err(error) if error.kind() == ErrorKind::NotFound => {
-                        tracing::info!(%error, "a mirror does not have a file");
-                        Replica::Failed { may_pass: false }
-                    }
-                    Err(error) => {
-                        mirrors.fail(index + 1, &error);
-                        Replica::Failed { may_pass: true }
-                    }
-                };
+                let replica = source.open_replica(&mirrors, index).await;
                 source.0.replicas.set(index, replica);
             });
         }
     }
 
-    /// Opens the object's file in a mirror.
+    /// Opens the object's file in a mirror, and compares it with the origin's.
+    async fn open_replica(&self, mirrors: &Mirrors, index: usize) -> Replica {
+        let compared = match self.look_at_replica(mirrors, index).await {
+            Ok((file, first)) => match self.ends().await {
+                Ok(ends) => file.compare_ends(&first, ends).await.map(|()| file),
+                Err(error) => {
+                    // The origin's failure says nothing about the mirror.
+                    tracing::debug!(%error, "cannot compare the file of a mirror");
+                    return Replica::Failed { may_pass: true };
+                }
+            },
+            Err(error) => Err(error),
+        };
+        match compared {
+            Ok(file) => Replica::Opened(file),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                tracing::info!(%error, "a mirror does not have a file");
+                Replica::Failed { may_pass: false }
+            }
+            Err(error) => {
+                mirrors.fail(index + 1, &error);
+                Replica::Failed { may_pass: true }
+            }
+        }
+    }
+
+    /// Opens the object's file in a mirror, and returns it with the checksums of its first bytes.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] if it is another one, and errors of the mirror, translated.
-    async fn open_replica(&self, mirrors: &Mirrors, index: usize) -> Result<Self> {
+    /// [`ErrorKind::Changed`] if it has another length, and errors of the mirror, translated.
+    async fn look_at_replica(&self, mirrors: &Mirrors, index: usize) -> Result<(Self, Crcs)> {
         let place = mirrors.place(index, self.location());
         let remote = &mirrors.remote;
         let url = place.remote().ok_or_else(|| {
@@ -147,31 +163,46 @@ impl ObjectSource {
         let (meta, bytes, seen) = looked.map_err(|error| error.or_location(&place))?;
         let identity = ObjectIdentity::from_meta(&meta);
         let replica = Self::with_identity(remote, (store, path), place, identity, seen);
-        let differs = |what: String| {
-            Error::new(ErrorKind::Changed, what)
-                .with_location(replica.location())
-                .with_hint("update the mirror, or take it out of the store option mirrors")
-        };
         if replica.len() != self.len() {
             let (found, wanted) = (replica.len(), self.len());
-            return Err(differs(format!(
-                "has {found} bytes; the origin's file has {wanted}"
-            )));
+            let what = format!("has {found} bytes; the origin's file has {wanted}");
+            return Err(replica.differs(what));
         }
+        Ok((replica, Crcs::new(&[&bytes])))
+    }
+
+    /// Returns the checksums of the first and the last bytes of the origin's file.
+    async fn ends(&self) -> Result<(&Crcs, &Crcs)> {
         let (len, ends) = (self.len(), &self.0.ends);
-        let first = 0..len.min(EDGE_BYTES);
-        let ours = ends.first.get_or_try_init(|| self.crcs(first)).await?;
-        if Crcs::new(&[&bytes]) != *ours {
-            let what = "begins with other bytes than the origin's file";
-            return Err(differs(what.to_owned()));
+        let first = || self.crcs(0..len.min(EDGE_BYTES));
+        let last = || self.crcs(len.saturating_sub(EDGE_BYTES)..len);
+        Ok((
+            ends.first.get_or_try_init(first).await?,
+            ends.last.get_or_try_init(last).await?,
+        ))
+    }
+
+    /// Compares this file of a mirror, whose first bytes have the checksums `first`, with the ends
+    /// of the origin's.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`] if it is another one, and errors of the mirror.
+    async fn compare_ends(&self, first: &Crcs, origin: (&Crcs, &Crcs)) -> Result<()> {
+        if first != origin.0 {
+            return Err(self.differs("begins with other bytes than the origin's file"));
         }
-        let last = len.saturating_sub(EDGE_BYTES)..len;
-        let ours = ends.last.get_or_try_init(|| self.crcs(last.clone()));
-        if *ours.await? != replica.crcs(last.clone()).await? {
-            let what = "ends with other bytes than the origin's file";
-            return Err(differs(what.to_owned()));
+        let last = self.len().saturating_sub(EDGE_BYTES)..self.len();
+        if self.crcs(last).await? != *origin.1 {
+            return Err(self.differs("ends with other bytes than the origin's file"));
         }
-        Ok(replica)
+        Ok(())
+    }
+
+    fn differs(&self, what: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Changed, what)
+            .with_location(self.location())
+            .with_hint("update the mirror, or take it out of the store option mirrors")
     }
 
     /// Returns the checksums of a range, read from this object's own store.
