@@ -156,7 +156,7 @@ fn prune(args: &CachePruneArgs, interrupt: &Interrupt, out: &mut dyn Write) -> R
     rules.max_bytes = args.max_size;
     rules.unused_for = args.unused_for;
     rules.dry_run = args.dry_run;
-    let removal = open(&args.cache)?.prune(&rules);
+    let removal = open(&args.cache)?.prune(&rules)?;
     answer(&removal, (args.dry_run, args.json), interrupt, out)
 }
 

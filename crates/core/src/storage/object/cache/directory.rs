@@ -119,6 +119,7 @@ impl CacheDirectory {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] if `location` is a path: only objects of stores are cached.
+    /// Errors of the file system at the first object that cannot be removed.
     pub fn remove(&self, location: Option<&Location>, dry_run: bool) -> Result<CacheRemoval> {
         let within = location.map(url).transpose()?;
         let chosen = |entry: &CacheEntry| {
@@ -126,7 +127,7 @@ impl CacheDirectory {
         };
         let mut removal = CacheRemoval::default();
         for entry in self.entries().into_iter().filter(chosen) {
-            self.remove_one(entry, dry_run, &mut removal);
+            self.remove_one(entry, dry_run, &mut removal)?;
         }
         if !dry_run {
             empty_trash(&self.folder);
@@ -144,7 +145,11 @@ impl CacheDirectory {
     }
 
     /// Removes objects by rules.
-    pub fn prune(&self, rules: &Pruning) -> CacheRemoval {
+    ///
+    /// # Errors
+    ///
+    /// Errors of the file system at the first object that cannot be removed.
+    pub fn prune(&self, rules: &Pruning) -> Result<CacheRemoval> {
         let entries = occupied_in_order(&self.folder);
         let mut used = entries.iter().map(|entry| entry.bytes).sum::<u64>();
         let now = SystemTime::now();
@@ -154,7 +159,7 @@ impl CacheDirectory {
             let is_old = rules.unused_for.is_some_and(|limit| idle >= limit);
             if is_old || rules.max_bytes.is_some_and(|most| used > most) {
                 let bytes = entry.bytes;
-                if self.remove_one(describe(entry), rules.dry_run, &mut removal) {
+                if self.remove_one(describe(entry), rules.dry_run, &mut removal)? {
                     used -= bytes;
                 }
             }
@@ -163,17 +168,27 @@ impl CacheDirectory {
             empty_trash(&self.folder);
             trim(&self.folder, rules.unused_for);
         }
-        removal
+        Ok(removal)
     }
 
-    fn remove_one(&self, entry: CacheEntry, dry_run: bool, removal: &mut CacheRemoval) -> bool {
-        let is_removed = dry_run || remove(&self.folder, &entry.folder);
+    fn remove_one(
+        &self,
+        entry: CacheEntry,
+        dry_run: bool,
+        removal: &mut CacheRemoval,
+    ) -> Result<bool> {
+        let removed = dry_run.then_some(Ok(true));
+        let removed = removed.unwrap_or_else(|| remove(&self.folder, &entry.folder));
+        let is_removed = removed.map_err(|error| {
+            Error::from_io("cannot remove an object from the cache", error)
+                .with_location(entry.folder.display())
+        })?;
         if is_removed {
             removal.removed.push(entry);
         } else {
             removal.in_use.push(entry);
         }
-        is_removed
+        Ok(is_removed)
     }
 }
 

@@ -2,7 +2,8 @@
 //! room for, and the free space of the disk, of which it leaves some. Answers do not count: they
 //! have a limit of their own.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -13,6 +14,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::TOTALS;
 use super::entry::STAMPS;
 use crate::options::format_bytes;
 use crate::sync::lock::Mutex;
@@ -103,7 +105,7 @@ impl Room {
         if room < wanted {
             let limit = format_bytes(limit);
             return Err(format!(
-                "its limit of {limit} is reached, and its other entries are in use"
+                "its limit of {limit} is reached, and its other entries are in use or cannot be removed"
             ));
         }
         Ok(room)
@@ -128,8 +130,13 @@ impl Room {
             if used <= most {
                 break;
             }
-            if remove(&self.folder, &entry.path) {
-                used -= entry.bytes;
+            match remove(&self.folder, &entry.path) {
+                Ok(true) => {
+                    used -= entry.bytes;
+                    TOTALS.lock().evicted_bytes += entry.bytes;
+                }
+                Ok(false) => {}
+                Err(error) => tracing::debug!(%error, "cannot evict an entry of the cache"),
             }
         }
         used
@@ -197,40 +204,45 @@ pub(super) fn occupied(folder: &Path) -> Vec<Occupied> {
     occupied
 }
 
-/// Removes an entry unless it is in use, and returns whether it did. It disappears from its place
+/// Removes an entry. Returns false if it stays because it is in use. It disappears from its place
 /// before its files are removed: no process sees half of it.
-pub(super) fn remove(folder: &Path, entry: &Path) -> bool {
+///
+/// # Errors
+///
+/// Errors of the file system.
+pub(super) fn remove(folder: &Path, entry: &Path) -> io::Result<bool> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let path = entry.join(STAMPS);
     let stamps = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map(File::from) {
         Ok(stamps) => {
-            let is_locked = flock(&stamps, FlockOperation::NonBlockingLockExclusive).is_ok();
-            let inode = |found: std::io::Result<std::fs::Metadata>| found.map_or(0, |it| it.ino());
+            // Any other error is that of a file system without locks.
+            let locked = flock(&stamps, FlockOperation::NonBlockingLockExclusive);
+            let inode = |found: io::Result<Metadata>| found.map_or(0, |it| it.ino());
             // Another process may have evicted the entry between the two calls, and a third one
             // made it anew.
-            if !is_locked || inode(stamps.metadata()) != inode(path.symlink_metadata()) {
-                return false;
+            let is_other = inode(stamps.metadata()) != inode(path.symlink_metadata());
+            if locked == Err(Errno::WOULDBLOCK) || is_other {
+                return Ok(false);
             }
             Some(stamps)
         }
         // They are opened before anything else of an entry: one where they are no file is not in
         // use.
         Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => None,
-        Err(error) => {
-            tracing::debug!(%error, "cannot tell whether an entry of the cache is in use");
-            return false;
-        }
+        // Another process was faster.
+        Err(Errno::NOENT) => return Ok(true),
+        Err(error) => return Err(error.into()),
     };
     let trash = folder.join(TRASH);
     let _ = std::fs::DirBuilder::new().mode(0o700).create(&trash);
     let moved = trash.join(format!("{:016x}", fastrand::u64(..)));
-    if let Err(error) = std::fs::rename(entry, &moved) {
-        tracing::debug!(%error, "cannot evict an entry of the cache");
-        return false;
+    match std::fs::rename(entry, &moved) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
     }
     empty_trash(folder);
     drop(stamps);
-    true
+    Ok(true)
 }
 
 /// Removes the files of entries that were moved away: also those that a killed process left there,
