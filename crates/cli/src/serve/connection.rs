@@ -128,7 +128,7 @@ impl<'a> Connection<'a> {
 
     /// Answers a request and returns whether another may follow.
     fn respond(&mut self, request: &Request) -> bool {
-        let server = self.server;
+        let (server, started) = (self.server, Instant::now());
         let response = server.site.answer(request, SystemTime::now(), || {
             let connections = &server.connections;
             server
@@ -138,6 +138,7 @@ impl<'a> Connection<'a> {
         let keeps_alive = request.keeps_alive && self.admission.may_continue();
         let with_body = request.method != Method::HEAD;
         let sent = self.send(&response, keeps_alive, with_body);
+        server.metrics.count_time(started.elapsed());
         log(request, &response, sent.as_ref().err());
         match sent {
             Ok(()) if keeps_alive => true,
@@ -148,9 +149,8 @@ impl<'a> Connection<'a> {
             Err(ended) => {
                 let metrics = &server.metrics;
                 let counter = match ended {
-                    Ended::Changed | Ended::Unreadable(_) | Ended::Store(_) => {
-                        &metrics.changed_files
-                    }
+                    Ended::Changed => &metrics.changed_files,
+                    Ended::Unreadable(_) | Ended::Store(_) => &metrics.failed_reads,
                     Ended::Client(_) => &metrics.unfinished,
                 };
                 counter.fetch_add(1, Ordering::Relaxed);

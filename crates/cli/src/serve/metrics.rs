@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use http::StatusCode;
 
@@ -12,10 +13,14 @@ use http::StatusCode;
 pub(super) struct Metrics {
     /// Responses by status.
     responses: Mutex<BTreeMap<u16, u64>>,
+    /// Time from each request to the end of its response, microseconds.
+    busy: AtomicU64,
     pub(super) sent_bytes: AtomicU64,
     pub(super) accepted: AtomicU64,
     /// Responses that ended early because their file had changed.
     pub(super) changed_files: AtomicU64,
+    /// Responses that ended early because their file or object could not be read.
+    pub(super) failed_reads: AtomicU64,
     /// Responses that ended early because the client closed the connection or took too long.
     pub(super) unfinished: AtomicU64,
     /// Connections that were closed because the client sent no complete request in time.
@@ -34,8 +39,14 @@ impl Metrics {
         *responses.entry(status.as_u16()).or_default() += 1;
     }
 
-    /// Returns all metrics; `open` and `limit` are numbers of connections.
-    pub(super) fn text(&self, open: usize, limit: usize) -> String {
+    /// Adds the time from a request to the end of its response.
+    pub(super) fn count_time(&self, time: Duration) {
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.busy.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    /// Returns the metrics of responses.
+    fn of_responses(&self) -> String {
         let mut text = String::new();
         let name = "tload_serve_responses_total";
         head(&mut text, "counter", name, "Responses, by status.");
@@ -47,9 +58,19 @@ impl Metrics {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{name}{{status=\"{status}\"}} {count}");
         }
-        drop(responses);
+        let name = "tload_serve_response_seconds_total";
+        let help = "Time from requests to the ends of their responses, added up.";
+        head(&mut text, "counter", name, help);
+        let busy = Duration::from_micros(self.busy.load(Ordering::Relaxed));
+        let _ = writeln!(text, "{name} {}", busy.as_secs_f64());
+        text
+    }
+
+    /// Returns all metrics; `open` and `limit` are numbers of connections.
+    pub(super) fn text(&self, open: usize, limit: usize) -> String {
+        let mut text = self.of_responses();
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let metrics: [Metric; 7] = [
+        let metrics: [Metric; 8] = [
             (
                 "counter",
                 "tload_serve_sent_bytes_total",
@@ -79,6 +100,12 @@ impl Metrics {
                 "tload_serve_changed_files_total",
                 "Responses that were ended because their file changed.",
                 value(&self.changed_files),
+            ),
+            (
+                "counter",
+                "tload_serve_failed_reads_total",
+                "Responses that were ended because their file or object could not be read.",
+                value(&self.failed_reads),
             ),
             (
                 "counter",
@@ -121,6 +148,8 @@ mod tests {
             metrics.count(status);
         }
         metrics.sent_bytes.store(7, Ordering::Relaxed);
+        metrics.count_time(Duration::from_millis(500));
+        metrics.count_time(Duration::from_secs(1));
         let text = metrics.text(1, 256);
         let begin = "# HELP tload_serve_responses_total Responses, by status.\n\
             # TYPE tload_serve_responses_total counter\n\
@@ -132,6 +161,8 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("\ntload_serve_connections 1\n"), "{text}");
+        let time = "\ntload_serve_response_seconds_total 1.5\n";
+        assert!(text.contains(time), "{text}");
         assert!(text.ends_with('\n'));
     }
 }

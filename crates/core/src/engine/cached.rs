@@ -1,9 +1,10 @@
-//! Engine for objects that the cache has all bytes of: an engine for files reads them from the
-//! cache, and the store sends what turns out to be damaged or unreadable there.
+//! Engine for objects that are mostly in the cache: an engine for files reads them from there, and
+//! the store sends what is missing, or turns out to be damaged or unreadable.
 //!
 //! ```text
 //!  submit ─▶ files ─ read ─▶ every tile matches its checksum ─▶ Filled
-//!                └─ damaged, or cannot be read ─▶ store ─▶ Filled
+//!       │        └─ damaged, or cannot be read ─▶ store ─▶ Filled
+//!       └─ a tile is missing ─▶ store ─▶ Filled
 //! ```
 
 use std::collections::HashMap;
@@ -109,7 +110,7 @@ impl Engine for CachedEngine {
             needed: job.needed,
             verified,
         };
-        if !entry.holds_whole_tiles(job.offset, verified) {
+        if !entry.holds(job.offset, verified) {
             return self.store.submit(job);
         }
         job.needed = verified;
@@ -128,7 +129,7 @@ impl Engine for CachedEngine {
                 }
                 self.ended = ended;
             }
-            // Damage is rare: the files are waited for first.
+            // Files are quick: they are waited for first.
             let is_last = done.len() == before && self.files.in_flight() == 0;
             self.store.reap(if is_last { wait } else { Wait::No }, done);
             if wait == Wait::No || done.len() > before || self.in_flight() == 0 {

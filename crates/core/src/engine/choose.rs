@@ -157,31 +157,24 @@ pub(crate) fn open_remote(setup: &Arc<RemoteSetup>) -> OpenedEngine {
 /// [`crate::ErrorKind::Unsupported`] when a ring was required and refused;
 /// [`crate::ErrorKind::OutOfMemory`] when no thread can be started.
 pub fn open(kind: EngineKind, choice: EngineChoice, setup: &EngineSetup) -> Result<OpenedEngine> {
-    if kind == EngineKind::TokioUring {
-        // Only the caller chooses this engine, so there is no fallback.
-        let (engine, features) = tokio_uring::open(setup).map_err(Refusal::into_error)?;
-        return Ok(OpenedEngine {
-            engine,
-            name: "tokio-uring",
-            features,
-            refusal: None,
-        });
-    }
-    let refusal = if kind == EngineKind::Uring {
-        match uring::open(setup) {
-            Ok((engine, features)) => {
-                return Ok(OpenedEngine {
-                    engine,
-                    name: "uring",
-                    features,
-                    refusal: None,
-                });
-            }
-            Err(refusal) if choice == EngineChoice::Uring => return Err(refusal.into_error()),
-            Err(refusal) => Some(refusal),
+    let is_required = matches!(choice, EngineChoice::Uring | EngineChoice::TokioUring);
+    let ring = match kind {
+        EngineKind::Uring => Some(("uring", uring::open(setup))),
+        EngineKind::TokioUring => Some(("tokio-uring", tokio_uring::open(setup))),
+        EngineKind::Pread | EngineKind::Map => None,
+    };
+    let refusal = match ring {
+        Some((name, Ok((engine, features)))) => {
+            return Ok(OpenedEngine {
+                engine,
+                name,
+                features,
+                refusal: None,
+            });
         }
-    } else {
-        None
+        Some((_, Err(refusal))) if is_required => return Err(refusal.into_error()),
+        Some((_, Err(refusal))) => Some(refusal),
+        None => None,
     };
     let engine = PreadEngine::open(&setup.files, pread_threads(setup), setup.depth)?;
     let features = vec![format!("{} threads", engine.threads())];

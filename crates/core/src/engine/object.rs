@@ -147,11 +147,12 @@ impl ObjectEngine {
             let hedging = Arc::clone(&self.hedging);
             let name = object.location().to_string();
             let mut running = Running::new(request, name, news, stopped.clone());
-            if range.is_empty() {
-                running.end(Ok(()));
+            let remote = Arc::clone(object.remote());
+            let checked = remote.check_process();
+            if range.is_empty() || checked.is_err() {
+                running.end(checked);
                 continue;
             }
-            let remote = Arc::clone(object.remote());
             remote.spawn(async move {
                 let reading = object.read(range, retries, Some(&hedging), &mut running);
                 let result = tokio::select! {

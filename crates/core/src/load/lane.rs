@@ -328,7 +328,11 @@ impl LaneEngine {
                 #[cfg(feature = "object")]
                 store,
             } => {
-                let opened = engine::open(*kind, *choice, setup)?;
+                let required = *choice;
+                // The caller requires an engine for files only: objects need no ring.
+                #[cfg(feature = "object")]
+                let required = store.as_ref().map_or(required, |_| EngineChoice::Auto);
+                let opened = engine::open(*kind, required, setup)?;
                 #[cfg(feature = "object")]
                 let opened = match store {
                     Some(store) => engine::open_cached(opened, store),

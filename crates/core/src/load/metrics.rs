@@ -139,10 +139,18 @@ impl Families {
             ("written", totals.written_bytes),
             ("dropped", totals.dropped_bytes),
             ("damaged", totals.damaged_bytes),
+            ("evicted", totals.evicted_bytes),
         ];
-        let help = "Bytes for the cache of objects: written, left out because its disk was too \
-                    slow, found damaged.";
+        let help = "Bytes of the cache of objects: written, left out because its disk was too \
+                    slow, found damaged, evicted.";
         self.add("cache_bytes_total", help, "event", &events);
+        let waits = [
+            ("disk", totals.disk_wait.as_secs_f64()),
+            ("request", totals.claim_wait.as_secs_f64()),
+        ];
+        let help = "Time in which reads waited, added up: for the cache's disk, for what another \
+                    process requests.";
+        self.add("cache_wait_seconds_total", help, "for", &waits);
     }
 
     fn add_one(&mut self, name: &str, help: &str, value: impl Display) {

@@ -261,7 +261,7 @@ impl Prepared {
                 }
                 #[cfg(feature = "object")]
                 Group::Cached(files, objects) => {
-                    // Lanes verify cached bytes, so there should be several.
+                    // Not by copying threads: lanes verify cached bytes, and those have one lane.
                     let (engine, count) = files_engine(files, depth, options, None, slab);
                     let setup = occasional_requests(objects, depth, options, feed.cancel());
                     (engine.with_store(setup), count)

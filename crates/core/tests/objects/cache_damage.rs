@@ -150,7 +150,7 @@ fn directories_of_other_versions_are_neither_read_nor_removed() {
     let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
     let mut rules = Pruning::default();
     (rules.max_bytes, rules.unused_for) = (Some(0), Some(std::time::Duration::ZERO));
-    assert_eq!(cache.prune(&rules).removed.len(), 1);
+    assert_eq!(cache.prune(&rules).expect("prunes").removed.len(), 1);
     load_cached(&bench.site, KEY);
     let removal = cache.remove(None, false).expect("no location");
     assert_eq!(removal.removed.len(), 1);

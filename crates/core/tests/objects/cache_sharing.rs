@@ -13,6 +13,7 @@ use tload::copy::{Copy, CopyReport};
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{
     CacheDirectory, Checkpoint, Dtype, ErrorKind, Location, Pruning, Result, finish_caching,
+    metrics_text,
 };
 
 use crate::alone::variable;
@@ -222,6 +223,11 @@ fn objects_used_in_the_future_are_evicted_in_their_turn() {
             set_times(bench.folder.path(), future);
         }
     }
+    // Two entries made way; other tests of this process evict too.
+    let evicted = "tload_cache_bytes_total{event=\"evicted\"} ";
+    let text = metrics_text();
+    let evicted = text.lines().find_map(|line| line.strip_prefix(evicted));
+    assert!(evicted.expect("a line").parse::<u64>().expect("a number") >= 16 << 20);
     let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
     let left = cache.entries();
     let is_left = |at: usize| {
@@ -235,7 +241,7 @@ fn objects_used_in_the_future_are_evicted_in_their_turn() {
     set_times(bench.folder.path(), future);
     let mut rules = Pruning::default();
     rules.unused_for = Some(Duration::from_nanos(1));
-    let removed = [(); 2].map(|()| cache.prune(&rules).removed.len());
+    let removed = [(); 2].map(|()| cache.prune(&rules).expect("prunes").removed.len());
     assert_eq!(removed.iter().sum::<usize>(), left.len());
     let answers = std::fs::read_dir(bench.folder.path().join("v1/answers"));
     assert_eq!(answers.expect("a directory").count(), 0);

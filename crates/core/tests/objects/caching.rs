@@ -10,14 +10,19 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tload::probe;
 use tload::testing::fixtures::Rng;
 use tload::{
-    CacheDirectory, CacheEntry, CacheReport, Checkpoint, EngineChoice, Error, ErrorKind, Loader,
-    Location, Pruning, Report, Result, Selection, StoreOptions, Tensor, finish_caching,
+    CacheDirectory, CacheEntry, CacheReport, Checkpoint, EngineChoice, EngineReport, Error,
+    ErrorKind, Loader, Location, Pruning, Report, Result, Selection, StoreOptions, Tensor,
+    finish_caching,
 };
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
+use crate::alone::is_alone;
 use crate::fixtures::{assert_all, assert_same, even, folder, in_file_order, load, mixed, read};
+#[cfg(target_os = "linux")]
+use crate::seccomp::refuse;
 use crate::sites::{Site, faulty_at, faulty_web_at, on_sites, s3_options};
 
 pub(crate) const KEY: &str = "m.safetensors";
@@ -89,14 +94,7 @@ fn second_load_sends_no_request(site: &Rc<Site>) {
     assert_same(&second, &first);
     assert_eq!((report.requests, report.remote_bytes), (0, 0), "{report}");
     assert_eq!(report.read_bytes, report.cached_bytes);
-    // By an engine for files.
-    assert!(
-        report
-            .engine
-            .features
-            .iter()
-            .any(|it| it == "cached objects")
-    );
+    assert!(is_read_like_files(&report), "{report}");
     assert_eq!(of_cache(&report).written_bytes, 0);
     // Complete files are plain ones.
     let mut kept: Vec<_> = contents(folder.path()).iter().map(|it| read(it)).collect();
@@ -591,6 +589,125 @@ fn bytes_that_a_slow_disk_does_not_take_are_left_out() {
     }
 }
 
+/// Returns whether an engine for files read what the cache has.
+fn is_read_like_files(report: &Report) -> bool {
+    let features = &report.engine.features;
+    features.iter().any(|it| it == "cached objects")
+}
+
+/// Models are larger than memory: their files must not push others out of it.
+#[cfg(target_os = "linux")]
+#[test]
+fn cache_leaves_nothing_in_the_page_cache() {
+    let mut bench = Bench::new();
+    let own = folder();
+    let Some(disk) = OwnDisk::mount(own.path()) else {
+        return;
+    };
+    let directory = disk.0.join("cache");
+    cached_in(&mut bench.site, &directory);
+    let file = even("t", 1, 16, 1 << 20);
+    bench.site.put(KEY, &file);
+    for is_cached in [false, true] {
+        let (tensors, report) = load_cached(&bench.site, KEY);
+        assert_all(&tensors, &[&file]);
+        assert_eq!(report.requests == 0, is_cached, "{report}");
+        let residency = probe::residency(&contents(&directory)[0]);
+        // The end of the file is no whole sector.
+        let resident = residency.expect("Linux answers").resident_bytes;
+        assert!(resident <= 64 << 10, "{resident} bytes");
+    }
+}
+
+/// The rest of the object is not in the cache, and never asked for.
+#[test]
+fn cached_part_of_an_object_is_read_like_a_file() {
+    let bench = Bench::new();
+    let file = even("t", 1, 8, 1 << 20);
+    bench.site.put(KEY, &file);
+    let part = |site: &Site, names: &[&str]| {
+        let checkpoint = site.checkpoint(KEY).expect("opens");
+        let loader = Loader::new(checkpoint).options(in_file_order());
+        let loader = loader.tensors(Selection::names(names.iter().copied()));
+        let mut stream = loader.stream().expect("starts");
+        let tensors: Result<Vec<_>> = stream.by_ref().collect();
+        assert!(finish_caching(PATIENCE));
+        (tensors.expect("loads"), stream.report())
+    };
+    let (first, report) = part(&bench.site, &["t1", "t2"]);
+    assert!(
+        !is_read_like_files(&report) && report.requests > 0,
+        "{report}"
+    );
+    let (second, report) = part(&bench.site, &["t1", "t2"]);
+    assert_same(&second, &first);
+    assert!(is_read_like_files(&report), "{report}");
+    assert_eq!((report.requests, report.remote_bytes), (0, 0), "{report}");
+    // Two thirds of it are there, and the rest is added.
+    for requests in [1, 0] {
+        let (_, report) = part(&bench.site, &["t1", "t2", "t3"]);
+        assert!(is_read_like_files(&report), "{report}");
+        assert_eq!(report.requests, requests, "{report}");
+    }
+    let (_, report) = part(&bench.site, &["t0", "t1", "t5", "t6", "t7"]);
+    assert!(!is_read_like_files(&report), "{report}");
+}
+
+/// Containers often refuse rings.
+#[cfg(target_os = "linux")]
+#[test]
+fn cached_objects_need_no_ring() {
+    if !is_alone("caching::cached_objects_need_no_ring") {
+        return;
+    }
+    refuse(libc::SYS_io_uring_setup, libc::EPERM);
+    let bench = Bench::new();
+    let file = even("t", 1, 4, 1 << 20);
+    bench.site.put(KEY, &file);
+    load_cached(&bench.site, KEY);
+    for engine in [EngineChoice::Uring, EngineChoice::TokioUring] {
+        let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+        let mut options = in_file_order();
+        options.engine = engine;
+        let (tensors, report) = load(&checkpoint, options).expect("loads");
+        assert_all(&tensors, &[&file]);
+        assert!(is_read_like_files(&report), "{report}");
+        let EngineReport {
+            name, requested, ..
+        } = &report.engine;
+        assert_eq!((&**name, &**requested), ("pread", engine.name()));
+    }
+}
+
+/// A removal that fails is not one of an object in use.
+#[cfg(target_os = "linux")]
+#[test]
+fn removal_from_a_read_only_disk_is_an_error() {
+    let mut bench = Bench::new();
+    let own = folder();
+    let Some(disk) = OwnDisk::mount(own.path()) else {
+        return;
+    };
+    let directory = disk.0.join("cache");
+    cached_in(&mut bench.site, &directory);
+    bench.site.put(KEY, &even("t", 1, 2, 1 << 20));
+    load_cached(&bench.site, KEY);
+    let arguments = ["-o", "remount,ro"].map(std::ffi::OsStr::new);
+    run("mount", &[arguments[0], arguments[1], disk.0.as_ref()]).expect("remounts");
+    let cache = CacheDirectory::open(&directory).expect("a cache");
+    let mut rules = Pruning::default();
+    rules.max_bytes = Some(0);
+    for removal in [cache.remove(None, false), cache.prune(&rules)] {
+        let error = removal.expect_err("it is read-only");
+        let cause = std::error::Error::source(&error).expect("a cause");
+        assert!(
+            cause.to_string().contains("Read-only file system"),
+            "{cause}"
+        );
+    }
+    assert_eq!(cache.entries().len(), 1);
+}
+
 #[test]
 fn objects_without_reliable_validator_are_not_cached() {
     let server = Arc::new(FaultyServer::start());
@@ -675,7 +792,7 @@ fn directory_lists_and_removes_what_is_not_in_use() {
     let open = bench.site.checkpoint("m/0.safetensors").expect("opens");
     let mut rules = Pruning::default();
     rules.max_bytes = Some(0);
-    let removal = cache.prune(&rules);
+    let removal = cache.prune(&rules).expect("prunes");
     assert_eq!((removal.removed.len(), removal.in_use.len()), (1, 1));
     let (tensors, report) = load(&open, in_file_order()).expect("loads");
     assert_all(&tensors, &[&all[0]]);
@@ -689,7 +806,7 @@ fn directory_lists_and_removes_what_is_not_in_use() {
     let left = bench.folder.path().join("v1/removed/0123456789abcdef");
     std::fs::create_dir_all(&left).expect("a directory");
     std::fs::write(left.join("contents"), "left").expect("a file");
-    cache.prune(&Pruning::default());
+    cache.prune(&Pruning::default()).expect("prunes");
     assert!(!left.exists(), "files that no list has");
     let error = CacheDirectory::open(bench.folder.path().join("v1")).expect_err("no cache");
     assert_eq!(error.kind(), ErrorKind::NotFound);

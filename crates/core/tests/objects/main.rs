@@ -33,6 +33,9 @@ mod refusals;
 mod registries;
 mod registry_access;
 mod requests;
+#[cfg(target_os = "linux")]
+#[path = "../it/seccomp.rs"]
+mod seccomp;
 mod secrets;
 #[cfg(target_os = "linux")]
 mod sharing;

@@ -160,14 +160,14 @@ impl Remote {
         Ok((store, path))
     }
 
-    /// Spawns `task` on the threads.
+    /// Spawns `task` on the threads. [`Self::check_process`] says whether there are any.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         drop(self.lent.spawn(task));
     }
 
     /// Refuses forked processes, which have none of the threads; threads of the parent may hold the
     /// locks.
-    fn check_process(&self) -> Result<()> {
+    pub(crate) fn check_process(&self) -> Result<()> {
         if self.lent.process() == std::process::id() {
             return Ok(());
         }

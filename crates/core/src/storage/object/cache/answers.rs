@@ -36,7 +36,7 @@ const BYTES_MAX: u64 = 256 << 20;
 /// where a file takes 4 KiB.
 const ANSWERS_BYTES_MAX: u64 = 64 << 20;
 
-/// One in so many new answers has the space measured, whatever process keeps it.
+/// Average number of new answers, over all processes, between two measurements of the space.
 const MEASURED_ONE_IN: u32 = 256;
 
 /// Number of hexadecimal digits of the CRC.
@@ -164,8 +164,8 @@ impl Question {
     }
 }
 
-/// Removes answers that were not used for so long, and the least recently used ones if all take
-/// more space than they may.
+/// Removes answers that were not used for `unused_for`, and the least recently used ones while all
+/// exceed their limit.
 pub(super) fn trim(folder: &Path, unused_for: Option<Duration>) {
     trim_to(&folder.join(FOLDER), ANSWERS_BYTES_MAX, unused_for);
 }

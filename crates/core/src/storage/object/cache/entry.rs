@@ -10,13 +10,14 @@
 //! Bytes are returned only if they match their stamp. Several processes may write the same tile:
 //! they write the same bytes, since the entry's name includes the object's validator.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
@@ -42,7 +43,7 @@ pub(super) const DESCRIPTION: &str = "entry.json";
 
 /// Number of damaged tiles after which the rest of an entry is not read either: each costs a
 /// request of its own.
-const DAMAGED_MAX: u64 = 16;
+const DAMAGED_MAX: usize = 16;
 
 /// [`TILE_BYTES`], as the length of a slice.
 const TILE: usize = BUFFER_BYTES / BUFFER_TILES;
@@ -70,10 +71,13 @@ pub(crate) struct Entry {
     seed: u64,
     contents: File,
     stamps: File,
+    /// Process that opened the entry: forked ones have the same lock of the stamps.
+    process: u32,
     pub(super) claims: Option<Arc<File>>,
     pub(super) is_writable: bool,
     is_direct: AtomicBool,
-    damaged: AtomicU64,
+    /// Damaged tiles, whose stamps stay where the cache cannot be written to.
+    damaged: Mutex<BTreeSet<u64>>,
     /// Set when the bytes turn out to be wrong.
     is_cleared: AtomicBool,
     /// Number of reads that wait for tiles that other openings have claimed.
@@ -152,7 +156,8 @@ impl Entry {
                 contents,
                 stamps,
                 is_writable,
-                damaged: AtomicU64::new(0),
+                damaged: Mutex::default(),
+                process: std::process::id(),
                 is_cleared: AtomicBool::new(false),
                 waiting: Mutex::default(),
                 contended: Mutex::default(),
@@ -167,23 +172,43 @@ impl Entry {
         &self.path
     }
 
-    /// Returns whether every tile has been written.
-    pub(crate) fn is_complete(&self) -> bool {
-        let all = tiles(&(0..self.len));
-        let steps = all.clone().step_by(SEARCHED_TILES);
-        let is_there = |start: u64| {
-            let run = start..(start + SEARCHED_TILES as u64).min(all.end);
-            self.stamps_of(&run).iter().all(Option::is_some)
-        };
-        !self.is_distrusted() && !self.is_cleared() && steps.into_iter().all(is_there)
+    /// Returns whether at least half of the tiles of some ranges have been written.
+    pub(crate) fn has_half_of(&self, ranges: &[Range<u64>]) -> bool {
+        let mut wanted: Vec<_> = ranges.iter().map(tiles).collect();
+        wanted.sort_unstable_by_key(|run| run.start);
+        // Neighbours share tiles, and are looked up together.
+        wanted.dedup_by(|next, run| {
+            let is_beside = next.start <= run.end;
+            if is_beside {
+                run.end = run.end.max(next.end);
+            }
+            is_beside
+        });
+        let all: u64 = wanted.iter().map(|run| run.end - run.start).sum();
+        let missing: u64 = wanted.iter().map(|run| self.missing(run)).sum();
+        missing <= all / 2
     }
 
-    /// Returns whether a range consists of whole tiles, which can be verified.
-    pub(crate) fn holds_whole_tiles(&self, offset: u64, len: usize) -> bool {
+    /// Returns whether a range consists of whole tiles that have been written.
+    pub(crate) fn holds(&self, offset: u64, len: usize) -> bool {
         let end = offset + len as u64;
         let is_whole = offset.is_multiple_of(TILE_BYTES)
             && (end == self.len || end.is_multiple_of(TILE_BYTES));
-        is_whole && !self.is_distrusted() && !self.is_cleared()
+        is_whole && self.missing(&tiles(&(offset..end))) == 0
+    }
+
+    /// Returns how many tiles have not been written.
+    fn missing(&self, all: &Range<u64>) -> u64 {
+        if self.is_distrusted() || self.is_cleared() {
+            return all.end - all.start;
+        }
+        let absent = |start: u64| {
+            let run = start..(start + SEARCHED_TILES as u64).min(all.end);
+            let stamps = self.stamps_of(&run);
+            stamps.iter().filter(|stamp| stamp.is_none()).count() as u64
+        };
+        let starts = (all.start..all.end).step_by(SEARCHED_TILES);
+        starts.map(absent).sum()
     }
 
     /// Returns whether bytes at `offset`, whole tiles, are those that were written. Damaged tiles
@@ -370,7 +395,7 @@ impl Entry {
             return Ok(0);
         }
         let run = tiles(&(start..start + bytes.len() as u64));
-        let mut stamps = Vec::with_capacity(bytes.len() / STAMP_BYTES);
+        let mut stamps = Vec::with_capacity(bytes.len().div_ceil(TILE) * STAMP_BYTES);
         for (tile, contents) in run.clone().zip(bytes.chunks(TILE)) {
             stamps.extend(stamp(self.seed, tile, checksum(contents)));
         }
@@ -434,8 +459,9 @@ impl Entry {
 
     /// Makes a damaged tile absent.
     fn forget(&self, tile: u64) {
-        self.damaged.fetch_add(1, Ordering::Relaxed);
-        self.shared.count_damaged_tile();
+        if self.damaged.lock().insert(tile) {
+            self.shared.count_damaged_tile();
+        }
         if self.is_writable {
             let nothing = [0; STAMP_BYTES];
             let at = tile * STAMP_BYTES as u64;
@@ -448,7 +474,7 @@ impl Entry {
     /// Returns whether so much is damaged that none of the entry is read: all of it is requested
     /// and written again.
     fn is_distrusted(&self) -> bool {
-        self.damaged.load(Ordering::Relaxed) >= DAMAGED_MAX
+        self.damaged.lock().len() >= DAMAGED_MAX
     }
 
     pub(super) fn is_cleared(&self) -> bool {
@@ -475,6 +501,15 @@ impl Entry {
     }
 }
 
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // A forked process has the same lock, which would last as long as that process.
+        if self.process == std::process::id() {
+            let _ = flock(&self.stamps, FlockOperation::Unlock);
+        }
+    }
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "the other process may be stopped: nothing may wait for it"
@@ -488,4 +523,77 @@ pub(super) fn seed_of(folder: &Path) -> u64 {
     let name = folder.file_name().and_then(|name| name.to_str());
     let seed = name.and_then(|name| u64::from_str_radix(name.get(..16)?, 16).ok());
     seed.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::StoreOptions;
+    use crate::storage::object::cache::Cache;
+
+    fn opened(folder: &Path) -> (Arc<Cache>, Entry) {
+        let mut options = StoreOptions::default();
+        let directory = folder.display().to_string();
+        options.set("cache_dir", &directory).expect("an option");
+        let cache = Cache::from_options(&options).expect("a cache");
+        let entry = Entry::open(
+            &cache.shared,
+            &folder.join("entry"),
+            "contents",
+            1 << 20,
+            "",
+        );
+        (cache, entry.expect("opens"))
+    }
+
+    /// A fork duplicates the files that are open, with their locks.
+    #[test]
+    fn lock_ends_with_the_entry_whatever_forked_processes_have() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_cache, entry) = opened(folder.path());
+        let forked = entry.stamps.try_clone().expect("a duplicate");
+        let (other, _) = open_in(&folder.path().join("entry"), STAMPS).expect("opens");
+        let lock = || flock(&other, FlockOperation::NonBlockingLockExclusive);
+        assert_eq!(lock(), Err(Errno::WOULDBLOCK));
+        drop(entry);
+        assert_eq!(lock(), Ok(()));
+        drop(forked);
+    }
+
+    #[test]
+    fn damaged_tile_counts_once_where_its_stamp_cannot_be_cleared() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (cache, mut entry) = opened(folder.path());
+        let bytes = vec![7; TILE];
+        entry.write(0, &bytes).expect("writes");
+        assert!(entry.verify(0, &bytes));
+        entry.is_writable = false;
+        for _ in 0..DAMAGED_MAX {
+            assert!(!entry.verify(0, &vec![8; TILE]));
+        }
+        assert_eq!(cache.report().damaged_bytes, TILE_BYTES);
+        assert!(!entry.is_distrusted());
+    }
+
+    #[test]
+    fn half_of_the_wanted_tiles_is_enough() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_cache, entry) = opened(folder.path());
+        entry.write(TILE_BYTES, &vec![7; 2 * TILE]).expect("writes");
+        let at = |start: u64, end: u64| start * TILE_BYTES..end * TILE_BYTES;
+        let few = |tile: u64, byte: u64| tile * TILE_BYTES + byte..tile * TILE_BYTES + byte + 1;
+        for (ranges, wanted) in [
+            (vec![at(1, 2)], true),
+            (vec![few(1, 5)], true),
+            (vec![at(0, 4)], true),
+            (vec![at(0, 5)], false),
+            (vec![few(0, 5)], false),
+            (vec![at(3, 4), few(1, 0)], true),
+            // Tiles that several ranges share count once.
+            (vec![few(0, 1), few(0, 3), few(0, 5), few(1, 0)], true),
+            (vec![], true),
+        ] {
+            assert_eq!(entry.has_half_of(&ranges), wanted, "{ranges:?}");
+        }
+    }
 }

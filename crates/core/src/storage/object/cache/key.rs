@@ -47,7 +47,7 @@ pub(super) fn entry_name(
         identity.modified
     } else {
         return Err(
-            "the store gives no ETag, and the time of the last change is recent or unknown",
+            "the store gives no strong ETag, and the time of the last change is recent or unknown",
         );
     };
     let (len, modified) = (identity.len.to_string(), modified.to_string());

@@ -24,6 +24,7 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 pub(crate) use self::answers::{Question, State};
 use self::buffers::Supplies;
@@ -54,7 +55,21 @@ const CONTENTS: &str = "contents.safetensors";
 const CONTENTS_PLAIN: &str = "contents";
 
 /// Totals of all caches of this process.
-static TOTALS: PerProcess<CacheReport> = PerProcess::new();
+static TOTALS: PerProcess<CacheTotals> = PerProcess::new();
+
+/// Counts of all caches of a process together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CacheTotals {
+    pub(crate) written_bytes: u64,
+    pub(crate) dropped_bytes: u64,
+    pub(crate) damaged_bytes: u64,
+    /// Bytes on disk of evicted entries.
+    pub(crate) evicted_bytes: u64,
+    /// Time of all reads that waited for a disk.
+    pub(crate) disk_wait: Duration,
+    /// Time of all reads that waited for what another opening requests.
+    pub(crate) claim_wait: Duration,
+}
 
 /// Cache of one opened checkpoint.
 #[derive(Debug)]
@@ -108,7 +123,7 @@ pub(crate) struct Shared {
 }
 
 /// Returns the counts of all caches of this process so far.
-pub(crate) fn cache_totals() -> CacheReport {
+pub(crate) fn cache_totals() -> CacheTotals {
     TOTALS.lock().clone()
 }
 

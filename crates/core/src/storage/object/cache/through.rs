@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
+use super::TOTALS;
 use super::buffers::BUFFER_BYTES;
 use super::claims::Claim;
 use super::entry::{Entry, Found, PATIENCE};
@@ -160,7 +161,9 @@ impl Waits {
 
     async fn pause(&mut self, entry: &Arc<Entry>) {
         self.announced.get_or_insert_with(|| entry.announce());
+        let started = Instant::now();
         tokio::time::sleep(self.pause).await;
+        TOTALS.lock().claim_wait += started.elapsed();
     }
 }
 
@@ -175,6 +178,9 @@ struct Tee<'a, R> {
     end: u64,
     /// Bytes for the cache up to `at`, and their offset.
     copied: Option<(u64, Filling)>,
+    /// True after a stretch that found no buffer. The rest is left out too: a later load then sends
+    /// one request for it, as without a cache, and not one for each gap.
+    is_left_out: bool,
     claim: Arc<Claim>,
 }
 
@@ -193,6 +199,7 @@ impl<'a, R: Receive> Tee<'a, R> {
             at: asked.start,
             end: asked.end,
             copied: None,
+            is_left_out: false,
             claim: Arc::new(claim),
         }
     }
@@ -210,7 +217,7 @@ impl<'a, R: Receive> Tee<'a, R> {
     }
 
     /// Copies bytes that begin at `at` for the cache. A stretch of it ends at a multiple of the
-    /// buffers' length; one that finds no buffer is left out.
+    /// buffers' length; one that finds no buffer is left out, with those behind it.
     fn copy(&mut self, mut bytes: &[u8]) {
         let mut at = self.at;
         while !bytes.is_empty() {
@@ -218,9 +225,11 @@ impl<'a, R: Receive> Tee<'a, R> {
             let stretch = next.min(self.end);
             let is_first = at.is_multiple_of(BUFFER_BYTES as u64) || at == self.start();
             if is_first && self.copied.is_none() {
-                match self.buffer() {
-                    Some(buffer) => self.copied = Some((at, buffer.filling())),
-                    None => self.entry.leave_out(stretch - at),
+                let buffer = (!self.is_left_out).then(|| self.buffer()).flatten();
+                self.is_left_out = buffer.is_none();
+                self.copied = buffer.map(|buffer| (at, buffer.filling()));
+                if self.is_left_out {
+                    self.entry.leave_out(stretch - at);
                 }
             }
             let room = usize::try_from(stretch - at).unwrap_or(usize::MAX);
@@ -266,5 +275,52 @@ impl<R: Receive> Receive for Tee<'_, R> {
 
     fn events(&mut self) -> &mut dyn Events {
         self.to.events()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::StoreOptions;
+    use crate::storage::object::cache::Cache;
+
+    struct Nothing;
+
+    impl Events for Nothing {}
+
+    impl Receive for Nothing {
+        fn bytes(&mut self, _bytes: &[u8], _from: Provenance) {}
+
+        fn events(&mut self) -> &mut dyn Events {
+            self
+        }
+    }
+
+    /// A later load sends one request for what is missing, not one for each gap.
+    #[test]
+    fn rest_of_a_request_is_left_out_with_the_first_bytes_that_find_no_buffer() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut options = StoreOptions::default();
+        let directory = folder.path().display().to_string();
+        options.set("cache_dir", &directory).expect("an option");
+        let cache = Cache::from_options(&options).expect("a cache");
+        let all = 0..4 * BUFFER_BYTES as u64;
+        let place = folder.path().join("entry");
+        let entry = Entry::open(&cache.shared, &place, "contents", all.end, "");
+        let entry = Arc::new(entry.expect("opens"));
+        let mut to = Nothing;
+        let claim = Claim::without_lock(tiles(&all));
+        let mut tee = Tee::new(&mut to, &entry, all.clone(), &all, claim);
+        let bytes = vec![7; BUFFER_BYTES];
+        let dropped = || cache.report().dropped_bytes;
+        tee.bytes(&bytes, Provenance::CACHE);
+        let held: Vec<_> = std::iter::from_fn(|| entry.buffer()).collect();
+        tee.bytes(&bytes, Provenance::CACHE);
+        assert_eq!(dropped(), BUFFER_BYTES as u64);
+        drop(held);
+        tee.bytes(&bytes, Provenance::CACHE);
+        tee.bytes(&bytes, Provenance::CACHE);
+        tee.finish();
+        assert_eq!(dropped(), 3 * BUFFER_BYTES as u64);
     }
 }

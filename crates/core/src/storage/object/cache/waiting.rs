@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::TOTALS;
 use super::claims::{announce, is_waited_for};
 use super::entry::{Entry, PATIENCE};
 use crate::memory::Lease;
@@ -23,12 +24,11 @@ impl Entry {
     /// Returns memory as [`Self::buffer`] does, as soon as there is some. From a disk that stands
     /// still none is waited for any more, unless the cache always waits.
     pub(super) fn wait_for_buffer(&self) -> Option<Lease> {
-        let writes = &self.shared.supplies.writes;
-        if self.shared.waits {
-            return writes.wait(Duration::MAX);
-        }
-        let buffer = writes.wait(PATIENCE);
-        if buffer.is_none() {
+        let (started, waits) = (Instant::now(), self.shared.waits);
+        let patience = if waits { Duration::MAX } else { PATIENCE };
+        let buffer = self.shared.supplies.writes.wait(patience);
+        TOTALS.lock().disk_wait += started.elapsed();
+        if buffer.is_none() && !waits {
             self.shared.is_stalled.store(true, Ordering::Relaxed);
         }
         buffer
