@@ -95,17 +95,36 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         .attend(|interrupt| attended(args, &arguments, interrupt, &limits))
 }
 
-/// Time that the end of the command waits for the cache of object stores: its buffers hold 64 MiB.
-#[cfg(feature = "object")]
-const CACHING_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
-
 /// Runs the command and returns the exit status, on a thread that does not take signals.
 fn attended(args: Args, arguments: &[OsString], interrupt: &Interrupt, limits: &Limits) -> u8 {
+    let status = answered(args, arguments, interrupt, limits);
+    #[cfg(feature = "object")]
+    finish_caching(interrupt);
+    status
+}
+
+/// Waits until the disk of the cache of object stores has what was read. A signal ends the wait.
+#[cfg(feature = "object")]
+fn finish_caching(interrupt: &Interrupt) {
+    use std::time::{Duration, Instant};
+
+    /// Most time: the buffers hold 64 MiB.
+    const GRACE: Duration = Duration::from_secs(10);
+    /// Most time after a signal.
+    const STEP: Duration = Duration::from_millis(500);
+    let deadline = Instant::now() + GRACE;
+    while !tload::finish_caching(STEP) {
+        if interrupt.check().is_err() || Instant::now() >= deadline {
+            return;
+        }
+    }
+}
+
+/// Runs the command, gives its answer and returns the exit status.
+fn answered(args: Args, arguments: &[OsString], interrupt: &Interrupt, limits: &Limits) -> u8 {
     let mut out = BufWriter::new(AutoStream::auto(io::stdout().lock()));
     let outcome = command::run(args, arguments, interrupt, limits, &mut out)
         .and_then(|()| out.flush().map_err(output::error::standard_output));
-    #[cfg(feature = "object")]
-    tload::finish_caching(CACHING_GRACE);
     match outcome {
         Ok(()) => exit::SUCCESS,
         // The reader closed the pipe (`tload ls … | head`): not a failure.

@@ -45,8 +45,15 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
     let mut stream = loader.stream()?;
     interrupt.watch(stream.canceller());
     receive(&mut stream, "warming", &mut drop).and_then(|()| interrupt.check())?;
+    let deadline = args.tuning.0.timeout.and_then(|it| started.checked_add(it));
     while !finish_caching(LOOK) {
         interrupt.check()?;
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            let message = "the cache's disk did not take all bytes in time";
+            return Err(Error::new(ErrorKind::TimedOut, message)
+                .with_location(&location)
+                .with_hint("raise --timeout; the next run adds what is missing"));
+        }
     }
     let report = stream.report();
     for text in &report.notes {
@@ -87,7 +94,7 @@ fn invalid(message: &str) -> Error {
 fn require_cached(report: &Report, location: &Location) -> Result<()> {
     let reason = report.cache.as_ref().and_then(CacheReport::shortfall);
     reason.map_or(Ok(()), |reason| {
-        let message = format!("is not all in the cache: {reason}");
+        let message = format!("is not completely cached: {reason}");
         Err(Error::new(ErrorKind::Io, message).with_location(location))
     })
 }
