@@ -316,8 +316,8 @@ def open(
 
     Args:
         source: A safetensors file, a directory (the files that its index file lists, or without one
-            all its `*.safetensors` files), an index file, or a list of files, which may be local
-            and remote. A `str` is a path or a URL: `s3://bucket/key`, `gs://bucket/key`,
+            the files of one model, chosen by their names), an index file, or a list of files, which
+            may be local and remote. A `str` is a path or a URL: `s3://bucket/key`, `gs://bucket/key`,
             `az://container/key`, `abfss://container@account.dfs.core.windows.net/key`,
             `https://host/path`, `http://host/path` or `file:///path`, or a model of a Hub:
             `hf://org/name`, `hf://org/name@revision`, or of an OCI registry:
@@ -381,13 +381,13 @@ def open(
             - `cache_limit`: Size of the cache, for example 500GiB: least recently used objects are
               evicted. Default: none.
             - `cache_check`: always: each opening asks whether objects have changed; never: only what
-              the cache lacks is requested; offline: nothing is. Default: always.
-            - `cache_wait`: Wait for the cache's disk instead of leaving out what it is too slow for.
-              Default: false.
+              the cache lacks is requested; offline: nothing is requested. Default: always.
+            - `cache_wait`: Wait for the cache's disk instead of dropping bytes when it is slower
+              than the store. Default: false.
             - `mirrors`: URLs with the same files as the location, separated by commas: ranges are
               spread over them and the location by speed. Default: none.
-            - `peers`: URL with the same files, http://NAME:PORT/…, of whose addresses each serves
-              its parts of the files. Default: none.
+            - `peers`: URL with the same files, http://NAME:PORT/…; each address of NAME serves its
+              own parts of the files. Default: none.
             - `mirror_token`: Bearer token for mirrors and peers. Default: from the environment.
             - `hf_cache` (Hugging Face Hub): Download models into the cache of huggingface_hub
               first, with the small files beside them. Default: false.

@@ -127,8 +127,8 @@ class Options:
 
     - `"off"`, `False`: Compare nothing.
     - `"auto"`, `True`: Compare with the digests that exist: a tload manifest beside the checkpoint, the
-      store's own checksum of the whole object, a Hub's digest of the file, or a signed manifest.
-      `report.verification` lists what was not compared.
+      store's own checksum of the whole object, the digest of a Hub or an OCI registry, or a signed
+      manifest. `report.verification` lists what was not compared.
     - `"require"`: As `"auto"`, but raise `InvalidRequestError` before the first read if something
       cannot be compared: a file without a digest, or a file that is read in part and only has a
       digest of the whole.
@@ -141,7 +141,7 @@ class Options:
 
     A manifest that is named, here or after `"sha256:"`, must also list the index with its current
     bytes, and every file with weights that it lists must be part of the checkpoint, unless files
-    were listed explicitly or tensors were selected.
+    were listed explicitly or tensors were selected by exact names.
     """
     retries: int | None = None
     """Number of times that a failed request to an object store, or a failed read of a file, is

@@ -17,8 +17,9 @@ class EngineReport:
     """The engine that read the files or objects."""
 
     name: str
-    """`"uring"`, `"pread"`, `"tokio-uring"`, `"map"` or `"object"`; two of them, as in `"uring +
-    object"`, when some files are local and some remote; `"none"` when there was nothing to read."""
+    """`"uring"`, `"pread"`, `"tokio-uring"`, `"map"` or `"object"`, and `"shared"` or `"remote"` for
+    parts that other ranks read; several are joined, as in `"uring + object"`; `"none"` when there
+    was nothing to read."""
     requested: str
     """The engine that the caller chose: `"auto"`, `"uring"`, `"pread"` or `"tokio-uring"`."""
     reason: str

@@ -28,7 +28,7 @@ _registered: weakref.WeakSet[CollectorRegistry] = weakref.WeakSet()
 def text() -> str:
     """Return the counters in the text format of Prometheus.
 
-    They are of this process: loads that have ended, and what was written to its caches of objects.
+    They are of this process: loads that have ended, and the bytes and waits of its caches of objects.
     Times are in seconds, sizes in bytes. `tload_phase_seconds_total` divides the time of each load
     into `open` (its checkpoint), `start` (from the call until the first tensor) and `stream` (from
     there until the end).

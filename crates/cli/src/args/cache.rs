@@ -13,7 +13,8 @@ use super::tuning::{SelectArgs, TuningArgs};
 
 /// List, fill and shrink the cache of objects.
 ///
-/// Loads fill the cache as they read (--cache-dir), and may use it at any time meanwhile.
+/// Loads fill the cache as they read (--cache-dir). They may run at the same time as these
+/// commands.
 #[derive(Debug, clap::Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct CacheArgs {
@@ -55,7 +56,7 @@ pub(crate) struct CacheDirArgs {
     pub(crate) cache_dir: PathBuf,
 }
 
-/// List the objects in the cache, those that were used last at the end.
+/// List the objects in the cache, the most recently used ones last.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 JSON: an array of {location, object_bytes, cached_bytes, disk_bytes, last_used, e_tag, version,
@@ -89,8 +90,8 @@ pub(crate) struct CacheStatArgs {
 
 /// Remove objects from the cache.
 ///
-/// What the cache knows of them goes too: the next load asks the store. Objects that a process has
-/// open stay.
+/// Answers of the store about them are removed too, so the next load asks the store. Objects that a
+/// process has open stay.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 JSON: {removed: [], in_use: []} of objects like those of tload cache ls.")]
@@ -115,7 +116,7 @@ pub(crate) struct CacheRmArgs {
     pub(crate) cache: CacheDirArgs,
 }
 
-/// Remove the objects that were not used for longest.
+/// Remove the least recently used objects.
 ///
 /// Objects that a process has open stay.
 #[derive(Debug, clap::Args)]
@@ -150,7 +151,8 @@ pub(crate) struct CachePruneArgs {
 /// Fetches what the cache lacks and verifies the rest. Unlike loads, it waits for the cache's disk.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-JSON: {location, tensor_bytes, fetched_bytes, cached_bytes, seconds}; `cached_bytes` were there.")]
+JSON: {location, tensor_bytes, fetched_bytes, cached_bytes, seconds}; `cached_bytes` were
+  already cached.")]
 pub(crate) struct CacheWarmArgs {
     #[arg(value_name = "LOCATION", help = location::help("of a file, directory or index"))]
     pub(crate) location: OsString,

@@ -33,7 +33,7 @@ pub(crate) struct StoreArgs {
         hide_env_values = true
     )]
     pub(crate) cache_dir: Option<OsString>,
-    /// Size of that cache, for example 500GiB; objects that were not used for longest are evicted
+    /// Size of that cache, for example 500GiB; the least recently used ones are evicted
     #[arg(
         long,
         value_name = "SIZE",

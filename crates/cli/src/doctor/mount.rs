@@ -109,7 +109,7 @@ fn hangs(location: &str, timeout: Duration, error: &Error) -> Finding {
     )
     .advise(
         Level::Fail,
-        format!("a load would not begin either; {change}"),
+        format!("a load would not start either; {change}"),
     )
     .change(Urgency::Hang, change)
 }

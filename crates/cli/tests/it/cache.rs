@@ -178,7 +178,7 @@ fn mistakes_are_clear_errors() {
     ]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(
-        stderr(&output).contains("is not all in the cache"),
+        stderr(&output).contains("is not completely cached"),
         "{}",
         stderr(&output)
     );

@@ -60,7 +60,7 @@ fn hint(names: &[String], below: &[String], holding: &[String]) -> String {
             format!("it is a diffusers pipeline with {known}: load one of these subdirectories")
         }
         Some((name, program)) if holding.is_empty() => {
-            format!("{name:?} is of {program}: convert it to safetensors first")
+            format!("{name:?} is a file of {program}: convert it to safetensors first")
         }
         _ if !known.is_empty() => {
             format!("its subdirectories are {}: load one of them", list(known))

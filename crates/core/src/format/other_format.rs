@@ -1,4 +1,4 @@
-//! Formats of files that are given instead of safetensors files, told by their first bytes.
+//! Recognizes other file formats by their first bytes.
 
 /// First bytes, the format that they indicate, and a hint.
 ///
@@ -47,8 +47,8 @@ const ZIP_NAME: (usize, usize) = (26, 30);
 /// Bytes that have to be text for a file to count as one.
 const TEXT_BYTES: usize = 64;
 
-/// Returns the format of a file that begins with `first`, with its article, and a hint. The more of
-/// the file is given, the more formats are told; eight bytes at least.
+/// Returns the format of a file that begins with `first`, with its article, and a hint. More
+/// formats are recognized with more bytes; at least eight are needed.
 pub(super) fn recognize(first: &[u8]) -> Option<(&'static str, &'static str)> {
     if first
         .get(TAR_MAGIC.0..)

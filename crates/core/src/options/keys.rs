@@ -151,7 +151,7 @@ impl Options {
             flag: Some("align"),
             kind: OptionKind::Bytes(1, 64),
             default: "the size of the dtype's elements",
-            summary: "Alignment of tensors in host memory, bytes, a power of two",
+            summary: "Alignment of tensors in host memory, bytes, rounded up to a power of two",
             field: field!(optional align),
         },
         OptionKey {
@@ -314,7 +314,7 @@ impl Options {
         Ok(())
     }
 
-    /// Returns a copy whose memory limit is one of so many equal parts of this one's.
+    /// Returns a copy with the memory limit divided by `divisor`.
     pub(crate) fn with_divided_memory(&self, divisor: u64) -> Self {
         Self {
             memory_limit: self.memory_limit.map(|limit| limit / divisor),

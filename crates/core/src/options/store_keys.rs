@@ -241,14 +241,14 @@ pub(super) const KEYS: &[StoreKey] = &[
         ALL,
         "always",
         "always: each opening asks whether objects have changed; never: only what the cache lacks is \
-         requested; offline: nothing is",
+         requested; offline: nothing is requested",
     ),
     key(
         "cache_wait",
         Form::Flag,
         ALL,
         "false",
-        "wait for the cache's disk instead of leaving out what it is too slow for",
+        "wait for the cache's disk instead of dropping bytes when it is slower than the store",
     ),
     key(
         "mirrors",
@@ -263,7 +263,7 @@ pub(super) const KEYS: &[StoreKey] = &[
         Form::Locations,
         ALL,
         "none",
-        "URL with the same files, http://NAME:PORT/…, of whose addresses each serves its parts of the files",
+        "URL with the same files, http://NAME:PORT/…; each address of NAME serves its own parts of the files",
     ),
     secret("mirror_token", ALL, "bearer token for mirrors and peers"),
     key(

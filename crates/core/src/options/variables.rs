@@ -22,17 +22,18 @@ const OTHERS: [&str; 10] = [
 
 /// Variables of tload's own tests and benchmarks, and prefixes of such. They cause no warning, and
 /// are not suggested.
-const OF_TESTS: [&str; 13] = [
+const OF_TESTS: [&str; 14] = [
     "TLOAD_BLESS",
     "TLOAD_COMMAND",
     "TLOAD_CUDA_STUB_",
-    "TLOAD_LAB_",
+    "TLOAD_DEATHS",
     "TLOAD_LOADS",
     "TLOAD_REQUIRE",
     "TLOAD_SEED",
     "TLOAD_SHOW",
     "TLOAD_SOAK_",
     "TLOAD_SUITE_",
+    "TLOAD_TESTBED_",
     "TLOAD_TEST_",
     "TLOAD_UPDATE_HELP",
     "TLOAD_UPDATE_PLOT",

@@ -15,8 +15,8 @@ pub enum Verify {
     #[default]
     Off,
     /// Compares with the first of these that exists: a tload manifest beside the checkpoint, the
-    /// store's own checksum of the whole object, the hub's digest of the file, a signed manifest.
-    /// The report says what was not compared, and why.
+    /// store's own checksum of the whole object, the digest of a hub or an OCI registry, a signed
+    /// manifest. The report says what was not compared, and why.
     Auto,
     /// Like [`Self::Auto`], but bytes that cannot be compared are an error before the first read: a
     /// file without any digest, and a partly read file whose digests only cover the whole file, or

@@ -271,8 +271,9 @@ pub struct DepthReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct EngineReport {
-    /// Name: `"uring"`, `"pread"`, `"tokio-uring"` or `"object"`; two of them joined by `+` when
-    /// some shards are files and some are objects; `"none"` when there was nothing to read.
+    /// Name: `"uring"`, `"pread"`, `"tokio-uring"`, `"map"` or `"object"`, and `"shared"` or
+    /// `"remote"` for parts that other ranks read; several are joined by ` + `; `"none"` when there
+    /// was nothing to read.
     pub name: String,
     /// Engine that the caller asked for.
     pub requested: String,

@@ -20,7 +20,7 @@ use super::server::{self, MOUNTED};
 
 /// Environment variable that makes a process the server: the words of its command line, one per
 /// line.
-const MARK: &str = "TLOAD_LAB_SLOWFS";
+const MARK: &str = "TLOAD_TESTBED_SLOWFS";
 
 /// Folder that is slow while this value lives, and fails on command.
 #[derive(Debug)]

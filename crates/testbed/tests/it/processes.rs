@@ -8,7 +8,7 @@ use tload_testbed::{Toxiproxy, require, tool};
 use crate::client::assert_gone;
 
 /// Environment variable set for the process that is killed.
-const VICTIM: &str = "TLOAD_LAB_VICTIM";
+const VICTIM: &str = "TLOAD_TESTBED_VICTIM";
 
 #[test]
 fn server_outlives_starting_thread() {

@@ -13,7 +13,7 @@ use tload_testbed::require_named;
 use tload_testbed::slowfs::{Fault, Mount, Options, Request, Rule, serve_if_asked};
 
 /// Environment variable set for the process that is killed: the folder to show.
-const VICTIM: &str = "TLOAD_LAB_VICTIM";
+const VICTIM: &str = "TLOAD_TESTBED_VICTIM";
 
 /// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
 #[test]

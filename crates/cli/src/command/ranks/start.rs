@@ -1,4 +1,5 @@
-//! Starts the ranks, waits for all of them and collects what they tell. None outlives the command.
+//! Starts the ranks, waits for all of them and collects their messages. No rank outlives the
+//! command.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
@@ -288,7 +289,7 @@ fn send_job(rank: &mut Rank, job: &Job, seat: &Seat) -> Result<()> {
     Ok(())
 }
 
-/// Reads what a rank tells, on a thread of its own.
+/// Reads a rank's messages on a separate thread.
 fn read(output: Option<ChildStdout>, rank: usize, events: Sender<(usize, Event)>) -> Result<()> {
     let task = move || {
         let lines = output.map(|output| BufReader::new(output).lines());

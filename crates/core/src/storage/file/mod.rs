@@ -321,7 +321,8 @@ fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
     let (what, hint) = if kind.is_dir() {
         (
             "a directory",
-            "if it lies in a checkpoint, rename it: only files are called so there; to load it, pass it alone",
+            "if it is inside a checkpoint, rename it, because only files may have this name there; to load it, \
+             pass its own path",
         )
     } else {
         let what = if kind.is_fifo() {

@@ -34,7 +34,7 @@ struct PeerName {
 impl PeerName {
     fn new(location: &Location) -> Result<Self> {
         let invalid = || {
-            Error::invalid_request("a peer is no plain web server")
+            Error::invalid_request("a peer is not a URL of a plain web server")
                 .with_location(location)
                 .with_hint("write http://NAME:PORT/PATH; certificates name no addresses")
         };
@@ -79,7 +79,7 @@ impl Names {
                         urls.extend(found.filter_map(|url| Location::parse(&url).ok()));
                     }
                     Err(error) => {
-                        tracing::warn!(name = host, %error, "peers are left out: no address");
+                        tracing::warn!(name = host, %error, "peers are not used: their name has no address");
                     }
                 }
             }
