@@ -197,6 +197,19 @@ fn objects_are_passed_on_and_served_from_the_cache() {
     let serving = Server::start(Path::new("--cache"), &cache);
     let model = format!("{}/http/{authority}/model", serving.url);
     assert_eq!(digest(&model, &[]), wanted);
+    let listed = |path: &str| {
+        let list: Value = serde_json::from_str(&serving.get(path).text()).expect("JSON");
+        let entries = list["entries"].as_array().expect("entries").iter();
+        let names = entries.map(|it| it["name"].as_str().expect("a name").to_owned());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(listed("/?format=json"), ["http"]);
+    assert_eq!(listed("/http/?format=json"), [&*authority]);
+    let files = listed(&format!("/http/{authority}/model/?format=json"));
+    assert!(
+        files.iter().any(|file| file == name) && files.len() == 5,
+        "{files:?}"
+    );
     for path in [
         format!("/http/{authority}/model/gone"),
         format!("/http/{authority}"),

@@ -1,10 +1,11 @@
 //! Objects below a location, opened again and again: for a server that passes them on.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::cache::{CacheDirectory, CacheEntry};
 use super::folder::Folder;
 use super::mirrors::{Ends, Replicas};
 use super::remote::Remote;
@@ -116,16 +117,22 @@ impl ObjectSite {
     }
 
     /// Lists one level below the location, or below the names that lead to a part of it: the names
-    /// of directories and of files.
+    /// of directories and of files. Of a cache, those of complete objects.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] where there is nothing, for stores that have no lists, and for a
-    /// cache; errors of the store.
+    /// [`ErrorKind::NotFound`] where there is nothing, and for stores that have no lists; errors of
+    /// the store.
     pub fn list(&self, names: &[&str]) -> Result<(Vec<String>, Vec<String>)> {
         let not_found = || Error::new(ErrorKind::NotFound, "not found");
-        let root = self.root.as_ref().filter(|root| !is_file(root));
-        let root = root.ok_or_else(not_found)?;
+        let Some(root) = &self.root else {
+            let directory = self.options.get("cache_dir").unwrap_or_default();
+            let entries = CacheDirectory::open(directory)?.entries();
+            return one_level(&entries, names).ok_or_else(not_found);
+        };
+        if is_file(root) {
+            return Err(not_found());
+        }
         let location = match names {
             [] => root.clone(),
             _ => root.join(&names.join("/")),
@@ -172,6 +179,28 @@ impl Opening {
             known: HashMap::new(),
         })
     }
+}
+
+/// Returns the directories and files directly below `names`, of the paths that lead to complete
+/// objects of a cache: scheme, authority and key. `None` if there is nothing.
+fn one_level(entries: &[CacheEntry], names: &[&str]) -> Option<(Vec<String>, Vec<String>)> {
+    let above: String = names.iter().flat_map(|name| [name, "/"]).collect();
+    let (mut directories, mut files) = (BTreeSet::new(), BTreeSet::new());
+    for entry in entries.iter().filter(|entry| entry.is_complete()) {
+        // No path leads to an object with a query.
+        let location = entry.location.as_deref().filter(|it| !it.contains('?'));
+        let path = location.map(|location| location.replacen("://", "/", 1));
+        match path.as_deref().and_then(|path| path.strip_prefix(&above)) {
+            Some(rest) => match rest.split_once('/') {
+                Some((directory, _)) => directories.insert(directory.to_owned()),
+                None => files.insert(rest.to_owned()),
+            },
+            None => continue,
+        };
+    }
+    let is_something = names.is_empty() || !directories.is_empty() || !files.is_empty();
+    let list = |set: BTreeSet<String>| set.into_iter().collect();
+    is_something.then(|| (list(directories), list(files)))
 }
 
 /// Returns whether a location is one file, by its name.
