@@ -123,6 +123,23 @@ fn forbidden_ring_falls_back_to_threads_and_report_says_why() {
     }
 }
 
+/// Kernels from 5.1 to 5.5 open a ring and know neither its reads nor the probe for them.
+#[test]
+fn ring_of_a_kernel_before_5_6_is_refused_with_that_hint() {
+    if requirement::uring().is_none() {
+        return;
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // `io_uring_register` on every architecture.
+            refuse(427, libc::EINVAL);
+            let ring = tload::probe::ring();
+            let hint = ring.hint.expect("refused");
+            assert!(!ring.available && hint.contains("older than 5.6"), "{hint}");
+        });
+    });
+}
+
 /// The unprivileged user may lock little memory (8 MiB by default): the ring works without
 /// registered memory.
 #[test]

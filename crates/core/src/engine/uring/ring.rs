@@ -88,10 +88,16 @@ impl Ring {
     /// Tests the ring: some sandboxes let a ring be made and then refuse to enter it; kernels
     /// before 5.6 have no read.
     fn try_reading(&mut self) -> Result<(), Refusal> {
+        let too_old = || io::Error::from_raw_os_error(libc::ENOSYS);
         let mut probe = Probe::new();
-        self.io.submitter().register_probe(&mut probe)?;
+        let probed = self.io.submitter().register_probe(&mut probe);
+        // The probe itself was added in 5.6; older kernels do not know its number.
+        probed.map_err(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => too_old(),
+            _ => error,
+        })?;
         if !probe.is_supported(opcode::Read::CODE) {
-            return Err(io::Error::from_raw_os_error(libc::ENOSYS).into());
+            return Err(too_old().into());
         }
         let nop = opcode::Nop::new().build();
         // SAFETY: a no-op refers to no memory.
