@@ -195,7 +195,9 @@ impl Drop for UringEngine {
         // The ring itself may have failed, before or only now: entering it must not be relied on.
         let is_drained =
             !std::thread::panicking() && catch_unwind(AssertUnwindSafe(|| self.drain())).is_ok();
-        if !is_drained {
+        if is_drained {
+            self.ring.unregister_slab();
+        } else {
             // Without completions, the kernel may still write to their memory.
             give_up(self.slots.take_all().map(|pending| pending.job.lease));
         }
@@ -212,39 +214,47 @@ mod tests {
 
     const SLOT: usize = 64 << 10;
 
-    #[test]
-    fn engine_drop_with_failed_ring_leaks_memory_in_flight() {
+    /// Engine over one file, its slab of two slots, and the folder of the file. `None` without
+    /// rings, which tests over all engines report, loudly.
+    fn engine() -> Option<(UringEngine, Arc<Slab>, tempfile::TempDir)> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("m");
         std::fs::write(&path, vec![1; SLOT]).expect("ours");
         let source = FileSource::open(&Location::from_path(&path)).expect("opens");
         let refused = RefusedDirect::default();
         let file = ReadFile::open(Arc::new(source), CacheMode::Buffered, &refused).expect("opens");
-        let slab = Slab::new(SLOT, 2, Arc::default()).expect("little memory");
-        let Ok(ring) = Ring::open(2) else {
-            // Tests over all engines report this, loudly.
-            return;
-        };
-        let mut engine = UringEngine {
-            ring,
+        let engine = UringEngine {
+            ring: Ring::open(2).ok()?,
             slots: Slots::new(2),
             files: [file].into(),
             depth: 2,
             stopping: false,
         };
-        let job = |extent| Job {
+        let slab = Slab::new(SLOT, 2, Arc::default()).expect("little memory");
+        Some((engine, slab, folder))
+    }
+
+    fn job(extent: usize, slab: &Arc<Slab>) -> Job {
+        Job {
             extent,
             source: 0,
             offset: 0,
             needed: SLOT,
             lease: slab.try_lease(SLOT).expect("free"),
+        }
+    }
+
+    #[test]
+    fn engine_drop_with_failed_ring_leaks_memory_in_flight() {
+        let Some((mut engine, slab, _folder)) = engine() else {
+            return;
         };
         // One read has completed, and one is in flight, when the ring fails.
-        engine.submit(job(0));
+        engine.submit(job(0, &slab));
         let mut done = Vec::new();
         engine.reap(Wait::ForOne, &mut done);
         drop(done);
-        engine.submit(job(1));
+        engine.submit(job(1, &slab));
         let before = given_up_bytes();
         engine.ring.fail();
         drop(engine);
@@ -257,5 +267,26 @@ mod tests {
             2,
             "mapped for as long as it may be written to"
         );
+    }
+
+    /// Kernels before 5.13 would wait for the poll, which nothing else ends.
+    #[test]
+    fn poll_of_cancellation_ends_before_slab_is_unregistered() {
+        let Some((mut engine, slab, _folder)) = engine() else {
+            return;
+        };
+        engine.ring.register_slab(Arc::clone(&slab));
+        engine.stop_when(&CancelFlag::default());
+        engine.submit(job(0, &slab));
+        let mut done = Vec::new();
+        engine.reap(Wait::ForOne, &mut done);
+        assert!(done[0].result.is_ok() && engine.ring.is_polling());
+        engine.ring.unregister_slab();
+        let is_registered = engine
+            .ring
+            .features()
+            .iter()
+            .any(|it| it == "registered_buffers");
+        assert!(!is_registered || !engine.ring.is_polling());
     }
 }

@@ -45,7 +45,7 @@ fn registers(bytes: usize) -> bool {
         return false;
     };
     ring.register_slab(slab);
-    ring.features()
-        .iter()
-        .any(|feature| feature == "registered_buffers")
+    let features = ring.features();
+    ring.unregister_slab();
+    features.iter().any(|it| it == "registered_buffers")
 }

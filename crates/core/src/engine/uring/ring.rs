@@ -33,7 +33,7 @@ pub(super) struct Ring {
     registered_slab: Option<Arc<Slab>>,
     /// Indexed by slot: duration of its pause. The kernel reads it when the entry is submitted.
     pauses: Box<[Timespec]>,
-    /// Descriptor that wakes a thread waiting in the ring, if one was requested.
+    /// Descriptor that wakes a thread waiting in the ring, until it has done so.
     waker: Option<Arc<OwnedFd>>,
 }
 
@@ -308,7 +308,10 @@ impl Ring {
         loop {
             let entry = self.io.completion().next()?;
             match entry.user_data() {
-                WOKEN => return Some(Completion::Woken),
+                WOKEN => {
+                    self.waker = None;
+                    return Some(Completion::Woken);
+                }
                 IGNORED => {}
                 slot => {
                     let slot = usize::try_from(slot).expect("set from a usize");
@@ -318,6 +321,34 @@ impl Ring {
                 }
             }
         }
+    }
+
+    /// Unregisters the slab of a ring without reads in flight: closing a ring releases its locked
+    /// memory only later, but the next ring may need it immediately.
+    pub(super) fn unregister_slab(&mut self) {
+        // Before Linux 5.13 the kernel first waits until nothing is in flight, which includes the
+        // poll of the waker.
+        if self.registered_slab.is_some() && self.end_poll() {
+            let _ = self.io.submitter().unregister_buffers();
+        }
+    }
+
+    /// Ends the poll of the waker, if there is one. Returns false if the ring has failed.
+    fn end_poll(&mut self) -> bool {
+        let Some(waker) = self.waker.clone() else {
+            return true;
+        };
+        // Fails only if it has been written to already.
+        let _ = rustix::io::write(&waker, &1u64.to_ne_bytes());
+        while self.waker.is_some() {
+            match self.io.submit_and_wait(1).map_err(|it| it.raw_os_error()) {
+                Ok(_) | Err(Some(libc::EINTR)) => {}
+                Err(Some(libc::EAGAIN | libc::EBUSY)) => std::thread::yield_now(),
+                Err(_) => return false,
+            }
+            while self.next_completion().is_some() {}
+        }
+        true
     }
 }
 
@@ -330,15 +361,10 @@ impl Ring {
         let put = unsafe { libc::dup2(other.as_raw_fd(), self.io.as_raw_fd()) };
         assert!(put >= 0, "{}", io::Error::last_os_error());
     }
-}
 
-impl Drop for Ring {
-    fn drop(&mut self) {
-        if self.registered_slab.is_some() {
-            // Closing a ring releases its locked memory only later, but the next ring may need it
-            // immediately.
-            let _ = self.io.submitter().unregister_buffers();
-        }
+    /// Returns whether the poll of the waker is in flight.
+    pub(super) fn is_polling(&self) -> bool {
+        self.waker.is_some()
     }
 }
 
