@@ -54,6 +54,9 @@ pub(crate) struct Demand<'a> {
     pub(crate) kept: u64,
     /// Number of equal parts of the caller's limit, of which this load has one.
     pub(crate) limit_divisor: u64,
+    /// Number of equal parts of the control group's memory, of which this load has one: others
+    /// begin at the same time.
+    pub(crate) group_divisor: u64,
 }
 
 /// Host memory budget of a load, in bytes.
@@ -132,7 +135,7 @@ impl Demand<'_> {
     /// limit is killed without an error.
     ///
     /// Worked example: 240 of 256 MiB are left and 512 are wanted. Half of the 240 is 120; in steps
-    /// of 16, that is 112 MiB.
+    /// of 16, that is 112 MiB. Of two loads that begin together, each gets 56.
     fn within(
         &self,
         group: &CgroupMemory,
@@ -141,7 +144,7 @@ impl Demand<'_> {
         wanted: u64,
     ) -> Result<u64> {
         let left = (group.left() + self.kept).min(group.bytes);
-        let share = share(group, left);
+        let share = share(group, left) / self.group_divisor;
         if wanted <= share {
             return Ok(wanted);
         }
@@ -387,6 +390,7 @@ mod tests {
             group: None,
             kept: 0,
             limit_divisor: 1,
+            group_divisor: 1,
         })
     }
 
@@ -441,6 +445,30 @@ mod tests {
         assert_eq!(raw_bytes(None, 1 << 30), 1 << 30);
         let nothing = budget(&[], &group(MIB, MIB), 0, None).expect("needs nothing");
         assert_eq!(nothing.pool, 0);
+    }
+
+    /// Half of the 240 MiB that are left is 112 MiB in steps of a sixteenth of 256. Four ranks
+    /// that share nothing take a quarter of that each. If they share, the leader's reads take a
+    /// half, and the ranks an eighth each.
+    #[test]
+    fn loads_that_begin_together_divide_memory_of_control_group() {
+        let group = group(256 * MIB, 16 * MIB);
+        let pool = |group_divisor| {
+            with(&[4 * MIB, MIB], 2, |demand| {
+                let demand = Demand {
+                    group: Some(&group),
+                    group_divisor,
+                    ..*demand
+                };
+                let budget = demand.host(Some(0), false, &options(None, None));
+                budget.expect("fits").pool
+            })
+        };
+        assert_eq!(
+            [1, 2, 4, 8].map(pool),
+            [112 * MIB, 56 * MIB, 28 * MIB, 14 * MIB]
+        );
+        assert_eq!(pool(1000), 4 * MIB, "no less than the largest tensor");
     }
 
     /// The limit is for the node, of which a rank sees a part.

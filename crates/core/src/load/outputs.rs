@@ -96,6 +96,7 @@ impl Outputs {
             group: group.as_ref(),
             kept: kept_bytes(region_cache, destinations),
             limit_divisor: prepared.limit_divisor,
+            group_divisor: prepared.limit_divisor,
         };
         let budget = demand.host(host_index(prepared), destinations.staged(), options)?;
         let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
@@ -278,14 +279,20 @@ pub(crate) fn published(
         staged: prepared.in_flight_bytes(),
         reads: prepared.reads_in_flight(),
         group: group.as_ref(),
-        kept: kept_staging() as u64,
+        kept: 0,
         limit_divisor: prepared.limit_divisor,
+        // The ranks divide the other half.
+        group_divisor: 2,
+    };
+    let copied = || {
+        let kept = kept_staging(None) as u64;
+        Demand { kept, ..demand }.host(Some(0), true, options).ok()
     };
     let is_copied = prepared.reads_devices() && !SharedMemory::has_huge_pages();
-    let budget = match demand.host(Some(0), is_copied, options) {
+    let budget = match is_copied.then(copied).flatten() {
+        Some(budget) => budget,
         // The copy is for speed.
-        Err(_) if is_copied => demand.host(Some(0), false, options)?,
-        budget => budget?,
+        None => demand.host(Some(0), false, options)?,
     };
     let window = WINDOW_BYTES.max(demand.in_flight.saturating_mul(2));
     let events = Arc::<EventCount>::default();
@@ -358,7 +365,7 @@ impl SinkFactory {
 /// Returns the bytes of host memory that earlier loads have left for this one.
 fn kept_bytes(region_cache: &RegionCache, destinations: &Destinations) -> u64 {
     let staging = if destinations.staged() {
-        kept_staging() as u64
+        kept_staging(destinations.gpu()) as u64
     } else {
         0
     };

@@ -75,11 +75,8 @@ impl Staging {
     ///
     /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
     pub fn take(need: &StagingNeed<'_>) -> Result<Self> {
-        let node = need.context.and_then(Context::numa_node);
-        let same_kind = |staging: &Staging| {
-            let facts = &staging.facts;
-            facts.for_gpu == need.context.is_some() && facts.node == node
-        };
+        let kind = kind_for(need.context);
+        let same_kind = |staging: &Staging| staging.kind() == kind;
         let fits = |staging: &Staging| {
             same_kind(staging)
                 && staging.slots(need.slot_bytes) >= need.slots
@@ -109,7 +106,7 @@ impl Staging {
                 }
                 Ok(staging)
             }
-            None => Self::fresh(need, node),
+            None => Self::fresh(need, kind.1),
         }
     }
 
@@ -169,6 +166,11 @@ impl Staging {
         self.pins.push(pinned);
         self.facts.pinned_bytes += range.len();
         Ok(())
+    }
+
+    /// Returns whether the memory is for a GPU, and its NUMA node.
+    fn kind(&self) -> (bool, Option<u32>) {
+        (self.facts.for_gpu, self.facts.node)
     }
 
     /// Returns the number of slots of `slot_bytes` bytes that it has room for.
@@ -262,10 +264,18 @@ pub fn release_staging() -> usize {
     staging.iter().map(|staging| staging.facts.bytes).sum()
 }
 
-/// Bytes kept for the next load.
-pub fn kept_staging() -> usize {
+/// Bytes kept for the next load that needs memory for this GPU, or for none: it reuses or frees
+/// them.
+pub fn kept_staging(context: Option<&Context>) -> usize {
+    let kind = kind_for(context);
     let idle = IDLE.lock();
-    idle.iter().map(|staging| staging.facts.bytes).sum()
+    let kept = idle.iter().filter(|staging| staging.kind() == kind);
+    kept.map(|staging| staging.facts.bytes).sum()
+}
+
+/// Returns the [`Staging::kind`] that a GPU needs, or no GPU.
+fn kind_for(context: Option<&Context>) -> (bool, Option<u32>) {
+    (context.is_some(), context.and_then(Context::numa_node))
 }
 
 #[cfg(test)]
@@ -291,11 +301,15 @@ mod tests {
         assert!(second.facts().reused, "cut anew");
         assert_eq!(second.offsets(8192), [0, 8192, 16384, 24576]);
         second.give_back();
-        assert_eq!(kept_staging(), 32768);
+        assert_eq!(kept_staging(None), 32768);
+        let mut pinned = Staging::fresh(&need(4096, 1), None).expect("maps");
+        pinned.facts.for_gpu = true;
+        pinned.give_back();
+        assert_eq!(kept_staging(None), 32768, "of the kind that is needed");
         let larger = Staging::take(&need(4096, 9)).expect("maps");
         assert!(!larger.facts().reused, "and what did not fit made room");
         larger.give_back();
-        assert_eq!(release_staging(), 36864);
+        assert_eq!(release_staging(), 36864 + 4096);
         assert_eq!(release_staging(), 0);
     }
 
