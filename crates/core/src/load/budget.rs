@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Mapping;
 use crate::memory::cgroup::CgroupMemory;
 use crate::options::{Options, format_bytes};
-use crate::plan::Plan;
+use crate::plan::{Plan, RegionPlan};
 use crate::tensor::TensorInfo;
 
 /// Default budget in bytes: room for the tensors of several shards of a dense model side by side. A
@@ -57,6 +57,8 @@ pub(crate) struct Demand<'a> {
     /// Number of equal parts of the control group's memory, of which this load has one: others
     /// begin at the same time.
     pub(crate) group_divisor: u64,
+    /// Tensors are views of files, which take no memory, unless they must be aligned.
+    pub(crate) has_views: bool,
 }
 
 /// Host memory budget of a load, in bytes.
@@ -87,9 +89,9 @@ impl Demand<'_> {
         options: &Options,
     ) -> Result<HostBudget> {
         // A destination whose tensors have no bytes needs no memory.
-        let host = host.filter(|host| self.plan.regions_of(*host).next().is_some());
+        let host = host.filter(|host| self.regions_of(*host).next().is_some());
         let largest = host.map_or(0, |host| {
-            Mapping::charge(self.plan.region_bytes_max(host)) as u64
+            Mapping::charge(self.region_bytes_max(host)) as u64
         });
         let slot = if staged && !self.plan.extents.is_empty() {
             Mapping::charge(self.plan.window_bytes_max()) as u64
@@ -161,7 +163,7 @@ impl Demand<'_> {
                 group.file.display()
             ),
         );
-        let error = match host.filter(|host| self.plan.region_bytes_max(*host) > 0) {
+        let error = match host.filter(|host| self.region_bytes_max(*host) > 0) {
             Some(host) => error.with_tensor(self.largest_tensor(host).name()),
             None => error,
         };
@@ -169,6 +171,21 @@ impl Demand<'_> {
             "give the container more memory, free some, or set ‹memory_limit› to at least {} bytes to try anyway",
             needed * self.limit_divisor
         )))
+    }
+
+    /// Returns the regions of a destination that take memory.
+    pub(crate) fn regions_of(&self, destination: usize) -> impl Iterator<Item = &RegionPlan> {
+        let regions = self.plan.regions_of(destination);
+        regions.filter(|region| self.takes_memory(region))
+    }
+
+    fn takes_memory(&self, region: &RegionPlan) -> bool {
+        !self.has_views || self.plan.is_realigned(region)
+    }
+
+    fn region_bytes_max(&self, destination: usize) -> usize {
+        let regions = self.regions_of(destination);
+        regions.map(|region| region.bytes).max().unwrap_or(0)
     }
 
     /// Returns enough slots for all bytes in flight plus one for each read: while some slots are
@@ -195,8 +212,8 @@ impl Demand<'_> {
         free: u64,
         options: &Options,
     ) -> Result<u64> {
-        let largest = self.plan.region_bytes_max(destination) as u64;
-        let regions = self.plan.regions_of(destination);
+        let largest = self.region_bytes_max(destination) as u64;
+        let regions = self.regions_of(destination);
         let total: u64 = regions.map(|region| region.bytes as u64).sum();
         let given = options.device_memory_limit;
         let limit = given.unwrap_or_else(|| self.default_for(largest));
@@ -291,12 +308,14 @@ impl Demand<'_> {
 
     /// Returns the largest of the tensors in the largest region, which small tensors may share.
     fn largest_tensor(&self, destination: usize) -> &TensorInfo {
-        let bytes = self.plan.region_bytes_max(destination);
+        let bytes = self.region_bytes_max(destination);
         let in_largest = |tensor: &usize| {
             let place = self.plan.targets[*tensor].place;
             place.is_some_and(|(region, _)| {
                 let region = &self.plan.regions[region];
-                region.destination == destination && region.bytes == bytes
+                region.destination == destination
+                    && region.bytes == bytes
+                    && self.takes_memory(region)
             })
         };
         (0..self.tensors.len())
@@ -391,6 +410,7 @@ mod tests {
             kept: 0,
             limit_divisor: 1,
             group_divisor: 1,
+            has_views: false,
         })
     }
 

@@ -97,11 +97,12 @@ impl Outputs {
             kept: kept_bytes(region_cache, destinations),
             limit_divisor: prepared.limit_divisor,
             group_divisor: prepared.limit_divisor,
+            has_views: prepared.views.is_some(),
         };
-        let budget = demand.host(host_index(prepared), destinations.staged(), options)?;
+        let host = host_index(destinations);
+        let budget = demand.host(host, destinations.staged(), options)?;
         let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
-        let host_regions =
-            (host_index(prepared).into_iter()).flat_map(|host| prepared.plan.regions_of(host));
+        let host_regions = host.into_iter().flat_map(|host| demand.regions_of(host));
         let host_bytes = host_regions
             .map(|region| Mapping::charge(region.bytes))
             .sum();
@@ -146,13 +147,10 @@ impl Outputs {
     }
 }
 
-/// Returns the index of the destination that needs host memory of the load, if there is one. Views
-/// need none, except for tensors that they cannot align.
-fn host_index(prepared: &Prepared) -> Option<usize> {
-    let mut destinations = prepared.destinations.list().iter();
-    destinations
-        .position(|destination| matches!(destination, Destination::Host))
-        .filter(|_| prepared.views.is_none() || prepared.realigns())
+/// Returns the index of the destination in host memory of the load, if there is one.
+fn host_index(destinations: &Destinations) -> Option<usize> {
+    let mut destinations = destinations.list().iter();
+    destinations.position(|destination| matches!(destination, Destination::Host))
 }
 
 fn device_regions(origins: &[LeaseOrigin]) -> Vec<Arc<DeviceRegions>> {
@@ -283,6 +281,7 @@ pub(crate) fn published(
         limit_divisor: prepared.limit_divisor,
         // The ranks divide the other half.
         group_divisor: 2,
+        has_views: false,
     };
     let copied = || {
         let kept = kept_staging(None) as u64;

@@ -142,11 +142,6 @@ impl Prepared {
         })
     }
 
-    /// Returns whether any tensor is at an offset that no view can align.
-    pub(crate) fn realigns(&self) -> bool {
-        self.plan.targets.iter().any(|target| target.realign)
-    }
-
     /// Returns whether devices write what is read into memory, not the CPU, and nothing is received
     /// from other nodes.
     pub(crate) fn reads_devices(&self) -> bool {

@@ -197,6 +197,13 @@ impl Plan {
         regions.filter(move |region| region.destination == destination)
     }
 
+    /// Returns whether a region's tensor must be moved to an aligned address when complete.
+    pub(crate) fn is_realigned(&self, region: &RegionPlan) -> bool {
+        let first = &self.extents[region.extents.start];
+        let tensor = self.pieces[first.pieces.start].tensor;
+        self.targets[tensor].realign
+    }
+
     /// Returns the size of the largest window of one read, bytes.
     pub fn window_bytes_max(&self) -> usize {
         self.extents

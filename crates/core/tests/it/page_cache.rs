@@ -254,6 +254,32 @@ fn misaligned_tensors_are_copied_instead_of_mapped() {
     );
 }
 
+/// Only the tensor that no view can align takes memory: 4 KiB, not the 8 MiB of the first one.
+#[test]
+fn limit_of_mapped_load_applies_only_to_copied_tensors() {
+    let folder = folder();
+    let mut rng = Rng::new(8);
+    let mut file = FileBuilder::new();
+    for (name, dtype, elements) in [
+        ("large", Dtype::U8, 8 << 20),
+        ("byte", Dtype::U8, 1),
+        ("misaligned", Dtype::F32, 1024),
+    ] {
+        let len = byte_len(dtype, elements).expect("whole bytes");
+        file = file.tensor(name, dtype, &[elements], &rng.bytes(len));
+    }
+    let file = file.build();
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    let limited = |limit| options(|it| (it.cache, it.memory_limit) = (CacheMode::Map, Some(limit)));
+    let (tensors, report) = load_with_report(&path, limited(64 << 10));
+    assert_all(&tensors, &[&file]);
+    assert!(report.copied_bytes >= 4096, "{report}");
+    let loader = Loader::open(&location(&path)).expect("opens");
+    let error = loader.options(limited(4095)).stream();
+    let error = error.expect_err("too little for a copy");
+    assert_eq!(error.tensor(), Some("misaligned"));
+}
+
 #[test]
 fn view_outlives_stream_and_loader() {
     let folder = folder();

@@ -323,12 +323,11 @@ impl Feed {
                 Ok(writer.is_some())
             }
             LeaseOrigin::Views { views, pool } => {
-                let first = &self.plan.extents[planned.extents.start];
-                let tensor = self.plan.pieces[first.pieces.start].tensor;
-                if self.plan.targets[tensor].realign {
+                if self.plan.is_realigned(planned) {
                     *writer = pool.try_region(planned.bytes, planned.tensors)?;
                     return Ok(writer.is_some());
                 }
+                let first = &self.plan.extents[planned.extents.start];
                 let offset = usize::try_from(first.offset).expect("mapped, so it fits");
                 let (view, len) = (&views[planned.source], planned.bytes);
                 *writer = Some(RegionWriter::over(view, offset, len, planned.tensors));
