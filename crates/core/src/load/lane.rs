@@ -129,43 +129,21 @@ where
 {
     let (opened, openings) = bounded(lanes.len());
     let feeds: Vec<_> = lanes.iter().map(|lane| Arc::clone(&lane.feed)).collect();
-    // The other lanes wait until they are needed, and may never begin: where threads are scarce,
-    // they must not take those of the lanes that do begin.
-    let numbered = lanes.into_iter().enumerate();
-    let (now, later): (Vec<_>, Vec<_>) = numbered.partition(|(_, lane)| lane.begins_now);
-    let (mut threads, mut missing) = (Vec::new(), now.len());
-    let mut failure = None;
-    for (index, lane) in now {
-        let opened = Some(opened.clone());
-        match spawn(index, lane, Arc::clone(sink), events(), opened) {
-            Ok(thread) => threads.push(thread),
-            Err(error) => {
-                failure = Some(error);
-                break;
-            }
-        }
-    }
+    let spawned = spawn_all(
+        lanes,
+        |index, lane| {
+            let opened = lane.begins_now.then(|| opened.clone());
+            spawn(index, lane, Arc::clone(sink), events(), opened)
+        },
+        || (events().ended)(Ok(())),
+    );
     drop(opened);
-    let begun = threads.len();
-    missing -= begun;
-    let later = if failure.is_none() {
-        later
-    } else {
-        missing += later.len();
-        Vec::new()
-    };
-    for (index, lane) in later {
-        let (feed, group, number) = (Arc::clone(&lane.feed), lane.group, lane.index);
-        match spawn(index, lane, Arc::clone(sink), events(), None) {
-            Ok(thread) => threads.push(thread),
-            Err(error) => {
-                // No thread waits for this lane, and the others do without it.
-                tracing::warn!(%error, "a thread for reads could not be started");
-                feed.lane_failed(group, number);
-                (events().ended)(Ok(()));
-            }
-        }
-    }
+    let Spawned {
+        threads,
+        begun,
+        missing,
+        mut failure,
+    } = spawned;
     let first = openings_of(&openings, begun, &mut failure);
     match (failure, first) {
         (None, Some(first)) => Ok((threads, first)),
@@ -181,6 +159,56 @@ where
             })
         }
     }
+}
+
+/// Threads of lanes.
+#[derive(Default)]
+struct Spawned {
+    threads: Vec<JoinHandle<()>>,
+    /// Number of them that begin now.
+    begun: usize,
+    /// Number of lanes that have not been started, and have not ended either.
+    missing: usize,
+    failure: Option<Error>,
+}
+
+/// Starts the threads of lanes with `spawn`, until one fails that its group cannot do without.
+/// `ended` is called for each of the others that fail.
+fn spawn_all(
+    lanes: Vec<LaneSetup>,
+    mut spawn: impl FnMut(usize, LaneSetup) -> Result<JoinHandle<()>>,
+    ended: impl Fn(),
+) -> Spawned {
+    let mut spawned = Spawned::default();
+    let mut lanes: Vec<_> = lanes.into_iter().enumerate().collect();
+    // Where threads are scarce, the first lane of each group gets one, and last those that wait
+    // until they are needed, and may never begin.
+    lanes.sort_by_key(|(_, lane)| (!lane.begins_now, lane.index));
+    for (index, lane) in lanes {
+        if spawned.failure.is_some() {
+            spawned.missing += 1;
+            continue;
+        }
+        let (feed, group, number) = (Arc::clone(&lane.feed), lane.group, lane.index);
+        let begins_now = lane.begins_now;
+        match spawn(index, lane) {
+            Ok(thread) => {
+                spawned.threads.push(thread);
+                spawned.begun += usize::from(begins_now);
+            }
+            Err(error) if number == 0 => {
+                spawned.failure = Some(error);
+                spawned.missing += 1;
+            }
+            Err(error) => {
+                // No thread waits for this lane, and the others do without it.
+                tracing::warn!(%error, "a thread for reads could not be started");
+                feed.lane_failed(group, number);
+                ended();
+            }
+        }
+    }
+    spawned
 }
 
 fn openings_of(
@@ -402,4 +430,84 @@ fn bug(panic: &(dyn Any + Send)) -> Error {
         .unwrap_or("no message");
     Error::new(ErrorKind::Io, format!("a lane panicked: {text}"))
         .with_hint("this is a bug in tload; please report it")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::options::Order;
+    use crate::plan::{Arrangement, build};
+    use crate::schedule::{Depth, Groups, LaneCount, Schedule};
+
+    /// Lanes of two groups, of which the second has a lane that begins later.
+    fn lanes() -> Vec<LaneSetup> {
+        let plan = Arc::new(build(&[], &[], &[Arrangement::InPlace]));
+        let groups = Groups::new(vec![Depth::fixed(1, 1); 2], Vec::new());
+        let schedule = Schedule::new(&plan, Order::Ready, groups);
+        let feed = Arc::new(Feed::new(plan, schedule, Vec::new(), None, Arc::default()));
+        feed.set_lanes(vec![LaneCount::fixed(3), LaneCount::up_to(1, 2)]);
+        let lane = |(group, index, begins_now)| LaneSetup {
+            feed: Arc::clone(&feed),
+            group,
+            index,
+            begins_now,
+            engine: LaneEngine::Files {
+                setup: Arc::new(EngineSetup {
+                    files: [].into(),
+                    depth: 1,
+                    copiers: None,
+                    slab: None,
+                }),
+                kind: EngineKind::Pread,
+                choice: EngineChoice::Auto,
+                reason: String::new(),
+                #[cfg(feature = "object")]
+                store: None,
+            },
+            counters: Arc::default(),
+        };
+        let lanes = [
+            (0, 0, true),
+            (0, 1, true),
+            (0, 2, true),
+            (1, 0, true),
+            (1, 1, false),
+        ];
+        lanes.map(lane).into()
+    }
+
+    /// Starts the lanes with room for this number of threads. Returns their number, those that
+    /// begin now, those that are missing, those that have ended, the lanes that the feed wants, and
+    /// whether the load fails.
+    fn started(threads: usize) -> ([usize; 5], bool) {
+        let (lanes, ended) = (lanes(), Cell::new(0));
+        let feed = Arc::clone(&lanes[0].feed);
+        let mut left = threads;
+        let spawn = |_, _| {
+            let error = || Error::new(ErrorKind::OutOfMemory, "no thread");
+            left = left.checked_sub(1).ok_or_else(error)?;
+            Ok(std::thread::spawn(|| ()))
+        };
+        let spawned = spawn_all(lanes, spawn, || ended.set(ended.get() + 1));
+        let count = [
+            spawned.threads.len(),
+            spawned.begun,
+            spawned.missing,
+            ended.get(),
+            feed.lanes(),
+        ];
+        (count, spawned.failure.is_some())
+    }
+
+    #[test]
+    fn load_fails_only_without_the_first_lane_of_a_group() {
+        assert_eq!(started(5), ([5, 4, 0, 0, 4], false));
+        assert_eq!(started(4), ([4, 4, 0, 1, 4], false));
+        assert_eq!(started(3), ([3, 3, 0, 2, 3], false));
+        assert_eq!(started(2), ([2, 2, 0, 3, 2], false));
+        assert_eq!(started(1), ([1, 1, 4, 0, 4], true));
+        assert_eq!(started(0), ([0, 0, 5, 0, 4], true));
+    }
 }
