@@ -84,6 +84,8 @@ pub(in crate::load) enum NextJob {
     Job(Job),
     /// Nothing at the moment; ask again when the event count has changed.
     Wait,
+    /// Nothing until a slot comes back.
+    NoSlot,
     /// Nothing left to read.
     Done,
 }
@@ -359,7 +361,7 @@ impl Feed {
                 return Ok(NextJob::Done);
             }
             state.schedule.starved(group);
-            return Ok(NextJob::Wait);
+            return Ok(NextJob::NoSlot);
         }
         let FeedState {
             schedule,

@@ -14,6 +14,9 @@
 mod feed;
 mod in_flight;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -56,6 +59,7 @@ pub fn run<E: Engine, S: Sink>(
         watch: StageTimer::new(lane.counters),
         out,
         held: 0,
+        lacks_slot: false,
         allowed: 0,
         done: Vec::new(),
         returned: Vec::new(),
@@ -78,6 +82,8 @@ struct LaneLoop<'a, E, S: Sink> {
     out: HashMap<usize, usize>,
     /// Bytes that the engine owns.
     held: u64,
+    /// The next job needs a slot, and none was free.
+    lacks_slot: bool,
     /// Bytes that the engine knows it may have in flight.
     allowed: u64,
     /// Completions of the engine that the sink has not received.
@@ -113,6 +119,7 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
     /// Submits as many jobs as the feed gives. Returns whether nothing is left to read.
     fn submit(&mut self) -> bool {
         let mut is_exhausted = false;
+        self.lacks_slot = false;
         while self.failure.is_none() {
             if self.engine.in_flight() >= self.engine.depth() {
                 self.feed.engine_is_full(self.group);
@@ -125,6 +132,10 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
                     self.engine.submit(job);
                 }
                 Ok(NextJob::Wait) => break,
+                Ok(NextJob::NoSlot) => {
+                    self.lacks_slot = true;
+                    break;
+                }
                 Ok(NextJob::Done) => {
                     is_exhausted = true;
                     break;
@@ -152,11 +163,18 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
         }
     }
 
-    /// Waits for a completion, or for memory if nothing is in flight. Returns false if there is
-    /// nothing to wait for.
+    /// Waits for a copy if only a slot is missing, else for a completion, or for memory if nothing
+    /// is in flight. Returns false if there is nothing to wait for.
     fn wait(&mut self, rung: u64, is_exhausted: bool) -> bool {
         if !self.done.is_empty() {
             // Completions are already pending; do not block.
+        } else if self.lacks_slot && self.sink.in_flight() > 0 {
+            // A copy that ends frees a slot; a read that ends only needs a copy.
+            self.engine.reap(Wait::No, &mut self.done);
+            if self.done.is_empty() {
+                self.reap_sink(Wait::ForOne);
+            }
+            self.watch.lap(Stage::CopyWait);
         } else if self.engine.in_flight() > 0 {
             self.engine.reap(Wait::ForOne, &mut self.done);
             self.watch.lap(Stage::StorageWait);
@@ -175,6 +193,8 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
     /// Passes all completions on to the sink. Comparing and copying bytes takes time, so the reads
     /// that take the place of completed ones begin before each, unless a read failed.
     fn complete_all(&mut self) {
+        // Slots whose copies have ended are free for the reads that begin below.
+        self.reap_sink(Wait::No);
         let mut has_failed = false;
         for done in &self.done {
             has_failed |= done.result.is_err();

@@ -1,0 +1,152 @@
+//! The loop of a lane with few slots.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::{Feed, LaneWork, LeaseOrigin, run};
+use crate::engine::{Done, Engine, Job, Transfer, Wait};
+use crate::error::Result;
+use crate::memory::{Filled, Slab};
+use crate::options::Order;
+use crate::plan::{Arrangement, Extent, Layout, Plan, Wanted, build};
+use crate::report::Counters;
+use crate::schedule::{Depth, Groups, Schedule};
+use crate::sink::Sink;
+
+const READ: usize = 4096;
+
+/// Plan of sources with so many reads each.
+fn plan(sources: usize, reads: usize, arrangement: Arrangement) -> Arc<Plan> {
+    let wanted: Vec<_> = (0..sources)
+        .map(|source| Wanted {
+            source,
+            range: 0..(reads * READ) as u64,
+            strides: None,
+            alignment: 1,
+            destination: 0,
+        })
+        .collect();
+    let layout = Layout {
+        extent_bytes: READ as u64,
+        alignment: 1,
+        gap_bytes: 0,
+    };
+    Arc::new(build(&wanted, &vec![layout; sources], &[arrangement]))
+}
+
+/// Engine that completes one read at a time: when waited for, and otherwise only if it is `eager`.
+struct OneByOne {
+    is_eager: bool,
+    jobs: VecDeque<Job>,
+    /// Number of jobs in flight whenever it was waited for.
+    waits: Vec<usize>,
+    submitted: Rc<Cell<usize>>,
+}
+
+impl Engine for OneByOne {
+    fn depth(&self) -> usize {
+        8
+    }
+
+    fn in_flight(&self) -> usize {
+        self.jobs.len()
+    }
+
+    fn submit(&mut self, job: Job) {
+        self.submitted.set(self.submitted.get() + 1);
+        self.jobs.push_back(job);
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
+        if wait == Wait::ForOne {
+            self.waits.push(self.jobs.len());
+        } else if !self.is_eager {
+            return;
+        }
+        done.extend(self.jobs.pop_front().map(|job| Done {
+            extent: job.extent,
+            result: Ok(job.lease.fill_from(&[1; READ])),
+            window: None,
+            transfer: Transfer::default(),
+        }));
+    }
+}
+
+/// Sink whose copies end when it is waited for, or when it has been polled often enough.
+struct Copies {
+    polls: u32,
+    copying: VecDeque<(Filled, u32)>,
+    submitted: Rc<Cell<usize>>,
+    /// Number of reads that had begun by each copy.
+    begun: Vec<usize>,
+}
+
+impl Sink for Copies {
+    type Tensor = ();
+
+    fn in_flight(&self) -> usize {
+        self.copying.len()
+    }
+
+    fn submit(&mut self, _: &Extent, filled: Filled) -> Result<()> {
+        self.begun.push(self.submitted.get());
+        self.copying.push_back((filled, 0));
+        Ok(())
+    }
+
+    fn reap(&mut self, wait: Wait, _: &mut Vec<()>) -> Result<()> {
+        if wait == Wait::ForOne {
+            self.copying.pop_front();
+        }
+        for (_, polls) in &mut self.copying {
+            *polls += 1;
+        }
+        self.copying.retain(|(_, polls)| *polls < self.polls);
+        Ok(())
+    }
+}
+
+/// Runs a lane of eight reads through two slots. Returns how many reads were in flight whenever it
+/// waited for one, and how many had begun by each copy.
+fn through_two_slots(is_eager: bool, polls: u32) -> (Vec<usize>, Vec<usize>) {
+    let plan = plan(1, 8, Arrangement::Scattered);
+    let schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(8, u64::MAX)));
+    let slab = Slab::new(READ, 2, Arc::default()).expect("little memory");
+    let origins = vec![LeaseOrigin::Slots];
+    let feed = Feed::new(plan, schedule, origins, Some(slab), Arc::default());
+    let submitted = Rc::<Cell<usize>>::default();
+    let mut engine = OneByOne {
+        is_eager,
+        jobs: VecDeque::new(),
+        waits: Vec::new(),
+        submitted: Rc::clone(&submitted),
+    };
+    let mut sink = Copies {
+        polls,
+        copying: VecDeque::new(),
+        submitted,
+        begun: Vec::new(),
+    };
+    let lane = LaneWork {
+        index: 0,
+        deliver: &|_| (),
+        failing: &|_| (),
+        counters: &Counters::default(),
+    };
+    run(&feed, 0, &mut engine, &mut sink, &lane).expect("nothing fails");
+    (engine.waits, sink.begun)
+}
+
+#[test]
+fn lane_without_slots_waits_for_copies_before_reads() {
+    let (waits, _) = through_two_slots(false, u32::MAX);
+    assert_eq!(waits, [2, 2, 2, 2, 2, 2, 2, 1]);
+}
+
+#[test]
+fn slot_of_finished_copy_is_read_into_before_the_next_copy() {
+    let (_, begun) = through_two_slots(true, 2);
+    assert_eq!(begun, [2, 3, 4, 5, 6, 7, 8, 8]);
+}
