@@ -15,8 +15,6 @@ pub(crate) struct Counters {
     /// Time when the first extent had been read.
     pub(crate) first_read: OnceLock<Instant>,
     extents: AtomicU64,
-    /// Bytes that have arrived. Lanes read this often, so it is also outside the lock.
-    read_bytes: AtomicU64,
     transfer: Mutex<Transfer>,
     stage_nanos: [AtomicU64; Stage::Verify as usize + 1],
 }
@@ -38,7 +36,6 @@ impl Counters {
     pub(crate) fn count(&self, transfer: Transfer) {
         self.first_read.get_or_init(Instant::now);
         add(&self.extents, 1);
-        add(&self.read_bytes, transfer.read_bytes());
         *self.transfer.lock() += transfer;
     }
 
@@ -49,7 +46,7 @@ impl Counters {
 
     /// Returns the bytes that have arrived from storage so far.
     pub(crate) fn read_bytes(&self) -> u64 {
-        self.read_bytes.load(Ordering::Relaxed)
+        self.transfer.lock().read_bytes()
     }
 
     /// Returns the bytes that have been received from other ranks so far.

@@ -74,6 +74,8 @@ struct FeedState {
     slab: Option<Arc<Slab>>,
     /// By group; groups beyond the end of the list keep the lanes that they began with.
     lanes: Vec<LaneCount>,
+    /// By group: bytes that have been read.
+    read_bytes: Vec<u64>,
     /// Reads in flight and their start times.
     reads: InFlightReads,
 }
@@ -119,7 +121,7 @@ impl Feed {
         events: Arc<EventCount>,
     ) -> Self {
         let writers = plan.regions.iter().map(|_| None).collect();
-        let reads = InFlightReads::new(schedule.groups());
+        let groups = schedule.groups();
         Self {
             plan,
             origins,
@@ -128,7 +130,8 @@ impl Feed {
                 writers,
                 slab,
                 lanes: Vec::new(),
-                reads,
+                read_bytes: vec![0; groups],
+                reads: InFlightReads::new(groups),
             }),
             events,
             waiting: EventCount::default(),
@@ -225,22 +228,26 @@ impl Feed {
         self.state.lock().schedule.shared(group);
     }
 
-    /// Records that a lane's thread was busy for `busy` of the last `watched`, and that all lanes
-    /// have read `bytes` so far.
-    pub(in crate::load) fn observe(
+    /// Records that a lane's thread was busy for `busy` of the last `watched`.
+    pub(in crate::load) fn observe(&self, group: usize, busy: Duration, watched: Duration) {
+        self.observe_at(self.started.elapsed(), group, busy, watched);
+    }
+
+    /// As [`Self::observe`], `now` after the load's start.
+    pub(super) fn observe_at(
         &self,
+        now: Duration,
         group: usize,
         busy: Duration,
         watched: Duration,
-        bytes: u64,
     ) {
-        let now = self.started.elapsed();
-        let changed = self
-            .state
-            .lock()
-            .lanes
-            .get_mut(group)
-            .is_some_and(|lanes| lanes.observe(now, busy, watched, bytes));
+        let changed = {
+            let FeedState {
+                lanes, read_bytes, ..
+            } = &mut *self.state.lock();
+            let lanes = lanes.get_mut(group);
+            lanes.is_some_and(|lanes| lanes.observe(now, busy, watched, read_bytes[group]))
+        };
         if changed {
             self.waiting.notify();
         }
@@ -440,11 +447,15 @@ impl Feed {
     pub(in crate::load) fn ended(&self, extent: usize) {
         let now = self.started.elapsed();
         let mut state = self.state.lock();
-        state.schedule.ended(&self.plan.extents[extent], now);
+        let planned = &self.plan.extents[extent];
+        let group = state.schedule.member(planned.source).group;
+        state.read_bytes[group] += planned.needed as u64;
+        state.schedule.ended(planned, now);
         state.reads.ended(extent, now);
         drop(state);
         self.events.notify();
     }
+
     /// Records that the engine reads an extent again that it had returned.
     pub(in crate::load) fn again(&self, group: usize, extent: usize) {
         let now = self.started.elapsed();

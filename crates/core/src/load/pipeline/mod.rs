@@ -110,8 +110,7 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             self.tell_failure();
             self.watch.lap(Stage::Deliver);
             if let Some((busy, watched)) = self.watch.window() {
-                let bytes = self.lane.counters.read_bytes();
-                self.feed.observe(self.group, busy, watched, bytes);
+                self.feed.observe(self.group, busy, watched);
             }
         }
     }

@@ -1,18 +1,20 @@
-//! The loop of a lane with few slots.
+//! The loop of a lane with few slots, and the bytes by which lanes are judged.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::feed::NextJob;
 use super::{Feed, LaneWork, LeaseOrigin, run};
 use crate::engine::{Done, Engine, Job, Transfer, Wait};
 use crate::error::Result;
-use crate::memory::{Filled, Slab};
+use crate::memory::{Filled, Pool, Slab};
 use crate::options::Order;
 use crate::plan::{Arrangement, Extent, Layout, Plan, Wanted, build};
 use crate::report::Counters;
-use crate::schedule::{Depth, Groups, Schedule};
+use crate::schedule::{Depth, Groups, LaneCount, Member, Schedule, WINDOW};
 use crate::sink::Sink;
 
 const READ: usize = 4096;
@@ -149,4 +151,45 @@ fn lane_without_slots_waits_for_copies_before_reads() {
 fn slot_of_finished_copy_is_read_into_before_the_next_copy() {
     let (_, begun) = through_two_slots(true, 2);
     assert_eq!(begun, [2, 3, 4, 5, 6, 7, 8, 8]);
+}
+
+#[test]
+fn lanes_of_a_group_are_judged_by_its_own_bytes() {
+    let plan = plan(2, 200, Arrangement::InPlace);
+    let members = [0, 1].map(|group| Member { group, index: 0 });
+    let groups = Groups::new(vec![Depth::fixed(8, u64::MAX); 2], members.into());
+    let schedule = Schedule::new(&plan, Order::Ready, groups);
+    let pool = Pool::new(1 << 30, Arc::default());
+    let events = Arc::clone(pool.events());
+    let feed = Feed::new(
+        plan,
+        schedule,
+        vec![LeaseOrigin::Regions(pool)],
+        None,
+        events,
+    );
+    feed.set_lanes(vec![LaneCount::up_to(1, 2), LaneCount::fixed(1)]);
+    let read = |group, reads| {
+        for _ in 0..reads {
+            match feed.take(group, 0, 0).expect("memory") {
+                NextJob::Job(job) => feed.ended(job.extent),
+                other @ (NextJob::Wait | NextJob::NoSlot | NextJob::Done) => {
+                    panic!("no job: {other:?}")
+                }
+            }
+        }
+    };
+    let mut now = Duration::ZERO;
+    let mut lanes = Vec::new();
+    // Once the first group has two lanes, only the second one becomes faster.
+    for others in [1, 1, 30, 30, 30] {
+        read(0, 10);
+        read(1, others);
+        now += WINDOW;
+        for _ in 0..2 {
+            feed.observe_at(now, 0, WINDOW, WINDOW);
+        }
+        lanes.push(feed.lanes() - 1);
+    }
+    assert_eq!(lanes, [1, 2, 2, 2, 1]);
 }
