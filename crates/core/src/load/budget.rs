@@ -105,7 +105,7 @@ impl Demand<'_> {
             0
         };
         let slots_wanted = self.slots_wanted(slot);
-        let wanted = pool_default + slots_wanted * slot;
+        let wanted = pool_default.saturating_add(slots_wanted * slot);
         let limit = match (options.memory_limit, self.group) {
             (Some(limit), _) => limit,
             (None, Some(group)) => self.within(group, host, needed, wanted)?,
@@ -489,6 +489,20 @@ mod tests {
             [112 * MIB, 56 * MIB, 28 * MIB, 14 * MIB]
         );
         assert_eq!(pool(1000), 4 * MIB, "no less than the largest tensor");
+    }
+
+    #[test]
+    fn unlimited_bytes_in_flight_do_not_overflow() {
+        with(&[MIB, MIB], 1, |demand| {
+            let demand = Demand {
+                in_flight: u64::MAX,
+                staged: u64::MAX,
+                ..*demand
+            };
+            let budget = demand.host(Some(0), true, &options(None, None));
+            let budget = budget.expect("without a limit");
+            assert_eq!(budget.pool, u64::MAX - budget.slots * budget.slot);
+        });
     }
 
     /// The limit is for the node, of which a rank sees a part.

@@ -170,8 +170,8 @@ impl Prepared {
 
     /// Returns the initial bytes in flight.
     pub(crate) fn start_bytes(&self) -> u64 {
-        let limits = self.limits.iter();
-        limits.map(|limits| limits.depth.start().bytes).sum()
+        let starts = self.limits.iter().map(|limits| limits.depth.start().bytes);
+        starts.fold(0, u64::saturating_add)
     }
 
     /// Returns the bytes in flight that a budget should have room for. For disks this is the

@@ -411,10 +411,9 @@ impl Report {
                 reason: depth.limit_reason.text().to_owned(),
             })
             .collect();
-        let (before, now) = (
-            self.in_flight_bytes.max(1),
-            self.depths.iter().map(|depth| depth.in_flight_bytes).sum(),
-        );
+        let limits = self.depths.iter().map(|depth| depth.in_flight_bytes);
+        let now = limits.fold(0, u64::saturating_add);
+        let before = self.in_flight_bytes.max(1);
         if !self.depths.is_empty() {
             // The number of reads is proportional to the bytes.
             let reads = self.depth as u128 * u128::from(now) / u128::from(before);
@@ -489,7 +488,7 @@ impl Report {
     }
 
     pub(crate) fn add_staging(&mut self, staging: &StagingReport) {
-        self.memory_limit += staging.bytes;
+        self.memory_limit = self.memory_limit.saturating_add(staging.bytes);
         self.memory_peak += staging.bytes;
         if let Some(refusal) = &staging.refusal {
             self.notes.push(format!(
