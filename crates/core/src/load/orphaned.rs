@@ -18,9 +18,16 @@ static LEFT: PerProcess<Vec<Weak<Feed>>> = PerProcess::new();
 
 /// Registers a load that has ended while its lanes still have reads in flight.
 pub(crate) fn register(feed: &Arc<Feed>) {
+    // Dropped after the lock: the last owner of a load's memory frees it.
+    let mut feeds = Vec::new();
     let mut left = LEFT.lock();
     // Drop the entries of loads that have no reads in flight by now.
-    left.retain(|feed| feed.upgrade().is_some_and(|feed| feed.waiting().reads > 0));
+    left.retain(|feed| {
+        let feed = feed.upgrade();
+        let is_reading = feed.as_ref().is_some_and(|feed| feed.waiting().reads > 0);
+        feeds.extend(feed);
+        is_reading
+    });
     left.push(Arc::downgrade(feed));
 }
 

@@ -132,7 +132,7 @@ impl TensorStream {
 
     /// Returns the next tensor, if it is already available.
     pub fn try_next(&mut self) -> Poll<Option<Result<Tensor>>> {
-        let item = Shared::take(&mut self.shared.lock());
+        let (item, _unyielded) = Shared::take(&mut self.shared.lock());
         self.hand_over(item)
     }
 
@@ -198,7 +198,7 @@ impl futures_core::Stream for TensorStream {
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let stream = self.get_mut();
         let mut inner = stream.shared.lock();
-        let item = Shared::take(&mut inner);
+        let (item, _unyielded) = Shared::take(&mut inner);
         if item.is_pending() {
             inner.waker = Some(context.waker().clone());
         }

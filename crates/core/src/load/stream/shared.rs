@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use super::queue::FinishedQueue;
 use super::state::State;
 use crate::error::{ErrorKind, Result};
 use crate::load::lane::{self, LaneEvents, OpenedEngine};
@@ -168,14 +169,17 @@ impl Shared {
         self.wake(inner);
     }
 
-    /// Returns the next item if there is one, or if the load has ended.
-    pub(super) fn take(inner: &mut Inner) -> Poll<Option<Result<Tensor>>> {
+    /// Returns the next item if there is one, or if the load has ended; and then the tensors that
+    /// it has not yielded, to be dropped without the lock.
+    pub(super) fn take(
+        inner: &mut Inner,
+    ) -> (Poll<Option<Result<Tensor>>>, Option<FinishedQueue<Tensor>>) {
         let item = inner.state.next();
         if let Poll::Ready(Some(Ok(tensor))) = &item {
             tensor.received();
             inner.bytes_received += tensor.byte_len();
         }
-        item
+        (item, inner.state.take_unyielded())
     }
 
     /// Waits for the next item, until `deadline` at most.
@@ -183,11 +187,13 @@ impl Shared {
         let mut inner = self.lock();
         let mut since = None;
         loop {
-            let item = Self::take(&mut inner);
+            let (item, unyielded) = Self::take(&mut inner);
             let now = Instant::now();
             let expired = deadline.is_some_and(|deadline| now >= deadline);
             if item.is_ready() || expired {
                 inner.consumer_wait += since.map_or(Duration::ZERO, |since| now - since);
+                drop(inner);
+                drop(unyielded);
                 return item;
             }
             since = since.or(Some(now));

@@ -155,8 +155,6 @@ impl<T> State<T> {
         if !is_over {
             return Poll::Pending;
         }
-        // In file order, tensors that completed before their turn, which an error has prevented.
-        drop(self.finished.take());
         let end = End {
             at: Instant::now(),
             outcome,
@@ -172,6 +170,13 @@ impl<T> State<T> {
                 Poll::Ready(None)
             }
         }
+    }
+
+    /// Takes the tensors that an ended load has not yielded: in file order, those that completed
+    /// before their turn, which an error has prevented. To be dropped without the lock: this may
+    /// unmap memory.
+    pub(super) fn take_unyielded(&mut self) -> Option<FinishedQueue<T>> {
+        self.end().map(|_| self.finished.take())
     }
 
     /// Records the failure of a lane that waits for its reads in flight. For the first failure,
@@ -309,6 +314,8 @@ impl<T> State<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use crossbeam_channel::TryRecvError;
 
     use super::*;
@@ -380,6 +387,21 @@ mod tests {
         let items = [(); 3].map(|()| next(&mut state));
         assert_eq!(items, ["0", "changed", "end"]);
         assert_eq!(state.end().map(|end| end.outcome), Some("io"));
+    }
+
+    /// Freeing them may unmap memory, which must not happen under the lock.
+    #[test]
+    fn tensors_before_their_turn_outlive_the_error() {
+        let mut state = State::new(1, 2, Order::File);
+        let tensor = Arc::new(());
+        state.push(std::iter::once((1, Arc::clone(&tensor))));
+        assert!(state.take_unyielded().is_none(), "not ended");
+        let _ = state.lane_returned(Err(error("failed")));
+        state.checked(Ok(()));
+        assert!(matches!(state.next(), Poll::Ready(Some(Err(_)))));
+        assert_eq!(Arc::strong_count(&tensor), 2);
+        drop(state.take_unyielded());
+        assert_eq!(Arc::strong_count(&tensor), 1);
     }
 
     #[test]
