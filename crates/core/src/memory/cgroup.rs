@@ -43,7 +43,9 @@ impl CgroupMemory {
 /// File names of one version of the kernel's interface.
 struct Version {
     root: &'static str,
-    limit: &'static str,
+    /// The kernel kills processes above the first. Above the second, if there is one, it slows them
+    /// down until they have returned memory, which a load cannot.
+    limits: &'static [&'static str],
     used: &'static str,
     /// Prefix of the fields of `memory.stat` that count the group with all groups below it.
     prefix: &'static str,
@@ -51,14 +53,14 @@ struct Version {
 
 const ONE: Version = Version {
     root: "sys/fs/cgroup/memory",
-    limit: "memory.limit_in_bytes",
+    limits: &["memory.limit_in_bytes"],
     used: "memory.usage_in_bytes",
     prefix: "total_",
 };
 
 const TWO: Version = Version {
     root: "sys/fs/cgroup",
-    limit: "memory.max",
+    limits: &["memory.max", "memory.high"],
     used: "memory.current",
     prefix: "",
 };
@@ -92,15 +94,15 @@ fn limits_of(root: &Path, version: &Version, group: &str) -> Vec<CgroupMemory> {
             let text = std::fs::read_to_string(folder.join(name)).ok()?;
             text.trim().parse().ok()
         };
-        if let Some(bytes) = number(version.limit).filter(|bytes| *bytes < UNLIMITED) {
+        for name in version.limits {
+            let Some(bytes) = number(name).filter(|bytes| *bytes < UNLIMITED) else {
+                continue;
+            };
             let used = number(version.used);
             limits.push(CgroupMemory {
                 bytes,
                 used: used.map(|used| used.saturating_sub(reclaimable(&folder, version))),
-                file: Path::new("/")
-                    .join(version.root)
-                    .join(group)
-                    .join(version.limit),
+                file: Path::new("/").join(version.root).join(group).join(name),
             });
         }
         if group.is_empty() {
@@ -165,6 +167,26 @@ mod tests {
         let found = found.expect("limits");
         assert_eq!((found.bytes, found.used), (999_999, None));
         assert_eq!(found.file, Path::new("/sys/fs/cgroup/memory.max"));
+    }
+
+    #[test]
+    fn lower_one_of_the_two_limits_of_a_group_counts() {
+        let found = |max: &str, high: &str| {
+            let found = limit(&[
+                ("proc/self/cgroup", "0::/a\n"),
+                ("sys/fs/cgroup/a/memory.max", max),
+                ("sys/fs/cgroup/a/memory.high", high),
+                ("sys/fs/cgroup/a/memory.current", "1000\n"),
+            ]);
+            let found = found.expect("limits");
+            let name = found.file.file_name().expect("a file").to_owned();
+            (found.left(), name.into_string().expect("ASCII"))
+        };
+        let (max, high) = ("memory.max".to_owned(), "memory.high".to_owned());
+        assert_eq!(found("5000\n", "max\n"), (4000, max.clone()));
+        assert_eq!(found("5000\n", "4000\n"), (3000, high.clone()));
+        assert_eq!(found("max\n", "4000\n"), (3000, high));
+        assert_eq!(found("5000\n", "6000\n"), (4000, max));
     }
 
     /// The kernel can reclaim 300,000 of the 900,000 used bytes: 400,000 are left, not 100,000.
