@@ -79,7 +79,7 @@ impl RemoteEngine {
             needed: claim.needed,
             lease: claim.lease,
         };
-        self.rereads.submit(job, claim.number, done);
+        self.rereads.submit(job, claim.number);
     }
 }
 

@@ -1,11 +1,12 @@
 //! Reads from storage in place of another rank: of bytes that it no longer has for this one, or
 //! that were lost with it.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Done, Engine, Job, Wait};
+use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::OnPeerLoss;
 use crate::sync::cancel::CancelFlag;
@@ -58,6 +59,8 @@ impl fmt::Debug for RereadSetup {
 #[derive(Default)]
 pub(super) struct Rereads {
     storage: Option<StorageEngines>,
+    /// Jobs that have not begun, and the engine of each.
+    waiting: VecDeque<(usize, Job)>,
 }
 
 impl Rereads {
@@ -65,7 +68,7 @@ impl Rereads {
     pub(super) fn in_flight(&self) -> usize {
         let storage = self.storage.iter();
         let engines = storage.flat_map(|storage| &storage.engines);
-        engines.map(Engine::in_flight).sum()
+        engines.map(Engine::in_flight).sum::<usize>() + self.waiting.len()
     }
 
     /// Opens the engines.
@@ -84,17 +87,30 @@ impl Rereads {
         Ok(())
     }
 
-    /// Reads a job of source `number` with engines that have been opened.
-    pub(super) fn submit(&mut self, mut job: Job, number: usize, done: &mut Vec<Done>) {
-        let storage = self.storage.as_mut().expect("opened before");
+    /// Queues a job of source `number` for engines that have been opened.
+    pub(super) fn submit(&mut self, mut job: Job, number: usize) {
+        let storage = self.storage.as_ref().expect("opened before");
         let (engine, source, offset) = storage.places[number];
         job.source = source;
         job.offset += offset;
-        let engine = &mut storage.engines[engine];
-        while engine.in_flight() >= engine.depth() {
-            engine.reap(Wait::ForOne, done);
+        self.waiting.push_back((engine, job));
+    }
+
+    /// Begins the jobs for which their engines have room.
+    fn begin(&mut self, cancel: &CancelFlag, done: &mut Vec<Done>) {
+        let Some(storage) = &mut self.storage else {
+            return;
+        };
+        for (index, job) in std::mem::take(&mut self.waiting) {
+            let engine = &mut storage.engines[index];
+            if cancel.is_cancelled() {
+                done.push(Done::failed(job.extent, cancelled()));
+            } else if engine.in_flight() < engine.depth() {
+                engine.submit(job);
+            } else {
+                self.waiting.push_back((index, job));
+            }
         }
-        engine.submit(job);
     }
 
     fn engines(&mut self) -> impl Iterator<Item = &mut Box<dyn Engine>> {
@@ -119,8 +135,10 @@ pub(super) trait Waiting: Engine {
 /// Implements [`Engine::reap`].
 pub(super) fn reap(waiting: &mut impl Waiting, wait: Wait, done: &mut Vec<Done>) {
     let before = done.len();
+    let cancel = Arc::clone(&waiting.setup().cancel);
     let changes = waiting.events().count();
     waiting.look(done);
+    waiting.rereads().begin(&cancel, done);
     for engine in waiting.rereads().engines() {
         engine.reap(Wait::No, done);
     }
@@ -147,4 +165,60 @@ pub(super) fn fell_behind() -> Error {
         "this rank fell behind; the others went on, and it cannot verify what it would read itself";
     Error::new(ErrorKind::Peer, message)
         .with_hint("take tensors sooner, raise ‹memory_limit›, or use ‹verify=off›")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Slab;
+
+    /// Engine for one job, which never ends.
+    struct Busy(Option<Job>);
+
+    impl Engine for Busy {
+        fn depth(&self) -> usize {
+            1
+        }
+
+        fn in_flight(&self) -> usize {
+            self.0.iter().count()
+        }
+
+        fn submit(&mut self, job: Job) {
+            assert!(self.0.replace(job).is_none(), "more jobs than its depth");
+        }
+
+        fn reap(&mut self, wait: Wait, _: &mut Vec<Done>) {
+            assert_eq!(wait, Wait::No, "would block");
+        }
+    }
+
+    #[test]
+    fn job_for_a_full_engine_waits_without_blocking_the_lane() {
+        let slab = Slab::new(4096, 3, Arc::default()).expect("little memory");
+        let mut rereads = Rereads {
+            storage: Some(StorageEngines {
+                engines: vec![Box::new(Busy(None))],
+                places: vec![(0, 0, 0)],
+            }),
+            waiting: VecDeque::new(),
+        };
+        let (cancel, mut done) = (CancelFlag::default(), Vec::new());
+        for extent in 0..3 {
+            let job = Job {
+                extent,
+                source: 0,
+                offset: 0,
+                needed: 4096,
+                lease: slab.try_lease(4096).expect("free"),
+            };
+            rereads.submit(job, 0);
+            rereads.begin(&cancel, &mut done);
+        }
+        assert_eq!((rereads.in_flight(), done.len()), (3, 0));
+        cancel.cancel();
+        rereads.begin(&cancel, &mut done);
+        let ended: Vec<_> = done.iter().map(|done| done.extent).collect();
+        assert_eq!((rereads.in_flight(), ended), (1, vec![1, 2]));
+    }
 }

@@ -119,7 +119,7 @@ impl SharedEngine {
         } else if let Ok(view) = self.view(region) {
             view.user_done();
         }
-        self.rereads.submit(job, region, done);
+        self.rereads.submit(job, region);
     }
 }
 

@@ -93,7 +93,7 @@ impl FileView {
     ///
     /// # Errors
     ///
-    /// `EFAULT` when the file has become shorter, `EIO` when it cannot be read.
+    /// `EFAULT` when the file has become shorter, or cannot be read.
     pub fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(
             offset <= self.len && len <= self.len - offset,

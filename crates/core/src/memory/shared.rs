@@ -259,7 +259,7 @@ impl SharedView {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidFormat`] when the memory is shorter than the view,
+    /// [`ErrorKind::Peer`] when the memory is shorter than the view,
     /// [`ErrorKind::OutOfMemory`] when it cannot be mapped.
     pub fn show(&self, memory: impl AsFd) -> Result<()> {
         let found = rustix::fs::fstat(&memory).map_err(|errno| cannot_map(self.len, errno))?;
