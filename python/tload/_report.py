@@ -213,7 +213,7 @@ class StageTimes:
     memory_wait: float
     """Waiting for the budget, because the caller was slower than storage: `budget wait`."""
     copy_wait: float
-    """Waiting for copies to a GPU, with no read in flight."""
+    """Waiting for copies to a GPU, with no read in flight, or because none could begin before."""
     deliver: float
     """Completing tensors and handing them over."""
     verify: float
