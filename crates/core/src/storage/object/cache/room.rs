@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::TOTALS;
 use super::entry::STAMPS;
 use crate::options::format_bytes;
-use crate::sync::lock::Mutex;
+use crate::sync::lock::{Condvar, Mutex};
 
 /// Bytes that are written before space is measured again: other processes write to the disk too.
 /// With a small limit, it is this fraction of it. Each process may exceed the limit by as much.
@@ -41,8 +41,30 @@ const TRASH: &str = "removed";
 pub(super) struct Room {
     folder: PathBuf,
     limit: Option<u64>,
+    left: Mutex<Left>,
+    /// A write has ended.
+    written: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Left {
     /// Bytes that may be written before the next measurement.
-    left: Mutex<u64>,
+    bytes: u64,
+    /// Bytes that are being written: a measurement sees some of them.
+    writing: u64,
+}
+
+/// Space of a write, until it has ended.
+pub(super) struct Taken<'a> {
+    room: &'a Room,
+    bytes: u64,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.room.left.lock().writing -= self.bytes;
+        self.room.written.notify_all();
+    }
 }
 
 /// Entry on disk.
@@ -60,7 +82,8 @@ impl Room {
         Self {
             folder: folder.to_owned(),
             limit,
-            left: Mutex::new(0),
+            left: Mutex::default(),
+            written: Condvar::default(),
         }
     }
 
@@ -69,13 +92,19 @@ impl Room {
     /// # Errors
     ///
     /// The reason why there is none.
-    pub(super) fn take(&self, bytes: u64) -> Result<(), String> {
+    pub(super) fn take(&self, bytes: u64) -> Result<Taken<'_>, String> {
         let mut left = self.left.lock();
-        if *left < bytes {
-            *left = self.measure(bytes)?;
+        while left.bytes < bytes {
+            match self.measure(bytes + left.writing) {
+                Ok(room) => left.bytes = room - left.writing,
+                // There may be room for this write alone.
+                Err(_) if left.writing > 0 => left = self.written.wait(left),
+                Err(reason) => return Err(reason),
+            }
         }
-        *left -= bytes;
-        Ok(())
+        left.bytes -= bytes;
+        left.writing += bytes;
+        Ok(Taken { room: self, bytes })
     }
 
     /// Returns how many bytes may be written, at least `wanted`.
