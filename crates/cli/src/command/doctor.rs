@@ -57,19 +57,23 @@ pub(crate) fn run(
         measured = examined.storage.store;
         outcome = examined.outcome;
     }
-    if args.json {
+    let written = if args.json {
         let failure = outcome.as_ref().err().map(|error| interrupt.failure(error));
         let diagnosis = Diagnosis::new(&findings, measured.as_ref());
         let outcome = Outcome::new(&diagnosis, failure);
-        interrupt.answer().give(out, &outcome)?;
+        interrupt.answer().give(out, &outcome)
     } else {
-        write_text(out, &findings)
+        let written = write_text(out, &findings)
             .and_then(|()| out.flush())
-            .map_err(standard_output)?;
-        // The finding has told it.
-        interrupt.answer().holds_failure();
-    }
-    outcome
+            .map_err(standard_output);
+        if written.is_ok() {
+            // The finding has told it.
+            interrupt.answer().holds_failure();
+        }
+        written
+    };
+    // The error of the location, even if the findings cannot be written.
+    outcome.and(written)
 }
 
 /// Result of checking a location.

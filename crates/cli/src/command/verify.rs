@@ -30,17 +30,23 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
         .opening(options::opening(store, &args.links));
     let report = watch(verification, args.time.timeout, interrupt)?;
     let error = report.error();
-    if args.json {
+    let written = if args.json {
         let failure = error.as_ref().map(|error| interrupt.failure(error));
         let outcome = Outcome::new(&report, failure);
-        interrupt.answer().give(out, &outcome)?;
+        interrupt.answer().give(out, &outcome)
     } else {
-        write_text(out, &report).map_err(standard_output)?;
-        // Before the error, which goes to standard error.
-        out.flush().map_err(standard_output)?;
-        return error.map_or(Ok(()), |error| Err(without_difference(error, &report)));
+        // Flushed before the error, which goes to standard error.
+        write_text(out, &report)
+            .and_then(|()| out.flush())
+            .map_err(standard_output)
+    };
+    // Even if the report cannot be written, the status must tell that a file differs.
+    match error {
+        None => written,
+        // The text that was written shows the difference.
+        Some(error) if !args.json && written.is_ok() => Err(without_difference(error, &report)),
+        Some(error) => Err(error),
     }
-    error.map_or(Ok(()), Err)
 }
 
 /// Runs the verification until it ends, a signal arrives or the timeout expires, even if the

@@ -1,9 +1,11 @@
 //! Standard input, output and error that are closed, full, or not read to the end.
 
+use std::ffi::OsStr;
+use std::fs;
 use std::process::{Command, Output, Stdio};
 
-use super::{Model, shown};
-use crate::stderr;
+use super::{Model, assert_refused, shown};
+use crate::{command, stderr, succeed};
 
 /// Runs a line of shell in which `"$0"` is `tload` and `"$1"` the checkpoint.
 fn shell(line: &str, model: &Model) -> Output {
@@ -34,6 +36,28 @@ fn closed_pipe_exits_successfully() {
             1,
             "{line}"
         );
+    }
+}
+
+/// The status is all that a reader who has left can still see.
+#[test]
+fn failure_keeps_its_status_without_a_reader() {
+    let model = Model::with_shards(1);
+    succeed(["verify", &model.text(), "--write"]);
+    let shard = model.path().join("model.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let gone = model.path().join("gone");
+    for (subcommand, path, status) in [("verify", model.path(), 11), ("doctor", gone, 3)] {
+        for json in [None, Some("--json")] {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut failing = command([OsStr::new(subcommand), path.as_os_str()]);
+            let output = failing.args(json).stdout(writer).output().unwrap();
+            let what = format!("{subcommand} {json:?}");
+            assert_refused(&what, &output, status, &["error: "]);
+        }
     }
 }
 
