@@ -107,7 +107,7 @@ pub(crate) fn fill_all(
         let folder = repository_folder(url, store);
         let folder = folder.ok_or_else(|| Error::unsupported("the hub's cache is unknown"))?;
         fs::create_dir_all(&folder).map_err(|error| cannot(&folder, error))?;
-        let _locked = lock(&folder)?;
+        let _locked = CacheLock::take(&folder)?;
         let cache = Cache {
             staging: folder.join(".tload").join(&commit.name),
             source: source.at_commit(&commit.name).root(),
@@ -325,14 +325,26 @@ fn list(source: &Location, options: &StoreOptions) -> Result<Commit> {
     })
 }
 
-/// Waits until no other process writes to the cache of the repository, until the result is dropped.
-fn lock(folder: &Path) -> Result<OwnedFd> {
-    let path = folder.join(".tload.lock");
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
-    let file = opened.map_err(|error| cannot(&path, error.into()))?;
-    flock(&file, FlockOperation::LockExclusive).map_err(|error| cannot(&path, error.into()))?;
-    Ok(file)
+/// Exclusive lock of the cache of one repository.
+struct CacheLock(OwnedFd);
+
+impl CacheLock {
+    /// Waits until no other process writes to the cache of the repository.
+    fn take(folder: &Path) -> Result<Self> {
+        let path = folder.join(".tload.lock");
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
+        let file = opened.map_err(|error| cannot(&path, error.into()))?;
+        flock(&file, FlockOperation::LockExclusive).map_err(|error| cannot(&path, error.into()))?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for CacheLock {
+    fn drop(&mut self) {
+        // A child that was forked meanwhile holds the lock too.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
 }
 
 fn cannot(path: &Path, error: std::io::Error) -> Error {
@@ -371,4 +383,24 @@ fn name_in<'a>(folder: &str, path: &'a str) -> Option<&'a str> {
         folder => path.strip_prefix(folder)?.strip_prefix('/')?,
     };
     (!name.contains('/') && !name.starts_with('.')).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that was forked meanwhile has the file open for as long as it runs.
+    #[test]
+    fn lock_ends_with_its_guard_though_a_child_has_the_file_open() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let lock = CacheLock::take(folder.path()).expect("locks");
+        let of_child = lock.0.try_clone().expect("duplicates");
+        let path = folder.path().join(".tload.lock");
+        let other = rustix::fs::open(path, OFlags::RDONLY, Mode::empty()).expect("opens");
+        let locked = || flock(&other, FlockOperation::NonBlockingLockExclusive);
+        assert!(locked().is_err());
+        drop(lock);
+        locked().expect("is free");
+        drop(of_child);
+    }
 }

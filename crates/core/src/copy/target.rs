@@ -459,6 +459,13 @@ impl Partial {
     }
 }
 
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // A child that was forked meanwhile holds the lock too. Fails where there are no locks.
+        let _ = flock(&*self.file, FlockOperation::Unlock);
+    }
+}
+
 /// Reads the journal of the file called `name` in `folder`. `None` if there is none that can be
 /// read: then the copy starts over. It also starts over with a journal that does not belong to
 /// `owner`, the user of the file in progress: it could claim bytes that are not on disk.
@@ -587,5 +594,17 @@ mod tests {
         std::fs::write(folder.path().join("deep/a"), "changed").expect("writes");
         assert_eq!(root.held("deep/a").expect("looks"), None);
         assert_eq!(root.held("none/a").expect("looks"), None);
+    }
+
+    /// A process that was forked meanwhile has the file open for as long as it runs.
+    #[test]
+    fn lock_ends_with_the_copy_though_a_child_has_the_file_open() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = TargetDir::open(folder.path()).expect("opens");
+        let (first, _) = root.begin("a", &origin(), false).expect("begins");
+        let of_child = first.file().try_clone().expect("duplicates");
+        drop(first);
+        root.begin("a", &origin(), false).expect("is not locked");
+        drop(of_child);
     }
 }
