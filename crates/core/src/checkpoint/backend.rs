@@ -307,7 +307,7 @@ impl Backend {
             let all: Vec<_> = (first..ids.len()).filter(|at| ids[*at] == *id).collect();
             let written: Vec<_> = all.iter().map(|at| &locations[*at]).collect();
             let places = match self.cached_at_one_commit(&written)? {
-                None => hub_cache::fill_all(&written, &self.store, None)?,
+                None => hub_cache::fill_all(&written, &self.store, self.deadline)?,
                 places => places,
             };
             for (at, place) in all.into_iter().zip(places.into_iter().flatten()) {

@@ -7,6 +7,8 @@
 #[cfg(feature = "object")]
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+#[cfg(feature = "object")]
+use std::time::Instant;
 
 #[cfg(feature = "object")]
 use futures_util::future::{Either, select};
@@ -27,9 +29,21 @@ pub(super) struct Stop {
     changes: EventCount,
     #[cfg(feature = "object")]
     told: tokio::sync::watch::Sender<bool>,
+    /// Time from which the flag counts as set.
+    #[cfg(feature = "object")]
+    deadline: Option<Instant>,
 }
 
 impl Stop {
+    /// Returns a flag that counts as set from `deadline` on.
+    #[cfg(feature = "object")]
+    pub(super) fn at(deadline: Option<Instant>) -> Self {
+        Self {
+            deadline,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn cancel(&self) {
         self.is_set.store(true, Ordering::SeqCst);
         #[cfg(feature = "object")]
@@ -38,6 +52,10 @@ impl Stop {
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
+        #[cfg(feature = "object")]
+        if self.deadline.is_some_and(|at| Instant::now() >= at) {
+            return true;
+        }
         self.is_set.load(Ordering::SeqCst)
     }
 
@@ -49,8 +67,13 @@ impl Stop {
     /// Returns when the flag is set.
     #[cfg(feature = "object")]
     async fn wait(&self) {
-        // The sender lives as long as `self`.
-        let _ = self.told.subscribe().wait_for(|told| *told).await;
+        let mut told = self.told.subscribe();
+        let told = told.wait_for(|told| *told);
+        // The sender lives as long as `self`, and the flag counts as set at the deadline too.
+        match self.deadline {
+            Some(deadline) => drop(tokio::time::timeout_at(deadline.into(), told).await),
+            None => drop(told.await),
+        }
     }
 }
 

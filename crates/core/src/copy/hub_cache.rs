@@ -16,11 +16,15 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
 
+use super::cancel::{Stop, unless_stopped};
 use super::paths::{self, components};
-use super::{Copy, CopyOptions};
+use super::{Copy, CopyOptions, DEPTH, RANGE_BYTES, Shared, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{INDEX_BYTES_MAX, ModelFiles, SUFFIX, parse_index};
 use crate::options::{HubId, Location, Protocol, StoreOptions};
@@ -54,37 +58,77 @@ const OTHER_WEIGHTS: [&str; 12] = [
     ".tflite",
 ];
 
+/// Interval between attempts to lock the cache of a repository.
+const LOCK_RETRY: Duration = Duration::from_millis(50);
+
 /// Commit of a repository, as far as it is cached.
 struct Commit {
     name: String,
     files: Vec<Listed>,
 }
 
-/// Puts a model, or the named files below `source`, into the cache of the hub's tools if the
-/// options say so, and returns the place of `source` there. If that fails, the reason is logged,
-/// and the bytes are read from the hub.
-///
-/// # Errors
-///
-/// Those of the request for the list of files.
-pub(crate) fn fill(
-    source: &Location,
-    store: &StoreOptions,
-    names: Option<&[String]>,
-) -> Result<Option<PathBuf>> {
-    let places = fill_all(&[source], store, names)?;
-    Ok(places.and_then(|mut places| places.pop()))
+/// Limits and state of the copies into the cache.
+pub(super) struct Download {
+    pub(super) depth: usize,
+    pub(super) range_bytes: u64,
+    pub(super) shared: Arc<Shared>,
 }
 
-/// Like [`fill`], for all locations of a repository: their places are of one commit.
+/// Puts the named files below `source` into the cache of the hub's tools if the options say so. If
+/// that fails, the reason is logged, and the bytes are read from the hub.
 ///
 /// # Errors
 ///
-/// Those of [`fill`].
+/// Those of the request for the list of files; [`ErrorKind::Cancelled`].
+pub(super) fn fill(
+    source: &Location,
+    store: &StoreOptions,
+    names: &[String],
+    download: Download,
+) -> Result<()> {
+    fill_places(&[source], store, Some(names), download).map(drop)
+}
+
+/// Puts the models at all locations of a repository into the cache, as [`fill`] does, and returns
+/// their places there, which are of one commit. Gives up at `deadline`.
+///
+/// # Errors
+///
+/// Those of [`fill`]; [`ErrorKind::TimedOut`].
 pub(crate) fn fill_all(
     sources: &[&Location],
     store: &StoreOptions,
+    deadline: Option<Instant>,
+) -> Result<Option<Vec<PathBuf>>> {
+    let shared = Shared {
+        stop: Stop::at(deadline),
+        ..Shared::default()
+    };
+    let download = Download {
+        depth: DEPTH,
+        range_bytes: RANGE_BYTES,
+        shared: Arc::new(shared),
+    };
+    fill_places(sources, store, None, download).map_err(|error| {
+        if error.kind() != ErrorKind::Cancelled {
+            return error;
+        }
+        let message = "the download into the hub's cache took longer than the timeout of opening";
+        let late = Error::new(ErrorKind::TimedOut, message).with_hint(
+            "open again to resume it; or raise the shorter one of ‹timeout› and open_timeout",
+        );
+        match sources.first() {
+            Some(source) => late.with_location(source),
+            None => late,
+        }
+    })
+}
+
+fn fill_places(
+    sources: &[&Location],
+    store: &StoreOptions,
     names: Option<&[String]>,
+    download: Download,
 ) -> Result<Option<Vec<PathBuf>>> {
     let is_wanted = store.flag("hf_cache") == Some(true) && !is_hub_offline(store);
     let urls = sources.iter().filter_map(|source| source.remote());
@@ -98,7 +142,7 @@ pub(crate) fn fill_all(
     }
     let mut plain = store.clone();
     plain.set("hf_cache", "false")?;
-    let commit = list(source, &plain)?;
+    let commit = list(source, &plain, &download.shared)?;
     let paths: Vec<_> = urls
         .iter()
         .map(|url| object_path(url))
@@ -107,13 +151,14 @@ pub(crate) fn fill_all(
         let folder = repository_folder(url, store);
         let folder = folder.ok_or_else(|| Error::unsupported("the hub's cache is unknown"))?;
         fs::create_dir_all(&folder).map_err(|error| cannot(&folder, error))?;
-        let _locked = CacheLock::take(&folder)?;
+        let _locked = CacheLock::take(&folder, &download.shared.stop)?;
         let cache = Cache {
             staging: folder.join(".tload").join(&commit.name),
             source: source.at_commit(&commit.name).root(),
             folder,
             store: plain,
             commit,
+            download,
         };
         let paths: Vec<_> = paths.iter().map(AsRef::as_ref).collect();
         cache.fill(&paths, names, &id.revision)?;
@@ -122,6 +167,9 @@ pub(crate) fn fill_all(
         Ok(all_exist.then_some(places))
     };
     put().or_else(|error: Error| {
+        if error.kind() == ErrorKind::Cancelled {
+            return Err(error);
+        }
         let error = error.or_location(source).chain();
         tracing::warn!(error, "the model is not written to the hub's cache");
         Ok(None)
@@ -136,6 +184,7 @@ struct Cache {
     source: Location,
     store: StoreOptions,
     commit: Commit,
+    download: Download,
 }
 
 impl Cache {
@@ -245,9 +294,12 @@ impl Cache {
         if !staged.is_empty() {
             let options = CopyOptions {
                 names: Some(staged),
+                depth: self.download.depth,
+                range_bytes: self.download.range_bytes,
                 ..CopyOptions::default()
             };
-            let copy = Copy::new(&self.source, &self.staging).options(options);
+            let mut copy = Copy::new(&self.source, &self.staging).options(options);
+            copy.shared = Arc::clone(&self.download.shared);
             copy.store(self.store.clone()).run()?;
         }
         for (path, blob) in absent {
@@ -308,11 +360,11 @@ impl Cache {
 }
 
 /// Requests the commit of a location and its files.
-fn list(source: &Location, options: &StoreOptions) -> Result<Commit> {
+fn list(source: &Location, options: &StoreOptions, shared: &Arc<Shared>) -> Result<Commit> {
     let remote = Remote::start(options)?;
     let (store, _) = remote.store(source.remote().expect("a location of a hub"))?;
     let (retries, retry_counter) = (options.retries(), remote.retry_counter().clone());
-    remote.run(remote.open_deadline(), async move {
+    let listing = async move {
         let (mut files, mut folders) = (Vec::new(), vec![None]);
         while let Some(folder) = folders.pop() {
             let ask = || store.list(folder.as_ref());
@@ -322,6 +374,10 @@ fn list(source: &Location, options: &StoreOptions) -> Result<Commit> {
         }
         let name = store.commit_name().expect("was listed").to_owned();
         Ok(Commit { name, files })
+    };
+    let shared = Arc::clone(shared);
+    remote.run(remote.open_deadline(), async move {
+        unless_stopped(&shared, listing).await
     })
 }
 
@@ -329,14 +385,23 @@ fn list(source: &Location, options: &StoreOptions) -> Result<Commit> {
 struct CacheLock(OwnedFd);
 
 impl CacheLock {
-    /// Waits until no other process writes to the cache of the repository.
-    fn take(folder: &Path) -> Result<Self> {
+    /// Waits until no other process writes to the cache of the repository, or `stop` is set.
+    fn take(folder: &Path, stop: &Stop) -> Result<Self> {
         let path = folder.join(".tload.lock");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
         let file = opened.map_err(|error| cannot(&path, error.into()))?;
-        flock(&file, FlockOperation::LockExclusive).map_err(|error| cannot(&path, error.into()))?;
-        Ok(Self(file))
+        loop {
+            let seen = stop.changes().count();
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(file)),
+                Err(Errno::WOULDBLOCK) if stop.is_cancelled() => return Err(cancelled()),
+                Err(Errno::WOULDBLOCK) => {
+                    let _ = stop.changes().wait_past_for(seen, LOCK_RETRY);
+                }
+                Err(errno) => return Err(cannot(&path, errno.into())),
+            }
+        }
     }
 }
 
@@ -393,7 +458,8 @@ mod tests {
     #[test]
     fn lock_ends_with_its_guard_though_a_child_has_the_file_open() {
         let folder = tempfile::tempdir().expect("a folder");
-        let lock = CacheLock::take(folder.path()).expect("locks");
+        let stop = Stop::default();
+        let lock = CacheLock::take(folder.path(), &stop).expect("locks");
         let of_child = lock.0.try_clone().expect("duplicates");
         let path = folder.path().join(".tload.lock");
         let other = rustix::fs::open(path, OFlags::RDONLY, Mode::empty()).expect("opens");
@@ -402,5 +468,8 @@ mod tests {
         drop(lock);
         locked().expect("is free");
         drop(of_child);
+        stop.cancel();
+        let error = CacheLock::take(folder.path(), &stop).map(drop);
+        assert_eq!(error.expect_err("is locked").kind(), ErrorKind::Cancelled);
     }
 }

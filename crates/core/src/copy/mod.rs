@@ -34,6 +34,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::Protocol;
 use crate::options::format_bytes;
 use crate::options::{Location, StoreOptions};
+#[cfg(feature = "object")]
+use crate::sync::lock::Mutex;
 use cancel::Stop;
 use fetch::Sources;
 use list::Entry;
@@ -130,7 +132,8 @@ pub struct CopyControl {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyProgress {
-    /// Bytes of the files to copy, without skipped ones.
+    /// Bytes of the files to copy, without skipped ones; with `hf_cache`, those to download and
+    /// those to copy from the cache.
     pub bytes_total: u64,
     /// Bytes of these that have arrived, including those from earlier copies.
     pub bytes_done: u64,
@@ -230,9 +233,63 @@ struct Shared {
     requests: AtomicU64,
     retries: AtomicU64,
     unversioned_files: AtomicU64,
+    /// Download into a hub's cache, which precedes the copy from there.
+    #[cfg(feature = "object")]
+    download: Mutex<Option<Arc<Shared>>>,
 }
 
 impl Shared {
+    fn cancel(&self) {
+        self.cancelled.store(true, Ordering::SeqCst);
+        self.stop.cancel();
+        #[cfg(feature = "object")]
+        if let Some(download) = &*self.download.lock() {
+            download.cancel();
+        }
+    }
+
+    /// Returns the state of a download for this copy, which is cancelled with it.
+    #[cfg(feature = "object")]
+    fn begin_download(&self) -> Arc<Self> {
+        let begun = Arc::<Self>::default();
+        *self.download.lock() = Some(Arc::clone(&begun));
+        // A cancellation either came before, or finds the download.
+        if self.cancelled.load(Ordering::SeqCst) {
+            begun.cancel();
+        }
+        begun
+    }
+
+    /// Returns the progress of the download for this copy.
+    #[cfg_attr(
+        not(feature = "object"),
+        expect(clippy::unused_self, reason = "no hub, no download")
+    )]
+    fn of_download(&self) -> CopyProgress {
+        #[cfg(feature = "object")]
+        if let Some(download) = &*self.download.lock() {
+            return download.progress();
+        }
+        CopyProgress::default()
+    }
+
+    /// Returns the progress, including that of the download.
+    fn progress(&self) -> CopyProgress {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // A copy that waits for its storage cannot say what it keeps, but has recorded some.
+        let recorded = if self.stop.is_cancelled() {
+            load(&self.bytes_recorded)
+        } else {
+            0
+        };
+        let before = self.of_download();
+        CopyProgress {
+            bytes_total: before.bytes_total + load(&self.bytes_total),
+            bytes_done: before.bytes_done + load(&self.bytes_read) + load(&self.bytes_resumed),
+            bytes_kept: before.bytes_kept + load(&self.bytes_kept).max(recorded),
+        }
+    }
+
     fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
     }
@@ -246,24 +303,12 @@ impl Shared {
 impl CopyControl {
     /// Cancels the copy; it ends soon. The bytes that have arrived are kept for the next copy.
     pub fn cancel(&self) {
-        self.shared.cancelled.store(true, Ordering::SeqCst);
-        self.shared.stop.cancel();
+        self.shared.cancel();
     }
 
     /// Returns the progress.
     pub fn progress(&self) -> CopyProgress {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // A copy that waits for its storage cannot say what it keeps, but has recorded some.
-        let recorded = if self.shared.stop.is_cancelled() {
-            load(&self.shared.bytes_recorded)
-        } else {
-            0
-        };
-        CopyProgress {
-            bytes_total: load(&self.shared.bytes_total),
-            bytes_done: load(&self.shared.bytes_read) + load(&self.shared.bytes_resumed),
-            bytes_kept: load(&self.shared.bytes_kept).max(recorded),
-        }
+        self.shared.progress()
     }
 
     /// Returns the error for a copy that the caller ends because it took longer than `timeout`. It
@@ -279,12 +324,15 @@ impl CopyControl {
                 format_bytes(total)
             ),
         };
+        let place = match self.shared.of_download().bytes_kept {
+            0 => self.target.display().to_string(),
+            _ => "the hub's cache".to_owned(),
+        };
         let hint = match now.bytes_kept {
             0 => "raise ‹timeout›, or check the storage: tload doctor LOCATION".to_owned(),
             kept => format!(
-                "copy again to resume, as {} are kept in {}; or raise ‹timeout›",
-                format_bytes(kept),
-                self.target.display()
+                "copy again to resume, as {} are kept in {place}; or raise ‹timeout›",
+                format_bytes(kept)
             ),
         };
         let message = format!("the copy took longer than its timeout of {timeout:?}; {far}");
@@ -389,7 +437,12 @@ impl Copy {
         }
         let entries = list::entries(&self.source, filter, sources, &self.shared)?;
         let names: Vec<_> = entries.into_iter().map(|entry| entry.name).collect();
-        hub_cache::fill(&self.source, &self.store, Some(&names)).map(|_| ())
+        let download = hub_cache::Download {
+            depth: self.options.depth,
+            range_bytes: self.options.range_bytes,
+            shared: self.shared.begin_download(),
+        };
+        hub_cache::fill(&self.source, &self.store, &names, download)
     }
 
     /// Refuses to copy files over themselves, which would replace them by others of equal contents

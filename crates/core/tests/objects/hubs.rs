@@ -2,7 +2,9 @@
 //! with hints.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use tload::copy::{Copy, CopyReport};
 use tload::storage::{ObjectSource, Source};
 use tload::{Checkpoint, Error, ErrorKind, Location, Protocol, Result, StoreOptions};
@@ -472,7 +474,7 @@ fn cached_model_opens_without_the_hub() {
         let options = [("cache_dir", cache), ("cache_check", check)];
         let checkpoint = open(&hub, "", &options).expect("opens");
         let tensors = load(&checkpoint, in_file_order()).expect("loads").0;
-        assert!(tload::finish_caching(std::time::Duration::from_secs(60)));
+        assert!(tload::finish_caching(Duration::from_secs(60)));
         tensors
     };
     assert_all(&load_with("always"), &model.shards());
@@ -578,7 +580,7 @@ fn cached_bucket_opens_without_the_hub() {
         let checkpoint = in_bucket(&hub, "/runs/step 7", &options).expect("opens");
         let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
         assert_all(&tensors, &model.shards());
-        assert!(tload::finish_caching(std::time::Duration::from_secs(60)));
+        assert!(tload::finish_caching(Duration::from_secs(60)));
         assert_eq!(hub.requests().len() > before, check == "always");
     }
 }
@@ -619,6 +621,85 @@ fn files_of_one_repository_are_filled_at_one_commit() {
     assert_eq!(resolved.len(), 1, "{resolved:?}");
 }
 
+/// Limit for events that take no time on any machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs the test `name` in a process whose hub sends no shard to its end.
+fn with_stalled_hub(name: &str) {
+    let (hub, _) = hub();
+    hub.files()
+        .fault(Rule::always(Fault::StallBody(100_000)).from_byte(1));
+    let cache = folder();
+    let path = cache.path().to_str().expect("UTF-8");
+    let output = alone::run(name, &[(HUB_URL, &hub.url()), ("HF_HUB_CACHE", path)]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+}
+
+/// Returns options that let a stalled request wait.
+fn patient(endpoint: &str, pairs: &[(&str, &str)]) -> StoreOptions {
+    let usual = [
+        ("endpoint", endpoint),
+        ("hf_cache", "true"),
+        ("read_timeout", "3600"),
+    ];
+    StoreOptions::from_pairs(usual.iter().chain(pairs).copied()).expect("options")
+}
+
+/// Waits until no thread of this process writes to the cache of the repository.
+#[track_caller]
+fn assert_cache_is_free() {
+    let cache = alone::variable("HF_HUB_CACHE").expect("is set");
+    let lock = Path::new(&cache).join("models--org--Model-1.5/.tload.lock");
+    let started = Instant::now();
+    while let Ok(file) = rustix::fs::open(&lock, OFlags::RDONLY, Mode::empty()) {
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return;
+        }
+        assert!(started.elapsed() < PATIENCE, "is locked");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn copy_through_hub_cache_shows_progress_and_is_cancelled() {
+    let Some(endpoint) = alone::variable(HUB_URL) else {
+        return with_stalled_hub("hubs::copy_through_hub_cache_shows_progress_and_is_cancelled");
+    };
+    let target = folder();
+    let copy = Copy::new(&location(""), target.path()).store(patient(&endpoint, &[]));
+    let control = copy.control();
+    let running = std::thread::spawn(move || copy.run());
+    let started = Instant::now();
+    // More than what comes with the openings of the files.
+    while control.progress().bytes_done < 150_000 {
+        assert!(started.elapsed() < PATIENCE, "{:?}", control.progress());
+        std::thread::yield_now();
+    }
+    let late = control.timed_out(Duration::from_secs(1));
+    assert!(late.message().contains("had been copied"), "{late}");
+    control.cancel();
+    let error = running.join().expect("ends").expect_err("is cancelled");
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{}", error.chain());
+    assert_cache_is_free();
+    let late = control.timed_out(Duration::from_secs(1));
+    let hint = late.hint().expect("a hint");
+    assert!(hint.contains("are kept in the hub's cache"), "{hint}");
+}
+
+#[test]
+fn opening_through_hub_cache_ends_its_download_at_its_timeout() {
+    let Some(endpoint) = alone::variable(HUB_URL) else {
+        return with_stalled_hub(
+            "hubs::opening_through_hub_cache_ends_its_download_at_its_timeout",
+        );
+    };
+    let store = patient(&endpoint, &[("open_timeout", "2")]);
+    let error = Checkpoint::open_with(&location(""), store).expect_err("stalls");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+    assert_cache_is_free();
+}
+
 /// The limit of the first connection is not one of the first response.
 #[test]
 fn slow_hub_is_waited_for() {
@@ -626,10 +707,10 @@ fn slow_hub_is_waited_for() {
     let commit = "0123456789abcdef0123456789abcdef01234567";
     let description = format!(r#"{{"sha": "{commit}", "siblings": []}}"#);
     server.put("api/models/org/Model-1.5/revision/main", description);
-    let delay = std::time::Duration::from_millis(2300);
+    let delay = Duration::from_millis(2300);
     server.fault(Rule::times(1, Fault::Delay(delay)));
     let store = sites::options(&[("endpoint", &server.url()), ("retries", "0")]);
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     let error = Checkpoint::open_with(&location(""), &store).expect_err("has no files");
     assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
     assert!(started.elapsed() >= delay);
