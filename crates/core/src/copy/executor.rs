@@ -13,7 +13,6 @@
 
 use std::collections::VecDeque;
 use std::mem::replace;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,7 +21,7 @@ use std::time::Instant;
 
 use super::cancel::cannot_start;
 use super::fetch::{Fetching, Opened, Sources};
-use super::journal::{Origin, Ranges};
+use super::journal::{Gaps, Origin, Ranges};
 use super::list::Entry;
 use super::recording::{Recorded, STEP};
 use super::target::{Partial, TargetDir, cannot_write};
@@ -42,7 +41,8 @@ struct Active {
 #[derive(Debug)]
 struct State {
     active: Arc<Active>,
-    waiting: VecDeque<Range<u64>>,
+    /// Ranges that no worker has begun.
+    waiting: Gaps,
     /// Number of threads that work on the file.
     running: usize,
     /// Ranges that are complete, or were given up.
@@ -160,7 +160,7 @@ impl Work<'_> {
             }
             let mut queue = self.queue.lock();
             for state in &mut queue.states {
-                if let Some(range) = state.waiting.pop_front() {
+                if let Some(range) = state.waiting.cut(self.options.range_bytes) {
                     state.running += 1;
                     let fetching = Arc::new(Fetching::new(range));
                     state.fetching.push(Arc::clone(&fetching));
@@ -199,7 +199,8 @@ impl Work<'_> {
             let held = self.root.held(&entry.name)?;
             held.is_some_and(|held| held.is_same_state(&origin))
         };
-        match entry.listed.map(|listed| listed.len) {
+        let listed = entry.listed.map(|listed| listed.len);
+        match listed {
             None if !is_there => Shared::add(total, origin.len),
             Some(listed) if is_there => drop(total.fetch_sub(listed, Ordering::Relaxed)),
             None | Some(_) => {}
@@ -207,6 +208,10 @@ impl Work<'_> {
         if is_there {
             self.shared.skip(origin.len);
             return Ok(());
+        }
+        if listed.is_none_or(|listed| listed < origin.len) {
+            let begun = self.root.begun_bytes(&entry.name)?;
+            self.root.require_space(origin.len.saturating_sub(begun))?;
         }
         let (partial, mut done) = self.root.begin(&entry.name, &origin, force)?;
         let (resumed, first) = (done.bytes(), opened.first());
@@ -221,7 +226,7 @@ impl Work<'_> {
             done.add(0..first.len() as u64);
         }
         Shared::add(&self.shared.bytes_read, done.bytes() - resumed);
-        let waiting = done.missing(origin.len, self.options.range_bytes).into();
+        let waiting = done.missing(origin.len);
         let active = Arc::new(Active {
             opened,
             origin,
@@ -403,13 +408,12 @@ mod tests {
         }
     }
 
-    /// Workers that wait for a file that is being opened stop waiting at `end`.
-    #[track_caller]
-    fn workers_are_woken_by(end: impl FnOnce(&Work<'_>) + Send) {
+    /// Calls `test` with work in an empty directory, of which one file is being opened.
+    fn with_work(test: impl FnOnce(&Work<'_>)) {
         let folder = tempfile::tempdir().expect("a folder");
         let root = TargetDir::open(folder.path()).expect("opens");
         let (shared, options) = (Arc::<Shared>::default(), CopyOptions::default());
-        let work = Work {
+        test(&Work {
             queue: Mutex::new(Queue {
                 opening: 1,
                 ..Queue::default()
@@ -418,11 +422,35 @@ mod tests {
             sources: &Sources::new(&StoreOptions::default()),
             options: &options,
             shared: &shared,
-        };
-        std::thread::scope(|scope| {
-            let waiting = [0, 1].map(|_| scope.spawn(|| work.next().is_none()));
-            scope.spawn(|| end(&work));
-            assert!(waiting.map(|worker| worker.join().expect("ends")) == [true; 2]);
+        });
+    }
+
+    #[test]
+    fn file_of_unlisted_length_needs_space() {
+        let source = tempfile::NamedTempFile::new().expect("a file");
+        source.as_file().set_len(8 << 40).expect("a sparse file");
+        let location = Location::from_path(source.path());
+        with_work(|work| {
+            let error = work.open(Entry {
+                name: "a.bin".to_owned(),
+                location,
+                listed: None,
+                opened: None,
+            });
+            let error = error.expect_err("8 TiB");
+            assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+        });
+    }
+
+    /// Workers that wait for a file that is being opened stop waiting at `end`.
+    #[track_caller]
+    fn workers_are_woken_by(end: impl FnOnce(&Work<'_>) + Send) {
+        with_work(|work| {
+            std::thread::scope(|scope| {
+                let waiting = [0, 1].map(|_| scope.spawn(|| work.next().is_none()));
+                scope.spawn(|| end(work));
+                assert!(waiting.map(|worker| worker.join().expect("ends")) == [true; 2]);
+            });
         });
     }
 

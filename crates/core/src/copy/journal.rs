@@ -1,7 +1,9 @@
 //! Journal of a file in progress: the ranges that are on disk, and the source they came from. Pure:
 //! `target` reads and writes it.
 
+use std::collections::VecDeque;
 use std::fs::Metadata;
+use std::mem::replace;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 
@@ -169,20 +171,36 @@ impl Ranges {
         self.bytes() == len
     }
 
-    /// Returns the ranges missing of `len` bytes, split at multiples of `step`.
-    pub(super) fn missing(&self, len: u64, step: u64) -> Vec<Range<u64>> {
-        let mut missing = Vec::new();
+    /// Returns the ranges missing of `len` bytes.
+    pub(super) fn missing(&self, len: u64) -> Gaps {
+        let mut gaps = VecDeque::new();
         let mut at = 0;
         let ends = self.0.iter().cloned().chain(std::iter::once(len..len));
         for done in ends {
-            while at < done.start {
-                let end = (at / step + 1).saturating_mul(step).min(done.start);
-                missing.push(at..end);
-                at = end;
+            if at < done.start {
+                gaps.push_back(at..done.start);
             }
             at = at.max(done.end);
         }
-        missing
+        Gaps(gaps)
+    }
+}
+
+/// Ranges of a file that are missing: ascending, none empty. Requests are cut from them one by one:
+/// a list of all requests would grow with the length that a server claims.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Gaps(VecDeque<Range<u64>>);
+
+impl Gaps {
+    /// Removes and returns the first range up to the next multiple of `step`.
+    pub(super) fn cut(&mut self, step: u64) -> Option<Range<u64>> {
+        let gap = self.0.front_mut()?;
+        let end = (gap.start / step + 1).saturating_mul(step).min(gap.end);
+        let cut = replace(&mut gap.start, end)..end;
+        if gap.is_empty() {
+            self.0.pop_front();
+        }
+        Some(cut)
     }
 }
 
@@ -214,9 +232,16 @@ mod tests {
         let done = ranges(&[50..60, 0..10, 10..20, 55..70, 5..5]);
         assert_eq!(done, ranges(&[0..20, 50..70]));
         assert_eq!((done.bytes(), done.is_whole(40)), (40, true));
-        assert_eq!(done.missing(100, 32), [20..32, 32..50, 70..96, 96..100]);
-        assert_eq!(Ranges::default().missing(0, 32), []);
-        assert_eq!(ranges(&[0..50, 50..100]).missing(100, 32), []);
+        let cuts = |done: &Ranges, len| {
+            let mut gaps = done.missing(len);
+            std::iter::from_fn(|| gaps.cut(32)).collect::<Vec<_>>()
+        };
+        assert_eq!(cuts(&done, 100), [20..32, 32..50, 70..96, 96..100]);
+        assert_eq!(cuts(&Ranges::default(), 0), []);
+        assert_eq!(cuts(&ranges(&[0..50, 50..100]), 100), []);
+        // A length that no list of requests could have.
+        let mut gaps = done.missing(u64::MAX);
+        assert_eq!((gaps.0.len(), gaps.cut(32)), (2, Some(20..32)));
     }
 
     #[test]

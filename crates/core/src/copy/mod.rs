@@ -519,18 +519,7 @@ impl Copy {
             }
             absent.push(entry);
         }
-        if let Some(free) = root.free_bytes()?.filter(|&free| needed > free) {
-            return Err(Error::new(
-                ErrorKind::OutOfMemory,
-                format!(
-                    "the copy needs {} ({needed} bytes) of disk space, {} are free",
-                    format_bytes(needed),
-                    format_bytes(free)
-                ),
-            )
-            .with_location(self.target.display())
-            .with_hint("free some space, or copy to another disk"));
-        }
+        root.require_space(needed)?;
         Ok(absent)
     }
 

@@ -86,10 +86,23 @@ impl TargetDir {
         })
     }
 
-    /// Returns the number of bytes that may still be written. `None` on file systems that do not
-    /// report it (ramfs, some FUSE): they have no size either.
-    pub(super) fn free_bytes(&self) -> Result<Option<u64>> {
-        free_bytes(fstatvfs(&self.folder), &self.path)
+    /// Requires that `needed` bytes may still be written. File systems that do not report this
+    /// (ramfs, some FUSE) have no size either.
+    pub(super) fn require_space(&self, needed: u64) -> Result<()> {
+        let free = free_bytes(fstatvfs(&self.folder), &self.path)?;
+        let Some(free) = free.filter(|&free| needed > free) else {
+            return Ok(());
+        };
+        Err(Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "the copy needs {} ({needed} bytes) of disk space, {} are free",
+                format_bytes(needed),
+                format_bytes(free)
+            ),
+        )
+        .with_location(self.path.display())
+        .with_hint("free some space, or copy to another disk"))
     }
 
     /// Returns the source of a file that a copy finished and recorded, and that has not changed
