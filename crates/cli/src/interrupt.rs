@@ -17,6 +17,7 @@
 use std::fs;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -40,6 +41,9 @@ const REMOVAL: Duration = Duration::from_secs(1);
 /// Time for the command to stop by itself. A raw ceiling of a few GiB cannot be cancelled and ends
 /// within this time on most disks; on a hung disk it does not.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Interval between checks for the end of a child, which measures its own time.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// State of interruption by the user, and the files to clean up.
 #[derive(Debug)]
@@ -161,6 +165,23 @@ impl Interrupt {
         let waited = (self.shared.changed).wait_timeout_while(state, timeout, goes_on);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         self.check()
+    }
+
+    /// Waits until `child` ends, or kills it at a signal.
+    pub(crate) fn wait_for_end(&self, child: &mut Child) -> Result<ExitStatus> {
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) => {}
+                Err(error) => return Err(Error::from_io("cannot wait for a process", error)),
+            }
+            if let Err(interrupted) = self.wait(LOOK) {
+                // It may have ended by itself in the meantime.
+                drop(child.kill());
+                drop(child.wait());
+                return Err(interrupted);
+            }
+        }
     }
 
     /// Returns a guard that sets `over` when it is dropped, and wakes [`Self::wait_for`].

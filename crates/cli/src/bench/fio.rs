@@ -7,8 +7,7 @@
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tload::{Error, ErrorKind, Result};
@@ -16,9 +15,6 @@ use tload::{Error, ErrorKind, Result};
 use super::CacheState;
 use crate::interrupt::Interrupt;
 use crate::output::error::file as file_error;
-
-/// Interval between checks for the end of fio, which measures its own time.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// Installed fio.
 #[derive(Clone, Debug)]
@@ -81,28 +77,10 @@ impl Fio {
             .stderr(stderr)
             .spawn()
             .map_err(|error| Error::from_io("cannot start fio", error))?;
-        let succeeded = wait(&mut child, interrupt)?;
-        if succeeded {
+        if interrupt.wait_for_end(&mut child)?.success() {
             outcome(&output)
         } else {
             Err(complaint(&errors, &output))
-        }
-    }
-}
-
-/// Waits until `child` ends, or ends it at a signal. Returns whether it succeeded.
-fn wait(child: &mut Child, interrupt: &Interrupt) -> Result<bool> {
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Ok(status.success()),
-            Ok(None) => {}
-            Err(error) => return Err(Error::from_io("cannot wait for fio", error)),
-        }
-        if let Err(interrupted) = interrupt.wait(LOOK) {
-            // fio may have ended by itself in the meantime.
-            drop(child.kill());
-            drop(child.wait());
-            return Err(interrupted);
         }
     }
 }

@@ -218,16 +218,20 @@ fn start(arguments: &[OsString], interrupt: &Interrupt) -> Result<Start> {
     command.args(arguments.iter().skip(1));
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     command.arg(format!("{BEGAN}={}", now.unwrap_or_default().as_nanos()));
-    let output = command
+    let started = command
         .stdin(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
-        .output();
-    let output = output.map_err(|error| failed("cannot start a process").with_source(error))?;
-    interrupt.check()?;
-    if !output.status.success() {
-        return Err(failed(&format!("a start ended with {}", output.status)));
+        .spawn();
+    let mut child = started.map_err(|error| failed("cannot start a process").with_source(error))?;
+    // The result is much shorter than a pipe: the process does not wait for it to be read.
+    let status = interrupt.wait_for_end(&mut child)?;
+    if !status.success() {
+        return Err(failed(&format!("a start ended with {status}")));
     }
-    serde_json::from_slice(&output.stdout)
+    let result = child.stdout.take().map(serde_json::from_reader);
+    result
+        .expect("is piped")
         .map_err(|error| failed("a start printed no result").with_source(error))
 }
 

@@ -276,6 +276,21 @@ mod moments {
     }
 
     #[test]
+    fn interrupted_startup_ends_the_process_that_it_measures() {
+        let lab = Lab::start();
+        files(&lab);
+        // Headers are read from byte 0.
+        let tensors = Rule::always(Fault::StallBody(1000)).on(Operation::Get);
+        lab.server.fault(tensors.from_byte(1));
+        let bench = ["bench", "s3://bucket/model", "--startup"];
+        let child = start(&lab, &bench);
+        assert!(signal(&child, "TERM"), "it had ended");
+        assert!(lab.server.wait_for_idle(PATIENCE), "it goes on to load");
+        let output = ends_soon(child);
+        assert_eq!(output.status.code(), Some(143), "{}", stderr(&output));
+    }
+
+    #[test]
     fn load_interrupted_anywhere_has_signal_status() {
         let lab = Lab::start();
         let wanted = files(&lab);
