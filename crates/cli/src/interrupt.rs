@@ -77,16 +77,24 @@ impl Interrupt {
     /// its place.
     pub(crate) fn install(system: &System, answer: Answer) -> Self {
         let mut interrupt = Self::unattached(answer);
-        // Without a listener (no descriptors left, for example) a signal takes its default action:
-        // it ends the process, and temporary files stay. That is no reason to refuse a load.
-        if let Ok(mut signals) = Signals::new(heeded(system)) {
+        let shared = Arc::clone(&interrupt.shared);
+        let (give, given) = channel::<Signals>();
+        let listener = thread::Builder::new()
+            .name("tload-signals".to_owned())
+            .spawn(move || {
+                if let Ok(mut signals) = given.recv() {
+                    listen(&mut signals, &shared);
+                }
+            });
+        // Without a listener (no threads or descriptors left, for example) a signal takes its
+        // default action: it ends the process, and temporary files stay. That is no reason to
+        // refuse a load. Handlers are installed only if a thread listens.
+        if listener.is_ok()
+            && let Ok(signals) = Signals::new(heeded(system))
+        {
             interrupt.listener = Some(signals.handle());
-            let shared = Arc::clone(&interrupt.shared);
-            drop(
-                thread::Builder::new()
-                    .name("tload-signals".to_owned())
-                    .spawn(move || listen(&mut signals, &shared)),
-            );
+            // The thread waits for it, so this cannot fail.
+            drop(give.send(signals));
         }
         interrupt
     }

@@ -146,11 +146,14 @@ impl<'a> Writing<'a> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let writers = self.synth.shards.len().min(cores).min(WRITERS_MAX);
         thread::scope(|scope| {
-            let writers: Vec<_> = (0..writers).map(|_| scope.spawn(write_some)).collect();
-            let outcomes = writers
+            // This thread is one of them, so all is written even if no other can be started.
+            let start = |_| thread::Builder::new().spawn_scoped(scope, write_some).ok();
+            let others: Vec<_> = (1..writers).filter_map(start).collect();
+            let own = write_some();
+            let outcomes = others
                 .into_iter()
                 .map(|writer| writer.join().expect("no writer panics"));
-            outcomes.reduce(Result::and).unwrap_or(Ok(()))
+            outcomes.fold(own, Result::and)
         })?;
         Ok(guards.into_inner().expect("no writer panics"))
     }

@@ -1,10 +1,18 @@
 //! Resource limits: locked memory, open files, threads, stacks.
 
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
 use rustix::process::Resource;
+use signal_hook::consts::SIGTERM;
 
 use super::under::Under;
 use super::{Model, assert_refused, shown};
-use crate::stderr;
+use crate::interrupt::signal;
+use crate::{stderr, succeed};
 
 /// Locked memory that an old shell allows a user.
 const LITTLE_LOCKED: u64 = 64 << 10;
@@ -152,6 +160,53 @@ fn few_threads_load_or_report_the_limit() {
     for wanted in [(5, "auto"), (5, "pread"), (12, "pread")] {
         assert!(loaded.contains(&wanted), "{wanted:?} is not in {loaded:?}");
     }
+}
+
+#[test]
+fn single_thread_writes_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let Some(user) = Under::new().user() else {
+        return;
+    };
+    let model = folder.path().join("model");
+    let output = user
+        .limit(Resource::Nproc, 1)
+        .command([
+            "synth",
+            model.to_str().unwrap(),
+            "--size",
+            "4MiB",
+            "--shards",
+            "3",
+        ])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    succeed(["ls", model.to_str().unwrap()]);
+}
+
+/// Without a thread that listens, signals take their default action.
+#[test]
+fn signal_ends_command_without_threads() {
+    let model = Model::with_shards(3);
+    let Some(user) = Under::new().user() else {
+        return;
+    };
+    let text = model.text();
+    let mut child = user
+        .limit(Resource::Nproc, 1)
+        .command(["ls", &text, &text, &text, "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It waits for the rest to be read: that is more than a pipe holds.
+    let mut listing = child.stdout.take().unwrap();
+    listing.read_exact(&mut [0]).unwrap();
+    assert!(signal(&child, "TERM"), "it had ended");
+    drop(listing);
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(SIGTERM), "{status}");
 }
 
 /// Too few threads for requests: the load uses fewer, or returns an error; it never panics.
