@@ -30,8 +30,16 @@ pub(crate) struct Watch<'a> {
     pub(crate) cancel: Option<&'a dyn Fn()>,
     /// Redraws the progress.
     pub(crate) redraw: &'a dyn Fn(),
-    /// Returns the error for an expired timeout.
+    /// Returns the error for an expired timeout. Called once the task has ended, if it ends.
     pub(crate) late: &'a dyn Fn(Duration) -> Error,
+}
+
+/// Reason for ending a task.
+enum End {
+    /// This timeout has expired.
+    Late(Duration),
+    /// A signal has arrived.
+    Interrupted(Error),
 }
 
 impl Watch<'_> {
@@ -66,37 +74,39 @@ impl Watch<'_> {
         };
         // The thread waits for the task, so this cannot fail.
         let _ = give.send(Box::new(task) as Box<dyn FnOnce() -> Result<T> + Send>);
-        let why = self.wait(deadline, &over);
-        if let Some(why) = why {
-            let patience = self.cancel.map_or(Duration::ZERO, |cancel| {
-                cancel();
-                CANCEL_GRACE
+        let Some(end) = self.wait(deadline, &over) else {
+            return thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        };
+        let patience = self.cancel.map_or(Duration::ZERO, |cancel| {
+            cancel();
+            CANCEL_GRACE
+        });
+        if closes.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            return Err(match end {
+                End::Late(timeout) => (self.late)(timeout),
+                End::Interrupted(error) => error,
             });
-            if closes.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-                return Err(why);
-            }
-            return match thread.join().unwrap_or_else(|panic| resume_unwind(panic)) {
-                // The task was cancelled: report the timeout, or the task's own error for a signal.
-                Err(error) if error.kind() == ErrorKind::Cancelled => {
-                    let is_late = why.kind() == ErrorKind::TimedOut;
-                    Err(if is_late { why } else { error })
-                }
-                outcome => outcome,
-            };
         }
-        thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        match thread.join().unwrap_or_else(|panic| resume_unwind(panic)) {
+            // The task was cancelled: report the timeout, or the task's own error for a signal.
+            Err(error) if error.kind() == ErrorKind::Cancelled => Err(match end {
+                End::Late(timeout) => (self.late)(timeout),
+                End::Interrupted(_) => error,
+            }),
+            outcome => outcome,
+        }
     }
 
-    /// Waits until the task has ended. Returns an error if it must be stopped before.
-    fn wait(&self, deadline: Option<Instant>, over: &AtomicBool) -> Option<Error> {
+    /// Waits until the task has ended. Returns the reason if it must be stopped before.
+    fn wait(&self, deadline: Option<Instant>, over: &AtomicBool) -> Option<End> {
         while !over.load(Ordering::Relaxed) {
             let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
             if let (Some(Duration::ZERO), Some(timeout)) = (left, self.timeout) {
-                return Some((self.late)(timeout));
+                return Some(End::Late(timeout));
             }
             let step = left.map_or(REDRAW, |left| left.min(REDRAW));
             if let Err(interrupted) = self.interrupt.wait_for(step, over) {
-                return Some(interrupted);
+                return Some(End::Interrupted(interrupted));
             }
             (self.redraw)();
         }

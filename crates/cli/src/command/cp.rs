@@ -1,5 +1,6 @@
 //! `tload cp`: copies a checkpoint into a directory, shows progress and prints a summary.
 
+use std::cell::Cell;
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -22,16 +23,7 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
         .options(options::copy(args))
         .store(options::store(&args.store)?);
     let control = copy.control();
-    let outcome = watch(copy, &control, (args.time.timeout, interrupt));
-    let kept = control.progress().bytes_kept;
-    if outcome.is_err() && kept > 0 {
-        note(&format!(
-            "{} are kept in {}: run the same command again to resume",
-            format_bytes(kept),
-            args.target.display()
-        ));
-    }
-    let report = outcome?;
+    let report = watch(copy, &control, (args.time.timeout, interrupt))?;
     if args.json {
         return interrupt.answer().give(out, &report);
     }
@@ -50,6 +42,7 @@ fn watch(
     (timeout, interrupt): (Option<Duration>, &Interrupt),
 ) -> Result<CopyReport> {
     let progress = Progress::for_bytes(0, "copying");
+    let is_late = Cell::new(false);
     let watch = Watch {
         interrupt,
         timeout,
@@ -59,9 +52,21 @@ fn watch(
             progress.set_total(now.bytes_total);
             progress.set(now.bytes_done);
         },
-        late: &|timeout| control.timed_out(timeout),
+        late: &|timeout| {
+            is_late.set(true);
+            control.timed_out(timeout)
+        },
     };
-    watch.run(move || copy.run())
+    let outcome = watch.run(move || copy.run());
+    let kept = control.progress().bytes_kept;
+    // The error for an expired timeout tells it.
+    if outcome.is_err() && kept > 0 && !is_late.get() {
+        let kept = format_bytes(kept);
+        note(&format!(
+            "{kept} are kept: run the same command again to resume"
+        ));
+    }
+    outcome
 }
 
 fn write_plan(out: &mut dyn Write, report: &CopyReport, plan: &CopyPlan) -> io::Result<()> {

@@ -277,7 +277,7 @@ fn interrupted(lab: &Lab, target: &Path) -> String {
     let output = lab.run(&cp(target, &["--store", "retries=0"]));
     let text = status(&output, 9);
     assert!(
-        text.contains("are kept in") && text.contains("request: GET"),
+        text.contains("are kept: run") && text.contains("request: GET"),
         "{text}"
     );
     assert_eq!(
@@ -368,7 +368,7 @@ fn interrupted_copy_keeps_partial_files_and_reports_them() {
     assert!(killed.unwrap().success());
     let text = status(&child.wait_with_output().unwrap(), 143);
     assert!(
-        text.contains("are kept in") && text.contains("cancelled"),
+        text.contains("are kept: run") && text.contains("cancelled"),
         "{text}"
     );
     lab.server.clear_faults();
@@ -393,6 +393,24 @@ pub(crate) fn ends_soon(mut child: Child) -> Output {
         thread::yield_now();
     }
     child.wait_with_output().unwrap()
+}
+
+#[test]
+fn late_copy_tells_that_it_can_be_resumed() {
+    let lab = Lab::start();
+    lab.server.put("bucket/a.safetensors", bytes(1));
+    lab.server
+        .fault(Rule::always(Fault::StallBody(1000)).from_byte(4 * MIB));
+    // One of them lets the copy get as far as that on any machine.
+    let late = ["500ms", "4s", "32s"].iter().any(|timeout| {
+        let output = lab.run(&cp(&lab.path("copy"), &["--timeout", timeout, "--json"]));
+        let text = status(&output, 8);
+        assert!(!text.contains("note: "), "{text}");
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let hint = answer["error"]["hint"].as_str().unwrap();
+        hint.starts_with("copy again to resume, as 4.0 MiB are kept in ")
+    });
+    assert!(late);
 }
 
 #[test]
