@@ -357,7 +357,8 @@ fn manifest_is_replaced_only_with_force_and_then_not_compared() {
     let error = model.run(|it| it.write = beside()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
     assert!(error.message().contains("already exists"), "{error}");
-    let mut other = model.bytes(SHARDS[1]);
+    let bytes = model.bytes(SHARDS[1]);
+    let mut other = bytes.clone();
     *other.last_mut().unwrap() ^= 1;
     model.put(SHARDS[1], &other);
     assert!(!model.run(nothing).unwrap().ok());
@@ -369,6 +370,14 @@ fn manifest_is_replaced_only_with_force_and_then_not_compared() {
     assert_eq!((report.ok(), report.written), (false, None));
     let report = model
         .run(|it| (it.write, it.force) = (beside(), true))
+        .unwrap();
+    assert!(report.ok() && report.written.is_some());
+    assert!(model.run(nothing).unwrap().ok());
+    // The same file by another path.
+    let again = model.path("sub/..").join(MANIFEST_NAME);
+    model.put(SHARDS[1], &bytes);
+    let report = model
+        .run(|it| (it.write, it.force) = (Some(ManifestTarget::Path(again)), true))
         .unwrap();
     assert!(report.ok() && report.written.is_some());
     assert!(model.run(nothing).unwrap().ok());

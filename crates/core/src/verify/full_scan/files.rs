@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -91,7 +92,7 @@ impl Found {
         let sidecars = Sidecars::new([], &opening.store).following(opening.follow_symlinks);
         let (file_set, failed) = FileSet::find_or_empty(location, opening)?;
         let target = target(options, location, &file_set.folder)?;
-        let manifest = manifest(&file_set, options, target.as_ref(), &sidecars)?;
+        let manifest = manifest(&file_set, options, target.as_deref(), &sidecars)?;
         let named = named(&file_set, manifest.as_deref(), options.signed.as_ref());
         if let Some(error) = failed.filter(|_| named.is_empty()) {
             return Err(error);
@@ -132,18 +133,21 @@ impl Found {
 
 /// Returns a note if the manifest will be written beside a signature.
 fn in_the_way(file_set: &FileSet, target: Option<&Path>) -> Option<String> {
-    let folder = |path: &Path| match path {
-        path if path.as_os_str().is_empty() => Path::new(".").canonicalize().ok(),
-        path => path.canonicalize().ok(),
-    };
-    let own = folder(file_set.folder.as_path()?)?;
-    let is_beside = folder(target?.parent()?)? == own;
+    let own = canonical(file_set.folder.as_path()?)?;
+    let is_beside = canonical(target?.parent()?)? == own;
     let is_signed = own.join(SIGNATURE_NAME).symlink_metadata().is_ok();
     (is_beside && is_signed).then(|| {
         format!(
             "the model has a {SIGNATURE_NAME}, and model-signing refuses files that it does not list: sign the model again, or write the manifest elsewhere (--write PATH, write=PATH)"
         )
     })
+}
+
+/// Returns the path of a directory without symbolic links.
+fn canonical(folder: &Path) -> Option<PathBuf> {
+    let is_here = folder.as_os_str().is_empty();
+    let folder = if is_here { Path::new(".") } else { folder };
+    folder.canonicalize().ok()
 }
 
 /// Authorities on the files, in addition to those that are asked for each file.
@@ -172,18 +176,19 @@ impl About<'_> {
 fn manifest(
     file_set: &FileSet,
     options: &VerifyOptions,
-    target: Option<&PathBuf>,
+    target: Option<&Path>,
     sidecars: &Sidecars<'_>,
 ) -> Result<Option<Arc<FoundManifest>>> {
     if let Some(location) = &options.manifest {
         return chosen(location, sidecars).map(|found| Some(Arc::new(found)));
     }
-    let is_target = |path: PathBuf| target == Some(&path);
-    let place = file_set
-        .folder
-        .as_path()
-        .map(|folder| folder.join(MANIFEST_NAME));
-    if place.is_some_and(is_target) {
+    // However both are spelled.
+    let is_replaced = target.is_some_and(|target| {
+        let own = file_set.folder.as_path().and_then(canonical);
+        let folder = target.parent().and_then(canonical);
+        target.file_name() == Some(OsStr::new(MANIFEST_NAME)) && own.is_some() && own == folder
+    });
+    if is_replaced {
         return Ok(None);
     }
     beside(&file_set.folder, sidecars).map(|found| found.map(Arc::new))
