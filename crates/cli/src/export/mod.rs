@@ -1,5 +1,5 @@
 //! Export files of a benchmark. They are created before the first run, so that a bad path fails
-//! early, and rewritten after each run, so that a crash loses at most one.
+//! early, and replaced after each run, so that a crash loses at most one.
 
 mod csv;
 mod json;
@@ -59,7 +59,7 @@ impl Exports {
 
     fn write_each(&self, text: impl Fn(&dyn Format) -> String) -> Result<()> {
         for (path, format) in &self.files {
-            fs::write(path, text(format.as_ref())).map_err(|error| export_error(path, error))?;
+            write(path, &text(format.as_ref())).map_err(|error| export_error(path, error))?;
         }
         Ok(())
     }
@@ -72,14 +72,37 @@ pub(crate) fn write_failure(path: &Path, results: Option<&impl Serialize>, failu
         None => output::json::text(&Outcome::failed(failure)),
     };
     // If this fails too, standard error and the exit status still report the failure.
-    drop(text.and_then(|text| fs::write(path, text)));
+    drop(text.and_then(|text| write(path, &text)));
 }
 
 /// Writes results that have no other format than JSON.
 pub(crate) fn write_json(path: &Path, results: &impl Serialize) -> Result<()> {
     let text = output::json::text(results);
-    let written = text.and_then(|text| fs::write(path, text));
+    let written = text.and_then(|text| write(path, &text));
     written.map_err(|error| export_error(path, error))
+}
+
+/// Writes a whole file. An existing one is replaced at once, so that a crash or a full disk leaves
+/// what it held before. Links (`/dev/stdout`), pipes and devices are written to, as is a file in a
+/// directory where no other can be created.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let existing = path.symlink_metadata().ok();
+    let Some(regular) = existing.filter(fs::Metadata::is_file) else {
+        return fs::write(path, text);
+    };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let partial = path.with_file_name(format!(".{name}.partial"));
+    let replaced = fs::write(&partial, text)
+        .and_then(|()| fs::set_permissions(&partial, regular.permissions()))
+        .and_then(|()| fs::rename(&partial, path));
+    replaced.or_else(|error| {
+        // It may not exist.
+        drop(fs::remove_file(&partial));
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            return fs::write(path, text);
+        }
+        Err(error)
+    })
 }
 
 fn export_error(path: &Path, error: io::Error) -> Error {

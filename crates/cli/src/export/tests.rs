@@ -1,5 +1,8 @@
 //! Tests of exports, with made-up results.
 
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
 use crate::bench::schedule;
 use crate::bench::testing::{MockRunner, plan, results};
@@ -99,4 +102,29 @@ fn plot_is_written_as_svg_only() {
         .unwrap();
     let svg = fs::read_to_string(path("out.SVG")).unwrap();
     assert!(svg.starts_with("<svg "), "{svg}");
+}
+
+#[test]
+fn file_is_replaced_at_once_and_link_written_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, link) = (folder.path().join("a.json"), folder.path().join("link"));
+    write(&file, "").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let rights = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(&file, rights.clone()).unwrap();
+    write(&file, "first").unwrap();
+    // A reader, or a crash, never meets half a text.
+    let mut open = fs::File::open(&file).unwrap();
+    write(&file, "second").unwrap();
+    let mut seen = String::new();
+    open.read_to_string(&mut seen).unwrap();
+    assert_eq!(seen, "first");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "second");
+    let mode = fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, rights.mode());
+
+    write(&link, "third").unwrap();
+    assert!(link.is_symlink());
+    assert_eq!(fs::read_to_string(&file).unwrap(), "third");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }
