@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde::Serialize;
 use tload::{Location, OpenOptions, Result, printable};
 
 use super::local_path::require_local;
@@ -32,21 +33,48 @@ pub(crate) fn run(
     interrupt: &Interrupt,
     out: &mut dyn Write,
 ) -> Result<()> {
-    if let Some(size) = args.ranks.ranks {
-        let opening = options::opening(options::store(&args.store)?, &args.links);
-        let target = target(args, &opening, interrupt)?;
-        return ranks::bench(args, size.into(), &target, arguments, interrupt, out);
-    }
     if let Some(began) = args.startup_began {
         return startup::one(args, began, interrupt, out);
     }
-    if args.startup {
-        let opening = options::opening(options::store(&args.store)?, &args.links);
-        let target = target(args, &opening, interrupt)?;
-        return startup::run(args, &target, arguments, interrupt, out);
+    if let Some(size) = args.ranks.ranks {
+        return exported(args, interrupt, |_, results| {
+            let target = target(args, &opening(args)?, interrupt)?;
+            ranks::bench(
+                args,
+                (size.into(), &target),
+                arguments,
+                interrupt,
+                out,
+                results,
+            )
+        });
     }
+    if args.startup {
+        return exported(args, interrupt, |_, results| {
+            let target = target(args, &opening(args)?, interrupt)?;
+            startup::run(args, &target, arguments, interrupt, out, results)
+        });
+    }
+    exported(args, interrupt, |exports, results| {
+        bench(args, arguments, interrupt, out, exports, results)
+    })
+}
+
+/// Creates the exports and runs `measure`. If it fails, the JSON holds the samples measured so far,
+/// which are in the results, and the error.
+fn exported<R: Serialize>(
+    args: &BenchArgs,
+    interrupt: &Interrupt,
+    measure: impl FnOnce(&Exports, &mut Option<R>) -> Result<()>,
+) -> Result<()> {
     let mut results = None;
-    let outcome = bench(args, arguments, interrupt, out, &mut results);
+    let exports = Exports::create(
+        args.json.as_deref(),
+        args.csv.as_deref(),
+        args.markdown.as_deref(),
+        args.plot.as_deref(),
+    );
+    let outcome = exports.and_then(|exports| measure(&exports, &mut results));
     match (&args.json, &outcome) {
         (Some(path), Err(error)) if !is_closed_pipe(error) => {
             export::write_failure(path, results.as_ref(), interrupt.failure(error));
@@ -56,21 +84,20 @@ pub(crate) fn run(
     outcome
 }
 
+fn opening(args: &BenchArgs) -> Result<OpenOptions> {
+    Ok(options::opening(options::store(&args.store)?, &args.links))
+}
+
 /// Runs the benchmark. On failure too, `results` holds the samples measured so far.
 fn bench(
     args: &BenchArgs,
     arguments: &[OsString],
     interrupt: &Interrupt,
     out: &mut dyn Write,
+    exports: &Exports,
     results: &mut Option<Results>,
 ) -> Result<()> {
-    let exports = Exports::create(
-        args.json.as_deref(),
-        args.csv.as_deref(),
-        args.markdown.as_deref(),
-        args.plot.as_deref(),
-    )?;
-    let opening = options::opening(options::store(&args.store)?, &args.links);
+    let opening = opening(args)?;
     let device = options::device(&args.device)?;
     let gpu = Gpu::open(device)?;
     let target = target(args, &opening, interrupt)?;
@@ -102,7 +129,7 @@ fn bench(
     let results = results.insert(record(arguments, &target, &plan, host, fio.as_ref()));
     show_head(out, results).map_err(standard_output)?;
     let mut runner = DiskRunner::new(&target.checkpoint, &opening, fio, interrupt);
-    measure(&plan, &mut runner, results, &known, &exports)?;
+    measure(&plan, &mut runner, results, &known, exports)?;
     known.extend(runner.into_warnings());
     results.warnings = texts(&known, results);
     exports.write(results)?;

@@ -17,7 +17,7 @@ use crate::bench::results::{Build, CheckpointRecord};
 use crate::bench::target::Target;
 use crate::bench::warnings::Warning;
 use crate::bench::waterfall::{HEADER, PhaseSummary, Step, rows, summaries};
-use crate::bench::{CacheState, Configuration, Residency, table};
+use crate::bench::{CacheState, Configuration, Mode, Residency, table};
 use crate::export;
 use crate::host::System;
 use crate::host::record::HostRecord;
@@ -37,7 +37,7 @@ const BEGAN: &str = "--startup-began";
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
-struct Results {
+pub(super) struct Results {
     schema: u32,
     command: Vec<String>,
     started_unix_seconds: u64,
@@ -126,7 +126,7 @@ pub(super) fn one(
     interrupt.answer().give(out, &start)
 }
 
-/// Runs the rounds on `target`, and prints the waterfall. On failure too, the export holds the
+/// Runs the rounds on `target`, and prints the waterfall. On failure too, `results` holds the
 /// samples so far.
 pub(super) fn run(
     args: &BenchArgs,
@@ -134,6 +134,7 @@ pub(super) fn run(
     arguments: &[OsString],
     interrupt: &Interrupt,
     out: &mut dyn Write,
+    results: &mut Option<Results>,
 ) -> Result<()> {
     let configuration = request(args)?;
     let states = match target.path() {
@@ -141,7 +142,7 @@ pub(super) fn run(
         None => vec![CacheState::Remote],
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let mut results = Results {
+    let results = results.insert(Results {
         schema: SCHEMA,
         command: redact::arguments(arguments),
         started_unix_seconds: now.unwrap_or_default().as_secs(),
@@ -153,13 +154,9 @@ pub(super) fn run(
         complete: false,
         summaries: Vec::new(),
         samples: Vec::new(),
-    };
+    });
     results.write_head(out).map_err(standard_output)?;
-    let measured = measure(args, target, arguments, &states, interrupt, &mut results);
-    if let (Some(path), Err(error)) = (&args.json, &measured) {
-        export::write_failure(path, Some(&results), interrupt.failure(error));
-    }
-    measured?;
+    measure(args, target, arguments, &states, interrupt, results)?;
     results.write_tables(out).map_err(standard_output)?;
     let build = cfg!(debug_assertions).then_some(Warning::DebugBuild);
     for warning in build.iter().chain(&target.warnings) {
@@ -170,6 +167,10 @@ pub(super) fn run(
 
 /// Returns the one configuration to measure.
 fn request(args: &BenchArgs) -> Result<Configuration> {
+    if options::modes(args) != [Mode::Stream] {
+        let message = "--startup measures loads whose tensors are dropped on arrival";
+        return Err(Error::new(ErrorKind::InvalidRequest, message).with_hint("use --mode stream"));
+    }
     let mut configurations = options::configurations(args, options::device(&args.device)?)?;
     match (configurations.pop(), configurations.is_empty()) {
         (Some(configuration), true) => Ok(configuration),

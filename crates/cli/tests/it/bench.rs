@@ -295,7 +295,22 @@ fn startup_shows_phases_of_new_processes() {
     assert!((end - last).abs() < 1e-9, "{phases:?}");
     assert_eq!(phases[0]["start_seconds"], 0.0);
 
-    // Starts that fail end the benchmark; one configuration is measured.
-    let output = run(["bench", model, "--startup", "--depth", "2,4"]);
-    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    // Starts that fail end the benchmark; one configuration is measured, in one mode.
+    for more in [["--depth", "2,4"], ["--mode", "keep"]] {
+        let output = run(["bench", model, "--startup"].iter().chain(&more));
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn failure_before_the_first_sample_is_in_the_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let (gone, json) = (folder.path().join("gone"), folder.path().join("out.json"));
+    let (gone, json) = (gone.to_str().unwrap(), json.to_str().unwrap());
+    for how in [&["--startup"][..], &["--ranks", "2"], &[]] {
+        let output = run(["bench", gone, "--json", json].iter().chain(how));
+        assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+        assert_eq!(read_json(Path::new(json))["error"]["exit_status"], 3);
+        fs::remove_file(json).unwrap();
+    }
 }

@@ -52,7 +52,7 @@ const HEADER: [(&str, Align); 9] = [
 
 /// Everything that a benchmark of several ranks measured.
 #[derive(Debug, Serialize)]
-struct Results {
+pub(in crate::command) struct Results {
     schema: u32,
     command: Vec<String>,
     started_unix_seconds: u64,
@@ -104,29 +104,32 @@ struct Summary {
 struct Measured<'a> {
     job: Job,
     size: usize,
+    /// Copies of the tensors that the ranks keep together.
+    copies: u64,
     target: &'a Target<'a>,
     arguments: &'a [OsString],
     interrupt: &'a Interrupt,
 }
 
-/// Runs the rounds on `target`, and prints the table. On failure too, the export holds the samples
-/// so far.
+/// Runs the rounds with `size` ranks on `target`, and prints the table. On failure too, `results`
+/// holds the samples so far.
 pub(in crate::command) fn run(
     args: &BenchArgs,
-    size: usize,
-    target: &Target<'_>,
+    (size, target): (usize, &Target<'_>),
     arguments: &[OsString],
     interrupt: &Interrupt,
     out: &mut dyn Write,
+    results: &mut Option<Results>,
 ) -> Result<()> {
     let (mode, options) = request(args)?;
-    let copies = if args.ranks.shard == ShardArg::None {
-        size
-    } else {
-        1
+    let copies = match (mode, args.ranks.shard) {
+        (Mode::Stream | Mode::Reload, _) => 0,
+        (Mode::Keep, ShardArg::None) => size as u64,
+        // About one, together.
+        (Mode::Keep, ShardArg::Tp | ShardArg::Ep) => 1,
     };
-    if mode == Mode::Keep {
-        target.fits_in_memory(copies as u64, &System::real())?;
+    if copies > 0 {
+        target.fits_in_memory(copies, &System::real())?;
     }
     let mut scopes = vec![options.share];
     if options.share != Share::None {
@@ -150,12 +153,13 @@ pub(in crate::command) fn run(
             keep: mode == Mode::Keep,
         },
         size,
+        copies,
         target,
         arguments,
         interrupt,
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let mut results = Results {
+    let results = results.insert(Results {
         schema: SCHEMA,
         command: redact::arguments(arguments),
         started_unix_seconds: now.unwrap_or_default().as_secs(),
@@ -170,13 +174,9 @@ pub(in crate::command) fn run(
         complete: false,
         summaries: Vec::new(),
         samples: Vec::new(),
-    };
+    });
     results.write_head(out).map_err(standard_output)?;
-    let measure = measure(&measured, &states, &scopes, &mut results, args);
-    if let (Some(path), Err(error)) = (&args.json, &measure) {
-        export::write_failure(path, Some(&results), interrupt.failure(error));
-    }
-    measure?;
+    measure(&measured, &states, &scopes, results, args)?;
     results.write_table(out).map_err(standard_output)?;
     let build = cfg!(debug_assertions).then_some(Warning::DebugBuild);
     for warning in build.iter().chain(&target.warnings) {
@@ -257,13 +257,7 @@ impl Measured<'_> {
         let cache = PageCache::new(paths.map(Into::into).collect());
         cache.prepare(cache_state, self.interrupt)?;
         // As in other benchmarks: a virtual machine has to get memory back from its host.
-        let ranks = self.size as u64;
-        let kept = if job.keep {
-            results.checkpoint.tensor_bytes
-        } else {
-            0
-        };
-        let wanted = ranks * (kept + BUDGET_BYTES.min(results.checkpoint.tensor_bytes));
+        let wanted = wanted_bytes(results.checkpoint.tensor_bytes, self.size, self.copies);
         let room = memory::available(&System::real());
         let touched = wanted.min(room.map_or(wanted, |room| room.saturating_sub(SPARE_BYTES) / 2));
         prefault(usize::try_from(touched).unwrap_or(usize::MAX));
@@ -273,6 +267,11 @@ impl Measured<'_> {
         let loads = start::run(&job, self.size, self.arguments, self.interrupt)?;
         Ok((residency, NodeLoad::new(loads)))
     }
+}
+
+/// Returns the memory that `ranks` ranks may take, which keep `copies` of the tensors together.
+fn wanted_bytes(tensor_bytes: u64, ranks: usize, copies: u64) -> u64 {
+    copies * tensor_bytes + ranks as u64 * BUDGET_BYTES.min(tensor_bytes)
 }
 
 impl Results {
@@ -397,4 +396,17 @@ impl Summary {
 )]
 fn bytes(median: f64) -> String {
     format_bytes(median as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sharded_ranks_take_memory_for_one_copy_together() {
+        let model = 64 << 30;
+        assert_eq!(wanted_bytes(model, 8, 8), 8 * (model + BUDGET_BYTES));
+        assert_eq!(wanted_bytes(model, 8, 1), model + 8 * BUDGET_BYTES);
+        assert_eq!(wanted_bytes(1 << 20, 8, 0), 8 << 20);
+    }
 }
