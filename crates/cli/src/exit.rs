@@ -37,8 +37,8 @@ Exit status:
 
 With --json, a failure is printed as JSON too, beside any partial result: {error: {kind, message,
 location, tensor, range, hint, errno, operation, status, code, request_id, attempts, credentials,
-expected, found, by, exit_status}}; `error` is present only on failure. Errors in the command line
-itself are printed as text.
+expected, found, by, ranks, exit_status}}; `error` is present only on failure. Errors in the command
+line itself are printed as text.
 
 Sizes take units: 4096, 512KiB, 4MiB, 1.5GiB (powers of 1024), 4GB (powers of 1000).
 GB/s are 10^9 bytes per second.";

@@ -27,6 +27,7 @@ pub(crate) struct Failure<'a> {
     expected: Option<&'a str>,
     found: Option<&'a str>,
     by: Option<&'a str>,
+    ranks: &'a [usize],
     exit_status: u8,
 }
 
@@ -51,6 +52,7 @@ impl<'a> Failure<'a> {
             expected: comparison.map(|it| it.expected.as_str()),
             found: comparison.map(|it| it.found.as_str()),
             by: comparison.map(|it| it.by.as_str()),
+            ranks: error.ranks(),
             exit_status,
         }
     }
@@ -103,6 +105,7 @@ mod tests {
                 found: "crc32c:2".to_owned(),
                 by: "manifest".to_owned(),
             })
+            .with_ranks([0, 3])
             .with_source(std::io::Error::from_raw_os_error(5))
             .with_hint("raise ‹timeout›");
         let written = to_value(Outcome::failed(Failure::new(&error, 11))).unwrap();
@@ -119,6 +122,7 @@ mod tests {
                 "operation": null, "status": null, "code": null,
                 "request_id": null, "attempts": null, "credentials": null,
                 "expected": "crc32c:1", "found": "crc32c:2", "by": "manifest",
+                "ranks": [0, 3],
                 "exit_status": 11,
             }})
         );
