@@ -252,6 +252,20 @@ fn copy_and_single_files_fill_the_hubs_cache() {
     assert_eq!(twice.count(), 1, "the shard came once");
 }
 
+/// Patterns select files below a source, not a source that is a file.
+#[test]
+fn single_file_is_copied_from_hub_and_cache_whatever_its_name() {
+    let lab = Lab::start();
+    let file = format!("{URL}/config.json");
+    for from in ["hub", "cache"] {
+        let target = lab.text(from);
+        good(&lab.run(&["cp", &file, &target, "--exclude", "*.json"]));
+        let copied: Vec<_> = tree(Path::new(&target)).into_keys().collect();
+        assert_eq!(copied, ["config.json"], "{from}");
+        good(&lab.run(&["load", URL, "--hf-cache"]));
+    }
+}
+
 /// A copy of one file adds it to the cache, and leaves alone the reference to a complete model if
 /// it brings nothing.
 #[test]

@@ -40,6 +40,30 @@ pub(super) struct Entry {
     pub(super) opened: Option<Opened>,
 }
 
+/// Result of listing a source.
+#[derive(Debug)]
+struct Listing {
+    entries: Vec<Entry>,
+    /// True if the source is a file, and the only entry.
+    is_file: bool,
+}
+
+impl Listing {
+    fn from_file(entry: Entry) -> Self {
+        Self {
+            entries: vec![entry],
+            is_file: true,
+        }
+    }
+
+    fn from_folder(entries: Vec<Entry>) -> Self {
+        Self {
+            entries,
+            is_file: false,
+        }
+    }
+}
+
 /// Files found so far. Their number is limited: more is a mistake, a store that invents listings,
 /// or links that form a cycle.
 #[derive(Debug, Default)]
@@ -74,11 +98,12 @@ pub(super) fn entries(
     sources: &Sources,
     shared: &Arc<Shared>,
 ) -> Result<Vec<Entry>> {
-    let mut entries = match source.as_path() {
+    let listing = match source.as_path() {
         Some(path) => local(source, path, filter, shared)?,
         None => remote(source, filter, sources, shared)?,
     };
-    if !matches!(&entries[..], [only] if only.location == *source) {
+    let mut entries = listing.entries;
+    if !listing.is_file {
         entries.retain(|entry| filter.takes(&entry.name));
     }
     #[cfg(feature = "object")]
@@ -87,15 +112,15 @@ pub(super) fn entries(
     Ok(entries)
 }
 
-fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Result<Vec<Entry>> {
+fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Result<Listing> {
     let metadata = std::fs::metadata(path).map_err(|error| cannot_open(error, source))?;
     if !metadata.is_dir() {
-        return Ok(vec![Entry {
+        return Ok(Listing::from_file(Entry {
             name: source.file_name().to_owned(),
             location: source.clone(),
             listed: Some(Origin::from_metadata(source, &metadata)),
             opened: None,
-        }]);
+        }));
     }
     let mut walk = Walk {
         source,
@@ -105,7 +130,7 @@ fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Re
         found: Found::default(),
     };
     walk.folder(source, "", &metadata)?;
-    Ok(walk.found.entries)
+    Ok(Listing::from_folder(walk.found.entries))
 }
 
 /// Walk through local directories. Follows symbolic links, since caches of model hubs consist of
@@ -193,7 +218,7 @@ fn remote(
     _filter: &Filter,
     _sources: &Sources,
     _shared: &Arc<Shared>,
-) -> Result<Vec<Entry>> {
+) -> Result<Listing> {
     Err(unsupported(source))
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use object_store::path::Path as Key;
 
-use super::{Entry, Found, below, local};
+use super::{Entry, Found, Listing, below, local};
 use crate::copy::Shared;
 use crate::copy::cancel::unless_stopped;
 use crate::copy::fetch::Sources;
@@ -43,7 +43,7 @@ pub(super) fn remote(
     filter: &Filter,
     sources: &Sources,
     shared: &Arc<Shared>,
-) -> Result<Vec<Entry>> {
+) -> Result<Listing> {
     if source.protocol() == Some(Protocol::Hub) {
         let url = source.remote().expect("a model of a hub");
         let is_selected = |name: &str| filter.takes(name);
@@ -53,17 +53,17 @@ pub(super) fn remote(
     }
     let name = source.file_name();
     if FILES.iter().any(|end| name.ends_with(end)) {
-        return Ok(vec![unopened(source, name)]);
+        return Ok(Listing::from_file(unopened(source, name)));
     }
     if source.protocol() == Some(Protocol::Http) {
         return web_folder(source, filter, sources, shared);
     }
-    let mut entries = list(sources.remote()?, source, filter, shared)?;
+    let entries = list(sources.remote()?, source, filter, shared)?;
     if entries.is_empty() && !name.is_empty() {
         // A file may have any name; opening it tells whether it exists.
-        entries.push(unopened(source, name));
+        return Ok(Listing::from_file(unopened(source, name)));
     }
-    Ok(entries)
+    Ok(Listing::from_folder(entries))
 }
 
 /// Replaces entries that a hub listed by files in the cache of its tools, if everything selected is
@@ -195,7 +195,7 @@ fn web_folder(
     filter: &Filter,
     sources: &Sources,
     shared: &Arc<Shared>,
-) -> Result<Vec<Entry>> {
+) -> Result<Listing> {
     let open = |name: &str| -> Result<Entry> {
         let location = folder.join(name);
         let opened = sources.open(&location, shared)?;
@@ -216,7 +216,7 @@ fn web_folder(
         Err(error) if is_absent(&error) => match open(SINGLE) {
             Ok(single) => vec![single],
             Err(error) if is_absent(&error) && !folder.file_name().is_empty() => {
-                return Ok(vec![unopened(folder, folder.file_name())]);
+                return Ok(Listing::from_file(unopened(folder, folder.file_name())));
             }
             Err(error) => return Err(error),
         },
@@ -234,7 +234,7 @@ fn web_folder(
             Err(error) => return Err(error),
         }
     }
-    Ok(entries)
+    Ok(Listing::from_folder(entries))
 }
 
 /// Returns whether a file is missing, counting a 403: servers that forbid listing answer so for
