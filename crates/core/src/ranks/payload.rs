@@ -16,7 +16,12 @@ const BYTES_MAX: u64 = 1 << 30;
 
 /// Writes a value into memory whose descriptor can be sent.
 pub(super) fn write(value: &impl Serialize) -> io::Result<Carried> {
-    let memory = File::from(create()?);
+    write_to(create()?, value)
+}
+
+/// Writes a value into memory that [`create`] has made.
+pub(super) fn write_to(memory: OwnedFd, value: &impl Serialize) -> io::Result<Carried> {
+    let memory = File::from(memory);
     let bytes = serde_json::to_vec(value)?;
     memory.write_all_at(&bytes, 0)?;
     Ok(Arc::new(memory))
@@ -34,13 +39,14 @@ pub(super) fn read<T: DeserializeOwned>(memory: OwnedFd) -> io::Result<T> {
     Ok(serde_json::from_slice(&bytes)?)
 }
 
+/// Creates empty memory for one value.
 #[cfg(target_os = "linux")]
-fn create() -> io::Result<OwnedFd> {
+pub(super) fn create() -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, memfd_create};
     Ok(memfd_create("tload", MemfdFlags::CLOEXEC)?)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn create() -> io::Result<OwnedFd> {
+pub(super) fn create() -> io::Result<OwnedFd> {
     Err(io::ErrorKind::Unsupported.into())
 }

@@ -95,8 +95,9 @@ impl Hub {
     /// Starts a hub for ranks that connect to `listener`, and one that is connected already: the
     /// leader's own.
     pub(super) fn start(listener: Listener, own: Channel) -> Result<Self> {
-        let wake = Wake::new();
-        let wake = wake.map_err(|error| Error::from_io("cannot start sharing", error))?;
+        let refused = |error| Error::from_io("cannot start sharing", error);
+        let wake = Wake::new().map_err(refused)?;
+        let failure_memory = payload::create().map_err(refused)?;
         let hub = Self(Arc::new(Shared {
             state: Mutex::default(),
             changed: Condvar::default(),
@@ -105,7 +106,7 @@ impl Hub {
         let ending = Ending::begin(Arc::clone(&hub.0));
         std::thread::Builder::new()
             .name("tload-hub".to_owned())
-            .spawn(move || Serving::new(&ending.0, listener, own).run())
+            .spawn(move || Serving::new(&ending.0, listener, own, failure_memory).run())
             .map_err(Error::cannot_start_thread)?;
         Ok(hub)
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,9 @@ pub(super) struct Serving<'a> {
     /// Until all ranks have joined.
     listener: Option<Listener>,
     followers: Vec<Follower>,
+    /// Memory for the leader's first failure: later, the process may have no descriptor left, which
+    /// may itself be the failure.
+    failure_memory: Option<OwnedFd>,
     holdings: Holdings<Arc<Region>>,
     load: Option<Box<Start>>,
     /// Reads have waited for memory since then.
@@ -59,11 +62,17 @@ pub(super) struct Serving<'a> {
 }
 
 impl<'a> Serving<'a> {
-    pub(super) fn new(shared: &'a Shared, listener: Listener, own: Channel) -> Self {
+    pub(super) fn new(
+        shared: &'a Shared,
+        listener: Listener,
+        own: Channel,
+        failure_memory: OwnedFd,
+    ) -> Self {
         Self {
             shared,
             listener: Some(listener),
             followers: vec![Follower::new(own)],
+            failure_memory: Some(failure_memory),
             holdings: Holdings::new([]),
             load: None,
             starved_since: None,
@@ -188,10 +197,18 @@ impl<'a> Serving<'a> {
                 self.holdings.filled(region, from, to);
             }
             Event::Failed(failure) => {
+                // The first one counts.
+                let Some(memory) = self.failure_memory.take() else {
+                    return;
+                };
+                let Ok(text) = payload::write_to(memory, &failure) else {
+                    // The ranks notice that their connections close.
+                    self.is_closed = true;
+                    return;
+                };
                 for follower in &self.followers {
-                    if let Ok(text) = payload::write(&failure) {
-                        follower.channel.post(Record::Failed, Some(text));
-                    }
+                    let text = Arc::clone(&text);
+                    follower.channel.post(Record::Failed, Some(text));
                 }
             }
             Event::Whole => {

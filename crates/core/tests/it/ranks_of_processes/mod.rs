@@ -18,7 +18,7 @@ use tload::testing::fixtures::Rng;
 use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Rule};
 
 use crate::child::Child;
-use crate::files::{even, folder, mixed, write};
+use crate::files::{even, folder, mixed, write, write_manifest};
 use crate::requirement;
 
 const MIB: usize = 1 << 20;
@@ -384,6 +384,22 @@ fn few_descriptors_of_the_leader_are_enough() {
     assert_eq!(ranks[1].answer(), "holds");
     ranks[1].tell("go");
     assert_complete(&ranks);
+}
+
+/// Like [`LITTLE`], and the leader waits for ranks that are slow.
+const LITTLE_AND_PATIENT: &str = "memory_limit=32MiB verify=require join_timeout=100s";
+
+#[test]
+fn failure_of_leader_without_descriptors_reaches_other_ranks() {
+    let setting = Setting::new();
+    write_manifest(&setting.model());
+    let mut ranks = setting.group(2);
+    ranks[0].tell(&format!("load {LITTLE_AND_PATIENT} full=2"));
+    ranks[1].tell(&format!("load {LITTLE_AND_PATIENT}"));
+    let found = answers(&ranks);
+    assert!(found[0].starts_with("out_of_memory "), "{found:?}");
+    let told = "out_of_memory [0] rank 0: cannot create ";
+    assert!(found[1].starts_with(told), "{found:?}");
 }
 
 #[test]

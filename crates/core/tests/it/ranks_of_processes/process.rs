@@ -2,6 +2,7 @@
 
 #![expect(clippy::panic, reason = "a rank panics on request")]
 
+use std::os::fd::IntoRawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -43,12 +44,7 @@ fn serves() {
             "repeat" => answer(&served.repeat(number(words))),
             "finish" => answer(&tload::finish_serving(PATIENCE).to_string()),
             "descriptors" => {
-                let limit = Some(words.parse().expect("a number"));
-                let limit = Rlimit {
-                    current: limit,
-                    maximum: limit,
-                };
-                setrlimit(Resource::Nofile, limit).expect("lower");
+                limit_descriptors(words.parse().expect("a number"));
                 answer("limited");
             }
             "refuse-memfd" => {
@@ -57,6 +53,24 @@ fn serves() {
             }
             _ => unreachable!("{line}"),
         }
+    }
+}
+
+fn limit_descriptors(limit: u64) {
+    let limit = Rlimit {
+        current: Some(limit),
+        maximum: Some(limit),
+    };
+    setrlimit(Resource::Nofile, limit).expect("lower");
+}
+
+/// Leaves no descriptor free until the process ends.
+fn use_up_descriptors() {
+    // The kernel lets no process poll more of them than its limit: a rank needs a few. Those below
+    // are open as long as the load, and others are not reused.
+    limit_descriptors(8);
+    while let Ok(copy) = rustix::io::dup(std::io::stdin()) {
+        let _ = copy.into_raw_fd();
     }
 }
 
@@ -76,13 +90,13 @@ struct Served {
 impl Served {
     /// Loads with options, `name=value`, and steps: `hold=3` waits for a line after three tensors,
     /// `drop=3` drops the stream then, `panic=3` panics, `fork=3` forks a child that ends at once,
-    /// `child=3` one that stays.
+    /// `child=3` one that stays, and from `full=3` on the process can open no descriptor.
     fn load(&self, words: &str, wait: &mut impl FnMut() -> String) -> String {
         let mut options = Options::default();
         let mut steps = Vec::new();
         for word in words.split_whitespace() {
             let (name, value) = word.split_once('=').expect("name=value");
-            if let "hold" | "drop" | "panic" | "fork" | "child" = name {
+            if let "hold" | "drop" | "panic" | "fork" | "child" | "full" = name {
                 steps.push((name, value.parse::<usize>().expect("a number")));
             } else {
                 options.set(name, value).expect("valid");
@@ -114,6 +128,7 @@ impl Served {
                     }
                     "fork" => super::fork_and_end(),
                     "child" => super::fork_and_stay(),
+                    "full" => use_up_descriptors(),
                     _ => panic!("as requested"),
                 }
             }
