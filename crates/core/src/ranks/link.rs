@@ -68,9 +68,13 @@ impl Joining {
         }
     }
 
-    /// Joins the hub of this process.
-    pub(super) fn join_own(channel: Channel, rank: usize, request: &Request) -> Result<Self> {
-        let joining = Self::new(channel, rank);
+    /// Joins the hub of this process, whose rank is `leader`.
+    pub(super) fn join_own(
+        (channel, leader): (Channel, usize),
+        rank: usize,
+        request: &Request,
+    ) -> Result<Self> {
+        let joining = Self::new(channel, leader);
         joining.send(rank, request)?;
         Ok(joining)
     }

@@ -244,7 +244,7 @@ fn lead(listener: Listener, rank: usize, request: &Request) -> Result<Role> {
     let (own, other) =
         Channel::pair().map_err(|error| Error::from_io("cannot start sharing", error))?;
     let hub = Hub::start(listener, other)?;
-    let joining = Joining::join_own(own, rank, request).inspect_err(|_| hub.close())?;
+    let joining = Joining::join_own((own, rank), rank, request).inspect_err(|_| hub.close())?;
     Ok(Role::Leader(hub, joining))
 }
 

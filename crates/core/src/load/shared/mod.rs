@@ -202,7 +202,7 @@ impl Loader {
         };
         let led = self.lead_node(hub, group, ranks, across.as_mut(), deadline);
         if let (Err(error), Some(across)) = (&led, &across) {
-            across.peers.failed(group.rank(), error);
+            across.peers.failed(error);
         }
         led
     }

@@ -339,7 +339,7 @@ impl Reader {
             *failure = Some(error.again());
             self.hub.failed(self.rank, error);
             if let Some(peers) = &self.peers {
-                peers.failed(self.rank, error);
+                peers.failed(error);
             }
         }
     }

@@ -111,15 +111,16 @@ impl Hub {
         Ok(hub)
     }
 
-    /// Joins the hub of this process, as a rank that stands for another node.
+    /// Joins the hub of this process, whose rank is `leader`, as a `rank` that stands for another
+    /// node.
     ///
     /// # Errors
     ///
     /// The system refuses sockets.
-    pub(super) fn attach(&self, rank: usize) -> Result<Joining> {
+    pub(super) fn attach(&self, rank: usize, leader: usize) -> Result<Joining> {
         let pair = Channel::pair();
         let (own, other) = pair.map_err(|error| Error::from_io("cannot start sharing", error))?;
-        let joining = Joining::join_own(own, rank, &Request::default())?;
+        let joining = Joining::join_own((own, leader), rank, &Request::default())?;
         self.tell(Event::Attached(other));
         Ok(joining)
     }

@@ -100,6 +100,8 @@ pub(crate) struct Peers {
 }
 
 struct Shared {
+    /// Rank of this leader.
+    rank: usize,
     transport: Arc<dyn Transport>,
     peers: Vec<Peer>,
     /// Claims that have ended.
@@ -131,6 +133,7 @@ impl Peers {
             wake: OnceLock::new(),
         };
         let shared = Shared {
+            rank,
             transport,
             peers: others.map(peer).collect(),
             received: Mutex::default(),
@@ -209,7 +212,7 @@ impl Peers {
     pub(crate) fn join(&self, hub: &Hub, size: usize) -> Result<Vec<(usize, Joining)>> {
         let join = |(index, _): (usize, &Peer)| {
             let rank = size + index;
-            Ok((rank, hub.attach(rank)?))
+            Ok((rank, hub.attach(rank, self.shared.rank)?))
         };
         self.shared.peers.iter().enumerate().map(join).collect()
     }
@@ -365,19 +368,18 @@ impl Peers {
     }
 
     /// Tells the peers that this node has failed.
-    pub(crate) fn failed(&self, rank: usize, error: &Error) {
-        let message = serde_json::to_vec(&Failure::new(rank, error)).unwrap_or_default();
+    pub(crate) fn failed(&self, error: &Error) {
+        let message = self.shared.failure(error);
         let mut unserved = Vec::new();
         for peer in &self.shared.peers {
             let mut state = peer.state.lock();
             if state.is_served {
                 // Before the thread that serves it sees that it may end.
-                let failed = (Frame::new(Kind::Failed), message.clone());
-                state.outbox.push_back(failed);
+                state.close(message.clone());
             } else {
                 unserved.push(peer);
+                state.is_closing = true;
             }
-            state.is_closing = true;
             drop(state);
             peer.notify();
         }
@@ -402,6 +404,11 @@ impl Shared {
             return Ok(());
         }
         self.transport.send(peer.position, payload, deadline)
+    }
+
+    /// Describes a failure of this node for others.
+    fn failure(&self, error: &Error) -> Vec<u8> {
+        serde_json::to_vec(&Failure::new(self.rank, error)).unwrap_or_default()
     }
 
     fn receive_frame(&self, peer: &Peer, deadline: Instant) -> Result<Frame> {

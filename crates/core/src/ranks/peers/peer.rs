@@ -57,6 +57,15 @@ pub(super) struct Unfilled {
     pub(super) missing: u64,
 }
 
+impl PeerState {
+    /// Queues the failure of this node, as the last message.
+    pub(super) fn close(&mut self, failure: Vec<u8>) {
+        let failed = (Frame::new(Kind::Failed), failure);
+        self.outbox.push_back(failed);
+        self.is_closing = true;
+    }
+}
+
 impl Peer {
     pub(super) fn notify(&self) {
         if let Some(wake) = self.wake.get() {

@@ -193,7 +193,8 @@ impl Serving<'_> {
         Ok(())
     }
 
-    /// Sends the claimed bytes that are filled. Returns whether there were any.
+    /// Sends the claimed bytes that are filled, and queues the failure if some never will be.
+    /// Returns whether there was any.
     fn send_filled(&mut self) -> Result<bool> {
         let mut has_sent = false;
         for piece in std::mem::take(&mut self.waiting) {
@@ -213,8 +214,14 @@ impl Serving<'_> {
                     };
                     self.send(gone, &[])?;
                 }
-                // The reads of this node have failed, and the peers are told by them.
-                Availability::Failed(_) => {}
+                Availability::Failed(error) => {
+                    let mut state = self.peer.state.lock();
+                    // The reads of this node may have told the peer already.
+                    if !state.is_closing && !state.needs_nothing {
+                        state.close(self.shared.failure(&error));
+                        has_sent = true;
+                    }
+                }
             }
         }
         Ok(has_sent)
@@ -245,7 +252,77 @@ impl Serving<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use crossbeam_channel::{Sender, unbounded};
+
     use super::*;
+    use crate::ranks::channel::Channel;
+    use crate::ranks::link::Joining;
+    use crate::ranks::messages::{Failure, RankPlan, RegionOrigin, Request};
+    use crate::ranks::peers::Peers;
+    use crate::ranks::peers::frame::FRAME_BYTES;
+    use crate::ranks::transport::Transport;
+
+    /// Longer than anything here takes.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Transport that passes on everything that is sent.
+    #[derive(Debug)]
+    struct Sent(Sender<Vec<u8>>);
+
+    impl Transport for Sent {
+        fn send(&self, _to: usize, bytes: &[u8], _deadline: Instant) -> Result<()> {
+            self.0.send(bytes.to_vec()).expect("the test waits");
+            Ok(())
+        }
+
+        fn receive(&self, _from: usize, _bytes: &mut [u8], _deadline: Instant) -> Result<()> {
+            unreachable!("this thread only sends")
+        }
+    }
+
+    #[test]
+    fn loss_of_hub_is_told_to_peer() {
+        let (own, hub) = Channel::pair().expect("sockets");
+        let joining = Joining::join_own((own, 4), 9, &Request::default()).expect("open");
+        let region = RegionOrigin {
+            shard: 0,
+            offset: 0,
+            len: 100,
+            filled_bytes: 100,
+        };
+        let plan = RankPlan {
+            regions: vec![region],
+            ..RankPlan::default()
+        };
+        let link = Link::begin(joining, &plan, &[1], false).expect("a thread");
+        let (sender, sent) = unbounded();
+        let peers = Peers::new(Arc::new(Sent(sender)), 4, &[4, 6]);
+        let claim = (7, 0, vec![0..10, 20..30]);
+        peers.shared.peers[0].state.lock().wanted.push_back(claim);
+        let served = Served(vec![ServedRange {
+            source: 0,
+            range: 0..100,
+            region: 0,
+            offset: 0,
+        }]);
+        std::thread::spawn(move || run(&peers.shared, 0, link, served));
+        drop(hub);
+        let receive = || sent.recv_timeout(PATIENCE).expect("the thread sends");
+        let frame = || {
+            let bytes: [u8; FRAME_BYTES] = receive().try_into().expect("a frame");
+            Frame::decode(&bytes).expect("a frame")
+        };
+        let mut kind = Kind::Alive;
+        while kind == Kind::Alive {
+            kind = frame().kind;
+        }
+        assert_eq!(kind, Kind::Failed);
+        let failure: Failure = serde_json::from_slice(&receive()).expect("a failure");
+        assert_eq!(failure.error().ranks(), [4]);
+        assert_eq!(frame().kind, Kind::Bye);
+    }
 
     fn served() -> Served {
         let served = |source, range, region, offset| ServedRange {
