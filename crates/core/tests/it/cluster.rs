@@ -5,7 +5,9 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
+use tload::ranks::Transport;
 use tload::testing::{Network, nodes_as_threads};
 use tload::{
     ErrorKind, Group, Loader, Options, Order, Report, Selection, Share, Slice, Steps, Tensor,
@@ -13,6 +15,7 @@ use tload::{
 };
 
 use crate::files::{assert_all, even, folder, location, options, write, write_manifest};
+use crate::seccomp::refuse;
 use crate::sharing::{Loaded, all_good, assert_alone, load_in, matrices, of_group, two_shards};
 
 const MIB: u64 = 1 << 20;
@@ -237,6 +240,57 @@ fn load_while(
         let loaded = ranks.into_iter();
         loaded.map(|rank| rank.join().expect("no panic")).collect()
     })
+}
+
+/// Rank on whose thread no other one can be started once it connects to other nodes.
+#[derive(Debug)]
+struct WithoutThreads(Arc<dyn Group>);
+
+impl Group for WithoutThreads {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn exchange(&self, message: &[u8], deadline: Instant) -> tload::Result<Vec<Vec<u8>>> {
+        self.0.exchange(message, deadline)
+    }
+
+    fn transport(
+        &self,
+        leaders: &[usize],
+        deadline: Instant,
+    ) -> tload::Result<Option<Arc<dyn Transport>>> {
+        // Which of them the C library uses depends on its age.
+        for call in [libc::SYS_clone3, libc::SYS_clone] {
+            refuse(call, libc::EAGAIN);
+        }
+        self.0.transport(leaders, deadline)
+    }
+
+    fn simulated_node(&self) -> Option<usize> {
+        self.0.simulated_node()
+    }
+}
+
+#[test]
+fn leader_without_threads_is_an_error_of_every_node() {
+    let folder = folder();
+    two_shards(folder.path(), 13);
+    let (mut group, _) = nodes_as_threads(2, 2);
+    group[0] = Arc::new(WithoutThreads(Arc::clone(&group[0])));
+    let loaded = load_in(group, folder.path(), |_, it| across(it, |_| ()));
+    for (rank, loaded) in loaded.into_iter().enumerate() {
+        let error = loaded.expect_err("fails");
+        assert_eq!(error.ranks(), [0], "{rank}: {error}");
+        // On a busy machine, the other node may see the end of the connection only.
+        if rank < 2 {
+            assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{rank}: {error}");
+        }
+    }
 }
 
 fn small(loader: Loader) -> Loader {

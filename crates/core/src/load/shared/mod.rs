@@ -88,15 +88,16 @@ impl Loader {
             }
             Role::Follower(joining) => (joining, None),
             Role::Leader(hub, joining) => {
+                let mut closing = Closing(Some(&hub));
                 let led = self.lead(&hub, &**group, nodes, deadline);
                 let reader = led.map_err(|error| {
                     hub.failed(group.rank(), &error);
-                    hub.close();
                     match error.ranks() {
                         [] => error.with_ranks([group.rank()]),
                         _ => error,
                     }
                 })?;
+                closing.0 = None;
                 (joining, Some(reader))
             }
         };
@@ -304,6 +305,17 @@ impl Loader {
             })
         };
         request.tensors.iter().map(want).collect()
+    }
+}
+
+/// Closes the hub of a load that does not begin, so that the other ranks do not wait for it.
+struct Closing<'a>(Option<&'a Hub>);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        if let Some(hub) = self.0 {
+            hub.close();
+        }
     }
 }
 

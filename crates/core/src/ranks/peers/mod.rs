@@ -18,9 +18,11 @@ mod receiving;
 mod serving;
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use frame::{FRAME_BYTES, Frame, Kind, PAYLOAD_MAX, encode_ranges};
@@ -159,7 +161,7 @@ impl Peers {
     /// # Errors
     ///
     /// The failure of a peer; [`ErrorKind::Peer`] for one that is lost, or sends nothing by the
-    /// `deadline`.
+    /// `deadline`; [`ErrorKind::OutOfMemory`] for threads.
     pub(crate) fn exchange(
         &self,
         ranges: &[(usize, Range<u64>)],
@@ -168,15 +170,20 @@ impl Peers {
         let message = serde_json::to_vec(ranges).map_err(|error| {
             Error::new(ErrorKind::InvalidRequest, "cannot describe the load").with_source(error)
         })?;
-        let shared = &*self.shared;
+        let (shared, message) = (&*self.shared, &message);
         std::thread::scope(|scope| {
-            let sending = (shared.peers.iter()).map(|peer| {
-                scope.spawn(|| shared.send(peer, Frame::new(Kind::Wants), &message, deadline))
+            let sending = shared.peers.iter().map(|peer| {
+                let send = move || shared.send(peer, Frame::new(Kind::Wants), message, deadline);
+                Builder::new().spawn_scoped(scope, send)
             });
-            let sending: Vec<_> = sending.collect();
-            let receiving = (shared.peers.iter())
-                .map(|peer| scope.spawn(move || shared.receive_wants(peer, deadline)));
-            let receiving: Vec<_> = receiving.collect();
+            let sending = sending.collect::<io::Result<Vec<_>>>();
+            let sending = sending.map_err(Error::cannot_start_thread)?;
+            let receiving = shared.peers.iter().map(|peer| {
+                let receive = move || shared.receive_wants(peer, deadline);
+                Builder::new().spawn_scoped(scope, receive)
+            });
+            let receiving = receiving.collect::<io::Result<Vec<_>>>();
+            let receiving = receiving.map_err(Error::cannot_start_thread)?;
             let bug = || Error::new(ErrorKind::Io, "a thread of the exchange panicked");
             let received = receiving
                 .into_iter()
@@ -195,11 +202,15 @@ impl Peers {
         let deadline = Instant::now() + FAREWELL;
         std::thread::scope(|scope| {
             for peer in peers {
-                scope.spawn(move || {
+                let tell = move || {
                     let failed = Frame::new(Kind::Failed);
                     // They may have failed themselves.
                     let _ = self.shared.send(peer, failed, message, deadline);
-                });
+                };
+                if Builder::new().spawn_scoped(scope, tell).is_err() {
+                    // No thread is left: one after the other.
+                    tell();
+                }
             }
         });
     }
@@ -258,7 +269,7 @@ impl Peers {
         for (index, (link, served)) in links.into_iter().zip(served).enumerate() {
             let rank = shared.peers[index].rank;
             let (serving, receiving) = (Arc::clone(shared), Arc::clone(shared));
-            let spawn = |name: String| std::thread::Builder::new().name(name);
+            let spawn = |name: String| Builder::new().name(name);
             // The guards outlive the connections, which the process must not end before.
             let guard = ServingGuard::new();
             // Nothing else sends to it from now on.
