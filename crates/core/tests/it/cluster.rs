@@ -7,11 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tload::ranks::Transport;
 use tload::testing::{Network, nodes_as_threads};
 use tload::{
     ErrorKind, Group, Loader, Options, Order, Report, Selection, Share, Slice, Steps, Tensor,
-    Verify,
+    Transport, Verify,
 };
 
 use crate::files::{assert_all, even, folder, location, options, write, write_manifest};

@@ -298,7 +298,16 @@ impl Reader {
         };
         let started = lane::start(lanes, &open_sink, events);
         // The lanes end by themselves: the hub serves the other ranks also when this one is done.
-        started.map(drop).map_err(Refused::joined)
+        started.map(drop).map_err(|refused| self.refused(refused))
+    }
+
+    /// Ends a load of which a lane did not start. Waits for none of the others, which may be
+    /// blocked in storage.
+    fn refused(&self, refused: Refused) -> Error {
+        for _ in 0..refused.missing {
+            self.lane_ended(&Err(refused.error.again()));
+        }
+        refused.error
     }
 
     /// Starts no more reads.
@@ -403,5 +412,89 @@ impl Publisher for Reader {
 impl std::fmt::Debug for Reader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Reader").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::format::Dtype;
+    use crate::options::Location;
+    use crate::plan::{self, ShareRules};
+    use crate::ranks::Group;
+    use crate::ranks::agreement::Hello;
+    use crate::ranks::messages::Request;
+    use crate::ranks::node::{self, Node, Role, Scope};
+    use crate::testing::fixtures::FileBuilder;
+    use crate::testing::ranks_as_threads;
+
+    /// Longer than two threads take to meet.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Lets two ranks join, and returns the hub of the first, which leads its node.
+    fn hub(group: &[Arc<dyn Group>]) -> Hub {
+        let join = |group: &Arc<dyn Group>| -> Node {
+            let (hello, request) = (Hello::new(Vec::new(), Vec::new()), Request::default());
+            let deadline = Instant::now() + PATIENCE;
+            let joined = node::join(&**group, hello, &request, Scope::Cluster, deadline);
+            joined.expect("one process")
+        };
+        let leader = thread::scope(|scope| {
+            let other = scope.spawn(|| join(&group[1]));
+            let leader = join(&group[0]);
+            other.join().expect("no panic");
+            leader
+        });
+        match leader.role {
+            Role::Leader(hub, _) => hub,
+            Role::Follower(_) | Role::Alone => unreachable!("threads of one process share"),
+        }
+    }
+
+    /// Plans the reads of one tensor that two ranks want.
+    fn reader(hub: &Hub, across: Option<&Across>) -> Arc<Reader> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = FileBuilder::new().tensor("w", Dtype::U8, &[4], b"good");
+        std::fs::write(folder.path().join("model.safetensors"), file.build()).expect("room");
+        let loader = Loader::open(&Location::from_path(folder.path())).expect("opens");
+        let want = RankWant {
+            tensor: 0,
+            source: 0,
+            range: loader.checkpoint().tensors()[0].file_range(),
+            strides: None,
+            whole: true,
+        };
+        let rules = ShareRules {
+            all: true,
+            alignment: 4096,
+            gap_bytes: 0,
+        };
+        let shared = plan::share(&[vec![want.clone()], vec![want]], &rules);
+        Reader::new(&loader, &shared, hub.clone(), (0, 2), across).expect("opens")
+    }
+
+    /// One lane has begun a read that never completes; another lane could not be started.
+    #[test]
+    fn rejected_reads_do_not_wait_for_hung_lane() {
+        let hub = hub(&ranks_as_threads(2));
+        let reader = reader(&hub, None);
+        reader.lanes.store(2, Ordering::SeqCst);
+        let (never, hung) = channel::<()>();
+        let lane = thread::spawn(move || {
+            let _ = hung.recv();
+        });
+        let told = reader.refused(Refused {
+            error: Error::new(ErrorKind::OutOfMemory, "no more threads"),
+            threads: vec![lane],
+            missing: 1,
+        });
+        assert_eq!(told.message(), "no more threads");
+        assert_eq!(reader.lanes.load(Ordering::SeqCst), 1);
+        drop(never);
+        hub.close();
     }
 }
