@@ -36,7 +36,7 @@ mod wire;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use local::LocalGroup;
 pub use node::give_up;
@@ -44,6 +44,9 @@ pub use serving::finish_serving;
 pub use transport::Transport;
 
 use crate::error::Result;
+
+/// Longest timeout; a longer one counts as none.
+const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);
 
 /// Largest message of [`Group::exchange`], bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;

@@ -6,7 +6,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::Group;
 use super::agreement::{Hello, NodeChoice, compare, compare_node};
 use super::channel::{Channel, Listener};
 use super::holdings::NODE_RANKS_MAX;
@@ -14,6 +13,7 @@ use super::hub::Hub;
 use super::link::Joining;
 use super::messages::{Failure, Request};
 use super::payload;
+use super::{Group, TIMEOUT_MAX};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Options;
 
@@ -57,7 +57,8 @@ pub(crate) fn join_timeout(options: &Options) -> Duration {
 /// Returns the time by which all ranks must have begun a load that this one began at `started`.
 pub(crate) fn join_deadline(options: &Options, started: Instant) -> Instant {
     let timeout = join_timeout(options);
-    started + options.timeout.map_or(timeout, |all| all.min(timeout))
+    let timeout = options.timeout.map_or(timeout, |all| all.min(timeout));
+    started + timeout.min(TIMEOUT_MAX)
 }
 
 /// Tells the other ranks of `group` that this one does not begin the load that they are about to
@@ -276,4 +277,19 @@ fn exchange<T: serde::Serialize + serde::de::DeserializeOwned>(
         })
     };
     messages.iter().enumerate().map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_timeout_has_a_deadline() {
+        let options = Options {
+            join_timeout: Some(Duration::MAX),
+            ..Options::default()
+        };
+        let started = Instant::now();
+        assert_eq!(join_deadline(&options, started), started + TIMEOUT_MAX);
+    }
 }

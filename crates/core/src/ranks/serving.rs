@@ -3,6 +3,7 @@
 use std::sync::{Arc, Condvar, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::TIMEOUT_MAX;
 use crate::sync::per_process::PerProcess;
 
 /// Threads of this process that serve other ranks: a forked child has none of them.
@@ -40,7 +41,7 @@ impl Drop for ServingGuard {
 /// A process that leads a node and exits before takes the memory of the ranks that it still reads
 /// for with it: they fail with [`crate::ErrorKind::Peer`], or read for themselves.
 pub fn finish_serving(timeout: Duration) -> bool {
-    let deadline = Instant::now() + timeout;
+    let deadline = Instant::now() + timeout.min(TIMEOUT_MAX);
     let mut serving = SERVING.lock();
     let ended = Arc::clone(&serving.ended);
     while serving.threads > 0 {
@@ -52,4 +53,14 @@ pub fn finish_serving(timeout: Duration) -> bool {
         serving = waited.unwrap_or_else(PoisonError::into_inner).0;
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_timeout_is_waited_for() {
+        assert!(finish_serving(Duration::MAX));
+    }
 }

@@ -25,7 +25,7 @@ use self::server::Server;
 use self::socket_file::SocketFile;
 use self::verdict::Verdict;
 use self::wire::{Frame, Frames, Hello, VERSION};
-use super::{Group, MESSAGE_BYTES_MAX};
+use super::{Group, MESSAGE_BYTES_MAX, TIMEOUT_MAX};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock::{Condvar, Mutex};
 
@@ -34,9 +34,6 @@ const SIZE_MAX: usize = 1024;
 
 /// Time beyond a deadline in which rank 0 can still say which ranks are missing.
 const VERDICT_GRACE: Duration = Duration::from_secs(2);
-
-/// Longest timeout that is told apart from none.
-const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);
 
 /// Group of processes of one node, of one user, that meet at the path of a Unix socket.
 ///

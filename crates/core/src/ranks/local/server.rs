@@ -13,14 +13,12 @@ use super::connection::{Connection, wait};
 use super::gather::{Answer, Gather};
 use super::verdict::Verdict;
 use super::wire::{Frame, Frames};
+use crate::ranks::TIMEOUT_MAX;
 use crate::ranks::process::Process;
 
 /// Time for the last answers to leave after rank 0's end: ranks that wait read at once, a stopped
 /// one must not delay it for long.
 const DRAIN_MAX: Duration = Duration::from_secs(2);
-
-/// Furthest deadline that is told apart from none.
-const DEADLINE_MAX: Duration = Duration::from_secs(1 << 30);
 
 pub(super) struct Server {
     /// Closed when accepting has failed.
@@ -195,7 +193,7 @@ impl Client {
                 true
             }
             (Frame::Message { remaining, bytes }, Some(rank)) => {
-                let deadline = Instant::now() + remaining.min(DEADLINE_MAX);
+                let deadline = Instant::now() + remaining.min(TIMEOUT_MAX);
                 gather.take(rank, bytes, deadline)
             }
             // Follows the hello of a process that was turned away.
