@@ -5,7 +5,7 @@ use std::ops::Range;
 use rustix::param::page_size;
 
 use super::destinations::Destinations;
-use super::groups::Sources;
+use super::groups::{Group, Sources};
 use super::shares::Shares;
 use crate::checkpoint::{Checkpoint, ShardSource};
 use crate::error::{Error, ErrorKind, Result};
@@ -55,7 +55,14 @@ pub(super) fn layouts(
             // Other ranks may read the bytes between.
             hints.gap_bytes = 0;
         }
-        layout(&hints, options, staged)
+        let mut layout = layout(&hints, options, staged);
+        let group = &sources.groups()[sources.members()[source].group];
+        if matches!(group, Group::Shared(_) | Group::Remote(_)) {
+            // No reads of files: an extent is one message from another node, whose length is
+            // limited, or a slot of each rank.
+            layout.extent_bytes = layout.extent_bytes.min(hints.extent_bytes);
+        }
+        layout
     };
     (0..sources.members().len()).map(layout).collect()
 }
@@ -172,4 +179,39 @@ pub(super) fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Re
         .with_hint("raise ‹extent_bytes›, or select fewer tensors"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::RemoteSource;
+    use crate::format::Dtype;
+    use crate::load::groups::{RemoteSources, SharedRegions};
+    use crate::options::Location;
+    use crate::testing::fixtures::FileBuilder;
+
+    #[test]
+    fn longest_extents_apply_to_files_only() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = FileBuilder::new().tensor("w", Dtype::U8, &[4], b"good");
+        std::fs::write(folder.path().join("model.safetensors"), file.build()).expect("room");
+        let location = Location::from_path(folder.path());
+        let checkpoint = Checkpoint::open(&location).expect("opens");
+        let options = Options {
+            extent_bytes: Some(1 << 30),
+            ..Options::default()
+        };
+        let (own, _) = own_shards(&checkpoint, checkpoint.tensors(), |_| true);
+        let mut sources = Sources::open(own, &options, false).expect("opens");
+        sources.add_shared(SharedRegions::new(&[(0, 0)], checkpoint.shards(), false));
+        let remote = RemoteSource {
+            owner: 1,
+            shard: 0,
+            end: 4,
+        };
+        sources.add_remote(RemoteSources::new(vec![remote], checkpoint.shards()));
+        let layouts = layouts(&sources, None, &options, false).into_iter();
+        let lengths: Vec<_> = layouts.map(|layout| layout.extent_bytes).collect();
+        assert_eq!(lengths, [1 << 30, 4 << 20, 4 << 20]);
+    }
 }
