@@ -100,15 +100,15 @@ impl PublishedPool {
         let wanted = Mapping::charge(len);
         let (memory, evicted) = {
             let mut state = self.0.state.lock();
-            match state.take_fitting(wanted) {
-                Some(memory) => {
-                    state.recycled += 1;
-                    (Some(memory), Vec::new())
-                }
-                None => match state.make_room(wanted as u64, self.0.limit) {
+            if let Some(memory) = state.take_fitting(wanted) {
+                state.recycled += 1;
+                (Some(memory), Vec::new())
+            } else {
+                let is_scarce = SharedMemory::takes_many_descriptors();
+                match state.make_room(wanted as u64, self.0.limit, is_scarce) {
                     Some(evicted) => (None, evicted),
                     None => return Ok(None),
-                },
+                }
             }
         };
         // Without the lock: that can take a while.
@@ -183,15 +183,20 @@ impl State {
         Some(self.free.swap_remove(index))
     }
 
-    /// Charges `wanted` bytes, and removes as much free memory as they need. `None` if that is not
-    /// enough. The first region may exceed the window, but not `limit`.
-    fn make_room(&mut self, wanted: u64, limit: u64) -> Option<Vec<SharedMemory>> {
+    /// Charges `wanted` bytes, and removes as much free memory as they need, or one if descriptors
+    /// are scarce: each memory has one. `None` if that is not enough. The first region may exceed
+    /// the window, but not `limit`.
+    fn make_room(&mut self, wanted: u64, limit: u64, is_scarce: bool) -> Option<Vec<SharedMemory>> {
         let used = self.charged - bytes_of(&self.free);
         let room = if used == 0 { limit } else { self.window };
-        if used + wanted > room || (used > 0 && SharedMemory::takes_many_descriptors()) {
+        if used + wanted > room || (used > 0 && is_scarce && self.free.is_empty()) {
             return None;
         }
         let mut evicted = Vec::new();
+        if is_scarce && let Some(memory) = self.free.pop() {
+            self.charged -= memory.len() as u64;
+            evicted.push(memory);
+        }
         while self.charged + wanted > room {
             let memory = self.free.pop()?;
             self.charged -= memory.len() as u64;
@@ -287,6 +292,24 @@ mod tests {
         drop(small);
         let large = region(&pool, 2 * PAGE).expect("takes the place of the free memory");
         assert_eq!(pool.usage().charged, large.len() as u64);
+    }
+
+    #[test]
+    fn free_memory_that_is_too_small_gives_its_descriptor() {
+        let pool = pool(8 * PAGE, 8 * PAGE);
+        let used = region(&pool, PAGE).expect("fits");
+        let small = region(&pool, PAGE).expect("fits");
+        small.lend();
+        small.allow_reuse();
+        drop(small);
+        let mut state = pool.0.state.lock();
+        let (wanted, limit) = (2 * PAGE as u64, pool.0.limit);
+        let evicted = state.make_room(wanted, limit, true).expect("one is free");
+        assert_eq!((evicted.len(), state.free.len()), (1, 0));
+        assert_eq!(state.charged, 3 * PAGE as u64);
+        assert!(state.make_room(wanted, limit, true).is_none());
+        drop(state);
+        drop(used);
     }
 
     #[test]
