@@ -255,7 +255,7 @@ fn shows(prepared: &Prepared, shared: &SharedSources) -> Vec<Option<usize>> {
 }
 
 /// Returns the pool of a leader's reads, within its budget, and the memory that they take place in
-/// if that is not the pool's.
+/// if that is not the pool's. Notifies `events` whenever memory comes back.
 ///
 /// A device needs four times the requests for shared memory of small pages: what it reads goes into
 /// private memory, and is copied. (8 threads, 2 GB/s, 2026-11, `benches/results/`: 0.50 s per GiB
@@ -267,6 +267,7 @@ fn shows(prepared: &Prepared, shared: &SharedSources) -> Vec<Option<usize>> {
 pub(crate) fn published(
     prepared: &Prepared,
     options: &Options,
+    events: Arc<EventCount>,
 ) -> Result<(PublishedPool, Option<Arc<Slab>>)> {
     let group = cgroup_memory(Path::new("/"));
     let demand = Demand {
@@ -294,10 +295,9 @@ pub(crate) fn published(
         None => demand.host(Some(0), false, options)?,
     };
     let window = WINDOW_BYTES.max(demand.in_flight.saturating_mul(2));
-    let events = Arc::<EventCount>::default();
-    let pool = PublishedPool::new(budget.pool, window, Arc::clone(&events));
     let slab = (budget.slots > 0).then(|| staging(budget, None, &events));
-    Ok((pool, slab.transpose()?))
+    let slab = slab.transpose()?;
+    Ok((PublishedPool::new(budget.pool, window, events), slab))
 }
 
 fn staging_report(slab: &Slab) -> Option<StagingReport> {

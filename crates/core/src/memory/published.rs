@@ -75,11 +75,6 @@ impl PublishedPool {
         }))
     }
 
-    /// Returns the event count that is notified whenever memory comes back.
-    pub fn events(&self) -> &Arc<EventCount> {
-        &self.0.events
-    }
-
     /// Returns what the pool has made.
     pub fn usage(&self) -> PublishedUsage {
         let state = self.0.state.lock();

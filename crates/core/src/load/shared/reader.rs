@@ -108,8 +108,10 @@ impl Reader {
         let given = loader.expectations.as_ref();
         let check = verify::check(checkpoint, tensors, given, &options.verify, options.timeout)
             .inspect_err(|error| forget_wrong(&prepared.sources, error))?;
-        let (pool, slab) = published(&prepared, &options)?;
-        let events = Arc::clone(pool.events());
+        // Those that the lane for other nodes waits for: it claims more once there is memory.
+        let events = peers.as_ref().map(|peers| Arc::clone(peers.events()));
+        let events = events.unwrap_or_default();
+        let (pool, slab) = published(&prepared, &options, Arc::clone(&events))?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
         let origins = vec![LeaseOrigin::Published(pool.clone())];
         let plan = Arc::clone(&prepared.plan);
@@ -430,7 +432,7 @@ mod tests {
     use crate::ranks::messages::Request;
     use crate::ranks::node::{self, Node, Role, Scope};
     use crate::testing::fixtures::FileBuilder;
-    use crate::testing::ranks_as_threads;
+    use crate::testing::{nodes_as_threads, ranks_as_threads};
 
     /// Longer than two threads take to meet.
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -443,12 +445,13 @@ mod tests {
             let joined = node::join(&**group, hello, &request, Scope::Cluster, deadline);
             joined.expect("one process")
         };
-        let leader = thread::scope(|scope| {
+        let (leader, other) = thread::scope(|scope| {
             let other = scope.spawn(|| join(&group[1]));
-            let leader = join(&group[0]);
-            other.join().expect("no panic");
-            leader
+            (join(&group[0]), other.join().expect("no panic"))
         });
+        if let Role::Leader(hub, _) = other.role {
+            hub.close();
+        }
         match leader.role {
             Role::Leader(hub, _) => hub,
             Role::Follower(_) | Role::Alone => unreachable!("threads of one process share"),
@@ -495,6 +498,20 @@ mod tests {
         assert_eq!(told.message(), "no more threads");
         assert_eq!(reader.lanes.load(Ordering::SeqCst), 1);
         drop(never);
+        hub.close();
+    }
+
+    #[test]
+    fn memory_that_comes_back_wakes_lane_of_other_nodes() {
+        let (group, _network) = nodes_as_threads(2, 1);
+        let hub = hub(&group);
+        let across = Across::connect(&*group[0], &[0, 1], Instant::now() + PATIENCE);
+        let across = across.expect("connects").expect("has a network");
+        let reader = reader(&hub, Some(&across));
+        let region = reader.pool.try_region(4, 1).expect("memory").expect("fits");
+        let seen = across.peers.events().count();
+        drop(region);
+        assert_ne!(across.peers.events().count(), seen);
         hub.close();
     }
 }

@@ -109,7 +109,7 @@ struct Shared {
     /// Claims that have ended.
     received: Mutex<Vec<Received>>,
     /// Notified when a claim has ended.
-    events: EventCount,
+    events: Arc<EventCount>,
     /// Until nothing more is received.
     listener: Mutex<Option<Listener>>,
     /// Threads that receive, and the one that starts them.
@@ -139,7 +139,7 @@ impl Peers {
             transport,
             peers: others.map(peer).collect(),
             received: Mutex::default(),
-            events: EventCount::default(),
+            events: Arc::default(),
             listener: Mutex::default(),
             receiving: AtomicUsize::new(0),
             is_unverified: AtomicBool::new(false),
@@ -299,7 +299,7 @@ impl Peers {
     }
 
     /// Returns the count that changes when a claim has ended.
-    pub(crate) fn events(&self) -> &EventCount {
+    pub(crate) fn events(&self) -> &Arc<EventCount> {
         &self.shared.events
     }
 
