@@ -25,8 +25,8 @@ pub(crate) use named::named;
 pub use nearest::nearest_name;
 use option_names::MarkedText;
 pub use printable::printable;
-pub(crate) use printable::shortened;
 use printable::{MESSAGE_BYTES_MAX, boundary_before, cut_at, fit, shown};
+pub(crate) use printable::{cut, shortened};
 
 /// `Result` with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -62,7 +62,7 @@ pub(super) fn shown(location: impl fmt::Display) -> String {
 }
 
 /// Truncates `text` at a character boundary near `bytes_max` and appends its full length.
-fn cut(text: &str, bytes_max: usize) -> Cow<'_, str> {
+pub(crate) fn cut(text: &str, bytes_max: usize) -> Cow<'_, str> {
     if text.len() <= bytes_max {
         return Cow::Borrowed(text);
     }

@@ -272,6 +272,21 @@ mod tests {
     }
 
     #[test]
+    fn reason_of_any_length_fits_into_message() {
+        for text in ["\u{1b}", "\"", "é"].map(|it| it.repeat(100_000)) {
+            let error = Error::new(ErrorKind::NotFound, &*text)
+                .with_location(&text)
+                .with_tensor(&*text)
+                .with_source(&*text)
+                .with_hint(&*text)
+                .with_ranks(0..500);
+            let hello = Hello::given_up(Failure::new(1, &error));
+            let message = serde_json::to_vec(&hello).expect("serializes");
+            assert!(message.len() <= crate::ranks::MESSAGE_BYTES_MAX);
+        }
+    }
+
+    #[test]
     fn times_of_change_count_on_one_node_only() {
         let hellos = [hello("", 1), hello("", 2), hello("", 1)];
         compare(&hellos).expect("equal contents");

@@ -4,8 +4,12 @@ use std::error::Error as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, cut};
 use crate::plan::Slice;
+
+/// Most bytes of each text of a failure: all of them fit into one message of a group, also if JSON
+/// escapes the names in them.
+const TEXT_BYTES_MAX: usize = 3 << 10;
 
 /// Request of a rank to the leader of its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,9 +73,11 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Describes an error that `rank` ran into, or has heard of from others.
+    /// Describes an error that `rank` ran into, or has heard of from others. Long texts are
+    /// truncated.
     pub(crate) fn new(rank: usize, error: &Error) -> Self {
         let is_own = error.ranks().is_empty();
+        let short = |text: &str| cut(text, TEXT_BYTES_MAX).into_owned();
         Self {
             ranks: if is_own {
                 vec![rank]
@@ -81,11 +87,11 @@ impl Failure {
             rank,
             is_own,
             kind: error.kind().name().to_owned(),
-            message: error.message().to_owned(),
-            location: error.location().map(str::to_owned),
-            tensor: error.tensor().map(str::to_owned),
-            hint: error.marked_hint(),
-            cause: error.source().map(ToString::to_string),
+            message: short(error.message()),
+            location: error.location().map(short),
+            tensor: error.tensor().map(short),
+            hint: error.marked_hint().as_deref().map(short),
+            cause: error.source().map(|cause| short(&cause.to_string())),
         }
     }
 
