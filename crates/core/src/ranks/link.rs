@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
+use rustix::io::Errno;
 
 use super::channel::{Channel, Peer};
 use super::messages::{Failure, RankPlan, RankStatistics, Request};
@@ -44,19 +45,28 @@ impl Joining {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Peer`] if the leader does not answer by the deadline.
+    /// [`ErrorKind::Peer`] if the leader does not answer by the deadline;
+    /// [`ErrorKind::OutOfMemory`] without descriptors.
     pub(super) fn join(
         (name, leader): (&str, usize),
         rank: usize,
         request: &Request,
         deadline: Instant,
     ) -> Result<Option<Self>> {
-        let Ok(channel) = Channel::connect(name) else {
-            return Ok(None);
-        };
-        let joining = Self::new(channel, leader);
-        joining.send(rank, request)?;
-        joining.accepted(deadline)
+        match Channel::connect(name) {
+            Ok(channel) => Self::new(channel, leader).ask(rank, request, deadline),
+            // No process of this node has the name, or one of another user.
+            Err(error) if is_any(&error, &[Errno::CONNREFUSED, Errno::PERM]) => Ok(None),
+            Err(error) => Err(cannot_send(error)),
+        }
+    }
+
+    /// Asks the leader to join it; `None` if it refuses.
+    fn ask(self, rank: usize, request: &Request, deadline: Instant) -> Result<Option<Self>> {
+        match self.send(rank, request) {
+            Ok(()) => self.accepted(deadline),
+            Err(error) => Err(cannot_send(error)),
+        }
     }
 
     /// Waits for the leader's answer; `None` if it refuses.
@@ -75,7 +85,7 @@ impl Joining {
         request: &Request,
     ) -> Result<Self> {
         let joining = Self::new(channel, leader);
-        joining.send(rank, request)?;
+        joining.send(rank, request).map_err(cannot_send)?;
         Ok(joining)
     }
 
@@ -87,11 +97,11 @@ impl Joining {
         }
     }
 
-    fn send(&self, rank: usize, request: &Request) -> Result<()> {
-        let request = payload::write(request).map_err(cannot_send)?;
+    fn send(&self, rank: usize, request: &Request) -> io::Result<()> {
+        let request = payload::write(request)?;
         let rank = u32::try_from(rank).expect("ranks are few");
         self.channel.post(Record::Join { rank }, Some(request));
-        self.channel.flush().map_err(cannot_send)?;
+        self.channel.flush()?;
         Ok(())
     }
 
@@ -512,11 +522,27 @@ fn add(ranges: &mut Vec<(usize, usize)>, mut from: usize, mut to: usize) {
 }
 
 fn cannot_send(error: io::Error) -> Error {
-    Error::new(ErrorKind::Peer, "cannot send to another rank").with_source(error)
+    failed("cannot send to another rank", error)
 }
 
 fn cannot_receive(error: io::Error) -> Error {
-    Error::new(ErrorKind::Peer, "cannot receive from another rank").with_source(error)
+    failed("cannot receive from another rank", error)
+}
+
+/// Returns the error for a failure of the connection. A lack of descriptors is a failure of this
+/// process, not the loss of the other rank.
+fn failed(what: &str, error: io::Error) -> Error {
+    if is_any(&error, &[Errno::MFILE, Errno::NFILE]) {
+        Error::new(ErrorKind::OutOfMemory, what)
+            .with_hint("use ‹share=none›, or allow more open files (ulimit -n)")
+            .with_source(error)
+    } else {
+        Error::new(ErrorKind::Peer, what).with_source(error)
+    }
+}
+
+fn is_any(error: &io::Error, errnos: &[Errno]) -> bool {
+    Errno::from_io_error(error).is_some_and(|errno| errnos.contains(&errno))
 }
 
 /// Returns the error for the loss of the leader.
@@ -527,4 +553,18 @@ fn lost(leader: usize, how: &str) -> Error {
     )
     .with_hint("see why it ended; ‹on_peer_loss=read› makes this rank read what is missing itself")
     .with_ranks([leader])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rank_without_descriptors_has_not_lost_its_leader() {
+        for errno in [Errno::MFILE, Errno::NFILE] {
+            let error = cannot_receive(errno.into());
+            assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+            assert!(error.hint().is_some_and(|hint| hint.contains("ulimit -n")));
+        }
+    }
 }

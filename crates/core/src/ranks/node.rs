@@ -4,6 +4,7 @@
 //! over a socket that is visible within one network namespace: the lowest rank to which that works
 //! is the leader.
 
+use std::error::Error as _;
 use std::time::{Duration, Instant};
 
 use super::agreement::{Hello, NodeChoice, compare, compare_node};
@@ -178,7 +179,10 @@ fn choose(
         Ok(listener) => listener,
         Err(reason) => return Ok((rank, Err(reason))),
     };
-    let refused = |error: Error| error.message().to_owned();
+    let refused = |error: Error| match error.source() {
+        Some(cause) => format!("{}: {cause}", error.message()),
+        None => error.message().to_owned(),
+    };
     Ok(match follow(earlier, rank, request, deadline) {
         Ok(Some((leader, joining))) => (leader, Ok(Role::Follower(joining))),
         Ok(None) => (rank, lead(listener, rank, request).map_err(refused)),

@@ -403,6 +403,18 @@ fn failure_of_leader_without_descriptors_reaches_other_ranks() {
 }
 
 #[test]
+fn rank_without_descriptors_fails_alone() {
+    let setting = Setting::new();
+    write_manifest(&setting.model());
+    let mut ranks = setting.group(2);
+    ranks[0].tell(&format!("load {LITTLE_AND_PATIENT}"));
+    ranks[1].tell(&format!("load {LITTLE_AND_PATIENT} full=2"));
+    let found = answers(&ranks);
+    assert!(found[0].starts_with("complete 0 "), "{found:?}");
+    assert!(found[1].starts_with("out_of_memory [] "), "{found:?}");
+}
+
+#[test]
 fn groups_load_again_and_beside_each_other() {
     let setting = Setting::new();
     let mut ranks = setting.group(2);
