@@ -61,10 +61,12 @@ impl Joining {
         }
     }
 
-    /// Asks the leader to join it; `None` if it refuses.
+    /// Asks the leader to join it; `None` if it refuses or is gone.
     fn ask(self, rank: usize, request: &Request, deadline: Instant) -> Result<Option<Self>> {
         match self.send(rank, request) {
             Ok(()) => self.accepted(deadline),
+            // It has closed its socket without accepting this rank.
+            Err(error) if is_any(&error, &[Errno::PIPE, Errno::CONNRESET]) => Ok(None),
             Err(error) => Err(cannot_send(error)),
         }
     }
@@ -558,6 +560,17 @@ fn lost(leader: usize, how: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ranks::channel::Listener;
+
+    #[test]
+    fn leader_that_closes_its_socket_does_not_lead() {
+        let listener = Listener::new("tload-").expect("a socket");
+        let channel = Channel::connect(listener.name()).expect("listens");
+        drop(listener);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let joined = Joining::new(channel, 0).ask(1, &Request::default(), deadline);
+        assert!(joined.expect("no error").is_none());
+    }
 
     #[test]
     fn rank_without_descriptors_has_not_lost_its_leader() {
