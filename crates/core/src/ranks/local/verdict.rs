@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Comparison, Error, ErrorKind};
+use crate::ranks::agreement::listed;
 
 /// Reason for which a group has failed, or for which rank 0 turns a process away.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,16 +102,6 @@ impl Verdict {
                 peer(&[0], message).with_hint("raise the limit of open files (ulimit -n) of rank 0")
             }
         }
-    }
-}
-
-/// Returns the ranks as text: `rank 3`, `ranks 3 and 5`, `ranks 1, 3 and 5`.
-fn listed(ranks: &[usize]) -> String {
-    let texts: Vec<_> = ranks.iter().map(ToString::to_string).collect();
-    match texts.split_last() {
-        Some((last, [])) => format!("rank {last}"),
-        Some((last, others)) => format!("ranks {} and {last}", others.join(", ")),
-        None => "no rank".to_owned(),
     }
 }
 
