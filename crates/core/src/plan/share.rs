@@ -9,7 +9,7 @@
 //!  read by    rank 0   rank 0 rank 1    the leader     each rank, or the leader: by cost
 //! ```
 //!
-//! The result depends on the wants alone, not on their order, so every rank computes the same one.
+//! The leader computes the result. It depends on the wants alone, not on their order.
 
 use std::ops::Range;
 

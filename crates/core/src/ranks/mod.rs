@@ -1,7 +1,8 @@
 //! Ranks: processes that load one checkpoint together.
 //!
 //! A [`Group`] says which ranks there are and carries a few small messages between them before a
-//! load. Everything else of a shared load stays on one node: sockets and shared memory.
+//! load. During the load, the ranks of one node use sockets and shared memory; the leaders of
+//! several nodes send each other bytes over a [`Transport`], if the group has one.
 
 #![cfg_attr(
     not(target_os = "linux"),
