@@ -444,7 +444,7 @@ impl Shared {
         self.events.notify();
     }
 
-    /// Takes what has come. Also returns whether nothing came for [`SILENCE`].
+    /// Receives pending messages. Also returns whether none arrived for [`SILENCE`].
     fn step(&self) -> Result<(Peer, bool)> {
         let mut waits = vec![(self.wake.as_fd(), PollFlags::IN)];
         waits.extend(self.channel.incoming());

@@ -74,7 +74,7 @@ impl Record {
         bytes
     }
 
-    /// Returns the record that `bytes` are, or `None` for bytes that are none.
+    /// Decodes a record; `None` if `bytes` are not a valid one.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; RECORD_BYTES] = bytes.try_into().ok()?;
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default());

@@ -32,7 +32,7 @@ use crate::ranks::node::{self, Role, Scope};
 use crate::report::GroupReport;
 use crate::storage::Source;
 
-/// Time that a rank may keep the others waiting if it can read by itself what they go on without.
+/// Time for which a slow rank may delay the others, if it can then read the missing bytes itself.
 const LAG: Duration = Duration::from_secs(1);
 
 /// Alignment of reads that the cost of interleaved reads is counted with, bytes.

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::sync::lock::{Condvar, Mutex};
 
-/// Tells the hub what the leader's reads do. Clones share the hub.
+/// Connection of the leader's reads to the hub, which reports their progress. Clones share the hub.
 #[derive(Clone, Debug)]
 pub(crate) struct Hub(Arc<Shared>);
 

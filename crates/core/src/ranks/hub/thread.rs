@@ -1,4 +1,5 @@
-//! The hub's thread: hears the ranks, and sends each of them what it needs.
+//! Thread of the hub: receives the messages of the ranks, and sends each rank the messages that it
+//! needs.
 
 use std::io;
 use std::ops::Range;

@@ -141,7 +141,7 @@ impl LocalGroup {
 
 fn check(rank: usize, size: usize) -> Result<()> {
     let error = if size == 0 {
-        Error::invalid_request("a group of 0 ranks; it needs 1 at least")
+        Error::invalid_request("a group of 0 ranks; a group needs at least 1")
     } else if size > SIZE_MAX {
         Error::invalid_request(format!(
             "a group of {size} ranks; one node can have {SIZE_MAX} at most"

@@ -102,7 +102,7 @@ impl Frame {
         bytes
     }
 
-    /// Returns the frame that `bytes` are, or `None` for bytes that are none.
+    /// Decodes a frame; `None` if `bytes` are not a valid one.
     pub(super) fn decode(bytes: &[u8; FRAME_BYTES]) -> Option<Self> {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default());
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());

@@ -1,4 +1,4 @@
-//! One of the other leaders: what has been asked of it, what it has asked, and its errors.
+//! State of one other leader: claims sent to it, claims received from it, and its errors.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;

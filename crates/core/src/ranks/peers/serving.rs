@@ -1,4 +1,4 @@
-//! Thread that sends everything that one peer is told: claims and news of this node, and the bytes
+//! Thread that sends all messages to one peer: claims and state changes of this node, and the bytes
 //! that the peer has claimed, out of shared regions.
 
 use std::collections::VecDeque;
