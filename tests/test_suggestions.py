@@ -126,7 +126,7 @@ def test_directory_without_weights_says_what_it_is(model: Path) -> None:
     pickles = model.parent / "pickles"
     pickles.mkdir()
     (pickles / "pytorch_model.bin").touch()
-    with pytest.raises(tload.NotFoundError, match=r'"pytorch_model\.bin" is of PyTorch: convert it'):
+    with pytest.raises(tload.NotFoundError, match=r'"pytorch_model\.bin" is a file of PyTorch: convert it'):
         tload.open(pickles)
 
 

@@ -102,7 +102,7 @@ mod tests {
                 &["config.json", "pytorch_model.bin"],
                 &[],
                 &[],
-                "\"pytorch_model.bin\" is of PyTorch: convert it to safetensors first",
+                "\"pytorch_model.bin\" is a file of PyTorch: convert it to safetensors first",
             ),
             (
                 &["consolidated.00.pth"],
@@ -114,7 +114,7 @@ mod tests {
                 &["llama.Q4_K_M.gguf"],
                 &["notes"],
                 &[],
-                "\"llama.Q4_K_M.gguf\" is of llama.cpp: convert it to safetensors first",
+                "\"llama.Q4_K_M.gguf\" is a file of llama.cpp: convert it to safetensors first",
             ),
             (
                 &["a.txt"],
