@@ -316,3 +316,14 @@ def test_model_outside_store_is_rejected_first(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not in an object store"):
         ObjectStorageModel(str(tmp_path), str(tmp_path / "target"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", ["", "/", "//", "/..", "link", "link/"])
+def test_root_directory_is_never_emptied(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+    monkeypatch.setattr("shutil.rmtree", removed.append)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("/")
+    with pytest.raises(ValueError, match="other than the root directory"):
+        ObjectStorageModel("s3://bucket/model", target)
+    assert removed == []

@@ -129,14 +129,19 @@ class ObjectStorageModel:
             s3_credentials: Options of S3. Default: from the environment.
 
         Raises:
-            ValueError: The source is not an object store.
+            ValueError: The source is not an object store, or the directory is the root directory or
+                has no name.
             OSError: The lock cannot be taken, or the directory cannot be made or emptied.
         """
         if kind_of(model_path) is Kind.FILE:
             message = f"{show(model_path)} is not in an object store: wanted a URL of s3://, gs:// or az://"
             raise InvalidRequestError(message)
         # A lock in the directory would be deleted with it.
-        self.dir = dst.rstrip("/") or "/"
+        self.dir = dst.rstrip("/")
+        # Its contents are deleted.
+        if not self.dir or Path(self.dir).resolve() == Path("/"):
+            message = f"dst is {dst!r}: wanted a directory for the model, other than the root directory"
+            raise InvalidRequestError(message)
         self._model_path = f"{model_path.rstrip('/')}/"
         self._credentials = s3_credentials
         self._mark = Path(self.dir, self.SENTINEL_NAME)
