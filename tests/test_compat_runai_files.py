@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,17 @@ def test_range_tensors_are_owned_by_caller(
         assert tensor.numpy().tobytes() == content[index * KIB : (index + 1) * KIB]
         tensor.fill_(0)
     assert file.read_bytes() == content
+
+
+def test_range_is_not_kept_while_the_next_one_is_read(runai: Any, file: Path) -> None:
+    with runai.FileStreamer() as streamer:
+        streamer.stream_files([runai.FileChunks.contiguous(0, str(file), 0, [KIB] * 2)])
+        chunks = streamer.get_chunks()
+        _, _, tensor = next(chunks)
+        kept = weakref.ref(tensor)
+        del tensor
+        assert kept() is None
+        assert len(list(chunks)) == 1
 
 
 def test_read_ahead_stays_within_limit(runai: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

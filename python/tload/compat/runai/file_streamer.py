@@ -190,12 +190,17 @@ class FileStreamer:
         reads, device = self._reads, self.device_str
         if reads is None:
             return
+
+        def chunk(read: tuple[Range, bytearray]) -> tuple[int, int, torch.Tensor]:
+            range, buffer = read
+            # `frombuffer` refuses empty buffers.
+            flat = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
+            tensor = flat.view(1, -1)
+            return range.id, range.index, tensor if device == "cpu" else tensor.to(device)
+
         try:
-            for range, buffer in reads:
-                # `frombuffer` refuses empty buffers.
-                flat = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
-                tensor = flat.view(1, -1)
-                yield range.id, range.index, tensor if device == "cpu" else tensor.to(device)
+            # Not a loop: its variables would keep a range while the next one is read.
+            yield from map(chunk, reads)
         finally:
             reads.close()
 
