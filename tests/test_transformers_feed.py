@@ -173,6 +173,24 @@ def test_close_cancels_stream_that_starts_meanwhile(
         assert not closes.is_alive()
 
 
+def test_part_of_a_tensor_that_is_dropped_meanwhile(checkpoint: tload.Checkpoint) -> None:
+    feed = feed_of(checkpoint)
+
+    class Name(str):
+        """Compared when the feed has found a kept tensor, and before it is used."""
+
+        __slots__ = ()
+
+        def __ne__(self, other: object) -> bool:
+            feed.close()
+            return not self == other
+
+        __hash__ = str.__hash__
+
+    whole = raw(feed.take_part(NAMES[0], slice(None)))
+    assert raw(feed.take_part(Name(NAMES[0]), slice(2, 9))) == whole[2:9]
+
+
 def test_the_order_of_use() -> None:
     names = [
         "model.layers.10.mlp.gate.weight",

@@ -118,9 +118,11 @@ class Feed:
 
     def take_part(self, name: str, index: Index) -> torch.Tensor:
         """Return a copy of a part of the tensor `name`. Other parts may be taken next."""
-        if self._divided is None or self._divided[0] != name:
-            self._divided = (name, self.take(name))
-        return self._divided[1][index].clone()
+        # Another thread may replace or drop the tensor that is kept.
+        divided = self._divided
+        if divided is None or divided[0] != name:
+            divided = self._divided = (name, self.take(name))
+        return divided[1][index].clone()
 
     def finish(self) -> None:
         """Take part in the loads of the windows that are left: other ranks may need them."""
