@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -81,6 +82,24 @@ def test_interrupted_connection_is_recorded_for_the_other_ranks(exchange: StoreE
         exchange.transport([0, 1], 10.0)
     assert b"rank 0 of 2 was interrupted" in exchange._store.get("failure")
     assert_failed(exchange)
+
+
+def test_last_rank_that_leaves_deletes_the_keys_of_all(
+    exchange: StoreExchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tload import _torch_group
+
+    _, size, store = _torch_group._members(None, None)
+    monkeypatch.setattr(_torch_group, "_members", lambda _distributed, _pg: (1, size, store))
+    ranks = [exchange, _torch_group.StoreExchange(None, None)]
+    counters = store.num_keys()
+    with ThreadPoolExecutor(size) as pool:
+        connected = list(pool.map(lambda rank: rank.transport([0, 1], 240.0), ranks))
+    assert None not in connected
+    ranks[0].close()
+    assert store.num_keys() > counters
+    ranks[1].close()
+    assert store.num_keys() == counters
 
 
 def test_rank_that_leads_no_node_may_leave_while_others_connect(exchange: StoreExchange) -> None:

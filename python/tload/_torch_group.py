@@ -92,11 +92,15 @@ class StoreExchange:
         # The store may be gone.
         with contextlib.suppress(RuntimeError):
             self._record(self._exchanges, [self.rank], f"rank {self.rank} of {self.size} has left the group")
+            # Others may still connect with this one: the last rank deletes them.
+            self._store.set(f"connected/{self.rank}", json.dumps(self._connected))
             if self._store.add("closed", 1) == self.size:
                 # A rank that failed may have sent one message more.
                 sent = range(max(self._exchanges - 2, 0), self._exchanges + 1)
                 messages = (_key(number, rank) for number in sent for rank in range(self.size))
-                for key in ("failure", "closed", *messages):
+                lists = [f"connected/{rank}" for rank in range(self.size)]
+                connected = (key for each in lists for key in json.loads(self._store.get(each)))
+                for key in ("failure", "closed", *messages, *connected, *lists):
                     self._store.delete_key(key)
 
     @contextlib.contextmanager
