@@ -21,6 +21,7 @@ import tload
 from conftest import require
 from files import Content, tile, write_checkpoint, write_file
 from servers import PATIENCE
+from tload import _tload
 from tload._checkpoint import show
 from tload.vllm import _lora, _settings, _weights
 
@@ -390,6 +391,18 @@ def test_url_signature_is_not_shown() -> None:
         list(tensors)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in show([url, url])
+
+
+def test_bytes_from_the_cache_are_logged(
+    s3: S3, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tests")
+    url = s3.put_folder("engines", "cached", folder)
+    store = {**s3.store, "cache_dir": str(tmp_path / "cache")}
+    dict(stream(url, {"store": store}))
+    assert _tload.finish_caching(240.0)
+    dict(stream(url, {"store": store}))
+    assert caplog.records[-1].getMessage().endswith(" from the cache of object stores")
 
 
 def put_adapter(s3: S3, name: str, config: bytes = b'{"peft_type": "LORA"}') -> None:

@@ -168,6 +168,7 @@ def _tell(report: tload.Report, shown: str, logger: logging.Logger) -> None:
         "through the page cache": report.buffered_bytes,
         "as views of the files": report.mapped_bytes,
         "from object stores": report.remote_bytes,
+        "from the cache of object stores": report.cached_bytes,
     }
     group = report.group
     if group is not None and group.share != "none":
