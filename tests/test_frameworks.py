@@ -13,7 +13,7 @@ import tload
 from capsules import look
 from conftest import require
 from files import BITS, Content, write_file
-from tload import _numpy, _tload, _torch
+from tload import _frameworks, _numpy, _tload, _torch
 
 Every = tuple[Path, dict[str, Content]]
 
@@ -149,6 +149,31 @@ def test_nothing_is_copied(every_dtype: Every) -> None:
         convert: Any = _torch.converter([], list)
         with pytest.raises(KeyError):
             convert(tensor)  # dtypes that were not checked are not converted
+
+
+@pytest.mark.parametrize(
+    ("options", "is_shared", "is_refused"),
+    [
+        (tload.Options(private=False), True, True),
+        (tload.Options(private=False), False, False),
+        (tload.Options(), True, False),
+        (tload.Options(cache="map", writable=False), False, True),
+    ],
+)
+def test_old_torch_refuses_read_only_memory_before_the_load(
+    *, options: tload.Options, is_shared: bool, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = require("torch")
+    monkeypatch.setattr(torch.Tensor, "__dlpack__", lambda self, stream=None: (self, stream))
+    make_converter = _frameworks.converters("torch", options, is_shared=is_shared)
+    if not is_refused:
+        make_converter([], list)
+        return
+    with pytest.raises(
+        tload.UnsupportedError, match="read-only view of a file or of memory that ranks share"
+    ) as caught:
+        make_converter([], list)
+    assert "private=True" in str(caught.value.hint)
 
 
 def test_views_share_their_memory(floats: Every) -> None:

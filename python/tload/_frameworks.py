@@ -29,10 +29,16 @@ def named(framework: Framework) -> Framework:
     return ALIASES.get(framework, framework) if isinstance(framework, str) else framework
 
 
-def converters(framework: object, options: Options) -> Callable[[Iterable[str], _torch.Infos], Converter]:
-    """Return a function that makes the converter for tensors with given dtypes."""
+def converters(
+    framework: object, options: Options, *, is_shared: bool = False
+) -> Callable[[Iterable[str], _torch.Infos], Converter]:
+    """Return a function that makes the converter for tensors with given dtypes.
+
+    With `is_shared`, ranks of a group may share the memory of tensors.
+    """
     if framework == "torch":
-        is_read_only = options.cache == "map" and not options.writable
+        is_view = options.cache == "map" and not options.writable
+        is_read_only = is_view or (is_shared and options.private is False)
         return functools.partial(_torch.converter, is_read_only=is_read_only)
     if framework == "numpy":
         return _numpy.converter

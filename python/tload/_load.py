@@ -92,7 +92,7 @@ def stream(
             `"np"` (`numpy.ndarray`; bfloat16 and 8-bit floats need `pip install 'tload[numpy]'`),
             or `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack` can import). Default:
             `"torch"`. Tensors share the memory of the load without a copy, and are writable, except
-            with `cache="map"`: see `Options.writable`.
+            with `cache="map"` and `private=False`: see `Options.writable` and `Options.private`.
         device: The device of the tensors: `"cpu"`; `"cuda:N"`, an NVIDIA GPU; or `"cuda"`, torch's
             current device with `framework="torch"`, else `"cuda:0"`. With `framework="torch"`, GPU
             memory comes from torch's caching allocator, on the current stream of the thread that
@@ -174,9 +174,11 @@ def stream(
     if framework == "torch":
         resolved = _torch.with_writable(resolved)
     with beginning(group, resolved) as joined:
-        make_converter = _frameworks.converters(framework, resolved)
+        uses_gpu = _devices.uses_gpu(device, device_map)
+        is_shared = joined is not None and not uses_gpu
+        make_converter = _frameworks.converters(framework, resolved, is_shared=is_shared)
         importing = None
-        if framework == "torch" and _devices.uses_gpu(device, device_map) and _imports.are_missing(["torch"]):
+        if framework == "torch" and uses_gpu and _imports.are_missing(["torch"]):
             # Beside the opening, which may wait for a store.
             importing = BackgroundImport("torch", lambda: make_converter((), tuple), resolved.timeout)
         checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)

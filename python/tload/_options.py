@@ -85,9 +85,9 @@ class Options:
     """With `cache="map"`: whether tensors may be written to. Each page that is written to becomes
     private to the process; files, and other loads of them, are unaffected. If `False`, numpy arrays
     are read-only; other libraries learn it from DLPack, and in libraries that ignore it, such as
-    torch, a write kills the process (`SIGSEGV`). Tensors that are not views of a file are always
-    writable. Default: `True` with `framework="torch"`, which has no read-only tensors, else
-    `False`."""
+    torch, a write kills the process (`SIGSEGV`). Tensors that are not views of a file are
+    writable, unless `private=False` makes them views of memory that ranks share. Default: `True`
+    with `framework="torch"`, which has no read-only tensors, else `False`."""
     order: Order | None = None
     """Order in which tensors arrive: `"ready"` (as they become complete) or `"file"` (by file, then
     by offset). Default: `TLOAD_ORDER`, else `"ready"`."""

@@ -363,7 +363,8 @@ class Tensor:
 
     @property
     def writable(self) -> bool:
-        """`True` if the memory may be written to; `False` only for views with `cache="map"`."""
+        """`True` if the memory may be written to; `False` only for views of a file (`cache="map"`)
+        and of memory that ranks share (`private=False`)."""
 
     def owner(self) -> tuple[Any, int] | None:
         """Return the allocation of torch's allocator that holds the tensor, and its offset in

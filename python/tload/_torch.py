@@ -101,8 +101,8 @@ def converter(
 
     # DLPack before version 1 cannot mark memory as read-only; torch imports version 1 since 2.9.
     if is_read_only and "max_version" not in inspect.signature(torch.Tensor.__dlpack__).parameters:
-        message = f"writable=False: torch {torch.__version__} cannot import memory that is read-only"
-        raise advise(UnsupportedError, message, "leave writable= out, or upgrade torch")
+        message = f"torch {torch.__version__} cannot import a read-only view of a file or of memory that ranks share"
+        raise advise(UnsupportedError, message, "load with writable=True or private=True, or upgrade torch")
     names = list(names)
     check(names, infos)
     dtypes: dict[str, torch.dtype] = {}

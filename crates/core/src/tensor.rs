@@ -235,8 +235,8 @@ impl Tensor {
         }
     }
 
-    /// Returns whether the tensor may be written to. False only for a view of a file, unless the
-    /// caller asked for writable views.
+    /// Returns whether the tensor may be written to. False only for a view of a file or of memory
+    /// that ranks share, unless the caller asked for writable views.
     pub fn is_writable(&self) -> bool {
         match &self.bytes {
             TensorBytes::Host(bytes) => bytes.region().is_writable(),

@@ -11,9 +11,10 @@
 //! returned in stream order, after the work that the consumer submitted. Structures and codes:
 //! `dlpack.h` 1.1, <https://github.com/dmlc/dlpack>.
 //!
-//! A view of a file that is not writable is exported as read-only. Only the versioned structure can
-//! express that, and a consumer of the other one may write, which would kill the process, so such
-//! an export is refused. numpy likewise refuses to export its read-only arrays.
+//! A view of a file, or of memory that ranks share, is exported as read-only unless it is writable.
+//! Only the versioned structure can express that, and a consumer of the other one may write, which
+//! would kill the process, so such an export is refused. numpy likewise refuses to export its
+//! read-only arrays.
 //!
 //! All bytes of a tensor on a GPU have arrived when the core yields it: the host has seen the
 //! copies complete. So the consumer's stream has nothing to wait for, and no event is recorded.
@@ -237,8 +238,9 @@ pub(crate) fn export<'py>(
             })
         }
         _ if !copied && !tensor.is_writable() => Err(PyBufferError::new_err(
-            "the tensor is a read-only view of a file, which DLPack before version 1 cannot express; \
-             load with writable=True, or pass copy=True, or pass max_version=(1, 0) and do not write to it",
+            "the tensor is a read-only view of a file or of memory that ranks share, which DLPack before \
+             version 1 cannot express; load with writable=True or private=True, or pass copy=True, or pass \
+             max_version=(1, 0) and do not write to it",
         )),
         _ => capsule(py, bytes, device, layout, |tensor, context| Managed {
             tensor,

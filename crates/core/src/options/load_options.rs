@@ -131,7 +131,8 @@ pub struct Options {
     pub cache: CacheMode,
     /// With [`CacheMode::Map`], makes tensors writable: the process gets a private copy of each
     /// page that it writes to; the file is not changed. Otherwise writing to a tensor kills the
-    /// process (`SIGSEGV`). Other tensors are always writable. Default: no.
+    /// process (`SIGSEGV`). Other tensors are writable, unless [`Self::private`] is false. Default:
+    /// no.
     pub writable: bool,
     /// Order in which tensors are handed out. Default: [`Order::Ready`].
     pub order: Order,
