@@ -159,6 +159,8 @@ def test_a_view_of_a_file_can_be_a_slice_without_gaps(shaped: Shaped) -> None:
     [
         ("cube", slice(None, None, -1), IndexError, "step along dimension 0 is -1"),
         ("cube", (0, 53), IndexError, "index 53 is out of bounds for dimension 1, which has 53"),
+        ("cube", (0, -(2**63) - 1), IndexError, "out of bounds for dimension 1, which has 53"),
+        ("cube", 2**63, IndexError, "out of bounds for dimension 0"),
         ("cube", (0, 0, 0, 0), IndexError, "too many indices"),
         ("cube", (..., ...), IndexError, "single ellipsis"),
         ("scalar", 0, IndexError, "too many indices"),
@@ -197,6 +199,16 @@ def test_invalid_indices_raise_error(shaped: Shaped, name: str, index: Any, erro
                 assert isinstance(raised.value, tload.InvalidRequestError)
                 again = pickle.loads(pickle.dumps(raised.value))
                 assert (type(again), str(again)) == (type(raised.value), str(raised.value))
+
+
+def test_exception_of_an_index_is_passed_on(shaped: Shaped) -> None:
+    class Broken:
+        def __index__(self) -> int:
+            raise RuntimeError("broken")
+
+    index: Any = Broken()
+    with tload.open(shaped[0]) as checkpoint, pytest.raises(RuntimeError, match="broken"):
+        checkpoint.read("cube", index, framework="dlpack")
 
 
 def test_mistakes_in_the_mapping(shaped: Shaped) -> None:

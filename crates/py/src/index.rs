@@ -1,6 +1,6 @@
 //! Indices of tensors from Python: numbers, slices and an ellipsis, as in numpy.
 
-use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyEllipsis, PySlice, PyTuple};
 use tload::{Slice, Steps};
@@ -63,16 +63,24 @@ fn one(item: &Bound<'_, PyAny>, dim: usize, len: usize) -> PyResult<Steps> {
             single: false,
         });
     }
-    let number = if item.is_instance_of::<PyBool>() {
-        None
-    } else {
-        item.extract::<isize>().ok()
-    };
-    let Some(number) = number else {
-        return Err(PyTypeError::new_err(format!(
+    let wrong_type = || -> PyResult<Steps> {
+        Err(PyTypeError::new_err(format!(
             "an index can be an int, a slice or an ellipsis, or a tuple of them; found {}",
             item.get_type().qualname()?
-        )));
+        )))
+    };
+    if item.is_instance_of::<PyBool>() {
+        return wrong_type();
+    }
+    let number = match item.extract::<isize>() {
+        Ok(number) => number,
+        Err(error) if error.is_instance_of::<PyTypeError>(item.py()) => return wrong_type(),
+        Err(error) if error.is_instance_of::<PyOverflowError>(item.py()) => {
+            return Err(PyIndexError::new_err(format!(
+                "an index of more than 64 bits is out of bounds for dimension {dim}, which has {len}"
+            )));
+        }
+        Err(error) => return Err(error),
     };
     let index = if number < 0 { number + signed } else { number };
     match usize::try_from(index) {
