@@ -15,7 +15,7 @@ import tload
 from conftest import require
 from files import Content, tile, write_file
 from test_frameworks import only, shape_in_pairs
-from tload import _cuda, _torch
+from tload import _cuda, _logging, _torch
 
 if TYPE_CHECKING:
     import gpu
@@ -226,6 +226,8 @@ def test_signal_handler_during_allocation_can_stop_load(
 ) -> None:
     empty = torch_cuda.empty
     refused: list[Any] = []
+    told: list[tload.Report] = []
+    monkeypatch.setattr(_logging, "log_end", told.append)
 
     def interrupted(*arguments: Any) -> Any:
         if len(torch_cuda.allocated) == 5:
@@ -243,6 +245,7 @@ def test_signal_handler_during_allocation_can_stop_load(
         seen.extend(name for name, _ in stream)
     assert len(refused) == 3
     assert stream.report.outcome == "cancelled"
+    assert [report.outcome for report in told] == ["cancelled"]
 
 
 def test_memory_is_ordered_with_torchs_current_stream(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:

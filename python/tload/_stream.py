@@ -59,6 +59,7 @@ class TensorStream(Generic[T]):
         self._ended = False
         self._waiter: Waiter | None = None
         self._closed = False
+        self._told = False
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
@@ -95,20 +96,14 @@ class TensorStream(Generic[T]):
         self._raw.close()
         if self._importing is not None:
             self._importing.cancel()
-        if self._closed:
-            return
         self._closed = True
         try:
             if self._watcher is not None:
                 watcher, self._watcher = self._watcher, None
                 watcher.close()
         finally:
-            # Log lines appear below the bar, not in it. A forked process has no report.
-            with contextlib.suppress(InvalidRequestError):
-                report = self.report
-                log_notes(report)
-                _logging.log_end(report)
-                _spans.emit(report, _tload.__version__)
+            # Log lines appear below the bar, not in it.
+            self._tell()
 
     def __enter__(self) -> Self:
         return self
@@ -248,6 +243,21 @@ class TensorStream(Generic[T]):
                 self._watcher.update(self.progress)
         finally:
             self.close()
+
+    def _tell(self) -> None:
+        """Log the report once, when there is one.
+
+        A forked process has none. Neither has a signal handler that closes the stream while that
+        allocates GPU memory: the load then fails, and closes it again.
+        """
+        if self._told:
+            return
+        with contextlib.suppress(InvalidRequestError):
+            report = self.report
+            self._told = True
+            log_notes(report)
+            _logging.log_end(report)
+            _spans.emit(report, _tload.__version__)
 
     def _fail(self) -> None:
         # A failed iterator is finished: no reads continue behind the traceback.
