@@ -34,6 +34,8 @@ impl TensorStream {
             // The last lane would have closed it, or has.
             shared.setup.feed.close();
         }
+        // Dropping would cancel it: the reason for the end is this one.
+        shared.abandon(refused.error.again());
         drop(Self::new(shared, refused.threads));
         refused.error
     }
@@ -289,6 +291,14 @@ mod tests {
         shared.lane_ended(Ok(()));
     }
 
+    #[test]
+    fn dropped_load_was_cancelled() {
+        let shared = shared(1, &Arc::default());
+        drop(TensorStream::new(Arc::clone(&shared), Vec::new()));
+        assert_eq!(shared.report().outcome, "cancelled");
+        shared.lane_ended(Ok(()));
+    }
+
     /// The caller has its memory back once the stream is dropped, no matter which thread ended the
     /// load and how long queued writes take.
     #[test]
@@ -335,6 +345,7 @@ mod tests {
             let state = &shared.lock().state;
             assert!(state.is_early() && !state.lanes_ended());
         }
+        assert_eq!(shared.report().outcome, "io");
         drop(never);
         shared.lane_ended(Ok(()));
         assert!(shared.lock().state.lanes_ended());

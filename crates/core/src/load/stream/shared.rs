@@ -213,8 +213,8 @@ impl Shared {
             let mut report = inner.report.clone();
             let end = inner.state.end();
             let at = end.map_or_else(Instant::now, |end| end.at);
-            if let Some(end) = end {
-                end.outcome.clone_into(&mut report.outcome);
+            if let Some(outcome) = inner.state.outcome() {
+                outcome.clone_into(&mut report.outcome);
             }
             report.seconds = (at - self.setup.started).as_secs_f64();
             report.tensors = inner.state.received();

@@ -125,6 +125,16 @@ impl<T> State<T> {
         }
     }
 
+    /// Returns the outcome of the load once nothing can change it: `complete`, or the name of the
+    /// error's kind.
+    pub(super) fn outcome(&self) -> Option<&'static str> {
+        match &self.phase {
+            Phase::Ended(end) => Some(end.outcome),
+            Phase::Abandoned { error, .. } => Some(error.kind().name()),
+            Phase::Running | Phase::Failed { .. } | Phase::Orphaned { .. } => None,
+        }
+    }
+
     /// Returns whether all lanes have ended.
     pub(super) fn lanes_ended(&self) -> bool {
         self.lanes == Lanes::Ended
@@ -466,6 +476,7 @@ mod tests {
         push(&mut state, 0);
         let mut abandoned = state.abandon(error("cancelled")).expect("runs");
         assert!(abandoned.is_cause);
+        assert_eq!(state.outcome(), Some("io"));
         assert_eq!(abandoned.discarded.pop(), Some(0));
         assert!(state.abandon(error("again")).is_none());
         assert!(state.lane_failing(&error("failed")).is_none() && !state.orphan());
