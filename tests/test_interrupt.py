@@ -105,7 +105,7 @@ def test_ctrl_c_stops_a_loop_of_loads(way: str, megabytes: Path) -> None:
 # A read that never returns, as on a dead network disk: seccomp hands each `pread` of the process to
 # a supervisor, this process itself, which never responds. Threads that start later inherit the
 # filter.
-HANG = """
+HANGING = """
 import ctypes, os, struct, sys, threading, time
 import tload
 
@@ -131,7 +131,9 @@ def hang_reads():
     if descriptor < 0:
         sys.exit(77)
     return descriptor
+"""
 
+HANG = f"""{HANGING}
 def cancel():
     for _ in range(100):
         time.sleep(0)  # releases the GIL, and takes it again
@@ -181,6 +183,32 @@ def test_waiting_load_lets_other_threads_run_and_cancel(megabytes: Path) -> None
             return float(stdout) - sent
 
     assert_prompt(interrupt, 3)
+
+
+# The error of the timeout is told half a second later, as the reads do not return.
+CLOSED = f"""{HANGING}
+checkpoint = tload.open(sys.argv[1])
+supervisor = hang_reads()
+print("ready", flush=True)
+stream = tload.stream(checkpoint, framework="dlpack", engine="pread", cache="buffered", timeout=0.05)
+while stream.report.outcome == "running":
+    pass
+stream.close()
+assert stream.report.outcome == "timed_out", stream.report.outcome
+try:
+    next(stream)
+except tload.InvalidRequestError as error:
+    assert str(error) == "the stream is closed", error
+else:
+    raise AssertionError("no error")
+os.close(supervisor)
+"""
+
+
+def test_stream_closed_during_early_end_is_not_complete(megabytes: Path) -> None:
+    with running(CLOSED, megabytes) as child:
+        _, stderr = child.communicate(timeout=300)
+    assert child.returncode == 0, stderr
 
 
 FORK = """

@@ -187,8 +187,8 @@ impl Stream {
                 return;
             }
             if let Some(mut stream) = self.lock().take() {
-                // The report has the outcome once the stream has yielded its end.
-                let cut_short = matches!(stream.wait(Duration::ZERO), Poll::Ready(Some(_)));
+                // Not even the error of an early end may be there yet.
+                let cut_short = !matches!(stream.wait(Duration::ZERO), Poll::Ready(None));
                 let (progress, report) = (stream.progress(), stream.report());
                 self.last.get_or_init(|| Last {
                     progress,
