@@ -8,16 +8,17 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import tload
 from conftest import require, skip_loudly
 from files import Content, tile, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 MIB = 1 << 20
 
@@ -208,6 +209,69 @@ os.close(supervisor)
 def test_stream_closed_during_early_end_is_not_complete(megabytes: Path) -> None:
     with running(CLOSED, megabytes) as child:
         _, stderr = child.communicate(timeout=300)
+    assert child.returncode == 0, stderr
+
+
+# Joins a load of two ranks, is interrupted meanwhile, and uses its memory again.
+INTO = """
+import os, signal, sys, threading, time
+import numpy as np
+import tload
+
+def is_starting():
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                if file.read() == "tload-call\\n":
+                    return True
+        except OSError:
+            pass
+    return False
+
+def interrupt():
+    while not is_starting():
+        time.sleep(0)
+    os.kill(os.getpid(), signal.SIGINT)
+
+path, socket = sys.argv[1:]
+checkpoint = tload.open(path)
+group = tload.Group.local(socket, 0, 2, timeout=240)
+targets = {name: np.zeros(info.shape, np.uint8) for name, info in checkpoint.items()}
+while is_starting():
+    time.sleep(0)  # the thread that joined the group ends
+threading.Thread(target=interrupt).start()
+try:
+    # Lanes that are opened write while others are being opened.
+    tload.load_into(targets, checkpoint, group=group, join_timeout=240, engine="pread", lanes=8)
+except KeyboardInterrupt:
+    pass
+for target in targets.values():
+    target.fill(7)
+print("ready", flush=True)
+sys.stdin.readline()
+while is_starting():
+    time.sleep(0.001)
+assert all((target == 7).all() for target in targets.values())
+"""
+
+
+def test_interrupted_load_into_does_not_write_when_others_join(megabytes: Path, tmp_path: Path) -> None:
+    require("numpy")
+    if not Path("/proc/self/task").exists():
+        skip_loudly("proc", "no /proc to find threads in")
+    socket = tmp_path / "g.sock"
+    command = [sys.executable, "-c", INTO, str(megabytes), str(socket)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        try:
+            with tload.Group.local(socket, 1, 2, timeout=240) as group:
+                assert child.stdout is not None
+                assert child.stdout.readline() == "ready\n"
+                # What it wants, the other rank would read for both.
+                tload.load_into({}, megabytes, strict=False, group=group, join_timeout=240)
+            _, stderr = child.communicate("loaded\n", timeout=300)
+        finally:
+            child.kill()
     assert child.returncode == 0, stderr
 
 

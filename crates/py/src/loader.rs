@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tload::{Device, DeviceMap, LoadTargetRules, Selection};
+use tload::{Canceller, Device, DeviceMap, LoadTargetRules, Selection};
 
 use crate::allocator::PythonAllocator;
 use crate::checkpoint::{Checkpoint, Described, describe};
@@ -164,7 +164,8 @@ impl Loader {
         allocator: Option<Py<PyAny>>,
         group: Option<&Bound<'_, Group>>,
     ) -> PyResult<Stream> {
-        let mut loader = self.inner.clone();
+        let canceller = Canceller::default();
+        let mut loader = self.inner.clone().canceller(canceller.clone());
         let empties = Empties::for_loader(&loader).map_err(|error| exception(py, &error))?;
         let raised = Raised::default();
         let join = |group: &Bound<'_, Group>| group.get().join(py, &raised, allocator.is_some());
@@ -178,7 +179,10 @@ impl Loader {
                 Some(joining) => joining.run(py, start),
                 None => interrupt::run(py, start),
             };
-            let stream = started?.map_err(|error| raised.exception(py, &error))?;
+            // After Ctrl-C, the thread still starts the load: it must not write to the caller's
+            // memory.
+            let started = started.inspect_err(|_| py.detach(|| canceller.cancel()))?;
+            let stream = started.map_err(|error| raised.exception(py, &error))?;
             return Ok(Stream::new(stream, empties, raised));
         };
         // Not on a thread of its own: the allocator uses the current device and stream of this

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::destinations::DeviceRules;
 use super::device_map::DeviceMap;
+use super::stream::Canceller;
 use crate::checkpoint::{Checkpoint, OpenOptions};
 use crate::error::Result;
 use crate::memory::{RegionCache, Target};
@@ -49,6 +50,7 @@ pub struct Loader {
     pub(super) is_one_tensor: bool,
     pub(super) region_cache: RegionCache,
     pub(super) group: Option<Arc<dyn Group>>,
+    pub(super) canceller: Canceller,
 }
 
 impl Loader {
@@ -86,6 +88,7 @@ impl Loader {
             is_one_tensor: false,
             region_cache: RegionCache::default(),
             group: None,
+            canceller: Canceller::default(),
         }
     }
 
@@ -154,6 +157,14 @@ impl Loader {
     #[must_use]
     pub fn group(mut self, group: Arc<dyn Group>) -> Self {
         self.group = Some(group);
+        self
+    }
+
+    /// Sets the handle that cancels the load from another thread, also before [`Self::stream`]
+    /// returns it.
+    #[must_use]
+    pub fn canceller(mut self, canceller: Canceller) -> Self {
+        self.canceller = canceller;
         self
     }
 

@@ -57,13 +57,12 @@ impl Loader {
     fn start(&self, mut allocator: Option<Box<dyn DeviceAllocator>>) -> Result<TensorStream> {
         let started = Instant::now();
         let (prepared, options, joined) = self.prepare(started)?;
-        let options = &options;
         let timeline = Timeline::default();
         let planned = timeline.record("plan", started);
         let check = self.check(&prepared, started);
         let check = check.inspect_err(|error| forget_wrong(&prepared.sources, error))?;
         let given = allocator.as_deref_mut();
-        let outputs = Outputs::new(&prepared, options, &self.region_cache, given)?;
+        let outputs = Outputs::new(&prepared, &options, &self.region_cache, given)?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
         let feed = Arc::new(
             Feed::new(
@@ -76,7 +75,7 @@ impl Loader {
             .checked(check.clone()),
         );
         let counters = Arc::<Counters>::default();
-        let lanes = prepared.lanes(options, &feed, &counters, outputs.slab.as_ref());
+        let lanes = prepared.lanes(&options, &feed, &counters, outputs.slab.as_ref());
         timeline.record("memory", planned);
         let loading = (started, &timeline);
         let phases = phases(&self.checkpoint, &prepared.sources, loading, &counters);
@@ -97,7 +96,7 @@ impl Loader {
                 joined,
                 phases,
             ),
-            settle: settlement(&feed, &prepared, options),
+            settle: settlement(&feed, &prepared, &options),
             verify: verification(
                 self.indexed(),
                 &prepared,
@@ -105,6 +104,7 @@ impl Loader {
                 (started, &counters),
             ),
         });
+        self.canceller.begin(&shared, lanes.len())?;
         if lanes.is_empty() {
             return TensorStream::empty(shared);
         }

@@ -5,15 +5,15 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tload::ranks::finish_serving;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::testing::ranks_as_threads;
 use tload::verify::MANIFEST_NAME;
 use tload::{
-    Dtype, ErrorKind, Group, GroupReport, Loader, Options, Order, Report, Result, Selection, Slice,
-    Steps, Tensor, TensorStream, Verify,
+    Canceller, Dtype, ErrorKind, Group, GroupReport, Loader, Options, Order, Report, Result,
+    Selection, Slice, Steps, Tensor, TensorStream, Verify,
 };
 
 use crate::files::{assert_all, even, folder, location, mixed, options, write, write_manifest};
@@ -372,6 +372,46 @@ fn rank_that_cannot_begin_is_named() {
         }
     });
     assert!(finish_serving(PATIENCE));
+}
+
+/// Rank whose caller cancels the load while it waits for the others, and is told of the end.
+#[derive(Debug)]
+struct Interrupted {
+    rank: Arc<dyn Group>,
+    canceller: Canceller,
+}
+
+impl Group for Interrupted {
+    fn rank(&self) -> usize {
+        self.rank.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.rank.size()
+    }
+
+    fn exchange(&self, message: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        self.canceller.cancel();
+        self.rank.exchange(message, deadline)
+    }
+}
+
+#[test]
+fn load_cancelled_while_it_joins_is_refused_before_it_writes() {
+    let folder = folder();
+    write(&folder.path().join("a.safetensors"), &even("t", 3, 8, 4096));
+    let canceller = Canceller::default();
+    let mut group = ranks_as_threads(2);
+    group[0] = Arc::new(Interrupted {
+        rank: Arc::clone(&group[0]),
+        canceller: canceller.clone(),
+    });
+    let loaded = load_in(group, folder.path(), |rank, loader| match rank {
+        0 => loader.canceller(canceller.clone()),
+        _ => loader,
+    });
+    let error = loaded[0].as_ref().expect_err("was cancelled");
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
 }
 
 #[test]

@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
     use crate::load::pipeline::Feed;
-    use crate::load::stream::StreamSetup;
+    use crate::load::stream::{Canceller, StreamSetup};
     use crate::memory::WriteGate;
     use crate::options::Order;
     use crate::plan::{Arrangement, build};
@@ -297,6 +297,17 @@ mod tests {
         drop(TensorStream::new(Arc::clone(&shared), Vec::new()));
         assert_eq!(shared.report().outcome, "cancelled");
         shared.lane_ended(Ok(()));
+    }
+
+    #[test]
+    fn load_that_was_cancelled_while_it_started_is_refused() {
+        let shared = shared(2, &Arc::default());
+        let canceller = Canceller::default();
+        canceller.cancel();
+        let refused = canceller.begin(&shared, 2).expect_err("cancelled");
+        assert_eq!(refused.kind(), ErrorKind::Cancelled);
+        assert!(shared.setup.gate.enter().is_none());
+        assert!(shared.lock().state.lanes_ended());
     }
 
     /// The caller has its memory back once the stream is dropped, no matter which thread ended the

@@ -14,8 +14,10 @@
 //! written to the caller's memory: their lanes end by themselves, and no caller waits for storage
 //! that does not respond. Only an `Abandoned` load discards finished tensors before its error.
 //!
-//! The transitions are in `state.rs`, early ends in `ending.rs`, the hand-over in `shared.rs`.
+//! The transitions are in `state.rs`, early ends in `ending.rs`, the hand-over in `shared.rs`, and
+//! cancellation from other threads in `canceller.rs`.
 
+mod canceller;
 mod ending;
 mod queue;
 mod shared;
@@ -23,7 +25,7 @@ mod state;
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -34,6 +36,7 @@ use crate::engine::cancelled;
 use crate::error::{Error, Result};
 use crate::report::Report;
 use crate::tensor::{Tensor, TensorInfo};
+pub use canceller::Canceller;
 pub(crate) use shared::{Shared, StreamSetup};
 
 /// Time for which dropping a stream waits for reads in flight. They complete within milliseconds
@@ -52,10 +55,6 @@ pub struct TensorStream {
     /// True once the load is in the metrics of the process.
     is_counted: bool,
 }
-
-/// Handle that cancels a load from another thread. Cheap to clone.
-#[derive(Clone)]
-pub struct Canceller(Weak<Shared>);
 
 /// Progress of a load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,7 +149,7 @@ impl TensorStream {
 
     /// Returns a handle that cancels this load from another thread.
     pub fn canceller(&self) -> Canceller {
-        Canceller(Arc::downgrade(&self.shared))
+        Canceller::of(&self.shared)
     }
 
     /// Returns the progress of the load.
@@ -168,15 +167,6 @@ impl TensorStream {
     /// Returns the report of the load so far; it is final once the stream has ended.
     pub fn report(&self) -> Report {
         self.shared.report()
-    }
-}
-
-impl Canceller {
-    /// Cancels the load. Does nothing if it has ended.
-    pub fn cancel(&self) {
-        if let Some(shared) = self.0.upgrade() {
-            shared.abandon(cancelled());
-        }
     }
 }
 
@@ -234,11 +224,5 @@ impl fmt::Debug for TensorStream {
         f.debug_struct("TensorStream")
             .field("progress", &self.progress())
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Canceller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Canceller").finish_non_exhaustive()
     }
 }

@@ -1,0 +1,71 @@
+//! Cancellation of a load from another thread, also while it starts.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use super::{Shared, TensorStream};
+use crate::engine::cancelled;
+use crate::error::Result;
+use crate::load::lane::Refused;
+use crate::sync::lock::Mutex;
+
+/// Handle that cancels a load from another thread. Cheap to clone.
+///
+/// [`TensorStream::canceller`] returns the handle of a load that has started. A new one cancels the
+/// load of the loader that it is [given to](crate::Loader::canceller), also while that starts.
+#[derive(Clone, Default)]
+pub struct Canceller(Arc<Mutex<State>>);
+
+#[derive(Default)]
+enum State {
+    /// No load has begun to read.
+    #[default]
+    Starting,
+    Begun(Weak<Shared>),
+    Cancelled,
+}
+
+impl Canceller {
+    pub(super) fn of(shared: &Arc<Shared>) -> Self {
+        Self(Arc::new(Mutex::new(State::Begun(Arc::downgrade(shared)))))
+    }
+
+    /// Cancels the load. Does nothing if it has ended. If it is still starting, it is refused as
+    /// [`Cancelled`](crate::ErrorKind::Cancelled) before it reads.
+    pub fn cancel(&self) {
+        let state = std::mem::replace(&mut *self.0.lock(), State::Cancelled);
+        if let State::Begun(shared) = state
+            && let Some(shared) = shared.upgrade()
+        {
+            shared.abandon(cancelled());
+        }
+    }
+
+    /// Attaches a load whose `lanes` are about to begin, or refuses it: a cancelled load may have
+    /// no caller that could end it, and must not write to the caller's memory.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Cancelled`] if the load has been cancelled.
+    pub(in crate::load) fn begin(&self, shared: &Arc<Shared>, lanes: usize) -> Result<()> {
+        {
+            let mut state = self.0.lock();
+            if !matches!(*state, State::Cancelled) {
+                *state = State::Begun(Arc::downgrade(shared));
+                return Ok(());
+            }
+        }
+        let refused = Refused {
+            error: cancelled(),
+            threads: Vec::new(),
+            missing: lanes,
+        };
+        Err(TensorStream::refused(Arc::clone(shared), refused))
+    }
+}
+
+impl fmt::Debug for Canceller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Canceller").finish_non_exhaustive()
+    }
+}
