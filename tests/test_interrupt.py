@@ -212,6 +212,42 @@ def test_stream_closed_during_early_end_is_not_complete(megabytes: Path) -> None
     assert child.returncode == 0, stderr
 
 
+READ = f"""{HANGING}
+import select, signal
+
+def interrupt():
+    select.select([supervisor], [], [])  # a read hangs
+    os.kill(os.getpid(), signal.SIGINT)
+
+def outcomes():
+    lines = tload.metrics.text().splitlines()
+    return [line for line in lines if line.startswith("tload_loads_total") and not line.endswith(" 0")]
+
+import tload.metrics
+os.environ.update(TLOAD_ENGINE="pread", TLOAD_CACHE="buffered", TLOAD_TIMEOUT="60")
+checkpoint = tload.open(sys.argv[1])
+supervisor = hang_reads()
+threading.Thread(target=interrupt).start()
+print("ready", flush=True)
+try:
+    checkpoint.read("t0", framework="dlpack")
+except KeyboardInterrupt:
+    pass
+while not outcomes():
+    time.sleep(0.001)
+assert outcomes() == ['tload_loads_total{{outcome="cancelled"}} 1'], outcomes()
+os.close(supervisor)
+"""
+
+
+def test_ctrl_c_cancels_read_of_one_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    write_file(path, {"t0": Content("U8", (64 * MIB,), tile(0, 64 * MIB))})
+    with running(READ, path) as child:
+        _, stderr = child.communicate(timeout=300)
+    assert child.returncode == 0, stderr
+
+
 # Joins a load of two ranks, is interrupted meanwhile, and uses its memory again.
 INTO = """
 import os, signal, sys, threading, time

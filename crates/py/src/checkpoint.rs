@@ -10,7 +10,7 @@ use std::process;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use tload::verify::require_files;
-use tload::{Location, OpenOptions, Slice, TensorInfo};
+use tload::{Canceller, Location, OpenOptions, Slice, TensorInfo};
 
 use crate::error::exception;
 use crate::forked::Owned;
@@ -198,11 +198,14 @@ impl Checkpoint {
         let options = options::read(options)?;
         // Reads that may take long run on a thread, so that they can be interrupted.
         let at_once = checkpoint.reads_at_once(&name, &slice);
-        let read = move || checkpoint.read(&name, &slice, &options);
+        let canceller = Canceller::default();
+        let cancelled_by = canceller.clone();
+        let read = move || checkpoint.read_cancellable(&name, &slice, &options, cancelled_by);
         let tensor = if at_once {
             py.detach(read).map_err(|error| exception(py, &error))?
         } else {
-            interrupt::run(py, read)?
+            // After Ctrl-C, the thread would read the whole tensor.
+            interrupt::run(py, read).inspect_err(|_| py.detach(|| canceller.cancel()))?
         };
         Ok(Tensor::new(tensor, &Empties::default()))
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rustix::param::page_size;
 
 use super::Loader;
+use super::stream::Canceller;
 use crate::checkpoint::{Checkpoint, ShardSource};
 use crate::engine::Wait;
 use crate::error::{Error, ErrorKind, Result};
@@ -60,6 +61,21 @@ impl Checkpoint {
     /// [`ErrorKind::NoSuchTensor`]; [`ErrorKind::InvalidRequest`] for a slice outside the tensor's
     /// shape; any error of the read.
     pub fn read(&self, name: &str, slice: &Slice, options: &Options) -> Result<Tensor> {
+        self.read_cancellable(name, slice, options, Canceller::default())
+    }
+
+    /// Reads as [`Self::read`]. `canceller` cancels the separate load, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`], and [`ErrorKind::Cancelled`].
+    pub fn read_cancellable(
+        &self,
+        name: &str,
+        slice: &Slice,
+        options: &Options,
+        canceller: Canceller,
+    ) -> Result<Tensor> {
         let located = |error: Error| self.located(error);
         let Some(info) = self.get(name) else {
             let names: Vec<&str> = self.tensors().iter().map(TensorInfo::name).collect();
@@ -84,7 +100,8 @@ impl Checkpoint {
             .tensors(Selection::names([name]))
             .slices([(name.to_owned(), slice.clone())])
             .of_one_tensor()
-            .options(options.clone());
+            .options(options.clone())
+            .canceller(canceller);
         // To the end of the stream: only then is it known that the file has not changed meanwhile.
         let tensors: Vec<Tensor> = loader.stream()?.collect::<Result<_>>()?;
         let tensor = tensors.into_iter().next();
