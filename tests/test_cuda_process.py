@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -185,6 +187,45 @@ def test_ctrl_c_stops_a_load_to_a_gpu(way: str, megabytes: Path) -> None:
             assert "KeyboardInterrupt" in stderr
             assert child.returncode == -signal.SIGINT, stderr
             return float(stdout) - sent
+
+    assert_prompt(interrupt, 3)
+
+
+STARTING = """
+import sys, time
+import gpu, tload
+from tload import _cuda
+
+path, library, manifest = sys.argv[1:]
+memory = gpu.TorchCuda(gpu.Stub.load(library))
+for name in ("check", "current_device", "current_stream", "empty", "free_bytes"):
+    setattr(_cuda, name, getattr(memory, name))
+checkpoint = tload.open(path)
+print("ready", flush=True)
+try:
+    tload.stream(checkpoint, device="cuda:0", verify=manifest)
+except KeyboardInterrupt:
+    print(time.monotonic(), flush=True)
+    raise
+"""
+
+
+def test_ctrl_c_stops_the_start_of_a_load_to_a_gpu(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("torch")
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+
+    def interrupt() -> float:
+        # The server never responds; its connection shows that the load is starting.
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            manifest = f"http://127.0.0.1:{server.getsockname()[1]}/manifest.json"
+            with running(STARTING, megabytes, require_stub(), manifest) as child:
+                asks, _, _ = select.select([server], [], [], 300)
+                assert asks, "it sent no request"
+                sent = time.monotonic()
+                child.send_signal(signal.SIGINT)
+                stdout, stderr = child.communicate(timeout=300)
+                assert "KeyboardInterrupt" in stderr
+                return float(stdout) - sent
 
     assert_prompt(interrupt, 3)
 

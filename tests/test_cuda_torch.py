@@ -7,6 +7,7 @@ import gc
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -246,6 +247,16 @@ def test_signal_handler_during_allocation_can_stop_load(
     assert len(refused) == 3
     assert stream.report.outcome == "cancelled"
     assert [report.outcome for report in told] == ["cancelled"]
+
+
+def test_stream_of_each_thread_is_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = require("torch")
+    calls: list[str] = []
+    for address in (0, 2):
+        stream = SimpleNamespace(cuda_stream=address, synchronize=lambda: calls.append("synchronize"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _, stream=stream: stream)
+        assert _cuda.current_stream(0) == address
+        assert calls == ["synchronize"] * (address == 2)
 
 
 def test_memory_is_ordered_with_torchs_current_stream(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:

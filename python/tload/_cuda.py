@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 HINT = 'load to device="cpu"; tload.load also takes framework="dlpack", which needs the NVIDIA driver and no torch'
 
+PER_THREAD = 2
+"""The default stream of each thread, `cudaStreamPerThread`."""
+
 
 def check() -> None:
     """Raise `UnsupportedError` if torch cannot use an NVIDIA GPU."""
@@ -51,7 +54,11 @@ def current_stream(ordinal: int) -> int:
     """Return the address of torch's current stream on a GPU for this thread; 0 is the default."""
     import torch
 
-    return torch.cuda.current_stream(ordinal).cuda_stream  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+    stream = torch.cuda.current_stream(ordinal)  # type: ignore[no-untyped-call, unused-ignore]
+    if stream.cuda_stream == PER_THREAD:
+        # The thread that starts the load would wait for a stream of its own.
+        stream.synchronize()
+    return stream.cuda_stream  # type: ignore[no-any-return, unused-ignore]
 
 
 def free_bytes(ordinal: int) -> int:

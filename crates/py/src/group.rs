@@ -15,7 +15,7 @@ use tload::{Error, ErrorKind, LocalGroup};
 
 use crate::error::exception;
 use crate::forked::Owned;
-use crate::interrupt;
+use crate::interrupt::{self, Caller};
 use crate::options;
 use crate::raised::{Raised, is_order, shutting_down};
 use crate::sharding::count;
@@ -94,9 +94,9 @@ impl Group {
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let deadline = Instant::now() + duration(timeout)?;
         let raised = Raised::default();
-        let joining = self.join(py, &raised, false)?;
+        let joining = self.join(py, &raised)?;
         let group = Arc::clone(&joining.group);
-        let messages = joining.run(py, move || Ok(group.exchange(&message, deadline)))?;
+        let messages = joining.run(py, move |_| Ok(group.exchange(&message, deadline)))?;
         let messages = messages.map_err(|error| raised.exception(py, &error))?;
         let messages = messages.iter();
         Ok(messages.map(|each| PyBytes::new(py, each)).collect())
@@ -112,14 +112,14 @@ impl Group {
     ) -> PyResult<()> {
         let options = options::read(options)?;
         // Nothing can be told in a group that is closed, or that belongs to another process.
-        let Ok(joining) = self.join(py, &Raised::default(), false) else {
+        let Ok(joining) = self.join(py, &Raised::default()) else {
             return Ok(());
         };
         let raised = PyErr::from_value(error.into_any());
         let unknown = || Error::new(ErrorKind::InvalidRequest, raised.to_string());
         let reason = from_exception(py, &raised).unwrap_or_else(unknown);
         let group = Arc::clone(&joining.group);
-        joining.run(py, move || {
+        joining.run(py, move |_| {
             tload::ranks::give_up(&*group, &reason, &options);
             Ok(())
         })
@@ -150,15 +150,7 @@ impl Group {
     }
 
     /// Returns the group for one load, which keeps exceptions of Python in `raised`.
-    ///
-    /// `on_caller` says that the load starts on the thread of Python's caller, which then has to
-    /// check for signals while it waits.
-    pub(crate) fn join(
-        &self,
-        py: Python<'_>,
-        raised: &Raised,
-        on_caller: bool,
-    ) -> PyResult<Joining> {
+    pub(crate) fn join(&self, py: Python<'_>, raised: &Raised) -> PyResult<Joining> {
         if self.is_forked() {
             let message = format!(
                 "the group was joined in process {} and is used in process {}, a fork of it",
@@ -176,10 +168,6 @@ impl Group {
             exception(py, &error)
         })?;
         let group: Arc<dyn tload::Group> = match &members {
-            Members::Local(local) if on_caller => Arc::new(CheckingSignals {
-                local: Arc::clone(local),
-                raised: raised.clone(),
-            }),
             Members::Local(local) => Arc::clone(local) as _,
             Members::Python(object) => Arc::new(PythonGroup {
                 object: Arc::clone(object),
@@ -207,17 +195,17 @@ pub(crate) struct Joining {
 }
 
 impl Joining {
-    /// Runs `work`, which may exchange messages, as [`interrupt::run`]. Ctrl-C interrupts an
-    /// exchange in Python, so that no thread is left in it when Python exits.
+    /// Runs `work`, which may exchange messages, as [`interrupt::run_calling`]. Ctrl-C interrupts
+    /// an exchange in Python, so that no thread is left in it when Python exits.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce() -> tload::Result<T> + Send + 'static,
+        work: impl FnOnce(Caller) -> tload::Result<T> + Send + 'static,
     ) -> PyResult<T> {
         let (running, ended) = mpsc::channel::<()>();
-        let outcome = interrupt::run(py, move || {
+        let outcome = interrupt::run_calling(py, move |caller| {
             let _running = running;
-            work()
+            work(caller)
         });
         let is_running = matches!(ended.try_recv(), Err(mpsc::TryRecvError::Empty));
         if let (true, Members::Python(object)) = (is_running, &self.members) {
@@ -367,36 +355,6 @@ fn from_exception(py: Python<'_>, raised: &PyErr) -> Option<Error> {
         Some(hint) => error.with_hint(hint),
         None => error,
     })
-}
-
-/// A group of the core on a thread that Python's signals arrive on.
-#[derive(Debug)]
-struct CheckingSignals {
-    local: Arc<LocalGroup>,
-    raised: Raised,
-}
-
-impl tload::Group for CheckingSignals {
-    fn rank(&self) -> usize {
-        self.local.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.local.size()
-    }
-
-    fn exchange(&self, message: &[u8], deadline: Instant) -> tload::Result<Vec<Vec<u8>>> {
-        let (local, message) = (Arc::clone(&self.local), message.to_vec());
-        let exchanged = Python::try_attach(|py| {
-            interrupt::run(py, move || Ok(local.exchange(&message, deadline))).unwrap_or_else(
-                |raised| {
-                    let failed = "the exchange of messages between the ranks failed";
-                    Err(self.raised.keep(py, raised, ErrorKind::Io, failed))
-                },
-            )
-        });
-        exchanged.unwrap_or_else(|| Err(shutting_down()))
-    }
 }
 
 fn duration(seconds: f64) -> PyResult<Duration> {

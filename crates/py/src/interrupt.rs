@@ -3,6 +3,7 @@
 //! When a signal arrives, Python only sets a flag, and acts on it when its main thread checks. So
 //! every wait here is cut into steps of [`SIGNAL_STEP`] with a check for signals after each.
 
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -22,20 +23,49 @@ pub(crate) const SIGNAL_STEP: Duration = Duration::from_millis(50);
 /// If this is dropped, the thread is left running: it ends when the call does, and drops the
 /// result.
 pub(crate) struct Running<T> {
-    answer: Receiver<tload::Result<T>>,
+    messages: Receiver<Message<T>>,
+}
+
+/// Message of the thread of a [`Running`] to the one that waits for it.
+enum Message<T> {
+    Call(Call),
+    Ended(tload::Result<T>),
+}
+
+type Call = Box<dyn FnOnce(Python<'_>) + Send>;
+
+/// Thread that waits for a [`Running`], and makes calls for it meanwhile.
+#[derive(Clone)]
+pub(crate) struct Caller(Arc<dyn Fn(Call) -> bool + Send + Sync>);
+
+impl Caller {
+    /// Makes a call on the thread that waits. Returns `None` once it no longer does.
+    pub(crate) fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(Python<'_>) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (give, answer) = mpsc::sync_channel(1);
+        // The receiver is there until the call has returned.
+        let is_waiting = (self.0)(Box::new(move |py| drop(give.send(call(py)))));
+        is_waiting.then(|| answer.recv().ok()).flatten()
+    }
 }
 
 impl<T: Send + 'static> Running<T> {
     pub(crate) fn start(
         py: Python<'_>,
-        work: impl FnOnce() -> tload::Result<T> + Send + 'static,
+        work: impl FnOnce(Caller) -> tload::Result<T> + Send + 'static,
     ) -> PyResult<Self> {
-        let (give, answer) = mpsc::sync_channel(1);
+        let (give, messages) = mpsc::channel();
+        let caller = give.clone();
+        let caller = Caller(Arc::new(move |call| {
+            caller.send(Message::Call(call)).is_ok()
+        }));
         thread::Builder::new()
             .name("tload-call".to_owned())
             .spawn(move || {
                 // The receiver may be gone.
-                drop(give.send(work()));
+                drop(give.send(Message::Ended(work(caller))));
             })
             .map_err(|cause| {
                 let failed = Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
@@ -43,24 +73,29 @@ impl<T: Send + 'static> Running<T> {
                     .with_source(cause);
                 error::exception(py, &failed)
             })?;
-        Ok(Self { answer })
+        Ok(Self { messages })
     }
 
-    /// Waits for at most [`SIGNAL_STEP`] and `longest`, and then checks for signals. Returns
-    /// the outcome, or itself if there is none yet.
+    /// Waits for at most [`SIGNAL_STEP`] and `longest`, and then checks for signals. Makes the call
+    /// that arrives meanwhile. Returns the outcome, or itself if there is none yet.
     pub(crate) fn step(
         self,
         py: Python<'_>,
         longest: Duration,
     ) -> PyResult<Result<tload::Result<T>, Self>> {
         let step = SIGNAL_STEP.min(longest);
-        let Self { answer } = self;
-        let (answered, answer) = py.detach(move || (answer.recv_timeout(step), answer));
-        match answered {
-            Ok(outcome) => Ok(Ok(outcome)),
+        let Self { messages } = self;
+        let (message, messages) = py.detach(move || (messages.recv_timeout(step), messages));
+        match message {
+            Ok(Message::Ended(outcome)) => Ok(Ok(outcome)),
+            Ok(Message::Call(call)) => {
+                call(py);
+                py.check_signals()?;
+                Ok(Err(Self { messages }))
+            }
             Err(RecvTimeoutError::Timeout) => {
                 py.check_signals()?;
-                Ok(Err(Self { answer }))
+                Ok(Err(Self { messages }))
             }
             Err(RecvTimeoutError::Disconnected) => Err(PyRuntimeError::new_err(
                 "a tload thread panicked; this is a bug",
@@ -73,6 +108,14 @@ impl<T: Send + 'static> Running<T> {
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> tload::Result<T> + Send + 'static,
+) -> PyResult<T> {
+    run_calling(py, move |_| work())
+}
+
+/// Runs `work` as [`run`]; it may have this thread make calls meanwhile.
+pub(crate) fn run_calling<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce(Caller) -> tload::Result<T> + Send + 'static,
 ) -> PyResult<T> {
     let mut running = Running::start(py, work)?;
     loop {

@@ -168,27 +168,27 @@ impl Loader {
         let mut loader = self.inner.clone().canceller(canceller.clone());
         let empties = Empties::for_loader(&loader).map_err(|error| exception(py, &error))?;
         let raised = Raised::default();
-        let join = |group: &Bound<'_, Group>| group.get().join(py, &raised, allocator.is_some());
+        let join = |group: &Bound<'_, Group>| group.get().join(py, &raised);
         let joining = group.map(join).transpose()?;
         if let Some(joining) = &joining {
             loader = loader.group(Arc::clone(&joining.group));
         }
-        let Some(allocator) = allocator else {
-            let start = move || Ok(loader.stream());
-            let started = match &joining {
-                Some(joining) => joining.run(py, start),
-                None => interrupt::run(py, start),
-            };
-            // After Ctrl-C, the thread still starts the load: it must not write to the caller's
-            // memory.
-            let started = started.inspect_err(|_| py.detach(|| canceller.cancel()))?;
-            let stream = started.map_err(|error| raised.exception(py, &error))?;
-            return Ok(Stream::new(stream, empties, raised));
+        let exceptions = raised.clone();
+        let start = move |caller| {
+            Ok(match allocator {
+                None => loader.stream(),
+                Some(allocator) => {
+                    let allocator = PythonAllocator::new(allocator, exceptions, caller);
+                    loader.stream_with(Box::new(allocator))
+                }
+            })
         };
-        // Not on a thread of its own: the allocator uses the current device and stream of this
-        // thread.
-        let allocator = PythonAllocator::new(allocator, raised.clone());
-        let started = py.detach(|| loader.stream_with(Box::new(allocator)));
+        let started = match &joining {
+            Some(joining) => joining.run(py, start),
+            None => interrupt::run_calling(py, start),
+        };
+        // After Ctrl-C, the thread still starts the load: it must not write to the caller's memory.
+        let started = started.inspect_err(|_| py.detach(|| canceller.cancel()))?;
         let started = started.map_err(|error| raised.exception(py, &error))?;
         let stream = Stream::new(started, empties, raised.clone());
         raised.check(py)?;

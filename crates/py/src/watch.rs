@@ -34,7 +34,7 @@ impl Watch<'_, '_> {
         py: Python<'_>,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> PyResult<T> {
-        let outcome = Running::start(py, work).and_then(|running| self.follow(py, running));
+        let outcome = Running::start(py, |_| work()).and_then(|running| self.follow(py, running));
         // Has no effect on a call that has ended.
         outcome.inspect_err(|_| (self.cancel)())
     }
