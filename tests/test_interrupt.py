@@ -7,9 +7,10 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -309,6 +310,41 @@ def test_interrupted_load_into_does_not_write_when_others_join(megabytes: Path, 
         finally:
             child.kill()
     assert child.returncode == 0, stderr
+
+
+# The other rank takes nothing of what this one reads for it.
+SERVES = """
+import atexit, sys
+import tload._group
+
+path, socket = sys.argv[1:]
+tload._group._SERVING_SECONDS = 3000.0
+group = tload.Group.local(socket, 0, 2, timeout=240)
+atexit.register(print, "exits", flush=True)  # just before the wait
+stream = tload.stream(path, framework="dlpack", group=group, memory_limit="20 MiB", join_timeout=240)
+print("ready", flush=True)
+"""
+
+
+def test_ctrl_c_ends_wait_for_other_ranks_at_exit(megabytes: Path, tmp_path: Path) -> None:
+    socket = tmp_path / "g.sock"
+
+    def join() -> tload.TensorStream[Any]:
+        with tload.Group.local(socket, 1, 2, timeout=240) as group:
+            return tload.stream(megabytes, framework="dlpack", group=group, memory_limit="20 MiB", join_timeout=240)
+
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join)
+        with running(SERVES, megabytes, socket) as child, joining.result(timeout=300):
+            assert child.stdout is not None
+            assert child.stdout.readline() == "exits\n"
+            deadline = time.monotonic() + 60
+            # An interrupt may come before the wait begins.
+            while child.poll() is None and time.monotonic() < deadline:
+                child.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(0.1)
+            assert child.returncode is not None, "it waits"
 
 
 FORK = """

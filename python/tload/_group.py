@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tload import _tload
@@ -131,8 +131,9 @@ class Group:
 
 
 def _finish_serving() -> None:
-    """Wait until this process reads for no other rank any more."""
-    _tload.finish_serving(_SERVING_SECONDS)
+    """Wait until this process reads for no other rank any more; Ctrl-C ends the wait."""
+    with suppress(KeyboardInterrupt):
+        _tload.finish_serving(_SERVING_SECONDS)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import inspect
 import os
 from collections.abc import Mapping
@@ -224,7 +225,8 @@ def _normal(key: str) -> str:
 
 
 def _finish_caching() -> None:
-    _tload.finish_caching(EXIT_SECONDS)
+    with contextlib.suppress(KeyboardInterrupt):
+        _tload.finish_caching(EXIT_SECONDS)
 
 
 # Loads do not wait for the cache; what it has not written by then would be fetched again.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -123,5 +123,24 @@ pub(crate) fn run_calling<T: Send + 'static>(
             Ok(outcome) => return outcome.map_err(|cause| error::exception(py, &cause)),
             Err(still) => running = still,
         }
+    }
+}
+
+/// Calls `finish`, which waits for the given time at most, until it returns true or `timeout`
+/// seconds have passed. Returns its last result.
+pub(crate) fn wait_in_steps(
+    py: Python<'_>,
+    timeout: f64,
+    finish: impl Fn(Duration) -> bool + Send + Sync,
+) -> PyResult<bool> {
+    let timeout = Duration::try_from_secs_f64(timeout).unwrap_or_default();
+    let started = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(started.elapsed());
+        let is_finished = py.detach(|| finish(SIGNAL_STEP.min(left)));
+        if is_finished || left.is_zero() {
+            return Ok(is_finished);
+        }
+        py.check_signals()?;
     }
 }

@@ -37,6 +37,8 @@ mod _tload {
     use pyo3::prelude::*;
     use tload::ErrorKind;
 
+    use crate::interrupt::wait_in_steps;
+
     #[pymodule_export]
     use crate::checkpoint::Checkpoint;
     #[pymodule_export]
@@ -59,21 +61,20 @@ mod _tload {
     use crate::verify::{read_signature, verify};
 
     /// Waits until this process reads for no other rank any more, for `timeout` seconds at most.
+    /// Returns whether it does not.
     #[pyfunction]
-    fn finish_serving(py: Python<'_>, timeout: f64) -> bool {
-        let timeout = std::time::Duration::try_from_secs_f64(timeout).unwrap_or_default();
-        py.detach(|| tload::ranks::finish_serving(timeout))
+    fn finish_serving(py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        wait_in_steps(py, timeout, tload::ranks::finish_serving)
     }
 
     /// Waits until the cache of object stores has what this process read, for `timeout` seconds at
     /// most. Returns whether it has.
     #[pyfunction]
-    fn finish_caching(py: Python<'_>, timeout: f64) -> bool {
-        let timeout = std::time::Duration::try_from_secs_f64(timeout).unwrap_or_default();
+    fn finish_caching(py: Python<'_>, timeout: f64) -> PyResult<bool> {
         #[cfg(feature = "object")]
-        return py.detach(|| tload::finish_caching(timeout));
+        return wait_in_steps(py, timeout, tload::finish_caching);
         #[cfg(not(feature = "object"))]
-        return py.detach(|| !timeout.is_zero());
+        return wait_in_steps(py, timeout, |_| true);
     }
 
     /// Returns the counters of this process's loads and caches, in the text format of Prometheus.
