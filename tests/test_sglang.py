@@ -42,6 +42,10 @@ class Ref:
     lora_path: str
 
 
+def weights_in(folder: str) -> str:
+    return Path(folder, "adapter_model.safetensors").read_text()
+
+
 @dataclass
 class Manager:
     """The part of SGLang's manager that adapters of requests pass through."""
@@ -64,7 +68,7 @@ class Manager:
             if name not in self.lora_ref_cache:
                 message = f"never been loaded: {name}"
                 raise ValueError(message)
-            weights = Path(self.lora_ref_cache[name].lora_path, "adapter_model.safetensors").read_text()
+            weights = weights_in(self.lora_ref_cache[name].lora_path)
             if weights == "broken":
                 message = f"Failed to implicitly load {name}"
                 raise ValueError(message)

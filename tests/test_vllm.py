@@ -99,7 +99,7 @@ def folder(tmp_path: Path) -> Path:
         ({"memory_limit": -1}, r"memory_limit is -1"),
         ({"timeout": "soon"}, r'timeout is "soon"; it must be a positive duration'),
         ({"cache_dir": "/a", "store": {"cache_dir": "/b"}}, "cache_dir= and the key 'cache_dir' of store= differ"),
-        ({"mirrors": 3}, "a mirror is no URL of an object store"),
+        ({"mirrors": 3}, "a mirror is not a URL of an object store"),
         ("source", r"wanted a mapping \(a JSON object\), found str"),
     ],
 )

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import inspect
 import os
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
@@ -229,5 +230,21 @@ def _finish_caching() -> None:
         _tload.finish_caching(EXIT_SECONDS)
 
 
+def _finish_by_finalizer(_: object = None) -> None:
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(None, _finish_caching, exitpriority=0)
+
+
+def _after_fork() -> None:
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.register_after_fork(_finish_caching, _finish_by_finalizer)
+
+
 # Loads do not wait for the cache; what it has not written by then would be fetched again.
 atexit.register(_finish_caching)
+# A child of multiprocessing ends without atexit, and forgets finalizers from before its fork.
+_finish_by_finalizer()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
