@@ -65,7 +65,7 @@ NOT_RUN = {
     "docs/with/dcp.md": 2,
     "docs/with/pytorch.md": 1,
     "docs/with/rust.md": 2,
-    "docs/with/sglang.md": 3,
+    "docs/with/sglang.md": 4,
     "docs/with/transformers.md": 4,
     "docs/with/vllm.md": 5,
 }

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from tload.vllm._lora import Adapters
 
@@ -15,7 +15,7 @@ TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._resolve_lora_p
 knows and that are not loaded."""
 
 
-def before_resolving(adapters: Adapters) -> Callable[..., Awaitable[None]]:
+def before_resolving(adapters: Adapters) -> Callable[..., Coroutine[Any, Any, None]]:
     """Return a hook around `TARGET` that first copies the adapters that are not loaded.
 
     Those that were loaded before are only copied again if they have changed.
