@@ -563,30 +563,3 @@ def test_waiting_command_exits_with_signal_status(command: str, number: signal.S
     assert stdout == ""
     assert "interrupted" in stderr or "cancelled" in stderr
     assert "Traceback" not in stderr
-
-
-CHILD = """
-import multiprocessing, pathlib, sys
-
-def run(mark):
-    from tload import _store
-    _store._tload.finish_caching = lambda seconds: pathlib.Path(mark).touch()
-
-if __name__ == "__main__":
-    method, when, mark = sys.argv[1:]
-    if when == "imported before":
-        import tload
-    child = multiprocessing.get_context(method).Process(target=run, args=(mark,))
-    child.start()
-    child.join()
-    sys.exit(child.exitcode)
-"""
-
-
-@pytest.mark.parametrize("when", ["imported before", "imported in the child"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_children_of_multiprocessing_wait_for_the_cache(tmp_path: Path, method: str, when: str) -> None:
-    program, mark = tmp_path / "program.py", tmp_path / "mark"
-    program.write_text(CHILD)
-    subprocess.run([sys.executable, program, method, when, mark], check=True, timeout=120)
-    assert mark.exists()

@@ -304,7 +304,7 @@ def test_interrupted_load_into_does_not_write_when_others_join(megabytes: Path, 
             with tload.Group.local(socket, 1, 2, timeout=240) as group:
                 assert child.stdout is not None
                 assert child.stdout.readline() == "ready\n"
-                # What it wants, the other rank would read for both.
+                # This rank requests no tensor, because rank 0 would read it for both ranks.
                 tload.load_into({}, megabytes, strict=False, group=group, join_timeout=240)
             _, stderr = child.communicate("loaded\n", timeout=300)
         finally:

@@ -101,7 +101,7 @@ def test_adapters_are_fetched_when_a_request_names_them(tmp_path: Path, request_
     request_for(manager, "sql")
     request_for(manager, [None, "team/chat", "sql"])
     assert manager.loaded == {"sql": "one", "team/chat": "two"}
-    # Of the adapters that SGLang has unloaded, those that have changed are copied again.
+    # An adapter that SGLang has unloaded is copied again if it has changed.
     manager.loaded.clear()
     put(tmp_path, "sql", "changed")
     request_for(manager, ["sql", "team/chat"])

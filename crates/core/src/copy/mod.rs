@@ -7,6 +7,7 @@
 
 mod beside;
 mod cancel;
+mod control;
 mod executor;
 mod fetch;
 #[cfg(feature = "object")]
@@ -21,22 +22,20 @@ mod target;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use serde::Serialize;
 
 pub use beside::read_beside;
+pub use control::{CopyControl, CopyProgress};
 pub use plan::{CopyAction, CopyPlan, PlannedFile};
 
 use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "object")]
 use crate::options::Protocol;
-use crate::options::format_bytes;
 use crate::options::{Location, StoreOptions};
-#[cfg(feature = "object")]
-use crate::sync::lock::Mutex;
-use cancel::Stop;
+use control::Shared;
 use fetch::Sources;
 use list::Entry;
 use paths::Filter;
@@ -119,29 +118,6 @@ pub struct Copy {
     shared: Arc<Shared>,
 }
 
-/// Observes a copy, and cancels it, from another thread.
-#[derive(Clone, Debug)]
-pub struct CopyControl {
-    shared: Arc<Shared>,
-    source: Location,
-    target: PathBuf,
-}
-
-/// Progress of a copy. Values only grow, except the totals, which are discovered step by step where
-/// sources cannot be listed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CopyProgress {
-    /// Bytes of the files to copy, without skipped ones; with `hf_cache`, those to download and
-    /// those to copy from the cache.
-    pub bytes_total: u64,
-    /// Bytes of these that have arrived, including those from earlier copies.
-    pub bytes_done: u64,
-    /// Bytes of incomplete files that the next copy need not request again; set once the copy has
-    /// failed or was cancelled, and then grows until it has ended.
-    pub bytes_kept: u64,
-}
-
 /// Report of a copy. After a dry run, the counters say what the copy would do.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
@@ -214,132 +190,6 @@ pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedF
         });
     }
     Ok(listed)
-}
-
-/// Cancellation flag and counters of a copy.
-#[derive(Debug, Default)]
-struct Shared {
-    stop: Stop,
-    cancelled: AtomicBool,
-    bytes_total: AtomicU64,
-    bytes_read: AtomicU64,
-    bytes_resumed: AtomicU64,
-    bytes_kept: AtomicU64,
-    /// Bytes of incomplete files that their journals have.
-    bytes_recorded: AtomicU64,
-    copied_files: AtomicU64,
-    skipped_files: AtomicU64,
-    skipped_bytes: AtomicU64,
-    requests: AtomicU64,
-    retries: AtomicU64,
-    unversioned_files: AtomicU64,
-    /// Download into a hub's cache, which precedes the copy from there.
-    #[cfg(feature = "object")]
-    download: Mutex<Option<Arc<Shared>>>,
-}
-
-impl Shared {
-    fn cancel(&self) {
-        self.cancelled.store(true, Ordering::SeqCst);
-        self.stop.cancel();
-        #[cfg(feature = "object")]
-        if let Some(download) = &*self.download.lock() {
-            download.cancel();
-        }
-    }
-
-    /// Returns the state of a download for this copy, which is cancelled with it.
-    #[cfg(feature = "object")]
-    fn begin_download(&self) -> Arc<Self> {
-        let begun = Arc::<Self>::default();
-        *self.download.lock() = Some(Arc::clone(&begun));
-        // A cancellation either came before, or finds the download.
-        if self.cancelled.load(Ordering::SeqCst) {
-            begun.cancel();
-        }
-        begun
-    }
-
-    /// Returns the progress of the download for this copy.
-    #[cfg_attr(
-        not(feature = "object"),
-        expect(clippy::unused_self, reason = "no hub, no download")
-    )]
-    fn of_download(&self) -> CopyProgress {
-        #[cfg(feature = "object")]
-        if let Some(download) = &*self.download.lock() {
-            return download.progress();
-        }
-        CopyProgress::default()
-    }
-
-    /// Returns the progress, including that of the download.
-    fn progress(&self) -> CopyProgress {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // A copy that waits for its storage cannot say what it keeps, but has recorded some.
-        let recorded = if self.stop.is_cancelled() {
-            load(&self.bytes_recorded)
-        } else {
-            0
-        };
-        let before = self.of_download();
-        CopyProgress {
-            bytes_total: before.bytes_total + load(&self.bytes_total),
-            bytes_done: before.bytes_done + load(&self.bytes_read) + load(&self.bytes_resumed),
-            bytes_kept: before.bytes_kept + load(&self.bytes_kept).max(recorded),
-        }
-    }
-
-    fn add(counter: &AtomicU64, amount: u64) {
-        counter.fetch_add(amount, Ordering::Relaxed);
-    }
-
-    fn skip(&self, len: u64) {
-        Self::add(&self.skipped_files, 1);
-        Self::add(&self.skipped_bytes, len);
-    }
-}
-
-impl CopyControl {
-    /// Cancels the copy; it ends soon. The bytes that have arrived are kept for the next copy.
-    pub fn cancel(&self) {
-        self.shared.cancel();
-    }
-
-    /// Returns the progress.
-    pub fn progress(&self) -> CopyProgress {
-        self.shared.progress()
-    }
-
-    /// Returns the error for a copy that the caller ends because it took longer than `timeout`. It
-    /// says how far the copy got, and, once the copy was cancelled, how much is kept.
-    pub fn timed_out(&self, timeout: Duration) -> Error {
-        let now = self.progress();
-        let far = match now.bytes_total {
-            0 => "the source was still being listed".to_owned(),
-            total => format!(
-                "{} of {} had been copied",
-                // Files of an earlier copy that were still to be looked at are kept, too.
-                format_bytes(now.bytes_done.max(now.bytes_kept)),
-                format_bytes(total)
-            ),
-        };
-        let place = match self.shared.of_download().bytes_kept {
-            0 => self.target.display().to_string(),
-            _ => "the hub's cache".to_owned(),
-        };
-        let hint = match now.bytes_kept {
-            0 => "raise ‹timeout›, or check the storage: tload doctor LOCATION".to_owned(),
-            kept => format!(
-                "copy again to resume, as {} are kept in {place}; or raise ‹timeout›",
-                format_bytes(kept)
-            ),
-        };
-        let message = format!("the copy took longer than its timeout of {timeout:?}; {far}");
-        Error::new(ErrorKind::TimedOut, message)
-            .with_location(&self.source)
-            .with_hint(hint)
-    }
 }
 
 impl Copy {

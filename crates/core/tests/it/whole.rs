@@ -373,7 +373,7 @@ fn manifest_is_replaced_only_with_force_and_then_not_compared() {
         .unwrap();
     assert!(report.ok() && report.written.is_some());
     assert!(model.run(nothing).unwrap().ok());
-    // The same file by another path.
+    // Another path of the same file.
     let again = model.path("sub/..").join(MANIFEST_NAME);
     model.put(SHARDS[1], &bytes);
     let report = model
