@@ -79,9 +79,17 @@ def test_dlpack_describes_every_dtype_and_shape(every_dtype: Every) -> None:
                 assert seen.address % max(BITS[content.dtype] // 8, 1) == 0, "aligned for its dtype"
 
 
-def test_torch_imports_every_supported_dtype(every_dtype: Every) -> None:
+@pytest.mark.parametrize("exchanged", [True, False], ids=["exchanged", "as-bytes"])
+def test_torch_imports_every_supported_dtype(
+    exchanged: bool,  # noqa: FBT001  # a parameter of pytest
+    every_dtype: Every,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch = require("torch")
     path, tensors = every_dtype
+    if not exchanged:
+        # An older torch.
+        monkeypatch.setattr(_torch, "_is_exchanged", lambda _: False)
     names = only(tensors, set(_torch.DTYPES))
     loaded = tload.load(path, names=names)
     assert list(loaded) == names

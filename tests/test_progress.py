@@ -36,7 +36,7 @@ def megabytes(tmp_path: Path) -> Path:
 def test_callback_sees_increasing_progress_and_end(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
     seen: list[tload.Progress] = []
-    tload.load(megabytes, framework="dlpack", progress=seen.append)
+    list(tload.stream(megabytes, framework="dlpack", progress=seen.append))
     assert len(seen) >= 16
     received = [progress.bytes_received for progress in seen]
     assert received == sorted(received)
@@ -44,6 +44,12 @@ def test_callback_sees_increasing_progress_and_end(megabytes: Path, monkeypatch:
     assert (last.tensors_received, last.tensors_total) == (16, 16)
     assert (last.bytes_received, last.bytes_total, last.fraction) == (16 * MIB, 16 * MIB, 1.0)
     assert last.bytes_read >= 16 * MIB
+
+
+def test_load_calls_a_callback_at_its_end(megabytes: Path) -> None:
+    seen: list[tload.Progress] = []
+    tload.load(megabytes, framework="dlpack", progress=seen.append)
+    assert seen[-1].fraction == 1.0
 
 
 def test_a_callback_is_called_ten_times_a_second_at_most(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,23 +212,32 @@ class TensorStream(Generic[T]):
         return convert
 
     def _collect(self) -> dict[str, T]:
-        """Receive all tensors; those that arrive before the framework is imported, as they are."""
+        """Receive all tensors, in batches: one by one takes as long as it takes to convert them.
+
+        Those that arrive before the framework is imported are converted later.
+        """
         received: list[_tload.Tensor] = []
-        if self._convert is None and self._importing is not None:
-            try:
-                while not self._importing.is_done:
-                    received += self._raw.receive_several()
-                    if self._watcher is not None:
-                        self._look(self._watcher)
-            except StopIteration:
-                pass
-            except LoadTimeoutError as error:
+        converted: dict[str, T] = {}
+        importing = self._importing if self._convert is None else None
+        try:
+            while True:
+                received += self._raw.receive_several()
+                if self._watcher is not None:
+                    self._look(self._watcher)
+                if importing is None or importing.is_done:
+                    convert = self._convert or self._await_converter()
+                    converted.update((tensor.name, convert(tensor)) for tensor in received)
+                    received.clear()
+        except StopIteration:
+            pass
+        except LoadTimeoutError as error:
+            if importing is not None and not importing.is_done:
                 # Reads are late too.
-                error.add_note(self._importing.state())
-                raise
+                error.add_note(importing.state())
+            raise
         convert = self._convert or self._await_converter()
-        converted = {tensor.name: convert(tensor) for tensor in received}
-        converted.update(self)
+        converted.update((tensor.name, convert(tensor)) for tensor in received)
+        self._end()
         return converted
 
     def _look(self, watcher: Watcher) -> None:
