@@ -276,7 +276,7 @@ if child == 0:
         os._exit(1)
     if way == "torch":
         os._exit(0)  # the parent's memory is not the stub's to free
-    sys.exit(0)  # through Python's own exit, as multiprocessing does
+    sys.exit(0)  # with atexit, unlike a forked child of multiprocessing
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert 1 + len(list(stream)) == 16

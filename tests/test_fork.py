@@ -85,7 +85,7 @@ for number in range(forks):
             os._exit(1)
         if number % 2:
             os._exit(0)
-        sys.exit(0)  # through Python's own exit, as multiprocessing does
+        sys.exit(0)  # with atexit, unlike a forked child of multiprocessing
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert status == 0, f"child {number}: {status} (-14: it hangs)"
 over.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -30,6 +31,9 @@ SHORT = 0.3
 
 LONG = 240.0
 """Seconds after which a test hangs."""
+
+PARTS = 40
+PART = 1 << 20
 
 
 class Members:
@@ -380,3 +384,37 @@ def test_invalid_local_groups_are_refused(tmp_path: Path) -> None:
         tload.Group.local(path, "0", 2)  # type: ignore[arg-type]
     with pytest.raises(tload.PeerError):
         tload.Group.local(path, 1, 2, timeout=SHORT)
+
+
+def test_leader_that_ends_first_reads_on_for_others(tmp_path: Path) -> None:
+    """Such children of multiprocessing end without atexit."""
+    path = tmp_path / "large.safetensors"
+    write_file(path, {f"t{index:02}": Content("U8", (PART,), tile(index, PART)) for index in range(PARTS)})
+    context = multiprocessing.get_context("forkserver")
+    has_returned = context.Event()
+    ranks = [
+        context.Process(target=load_one_or_all, args=(rank, path, tmp_path / "ranks.sock", has_returned))
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(LONG)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+
+
+def load_one_or_all(rank: int, path: Path, socket: Path, has_returned: Any) -> None:
+    """Load one tensor on the leader, and then all of them on the other rank."""
+    group = tload.Group.local(socket, rank, 2, timeout=LONG)
+    names = None if rank else ["t00"]
+    with tload.stream(path, names=names, framework="dlpack", group=group, memory_limit=8 * PART) as tensors:
+        if rank:
+            # The rest does not fit.
+            assert has_returned.wait(LONG)
+        assert len(list(tensors)) == (PARTS if rank else 1)
+        shared = tensors.report.group
+        assert shared is not None
+        assert shared.leader == 0, shared.reason
+    if not rank:
+        # Called before tload's at the end of the process.
+        multiprocessing.util.Finalize(None, has_returned.set, exitpriority=1)

@@ -476,7 +476,7 @@ if child == 0:
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(1)
-    sys.exit(0)  # through Python's own exit, as multiprocessing does
+    sys.exit(0)  # with atexit, unlike a forked child of multiprocessing
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert 1 + len(list(stream)) == len(tload.load(checkpoint, framework="dlpack")) == int(os.environ["COUNT"])

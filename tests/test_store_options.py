@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -279,30 +277,3 @@ def test_help_of_open_names_every_key_and_its_default() -> None:
         assert entry, f"{name}, default {default}"
     listed = set(re.findall(r"- `(\w+)`", text))
     assert listed == {name for name, _ in _tload.STORE_KEYS} | {"headers"}
-
-
-CHILD = """
-import multiprocessing, pathlib, sys
-
-def run(mark):
-    from tload import _store
-    _store._tload.finish_caching = lambda seconds: pathlib.Path(mark).touch()
-
-if __name__ == "__main__":
-    method, when, mark = sys.argv[1:]
-    if when == "imported before":
-        import tload
-    child = multiprocessing.get_context(method).Process(target=run, args=(mark,))
-    child.start()
-    child.join()
-    sys.exit(child.exitcode)
-"""
-
-
-@pytest.mark.parametrize("when", ["imported before", "imported in the child"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_children_of_multiprocessing_wait_for_the_cache(tmp_path: Path, method: str, when: str) -> None:
-    program, mark = tmp_path / "program.py", tmp_path / "mark"
-    program.write_text(CHILD)
-    subprocess.run([sys.executable, program, method, when, mark], check=True, timeout=120)
-    assert mark.exists()

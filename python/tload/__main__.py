@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tload import _tload
+from tload import _exit, _tload
 
 
 def main() -> int:
@@ -14,6 +14,8 @@ def main() -> int:
     # The command handles signals itself, but not those that already have a handler. Python's own
     # handler for Ctrl-C would only set a flag for an interpreter that is busy running the command.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # It waits itself too, as long as signals reach it: afterwards they have no effect.
+    _exit.forget()
     name = "tensorload" if Path(sys.argv[0]).stem == "tensorload" else "tload"
     return _tload.cli_main([name, *sys.argv[1:]])
 

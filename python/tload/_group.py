@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tload import _tload
+from tload._exit import at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,10 +41,8 @@ class Group:
         """Wrap the group that `Group.torch` or `Group.local` joined."""
         self._raw = raw
         self._about = about
-        # Registered once, however often it is called: a process that ends takes what it reads for
-        # others with it.
-        atexit.unregister(_finish_serving)
-        atexit.register(_finish_serving)
+        # A process that ends takes what it reads for others with it.
+        at_exit(_finish_serving)
 
     @classmethod
     def torch(cls, pg: ProcessGroup | None = None, *, timeout: Duration | None = None) -> Self:
@@ -131,9 +129,8 @@ class Group:
 
 
 def _finish_serving() -> None:
-    """Wait until this process reads for no other rank any more; Ctrl-C ends the wait."""
-    with suppress(KeyboardInterrupt):
-        _tload.finish_serving(_SERVING_SECONDS)
+    """Wait until this process reads for no other rank any more."""
+    _tload.finish_serving(_SERVING_SECONDS)
 
 
 @contextmanager

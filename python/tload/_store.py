@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import inspect
 import os
-import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from tload import _tload, _variables
 from tload._errors import InvalidRequestError, advise
+from tload._exit import at_exit
 from tload._options import OptionKeywords, lists, suggests_keywords
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ CACHE_VARIABLES = {
 """Environment variables of single options, which the command reads too."""
 
 EXIT_SECONDS = 10.0
-"""Time that the exit of Python waits for the cache of object stores."""
+"""Time that the end of a process waits for the cache of object stores."""
 
 
 def resolve(store: Store | None, environment: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -226,25 +224,8 @@ def _normal(key: str) -> str:
 
 
 def _finish_caching() -> None:
-    with contextlib.suppress(KeyboardInterrupt):
-        _tload.finish_caching(EXIT_SECONDS)
-
-
-def _finish_by_finalizer(_: object = None) -> None:
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util.Finalize(None, _finish_caching, exitpriority=0)
-
-
-def _after_fork() -> None:
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util.register_after_fork(_finish_caching, _finish_by_finalizer)
+    _tload.finish_caching(EXIT_SECONDS)
 
 
 # Loads do not wait for the cache; what it has not written by then would be fetched again.
-atexit.register(_finish_caching)
-# A child of multiprocessing ends without atexit, and forgets finalizers from before its fork.
-_finish_by_finalizer()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+at_exit(_finish_caching)
