@@ -16,6 +16,7 @@ import tload
 from conftest import require
 from files import Content, tile, write_file
 from test_frameworks import only, shape_in_pairs
+from test_group import Members, group_of
 from tload import _cuda, _logging, _torch
 
 if TYPE_CHECKING:
@@ -104,6 +105,22 @@ def test_two_devices_and_the_cpu_at_once(torch_cuda: gpu.TorchCuda, floats: Floa
     for name, tensor in loaded.items():
         assert torch_cuda.device_of(tensor) == places.get(name, "cuda:1")
         assert raw(tensor) == floats[1][name].raw
+
+
+@pytest.mark.usefixtures("torch_cuda")
+@pytest.mark.parametrize(("other", "is_refused"), [("cpu", True), ("cuda:1", False)])
+def test_old_torch_refuses_shared_host_memory_beside_a_gpu(
+    other: str, *, is_refused: bool, floats: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Meeting(Members):
+        def exchange(self, message: bytes, timeout: float) -> list[bytes]:
+            raise tload.PeerError(f"{len(message)} bytes, {timeout} s")
+
+    torch = require("torch")
+    monkeypatch.setattr(torch.Tensor, "__dlpack__", lambda self, stream=None: (self, stream))
+    rules = {"": "cuda:0", "layer.3.weight": other}
+    with pytest.raises(tload.UnsupportedError if is_refused else tload.PeerError):
+        tload.load(floats[0], device_map=rules, group=group_of(Meeting()), private=False)
 
 
 def test_cuda_alone_is_torchs_current_device(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:

@@ -166,6 +166,35 @@ def test_options_of_groups_have_no_effect_without_one(path: Path) -> None:
     assert tensors.report.group is None
 
 
+@pytest.fixture
+def _old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make torch one that cannot import read-only memory."""
+    torch = require("torch")
+    monkeypatch.setattr(torch.Tensor, "__dlpack__", lambda self, stream=None: (self, stream))
+
+
+@pytest.mark.usefixtures("_old_torch")
+def test_old_torch_loads_what_no_rank_shares(path: Path) -> None:
+    def load(rank: int, size: int, **keywords: Any) -> None:
+        with tload.Group.local(path.parent / f"ranks-{size}", rank, size, timeout=LONG) as group:
+            loaded.append(tload.load(path, group=group, private=False, join_timeout=LONG, **keywords))
+
+    loaded: list[dict[str, Any]] = []
+    load(0, 1)
+    other = threading.Thread(target=load, args=(1, 2), kwargs={"share": "none"})
+    other.start()
+    load(0, 2, share="none")
+    other.join()
+    assert [each["t"].numpy().tobytes() for each in loaded] == [tile(0, 100_000)] * 3
+
+
+@pytest.mark.usefixtures("_old_torch")
+def test_old_torch_refuses_what_ranks_share_before_the_load(path: Path) -> None:
+    members = Members()
+    with pytest.raises(tload.UnsupportedError, match="read-only view of a file or of memory that ranks share"):
+        tload.load(path, group=group_of(members), private=False, device="cpu")
+
+
 def test_ranks_of_torch_meet(path: Path) -> None:
     """Four ranks, one start of processes for all that they do."""
     torch = require("torch")

@@ -92,7 +92,7 @@ def stream(
             `"np"` (`numpy.ndarray`; bfloat16 and 8-bit floats need `pip install 'tload[numpy]'`),
             or `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack` can import). Default:
             `"torch"`. Tensors share the memory of the load without a copy, and are writable, except
-            with `cache="map"` and `private=False`: see `Options.writable` and `Options.private`.
+            with `cache="map"` or `private=False`: see `Options.writable` and `Options.private`.
         device: The device of the tensors: `"cpu"`; `"cuda:N"`, an NVIDIA GPU; or `"cuda"`, torch's
             current device with `framework="torch"`, else `"cuda:0"`. With `framework="torch"`, GPU
             memory comes from torch's caching allocator, on the current stream of the thread that
@@ -175,8 +175,7 @@ def stream(
         resolved = _torch.with_writable(resolved)
     with beginning(group, resolved) as joined:
         uses_gpu = _devices.uses_gpu(device, device_map)
-        is_shared = joined is not None and not uses_gpu
-        make_converter = _frameworks.converters(framework, resolved, is_shared=is_shared)
+        make_converter = _frameworks.converters(framework, resolved)
         importing = None
         if framework == "torch" and uses_gpu and _imports.are_missing(["torch"]):
             # Beside the opening, which may wait for a store.
@@ -195,6 +194,9 @@ def stream(
         except (IndexError, TypeError, ValueError) as error:
             _indices.raise_named(error, checkpoint, divided.get("slices", ()))
             raise
+        shares = joined is not None and joined.size > 1 and resolved.share != "none"
+        if shares and "cpu" in loader.devices():
+            make_converter = _frameworks.converters(framework, resolved, is_shared=True)
         dtypes = loader.dtypes()
 
         def convert_with() -> Callable[[_tload.Tensor], Any]:
