@@ -213,7 +213,8 @@ class StageTimes:
     memory_wait: float
     """Waiting for the budget, because the caller was slower than storage: `budget wait`."""
     copy_wait: float
-    """Waiting for copies to a GPU, with no read in flight, or because none could begin before."""
+    """Waiting for copies to a GPU while no read was in flight, or none could begin until a copy had
+    finished."""
     deliver: float
     """Completing tensors and handing them over."""
     verify: float

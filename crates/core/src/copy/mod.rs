@@ -3,7 +3,9 @@
 //! Owns the order of steps: list, filter, skip existing files, read the rest. `list` finds the
 //! files, `paths` checks and maps their names, and `fetch` reads them; `target` writes, `journal`
 //! and `record` persist the state, `recording` says when, `executor` keeps many requests in flight,
-//! and `cancel` cancels them. `plan` is the dry run. The copy does not parse tensors.
+//! and `cancel` cancels them. `control` shows progress to other threads. `plan` is the dry run,
+//! `beside` reads one small file without copying it, and `hub_cache` writes into the cache of
+//! `huggingface_hub`. The copy does not parse tensors.
 
 mod beside;
 mod cancel;
