@@ -307,8 +307,8 @@ pub struct StageTimes {
     pub storage_wait: f64,
     /// Waiting for the budget: the caller was slower than storage.
     pub memory_wait: f64,
-    /// Waiting for copies to a GPU while no read was in flight, or none could begin until a copy had
-    /// finished.
+    /// Waiting for copies to a GPU while no read was in flight, or none could begin until a copy
+    /// had finished.
     pub copy_wait: f64,
     /// Completing tensors and delivering them.
     pub deliver: f64,
