@@ -12,6 +12,7 @@ mod credentials;
 mod dates;
 mod delivery;
 mod hub;
+mod hub_files;
 mod listener;
 mod listing;
 mod reply;
@@ -21,6 +22,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod wire;
+mod xet;
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::hub::{encoded, identity, refusal};
+use super::hub_files::{encoded, identity, refusal};
 use super::reply::Reply;
 use super::wire::Head;
 

@@ -13,20 +13,16 @@ use std::io::{self, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-
-use aws_lc_rs::digest::{SHA256, digest};
-use serde_json::json;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::FaultyServer;
 use super::bucket;
-use super::reply::{Piece, Reply};
+use super::hub_files::{
+    Repository, SMALL, cut, file, is_large, refusal, resolve, sha256, small, tell,
+};
+use super::reply::Reply;
 use super::wire::{self, Head, Wanted};
-
-/// Path to which requests for small files are redirected.
-const SMALL: &str = "resolve-cache/";
-
-/// Suffix of large files.
-const LARGE: &str = ".safetensors";
+use super::xet::ContentStore;
 
 /// Access to a repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,12 +39,23 @@ pub enum Access {
 }
 
 /// Request as the hub received it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct HubRequest {
     /// Decoded path, without the leading slash.
     pub path: String,
     /// True if it had any token.
     pub with_token: bool,
+    /// Headers by name in lower case.
+    pub headers: BTreeMap<String, String>,
+}
+
+impl fmt::Debug for HubRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HubRequest")
+            .field("path", &self.path)
+            .field("with_token", &self.with_token)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Hub on a free port of `127.0.0.1`, and the server of its large files; both are stopped when
@@ -57,7 +64,9 @@ pub struct Hub {
     address: SocketAddr,
     files: FaultyServer,
     shared: Arc<Shared>,
-    acceptor: Option<JoinHandle<()>>,
+    /// Address of the content store.
+    store: SocketAddr,
+    acceptors: Vec<JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -65,6 +74,10 @@ struct Shared {
     inner: Mutex<Inner>,
     /// Address of the server of large files.
     elsewhere: String,
+    /// URL of the content store.
+    store: String,
+    /// URL of the hub.
+    hub: String,
 }
 
 #[derive(Default)]
@@ -76,6 +89,11 @@ struct Inner {
     stopping: bool,
     repositories: BTreeMap<String, Repository>,
     log: Vec<HubRequest>,
+    /// Content store, if large files are in one.
+    xet: Option<ContentStore>,
+    issues_no_tokens: bool,
+    /// Requests that it received.
+    queries: Vec<HubRequest>,
     terse: bool,
     undated: bool,
     /// Revisions to move, each before a request.
@@ -94,39 +112,79 @@ struct Move {
     commit: String,
 }
 
-#[derive(Default)]
-struct Repository {
-    access: Access,
-    revisions: BTreeMap<String, String>,
-    commits: BTreeMap<String, BTreeMap<String, Arc<Vec<u8>>>>,
-}
-
 impl Hub {
     /// Starts a hub without repositories.
     ///
     /// Panics if this machine has no free port on the loopback or cannot start a thread.
     pub fn start() -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-            .expect("the loopback has a free port for a test server");
-        let address = listener
-            .local_addr()
-            .expect("a bound listener knows its address");
+        let listen = || {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+                .expect("the loopback has a free port for a test server");
+            let address = listener
+                .local_addr()
+                .expect("a bound listener knows its address");
+            (listener, address)
+        };
+        let ((listener, address), (queries, store)) = (listen(), listen());
         let files = FaultyServer::start();
         let shared = Arc::new(Shared {
             elsewhere: files.url(),
+            store: format!("http://{store}"),
+            hub: format!("http://{address}"),
             ..Shared::default()
         });
-        let seen = Arc::clone(&shared);
-        let acceptor = thread::Builder::new()
-            .name("hub-accept".to_owned())
-            .spawn(move || accept_all(&listener, &seen))
-            .expect("a test may start one thread more");
+        let accept = |listener: TcpListener, is_store| {
+            let seen = Arc::clone(&shared);
+            thread::Builder::new()
+                .name("hub-accept".to_owned())
+                .spawn(move || accept_all(&listener, &seen, is_store))
+                .expect("a test may start one thread more")
+        };
+        let acceptors = vec![accept(listener, false), accept(queries, true)];
         Self {
             address,
             files,
             shared,
-            acceptor: Some(acceptor),
+            store,
+            acceptors,
         }
+    }
+
+    /// Keeps large files of later commits in a content store, too, for clients that know it (xet).
+    pub fn keep_in_xet(&self) {
+        let mut store = ContentStore::default();
+        store.set_lifetime(3600);
+        self.shared.lock().xet = Some(store);
+    }
+
+    /// Returns every request to the content store itself so far.
+    pub fn queries(&self) -> Vec<HubRequest> {
+        self.shared.lock().queries.clone()
+    }
+
+    /// Responds to the next query of the content store with this status, or with this body.
+    pub fn fail_query(&self, status: u16, body: Option<serde_json::Value>) {
+        self.with_xet(|store| store.fail(status, body));
+    }
+
+    /// Refuses the tokens for the content store that were issued so far.
+    pub fn expire_xet_tokens(&self) {
+        self.with_xet(ContentStore::expire_tokens);
+    }
+
+    /// Sets the lifetime of tokens for the content store that are issued from now on, seconds.
+    pub fn set_xet_token_lifetime(&self, seconds: i64) {
+        self.with_xet(|store| store.set_lifetime(seconds));
+    }
+
+    /// Issues no tokens for the content store from now on, as compatible hubs without one.
+    pub fn issue_no_xet_tokens(&self) {
+        self.shared.lock().issues_no_tokens = true;
+    }
+
+    fn with_xet(&self, change: impl FnOnce(&mut ContentStore)) {
+        let mut inner = self.shared.lock();
+        change(inner.xet.as_mut().expect("large files are in xet"));
     }
 
     /// Returns `http://127.0.0.1:PORT`: a value for `HF_ENDPOINT`.
@@ -143,14 +201,18 @@ impl Hub {
     /// commit's name.
     pub fn commit(&self, repository: &str, revision: &str, files: &[(&str, &[u8])]) -> String {
         let mut inner = self.shared.lock();
+        let inner = &mut *inner;
         let found = inner.repositories.entry(repository.to_owned());
         let found = found.or_default();
         let name = format!("{:040x}", found.commits.len() + 0xc0);
         let mut commit = BTreeMap::new();
         for (file, bytes) in files {
-            if file.ends_with(LARGE) {
+            if is_large(file) {
                 self.files
                     .put(&format!("{repository}/{name}/{file}"), *bytes);
+                if let Some(store) = &mut inner.xet {
+                    store.put(bytes, &self.files);
+                }
             }
             commit.insert((*file).to_owned(), Arc::new(bytes.to_vec()));
         }
@@ -210,9 +272,9 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         self.shared.lock().stopping = true;
-        if let Some(acceptor) = self.acceptor.take() {
+        for (acceptor, address) in self.acceptors.drain(..).zip([self.address, self.store]) {
             // Wakes `accept`. A panic in a thread has failed there.
-            drop(TcpStream::connect(self.address));
+            drop(TcpStream::connect(address));
             drop(acceptor.join());
         }
         for stream in &self.shared.lock().streams {
@@ -249,7 +311,7 @@ impl Inner {
     }
 }
 
-fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
+fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, is_store: bool) {
     for stream in listener.incoming() {
         let mut inner = shared.lock();
         if inner.stopping {
@@ -263,13 +325,13 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
         let thread = thread::Builder::new()
             .name("hub".to_owned())
             // An error means a client that went away, or this server's stopping.
-            .spawn(move || while let Ok(true) = serve(&stream, &shared) {});
+            .spawn(move || while let Ok(true) = serve(&stream, &shared, is_store) {});
         inner.threads.extend(thread);
     }
 }
 
 /// Serves one request; returns whether there may be another.
-fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<bool> {
+fn serve(stream: &TcpStream, shared: &Shared, is_store: bool) -> io::Result<bool> {
     let Some(head) = wire::read_head(stream)? else {
         return Ok(false);
     };
@@ -277,12 +339,21 @@ fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<bool> {
     let head = Head::parse(&head).ok_or(io::ErrorKind::InvalidData)?;
     let mut reply = {
         let mut inner = shared.lock();
-        inner.log.push(HubRequest {
+        let request = HubRequest {
             path: head.path.clone(),
             with_token: head.header("authorization").is_some(),
-        });
-        inner.make_moves(&head.path);
-        answer(&inner, &shared.elsewhere, &head)
+            headers: head.headers.clone(),
+        };
+        if is_store {
+            inner.queries.push(request);
+            let answer = |store: &mut ContentStore| store.answer(&head, &shared.elsewhere);
+            let answered = inner.xet.as_mut().map(answer);
+            answered.unwrap_or_else(|| refusal(404, "", "Not found"))
+        } else {
+            inner.log.push(request);
+            inner.make_moves(&head.path);
+            answer(&mut inner, shared, &head)
+        }
     };
     if head.method == "HEAD" {
         reply.leave_off_body();
@@ -295,13 +366,26 @@ fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<bool> {
     Ok(head.keep_alive)
 }
 
-fn answer(inner: &Inner, elsewhere: &str, head: &Head) -> Reply {
+fn answer(inner: &mut Inner, shared: &Shared, head: &Head) -> Reply {
+    if let Some((repository, _)) =
+        (head.path.strip_prefix("api/models/")).and_then(|rest| rest.split_once("/xet-read-token/"))
+    {
+        if let Err(refusal) = find(inner, repository, head, true) {
+            return refusal;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.expect("it is after 1970").as_secs();
+        let token = |store: &mut ContentStore| store.token(&shared.store, now);
+        let is_open = !inner.issues_no_tokens;
+        let token = inner.xet.as_mut().filter(|_| is_open).map(token);
+        return token.unwrap_or_else(|| refusal(404, "", "Not found"));
+    }
     if let Some(rest) = head.path.strip_prefix("api/models/") {
         let Some((repository, revision)) = rest.split_once("/revision/") else {
             return refusal(404, "", "Not found");
         };
         return match find(inner, repository, head, false) {
-            Ok(found) => tell(inner, found, revision, head),
+            Ok(found) => tell(found, revision, head, (inner.terse, inner.undated)),
             Err(refusal) => refusal,
         };
     }
@@ -333,10 +417,24 @@ fn answer(inner: &Inner, elsewhere: &str, head: &Head) -> Reply {
     };
     match find(inner, repository, head, true) {
         Ok(found) if repository.starts_with("buckets/") => {
-            let place = format!("{elsewhere}/{repository}");
+            let place = format!("{}/{repository}", shared.elsewhere);
             bucket::resolve(&found.commits[""], &place, rest, head)
         }
-        Ok(found) => resolve(found, repository, rest, elsewhere),
+        Ok(found) => {
+            let mut reply = resolve(found, repository, rest, &shared.elsewhere);
+            if let (true, Some((commit, bytes))) = (inner.xet.is_some(), file(found, rest))
+                && rest.split_once('/').is_some_and(|(_, path)| is_large(path))
+            {
+                let route = format!(
+                    "{}/api/models/{repository}/xet-read-token/{commit}",
+                    shared.hub
+                );
+                reply.set("X-Xet-Hash", sha256(bytes));
+                reply.set("X-Xet-Refresh-Route", &route);
+                reply.set("Link", format!("<{route}>; rel=\"xet-auth\""));
+            }
+            reply
+        }
         Err(refusal) => refusal,
     }
 }
@@ -370,144 +468,4 @@ fn find<'a>(
         Access::Disabled => Err(refusal(403, "", "Access to this resource is disabled.")),
         Access::Public | Access::Private(_) | Access::Gated(_) => Ok(found),
     }
-}
-
-pub(super) fn refusal(status: u16, code: &str, message: &str) -> Reply {
-    let body = json!({"error": message}).to_string();
-    let mut reply = Reply::text(status, "application/json", body);
-    if !code.is_empty() {
-        reply.set("X-Error-Code", code);
-    }
-    reply.set("X-Error-Message", message);
-    reply
-}
-
-/// Returns the contents of the commit of a revision.
-fn tell(inner: &Inner, repository: &Repository, revision: &str, head: &Head) -> Reply {
-    let commit = repository
-        .revisions
-        .get(revision)
-        .map_or(revision, String::as_str);
-    let Some(files) = repository.commits.get(commit) else {
-        return refusal(404, "RevisionNotFound", "Invalid rev id");
-    };
-    let with_blobs = head.query("blobs").is_some() && !inner.terse;
-    let sibling = |(name, bytes): (&String, &Arc<Vec<u8>>)| {
-        if !with_blobs {
-            return json!({"rfilename": name});
-        }
-        let mut sibling =
-            json!({"rfilename": name, "size": bytes.len(), "blobId": identity(bytes, 40)});
-        if name.ends_with(LARGE) {
-            let digest = sha256(bytes);
-            sibling["lfs"] = json!({"sha256": digest, "size": bytes.len(), "pointerSize": 134});
-        }
-        sibling
-    };
-    let siblings: Vec<_> = files.iter().map(sibling).collect();
-    // Each commit is one second later than the one before it.
-    let second = u64::from_str_radix(commit, 16).unwrap_or_default() % 60;
-    let mut told = json!({"sha": commit, "siblings": siblings});
-    if !inner.undated {
-        told["lastModified"] = format!("2026-01-01T00:00:{second:02}.000Z").into();
-    }
-    Reply::text(200, "application/json", told.to_string())
-}
-
-/// Returns a name that differs for different bytes, like a digest; good enough for a server without
-/// attackers.
-pub(super) fn identity(bytes: &[u8], digits: usize) -> String {
-    let sum = bytes.iter().fold(bytes.len(), |sum, byte| {
-        sum.wrapping_mul(31).wrapping_add(usize::from(*byte))
-    });
-    format!("{sum:0digits$x}")
-}
-
-/// Returns the name of the bytes in Git LFS.
-fn sha256(bytes: &[u8]) -> String {
-    let digest = digest(&SHA256, bytes);
-    let mut text = String::new();
-    for byte in digest.as_ref() {
-        fmt::Write::write_fmt(&mut text, format_args!("{byte:02x}"))
-            .expect("a string takes all that is written");
-    }
-    text
-}
-
-/// Splits `org/name/COMMIT/file` into the repository and the rest.
-fn cut(path: &str) -> (String, String) {
-    let at = path
-        .match_indices('/')
-        .nth(1)
-        .map_or(path.len(), |(at, _)| at);
-    let (repository, rest) = path.split_at(at);
-    (
-        repository.to_owned(),
-        rest.trim_start_matches('/').to_owned(),
-    )
-}
-
-/// Returns the commit and the bytes of `REVISION/file`.
-fn file<'a>(repository: &'a Repository, rest: &str) -> Option<(&'a str, &'a Arc<Vec<u8>>)> {
-    let (revision, name) = rest.split_once('/')?;
-    let commit = repository
-        .revisions
-        .get(revision)
-        .map_or(revision, String::as_str);
-    let (commit, files) = repository.commits.get_key_value(commit)?;
-    Some((commit.as_str(), files.get(name)?))
-}
-
-fn resolve(repository: &Repository, name: &str, rest: &str, elsewhere: &str) -> Reply {
-    let Some((commit, bytes)) = file(repository, rest) else {
-        return refusal(404, "EntryNotFound", "Entry not found");
-    };
-    let path = rest.split_once('/').map_or("", |(_, path)| path);
-    let place = format!("{name}/{commit}/{}", encoded(path));
-    let mut reply = if path.ends_with(LARGE) {
-        let mut reply = Reply::new(302);
-        let signature = "X-Amz-Signature=hunter2&Expires=1";
-        reply.set("Location", format!("{elsewhere}/{place}?{signature}"));
-        reply.set("X-Linked-Size", bytes.len().to_string());
-        reply.set("X-Linked-ETag", format!("\"{}\"", identity(bytes, 64)));
-        reply
-    } else {
-        let mut reply = Reply::new(307);
-        reply.set("Location", format!("/{SMALL}{place}"));
-        reply
-    };
-    reply.set("X-Repo-Commit", commit);
-    reply
-}
-
-pub(super) fn encoded(path: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-    let each = path.bytes().map(|byte| {
-        if plain(byte) {
-            char::from(byte).to_string()
-        } else {
-            format!("%{byte:02X}")
-        }
-    });
-    each.collect()
-}
-
-fn small(bytes: &Arc<Vec<u8>>, wanted: Wanted) -> Reply {
-    let size = u64::try_from(bytes.len()).expect("a length in memory fits 64 bits");
-    let Some(span) = wanted.within(size) else {
-        return refusal(416, "", "Range not satisfiable");
-    };
-    let mut reply = Reply::new(if wanted == Wanted::All { 200 } else { 206 });
-    reply.set("ETag", format!("\"{}\"", identity(bytes, 40)));
-    if wanted != Wanted::All {
-        let last = span.end - 1;
-        reply.set(
-            "Content-Range",
-            format!("bytes {}-{last}/{size}", span.start),
-        );
-    }
-    let index = |at| usize::try_from(at).expect("an offset in memory is an index");
-    let span = index(span.start)..index(span.end);
-    reply.body = vec![Piece::Shared(Arc::clone(bytes), span)];
-    reply
 }

@@ -5,3 +5,4 @@ mod processes;
 mod servers;
 #[cfg(target_os = "linux")]
 mod slowfs;
+mod xet;

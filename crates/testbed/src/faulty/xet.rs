@@ -1,0 +1,272 @@
+//! Content store of the hub in this process: xorbs, their terms, and queries for them.
+//!
+//! Implements the protocol of <https://huggingface.co/docs/xet> as `hf_xet` 1.8 reads it: version 1
+//! of queries (version 2 is answered with 404, on which clients use version 1) and all three
+//! schemes of compression. Xorbs are short, so that a file has several; equal chunks are stored
+//! once; names are digests of another kind, which readers do not check. Called by `hub.rs`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::ops::Range;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use lz4_flex::frame::FrameEncoder;
+use serde_json::{Value, json};
+
+use super::FaultyServer;
+use super::hub_files::{refusal, sha256};
+use super::reply::Reply;
+use super::wire::Head;
+
+/// Lengths of chunks, bytes, in turn: the longest permitted one, odd ones, a very short one.
+const LENGTHS: [usize; 5] = [128 << 10, 8 << 10, 30_001, 64 << 10, 3];
+
+/// Chunks of a xorb.
+const XORB_LEN: usize = 7;
+
+/// Folder of the xorbs on the server of large files.
+pub(super) const FOLDER: &str = "xorbs";
+
+/// Path prefix of queries.
+const QUERIES: &str = "v1/reconstructions/";
+
+/// Chunk in a xorb.
+#[derive(Clone, Copy)]
+struct Stored {
+    xorb: usize,
+    index: usize,
+}
+
+/// Xorb: the name it is served under, and the ends of its chunks, packed and unpacked.
+struct Xorb {
+    name: String,
+    packed: Vec<usize>,
+    lens: Vec<usize>,
+}
+
+/// Run of chunks of a xorb.
+struct Term {
+    xorb: usize,
+    chunks: Range<usize>,
+}
+
+/// All files and xorbs.
+#[derive(Default)]
+pub(super) struct ContentStore {
+    xorbs: Vec<Xorb>,
+    known: HashMap<Vec<u8>, Stored>,
+    files: BTreeMap<String, Vec<Stored>>,
+    /// Number of tokens that were issued. Only the last one is accepted.
+    tokens: usize,
+    /// Responses to the next queries.
+    faults: Vec<(u16, Option<Value>)>,
+    /// Lifetime of tokens, seconds.
+    lifetime: i64,
+}
+
+impl ContentStore {
+    /// Stores a file and returns its name.
+    pub(super) fn put(&mut self, bytes: &[u8], server: &FaultyServer) -> String {
+        let mut lens = LENGTHS.iter().cycle();
+        let mut rest = bytes;
+        let mut pieces = Vec::new();
+        while !rest.is_empty() {
+            let len = lens.next().map_or(1, |len| rest.len().min(*len));
+            let (piece, behind) = rest.split_at(len);
+            pieces.push(piece);
+            rest = behind;
+        }
+        let is_new = |piece: &&[u8]| !self.known.contains_key(&key(piece));
+        let mut fresh: Vec<_> = pieces.iter().copied().filter(is_new).collect();
+        fresh.dedup();
+        for pieces in fresh.chunks(XORB_LEN) {
+            self.put_xorb(pieces, server);
+        }
+        let stored = pieces.iter().map(|piece| self.known[&key(piece)]);
+        let name = sha256(bytes);
+        let stored = stored.collect();
+        self.files.insert(name.clone(), stored);
+        name
+    }
+
+    fn put_xorb(&mut self, pieces: &[&[u8]], server: &FaultyServer) {
+        let mut body = Vec::new();
+        let mut xorb = Xorb {
+            name: String::new(),
+            packed: Vec::new(),
+            lens: Vec::new(),
+        };
+        for (index, piece) in pieces.iter().enumerate() {
+            body.extend(packed(piece, index % 3));
+            xorb.packed.push(body.len());
+            xorb.lens.push(piece.len());
+            let stored = Stored {
+                xorb: self.xorbs.len(),
+                index,
+            };
+            self.known.entry(key(piece)).or_insert(stored);
+        }
+        xorb.name = sha256(&body);
+        server.put(&format!("{FOLDER}/{}", xorb.name), body);
+        self.xorbs.push(xorb);
+    }
+
+    /// Refuses all tokens issued so far.
+    pub(super) fn expire_tokens(&mut self) {
+        self.tokens += 1;
+    }
+
+    pub(super) fn set_lifetime(&mut self, seconds: i64) {
+        self.lifetime = seconds;
+    }
+
+    /// Responds to the next query with this status, or with this body.
+    pub(super) fn fail(&mut self, status: u16, body: Option<Value>) {
+        self.faults.push((status, body));
+    }
+
+    /// Returns the response to the request for a token.
+    pub(super) fn token(&mut self, url: &str, now: u64) -> Reply {
+        self.tokens += 1;
+        let exp = now.saturating_add_signed(self.lifetime);
+        let token = self.current();
+        let body = json!({"accessToken": token, "exp": exp, "casUrl": url});
+        let mut reply = Reply::text(200, "application/json", body.to_string());
+        // `huggingface_hub` reads these.
+        reply.set("X-Xet-Cas-Url", url);
+        reply.set("X-Xet-Access-Token", token);
+        reply.set("X-Xet-Token-Expiration", exp.to_string());
+        reply
+    }
+
+    fn current(&self) -> String {
+        format!("xet-hunter2-{}", self.tokens)
+    }
+
+    /// Responds to a query. Presigned URLs are on `elsewhere`.
+    pub(super) fn answer(&mut self, head: &Head, elsewhere: &str) -> Reply {
+        let Some(name) = head.path.strip_prefix(QUERIES) else {
+            return refusal(404, "", "Not found");
+        };
+        if head.header("authorization") != Some(&format!("Bearer {}", self.current())) {
+            return refusal(
+                401,
+                "",
+                "The token is not valid, or it has expired: xet-hunter2",
+            );
+        }
+        if !self.faults.is_empty() {
+            let (status, body) = self.faults.remove(0);
+            return match body {
+                Some(body) => Reply::text(status, "application/json", body.to_string()),
+                None => refusal(status, "", "It fails as it was told to: hunter2"),
+            };
+        }
+        let Some(stored) = self.files.get(name) else {
+            return refusal(404, "", "No such file");
+        };
+        let len = |stored: &Stored| self.xorbs[stored.xorb].lens[stored.index];
+        let total: usize = stored.iter().map(len).sum();
+        let Some(span) = head.wanted().within(total as u64) else {
+            return refusal(416, "", "Range not satisfiable");
+        };
+        let index = |at| usize::try_from(at).expect("an offset in memory is an index");
+        let (start, end) = (index(span.start), index(span.end));
+        let mut terms: Vec<Term> = Vec::new();
+        let (mut at, mut offset) = (0, 0);
+        for stored in stored {
+            let behind = at + len(stored);
+            if behind > start && at < end {
+                offset = if terms.is_empty() { start - at } else { offset };
+                match terms.last_mut() {
+                    Some(term) if term.xorb == stored.xorb && term.chunks.end == stored.index => {
+                        term.chunks.end += 1;
+                    }
+                    Some(_) | None => terms.push(Term {
+                        xorb: stored.xorb,
+                        chunks: stored.index..stored.index + 1,
+                    }),
+                }
+            }
+            at = behind;
+        }
+        let body = self.described(&terms, offset, elsewhere);
+        Reply::text(200, "application/json", body.to_string())
+    }
+
+    /// Returns terms as JSON. Ranges of one xorb that meet have one URL.
+    fn described(&self, terms: &[Term], offset: usize, elsewhere: &str) -> Value {
+        let mut places: BTreeMap<usize, Vec<Range<usize>>> = BTreeMap::new();
+        let mut sorted: Vec<&Term> = terms.iter().collect();
+        sorted.sort_by_key(|term| (term.xorb, term.chunks.start));
+        for term in sorted {
+            let places = places.entry(term.xorb).or_default();
+            match places.last_mut() {
+                Some(place) if term.chunks.start <= place.end => {
+                    place.end = place.end.max(term.chunks.end);
+                }
+                Some(_) | None => places.push(term.chunks.clone()),
+            }
+        }
+        let place = |xorb: &Xorb, chunks: &Range<usize>| {
+            let first = chunks
+                .start
+                .checked_sub(1)
+                .map_or(0, |before| xorb.packed[before]);
+            json!({
+                "range": {"start": chunks.start, "end": chunks.end},
+                "url": format!("{elsewhere}/{FOLDER}/{}?X-Amz-Signature=hunter2&Expires=1", xorb.name),
+                "url_range": {"start": first, "end": xorb.packed[chunks.end - 1] - 1},
+            })
+        };
+        let fetch_info = places.iter().map(|(xorb, places)| {
+            let xorb = &self.xorbs[*xorb];
+            let places: Vec<_> = places.iter().map(|chunks| place(xorb, chunks)).collect();
+            (xorb.name.clone(), Value::from(places))
+        });
+        let terms = terms.iter().map(|term| {
+            let xorb = &self.xorbs[term.xorb];
+            json!({
+                "hash": xorb.name,
+                "unpacked_length": xorb.lens[term.chunks.clone()].iter().sum::<usize>(),
+                "range": {"start": term.chunks.start, "end": term.chunks.end},
+            })
+        });
+        json!({
+            "offset_into_first_range": offset,
+            "terms": terms.collect::<Vec<_>>(),
+            "fetch_info": fetch_info.collect::<serde_json::Map<_, _>>(),
+        })
+    }
+}
+
+fn key(piece: &[u8]) -> Vec<u8> {
+    digest(&SHA256, piece).as_ref().to_vec()
+}
+
+/// Returns a chunk as it is sent, compressed by a scheme: none, LZ4, or LZ4 of four groups.
+fn packed(piece: &[u8], scheme: usize) -> Vec<u8> {
+    let grouped = || {
+        let group = |group| piece.iter().skip(group).step_by(4).copied();
+        (0..4).flat_map(group).collect::<Vec<u8>>()
+    };
+    let body = match scheme {
+        0 => piece.to_vec(),
+        1 => lz4(piece),
+        _ => lz4(&grouped()),
+    };
+    let three = |len: usize| (len as u64).to_le_bytes().into_iter().take(3);
+    let scheme = u8::try_from(scheme).expect("one of three");
+    let header = [0].into_iter().chain(three(body.len())).chain([scheme]);
+    header
+        .chain(three(piece.len()))
+        .chain(body.iter().copied())
+        .collect()
+}
+
+fn lz4(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = FrameEncoder::new(Vec::new());
+    let written = encoder.write_all(bytes);
+    written.expect("memory takes all that is written");
+    encoder.finish().expect("memory takes all that is written")
+}
