@@ -327,7 +327,7 @@ def open(
             read from the cache of the package huggingface_hub (`HF_HUB_CACHE`, `HF_HOME`) if all
             its weights are there, without asking whether its branch has moved on; else from the Hub
             (`HF_ENDPOINT`), by ranges, and nothing is written to the cache. All files are read from
-            one commit. `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and
+            one commit. `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`, `HF_HUB_DISABLE_XET` and
             `HF_HUB_DISABLE_IMPLICIT_TOKEN` have the same meaning as in that package.
         store: Options of object stores: a mapping with the keys below. It overrides, key by key,
             the variable `TLOAD_STORE` (`KEY=VALUE` pairs, one per line), which overrides the

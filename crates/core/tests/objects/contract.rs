@@ -31,7 +31,7 @@ fn sources(site: &Rc<Site>) {
 
 on_sites!(
     sources: in_memory, throttled, limited, faulty, faulty_web, versitygw, versitygw_tls, s3s_fs, moto, fake_gcs, azurite,
-    nginx, nginx_tls, nginx_basic, nginx_redirect, registry, sliced,
+    nginx, nginx_tls, nginx_basic, nginx_redirect, registry, hub_xet, sliced,
 );
 
 fn open_engine(site: &Site, folder: usize, request: &EngineRequest<'_>) -> EngineUnderTest {

@@ -70,7 +70,7 @@ impl Model {
         ]
     }
 
-    fn shards(&self) -> [&[u8]; 2] {
+    pub(crate) fn shards(&self) -> [&[u8]; 2] {
         [&self.shards[0], &self.shards[1]]
     }
 }
@@ -318,12 +318,12 @@ fn file_differing_from_hub_list_is_error() {
     );
 }
 
-fn copy(hub: &Hub, rest: &str, target: &Path) -> CopyReport {
+pub(crate) fn copy(hub: &Hub, rest: &str, target: &Path) -> CopyReport {
     let copy = Copy::new(&location(rest), target).store(store(hub, &[]));
     copy.run().expect("copies")
 }
 
-fn assert_copied(target: &Path, model: &Model) {
+pub(crate) fn assert_copied(target: &Path, model: &Model) {
     for (name, bytes) in model.files() {
         let copied = target.join(name);
         if name.starts_with('.') {

@@ -44,3 +44,4 @@ mod stalls;
 mod tampered;
 mod unversioned;
 mod verified;
+mod xet;

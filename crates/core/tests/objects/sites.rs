@@ -14,7 +14,7 @@ use serde_json::json;
 use tload::storage::ObjectSource;
 use tload::{Checkpoint, Location, Protocol, Result, StoreOptions};
 use tload_testbed::{
-    Azurite, FakeGcs, FaultyServer, Moto, Nginx, Proxy, Registry, S3Server, S3sFs, Stream,
+    Azurite, FakeGcs, FaultyServer, Hub, Moto, Nginx, Proxy, Registry, S3Server, S3sFs, Stream,
     Toxiproxy, Versitygw, require,
 };
 
@@ -300,6 +300,17 @@ pub(crate) fn registry() -> Option<Site> {
         let all: Vec<_> = layers.values().cloned().collect();
         server.push(BUCKET, "v1", &all).expect("the push succeeds");
     }))
+}
+
+/// Starts a hub with a content store. Each object is in a commit of its own.
+pub(crate) fn hub_xet() -> Site {
+    let hub = Hub::start();
+    hub.keep_in_xet();
+    let options = options(&[("endpoint", &hub.url())]);
+    let repository = format!("org/{BUCKET}");
+    Site::at(format!("hf://{repository}"), options, move |key, bytes| {
+        hub.commit(&repository, "main", &[(key, bytes)]);
+    })
 }
 
 /// Starts an nginx whose files are below `path` of the address that `url` picks.

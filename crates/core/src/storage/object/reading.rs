@@ -21,7 +21,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
 use super::retrying::wait;
-use super::store::{Fault, READ_TIMEOUT};
+use super::store::{Fault, READ_TIMEOUT, ResponseCapture};
 use super::{Events, ObjectSource, Receive};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::memory::Provenance;
@@ -271,6 +271,11 @@ impl ObjectSource {
     fn answer(&self, wanted: Range<u64>) -> Answer<'_> {
         let at = wanted.start;
         let begun = async move {
+            let by_xet = self.0.store.by_xet(&self.0.path, wanted.clone());
+            if let Some((meta, pieces)) = by_xet.await? {
+                self.require_same(&meta, &ResponseCapture::default())?;
+                return Ok(pieces);
+            }
             let (result, captured) = self.ask(wanted.clone()).await?;
             self.require_same(&result.meta, &captured)?;
             if result.range != wanted {
@@ -297,7 +302,7 @@ impl ObjectSource {
                 };
                 Some((Err(fault), None))
             });
-            Ok(pieces)
+            Ok(pieces.boxed())
         };
         let body = Box::pin(stream::once(begun).try_flatten());
         Answer { at, body }

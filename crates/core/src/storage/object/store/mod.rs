@@ -68,6 +68,7 @@ use self::first_connection::FirstConnection;
 use self::hub::Commit;
 use self::hub::bucket::{Bucket, level};
 use self::hub::repository::{Repository, cut};
+use self::hub::xet::Xet;
 use self::oci::Registry;
 use self::redactor::Redactor;
 use self::requests::Standing;
@@ -321,7 +322,15 @@ impl Store {
         commit
             .describe(path, &mut result.meta)
             .map_err(|message| self.misbehaved(&captured, &message))?;
+        if let Some(xet) = self.xet() {
+            xet.learn(commit.name(), path, &result.meta, &captured);
+        }
         Ok((result, captured))
+    }
+
+    /// Returns the hub's content store, if the store is a repository of a hub and may use it.
+    fn xet(&self) -> Option<&Xet> {
+        self.repository.as_ref()?.xet.as_ref()
     }
 
     /// Requests length and identity of an object, once.

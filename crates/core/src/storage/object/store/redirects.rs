@@ -24,13 +24,22 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use url::Url;
 
 use super::addresses::{Reach, Resolver};
-use super::response_capture::{asks_host, came_over};
+use super::response_capture::{asks_host, came_over, responded};
 
 /// Maximum number of redirects of one request: as many as browsers and `reqwest` follow, or fewer.
 const REDIRECTS_MAX: usize = 10;
 
 /// Headers that are forwarded to another origin: they select the bytes and the version.
 const KEPT: [HeaderName; 3] = [header::ACCEPT, header::RANGE, header::IF_MATCH];
+
+/// Marks a request to a URL that a response of `host` has named, beside redirects: the same rules
+/// apply to it. No header of an option is added.
+#[derive(Clone, Debug)]
+pub(in crate::storage) struct NamedBy {
+    pub(in crate::storage) host: Url,
+    /// Networks that the host is in.
+    pub(in crate::storage) reach: Reach,
+}
 
 /// HTTP client that follows redirects by these rules. The inner client follows none, and has no
 /// timeout for a whole request.
@@ -66,7 +75,10 @@ impl HttpService for Following {
 
 impl Following {
     async fn follow(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        if self.number >= self.own.load(Ordering::Relaxed) {
+        let named = request.extensions_mut().remove::<NamedBy>();
+        if let Some(named) = &named {
+            self.admit(named, request.uri())?;
+        } else if self.number >= self.own.load(Ordering::Relaxed) {
             for (name, value) in &self.headers {
                 let entry = request.headers_mut().entry(name);
                 if let header::Entry::Vacant(entry) = entry {
@@ -77,13 +89,17 @@ impl Following {
         let method = request.method().clone();
         let mut headers = request.headers().clone();
         let mut at = request.uri().clone();
-        let mut reach = None;
+        let mut reach = named.map(|named| named.reach);
         let mut redirects = 0;
         loop {
             let response = HttpService::call(&self.client, request).await?;
             if redirects == 0 {
                 let connection = self.resolver.connection(&response, &at);
                 connection.into_iter().for_each(came_over);
+            }
+            // Other hosts do not name the contents.
+            if reach.is_none() {
+                responded(response.headers());
             }
             // Only GET and HEAD are redirected. Other requests have a body, which may be a secret.
             let is_question = method == Method::GET || method == Method::HEAD;
@@ -115,6 +131,18 @@ impl Following {
             *request.uri_mut() = at.clone();
             *request.headers_mut() = headers.clone();
         }
+    }
+}
+
+impl Following {
+    /// Refuses a URL that the host must not name.
+    fn admit(&self, named: &NamedBy, uri: &Uri) -> Result<(), Refused> {
+        let url = Url::parse(&uri.to_string()).map_err(|_| Refused::Scheme)?;
+        if url.origin() != named.host.origin() {
+            check(&named.host, &url, named.reach)?;
+            self.resolver.limit(&url, named.reach);
+        }
+        Ok(())
     }
 }
 

@@ -59,6 +59,8 @@ pub(crate) struct ResponseCapture {
     pub(crate) code: Option<String>,
     /// The store's text for the failure, verbatim.
     pub(crate) message: Option<String>,
+    /// The hub's name for the contents of a file in its content store.
+    pub(in crate::storage) xet_hash: Option<String>,
     /// The object's own checksums, if they were requested.
     pub(crate) stated: Vec<(&'static str, String)>,
     /// Secrets that the captured requests carried, including those before the last one.
@@ -130,6 +132,13 @@ pub(in crate::storage) fn connects() {
 /// Records the connection that the first response came over.
 pub(in crate::storage) fn came_over(connection: Connection) {
     update(|captured| captured.connection = Some(connection));
+}
+
+/// Records a response of the host that the request went to first, which may redirect.
+pub(in crate::storage) fn responded(headers: &HeaderMap) {
+    if let Some(hash) = text(headers, "x-xet-hash") {
+        update(|captured| captured.xet_hash = Some(hash.to_owned()));
+    }
 }
 
 /// Returns whether the last response is of the host that was asked, not of one that it redirected

@@ -5,6 +5,7 @@
 //! file or redirects to its location, by a link that is valid for a while. The HTTP client follows
 //! the redirect each time: an expired link is never used, and each request costs one more round
 //! trip to the hub. The token is sent to the hub only, not to other hosts that it redirects to.
+//! Files in the hub's content store are read from there once they are open (`xet/`).
 
 pub(in crate::storage) mod bucket;
 mod cache;
@@ -12,6 +13,7 @@ mod listing;
 pub(in crate::storage) mod repository;
 mod settings;
 mod status_error;
+pub(in crate::storage) mod xet;
 
 use object_store::ClientOptions;
 use object_store::client::{HttpClient, HttpConnector};
@@ -29,7 +31,8 @@ pub(in crate::storage) use self::listing::Commit;
 pub(crate) use self::listing::assert_levels_are_whole;
 
 use self::repository::Repository;
-use self::settings::{Token, endpoint, token_path};
+use self::settings::{Token, endpoint, is_xet_disabled, token_path};
+use self::xet::Xet;
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::classification::Hints;
 use super::client::Extras;
@@ -105,10 +108,14 @@ fn open(opening: &Opening) -> Result<OpenStore> {
             .with_location(opening.url.shown())
             .with_hint("check the option endpoint or HF_ENDPOINT")
     })?;
+    let xet = (!is_xet_disabled(opening.environment))
+        .then(|| Xet::new(client.clone(), &endpoint, &id.repository))
+        .flatten();
     let repository = Repository {
         client,
         url,
         commit: OnceCell::new(),
+        xet,
     };
     Ok(OpenStore {
         repository: Some(repository),

@@ -11,6 +11,7 @@ use object_store::{GetResult, GetResultPayload};
 use tokio::sync::OnceCell;
 
 use super::listing::Commit;
+use super::xet::Xet;
 
 /// Longest list of a repository's files, bytes: 100,000 files take about half of it.
 const LIST_BYTES_MAX: usize = 64 << 20;
@@ -24,6 +25,8 @@ pub(in crate::storage) struct Repository {
     /// URL of the hub's description of it.
     pub(super) url: http::Uri,
     pub(in crate::storage) commit: OnceCell<Commit>,
+    /// Content store, unless it is disabled.
+    pub(in crate::storage) xet: Option<Xet>,
 }
 
 impl Repository {
@@ -33,6 +36,7 @@ impl Repository {
             client: self.client.clone(),
             url: self.url.clone(),
             commit: OnceCell::new(),
+            xet: self.xet.as_ref().map(Xet::again),
         }
     }
 

@@ -139,6 +139,12 @@ pub(in crate::storage) fn is_offline(environment: &Environment) -> bool {
     }
 }
 
+/// Returns whether the environment forbids the hub's content store, so that files are read by its
+/// bridge.
+pub(in crate::storage) fn is_xet_disabled(environment: &Environment) -> bool {
+    environment.is_set("HF_HUB_DISABLE_XET")
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;

@@ -1,0 +1,247 @@
+//! Content store of a hub (xet): which files are in it, the token for it, and whether it is used.
+//! Called by [`crate::storage::object::store::Store`].
+//!
+//! ```text
+//!  resolve/COMMIT/FILE ──▶ X-Xet-Hash                       at the opening, by the bridge
+//!  api/models/…/xet-read-token/COMMIT ──▶ token, content store           once per repository
+//!  STORE/v1/reconstructions/HASH ──▶ terms, presigned URLs               per range
+//!  presigned URLs ──▶ chunks                                             per term
+//! ```
+//!
+//! The hub redirects the first request for a file to its bridge, as all requests without xet, and
+//! names the contents in that response. From then on ranges come from the content store, which
+//! cannot change: the hash names the bytes. Until the store has delivered something, any failure of
+//! it turns it off, and the bridge is used, as for files that are not in it.
+//!
+//! The protocol is <https://huggingface.co/docs/xet>. The token of the hub goes to the hub only,
+//! that of the content store to the content store only, and presigned URLs get neither.
+
+mod reading;
+mod terms;
+mod unpack;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
+use http::HeaderValue;
+use object_store::ObjectMeta;
+use object_store::client::HttpClient;
+use object_store::path::Path;
+use serde::Deserialize;
+use url::Url;
+
+use self::reading::Reading;
+use super::repository::ask;
+use crate::storage::object::store::addresses::Reach;
+use crate::storage::object::store::response_capture::{ResponseCapture, reach_of_peer};
+use crate::storage::object::store::{Fault, Store};
+use crate::sync::lock::Mutex;
+
+/// Time before a token expires at which it is renewed: `REFRESH_BUFFER_SEC` in `cas_client/auth.rs`
+/// of xet-client 1.6.
+const MARGIN: Duration = Duration::from_secs(30);
+
+/// Longest lifetime of a token that is believed.
+const LIFETIME_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Digits of the name of a file's contents (<https://huggingface.co/docs/xet/file-id>).
+const HASH_DIGITS: usize = 64;
+
+/// Content store of one repository, as far as it is known.
+pub(in crate::storage) struct Xet {
+    client: HttpClient,
+    /// URL of the hub.
+    hub: Url,
+    /// URL of tokens, without the commit (<https://huggingface.co/docs/xet/auth>).
+    tokens: String,
+    files: Mutex<BTreeMap<Path, Arc<File>>>,
+    access: tokio::sync::Mutex<Option<Arc<Access>>>,
+    /// True once a byte has come from the content store.
+    has_delivered: AtomicBool,
+    is_off: AtomicBool,
+}
+
+/// File in the content store.
+struct File {
+    hash: String,
+    commit: String,
+    meta: ObjectMeta,
+}
+
+/// Address of the content store, and the token for it.
+struct Access {
+    url: String,
+    token: HeaderValue,
+    until: Instant,
+    /// Networks that the hub is in.
+    reach: Reach,
+}
+
+/// Response to the request for a token.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    access_token: String,
+    /// Seconds since 1970.
+    exp: u64,
+    cas_url: String,
+}
+
+impl Xet {
+    /// Returns the content store of a repository at a hub; `None` if the endpoint is no URL.
+    pub(super) fn new(client: HttpClient, endpoint: &str, repository: &str) -> Option<Self> {
+        Some(Self {
+            client,
+            hub: Url::parse(endpoint).ok()?,
+            tokens: format!("{endpoint}/api/models/{repository}/xet-read-token"),
+            files: Mutex::default(),
+            access: tokio::sync::Mutex::default(),
+            has_delivered: AtomicBool::new(false),
+            is_off: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns the content store as another opening has it.
+    pub(super) fn again(&self) -> Self {
+        Self {
+            client: self.client.clone(),
+            hub: self.hub.clone(),
+            tokens: self.tokens.clone(),
+            files: Mutex::default(),
+            access: tokio::sync::Mutex::default(),
+            has_delivered: AtomicBool::new(false),
+            is_off: AtomicBool::new(false),
+        }
+    }
+
+    /// Records the hub's name for the contents of a file, if its response has one.
+    pub(in crate::storage) fn learn(
+        &self,
+        commit: &str,
+        file: &Path,
+        meta: &ObjectMeta,
+        captured: &ResponseCapture,
+    ) {
+        let is_name = |hash: &&String| {
+            hash.len() == HASH_DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
+        };
+        let Some(hash) = captured.xet_hash.as_ref().filter(is_name) else {
+            return;
+        };
+        let learned = File {
+            hash: hash.clone(),
+            commit: commit.to_owned(),
+            meta: meta.clone(),
+        };
+        self.files.lock().insert(file.clone(), Arc::new(learned));
+    }
+
+    fn find(&self, file: &Path) -> Option<Arc<File>> {
+        if self.is_off.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.files.lock().get(file).cloned()
+    }
+
+    /// Stops using the content store, unless it has delivered something; returns whether it is off.
+    fn turn_off(&self) -> bool {
+        if !self.has_delivered.load(Ordering::Relaxed) {
+            self.is_off.store(true, Ordering::Relaxed);
+        }
+        self.is_off.load(Ordering::Relaxed)
+    }
+
+    /// Returns the token for the content store: the last one, or another one if that has expired or
+    /// was `refused`.
+    async fn access(
+        &self,
+        store: &Store,
+        commit: &str,
+        refused: Option<&Arc<Access>>,
+    ) -> Result<Arc<Access>, Fault> {
+        let mut held = self.access.lock().await;
+        let is_refused = |access: &Arc<Access>| refused.is_some_and(|one| Arc::ptr_eq(one, access));
+        if let Some(access) = &*held
+            && Instant::now() < access.until
+            && !is_refused(access)
+        {
+            return Ok(Arc::clone(access));
+        }
+        let began = Instant::now();
+        let question = || async {
+            let url = format!("{}/{commit}", self.tokens).parse();
+            let url = url.map_err(|_| super::repository::failed("a URL that is none".into()))?;
+            let (_, answer) = ask(&self.client, url).await?;
+            let reach = Reach::from_host(&self.hub).or_else(reach_of_peer);
+            Ok((answer, reach.unwrap_or(Reach::Public)))
+        };
+        let ((answer, reach), captured) = store.request("GET", question).await?;
+        // The cause is left out: it may quote the token.
+        let malformed = || store.malformed("it is not a token for the content store", &captured);
+        let answer: Answer = serde_json::from_slice(&answer).map_err(|_| malformed())?;
+        let mut token = HeaderValue::from_str(&format!("Bearer {}", answer.access_token))
+            .map_err(|_| malformed())?;
+        token.set_sensitive(true);
+        let ours = SystemTime::now().duration_since(UNIX_EPOCH).ok();
+        let theirs = captured.date.and_then(|date| u64::try_from(date).ok());
+        let now = theirs.or(ours.map(|now| now.as_secs())).unwrap_or_default();
+        let lifetime = Duration::from_secs(answer.exp.saturating_sub(now)).min(LIFETIME_MAX);
+        let access = Arc::new(Access {
+            url: answer.cas_url.trim_end_matches('/').to_owned(),
+            token,
+            until: began + lifetime.saturating_sub(MARGIN),
+            reach,
+        });
+        *held = Some(Arc::clone(&access));
+        Ok(access)
+    }
+}
+
+/// Range of a file as it arrives: all of its bytes or a failure, and never one more.
+pub(crate) type Pieces<'a> = BoxStream<'a, Result<Bytes, Fault>>;
+
+impl Store {
+    /// Requests a range of a file from the hub's content store, and returns the metadata that the
+    /// hub sent with the file's hash; `None` if the file is to be read by the bridge.
+    pub(crate) async fn by_xet(
+        &self,
+        path: &Path,
+        range: Range<u64>,
+    ) -> Result<Option<(ObjectMeta, Pieces<'_>)>, Fault> {
+        let Some(xet) = self.xet() else {
+            return Ok(None);
+        };
+        let Some(file) = xet.find(path).filter(|file| range.end <= file.meta.size) else {
+            return Ok(None);
+        };
+        let meta = file.meta.clone();
+        let mut reading = Reading::new(self, xet, file, range);
+        let first = match reading.next().await {
+            Ok(first) => first,
+            Err(fault) if xet.turn_off() => {
+                tracing::info!(
+                    error = %fault.error,
+                    "files are read by the hub's bridge, because its content store failed"
+                );
+                return Ok(None);
+            }
+            Err(fault) => return Err(fault),
+        };
+        xet.has_delivered.store(true, Ordering::Relaxed);
+        let rest = stream::unfold(Some(reading), |reading| async move {
+            let mut reading = reading?;
+            match reading.next().await {
+                Ok(bytes) => Some((Ok(bytes?), Some(reading))),
+                Err(fault) => Some((Err(fault), None)),
+            }
+        });
+        let pieces = stream::iter(first.map(Ok)).chain(rest);
+        Ok(Some((meta, pieces.boxed())))
+    }
+}

@@ -1,0 +1,300 @@
+//! Requests a range of a file from the content store, term by term, and unpacks it as it arrives.
+//!
+//! One request at a time: the engine reads many ranges at once. At most a frame of the connection
+//! and two chunks are in memory.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use http::header::{AUTHORIZATION, CONTENT_RANGE, RANGE};
+use http::{HeaderValue, StatusCode, Uri};
+use object_store::client::{HttpError, HttpRequest, HttpRequestBody, HttpResponse};
+
+use super::terms::{self, Step};
+use super::unpack::Unpacker;
+use super::{Access, File, Xet};
+use crate::error::{Error, ErrorKind};
+use crate::storage::object::asking::status;
+use crate::storage::object::store::classification::{Classification, Judged};
+use crate::storage::object::store::hub::repository::failed;
+use crate::storage::object::store::redirects::NamedBy;
+use crate::storage::object::store::{Fault, ResponseCapture, Store};
+use crate::sync::retry::Transient;
+
+/// Number of bytes whose places are asked for at once: bounds the response.
+const PLACES_BYTES_MAX: u64 = 64 << 20;
+
+/// Longest response with places, bytes: 4000 terms with presigned URLs of 1 KiB.
+const ANSWER_MAX: usize = 4 << 20;
+
+const HINT: &str =
+    "try again; with HF_HUB_DISABLE_XET=1 the file is read by the hub's bridge instead";
+
+/// Sender of the requests for one file.
+struct Sender<'a> {
+    store: &'a Store,
+    xet: &'a Xet,
+    file: Arc<File>,
+}
+
+/// Range of a file that is being read.
+pub(super) struct Reading<'a> {
+    sender: Sender<'a>,
+    /// Bytes that have not been returned.
+    rest: Range<u64>,
+    steps: VecDeque<Step>,
+    body: Option<Body>,
+    /// True if a presigned URL was refused, and no newer one has been accepted since.
+    is_renewed: bool,
+}
+
+/// Response with the chunks of a term.
+struct Body {
+    frames: BoxStream<'static, Result<Bytes, HttpError>>,
+    captured: ResponseCapture,
+    unpacker: Unpacker,
+    step: Step,
+    /// Number of chunks so far, and of bytes in those of the term.
+    count: u32,
+    unpacked: u64,
+}
+
+impl<'a> Reading<'a> {
+    pub(super) fn new(store: &'a Store, xet: &'a Xet, file: Arc<File>, range: Range<u64>) -> Self {
+        Self {
+            sender: Sender { store, xet, file },
+            rest: range,
+            steps: VecDeque::new(),
+            body: None,
+            is_renewed: false,
+        }
+    }
+
+    /// Returns the next bytes of the range; `None` at its end.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Fault> {
+        while !self.rest.is_empty() {
+            let Some(body) = &mut self.body else {
+                self.open_next().await?;
+                continue;
+            };
+            let Some(mut bytes) = body.next(self.sender.store).await? else {
+                self.body = None;
+                continue;
+            };
+            let most = usize::try_from(self.rest.end - self.rest.start).unwrap_or(usize::MAX);
+            bytes.truncate(most);
+            self.rest.start += bytes.len() as u64;
+            return Ok(Some(bytes));
+        }
+        Ok(None)
+    }
+
+    /// Requests the chunks of the next term. If its URL is refused, as it is when it has expired,
+    /// new ones are asked for, once.
+    async fn open_next(&mut self) -> Result<(), Fault> {
+        let sender = &self.sender;
+        let access = sender.access(None).await?;
+        let Some(step) = self.steps.pop_front() else {
+            self.steps = sender.ask_places(access, &self.rest).await?;
+            return Ok(());
+        };
+        let range = &step.bytes;
+        let text = format!("bytes={}-{}", range.start, range.end - 1);
+        let answer = sender.send(&access, &step.url, &text, false).await;
+        let (response, captured) = match answer {
+            Err(fault) if !self.is_renewed && is_denied(&fault) => {
+                tracing::debug!("a presigned URL was refused");
+                self.is_renewed = true;
+                self.steps.clear();
+                return Ok(());
+            }
+            answer => answer?,
+        };
+        let prefix = format!("bytes {}-{}/", range.start, range.end - 1);
+        let sent = response.headers().get(CONTENT_RANGE);
+        let is_range = sent.is_some_and(|sent| sent.as_bytes().starts_with(prefix.as_bytes()));
+        if response.status() != StatusCode::PARTIAL_CONTENT || !is_range {
+            let message = "the content store sent other bytes than requested";
+            return Err(fault(sender.store, &captured, message, None));
+        }
+        self.is_renewed = false;
+        self.body = Some(Body {
+            frames: response.into_body().bytes_stream(),
+            captured,
+            unpacker: Unpacker::default(),
+            step,
+            count: 0,
+            unpacked: 0,
+        });
+        Ok(())
+    }
+}
+
+impl Sender<'_> {
+    /// Returns the token for the content store, another one than the `refused` one.
+    async fn access(&self, refused: Option<&Arc<Access>>) -> Result<Arc<Access>, Fault> {
+        self.xet
+            .access(self.store, &self.file.commit, refused)
+            .await
+    }
+
+    /// Asks for the places of the beginning of a range. If the token is refused, another one is
+    /// asked for, once.
+    async fn ask_places(
+        &self,
+        access: Arc<Access>,
+        rest: &Range<u64>,
+    ) -> Result<VecDeque<Step>, Fault> {
+        let end = rest.end.min(rest.start.saturating_add(PLACES_BYTES_MAX));
+        let range = format!("bytes={}-{}", rest.start, end - 1);
+        let ask = async |access: &Access| {
+            let url = format!("{}/v1/reconstructions/{}", access.url, self.file.hash);
+            let url = url.parse().map_err(|_| {
+                let message = "the hub names a content store that is not a URL";
+                fault(self.store, &ResponseCapture::default(), message, None)
+            })?;
+            self.send(access, &url, &range, true).await
+        };
+        let (response, captured) = match ask(&access).await {
+            Err(fault) if is_denied(&fault) => {
+                let access = self.access(Some(&access)).await?;
+                ask(&access).await?
+            }
+            answer => answer?,
+        };
+        let mut answer = Vec::new();
+        let mut frames = response.into_body().bytes_stream();
+        while let Some(bytes) = frames.next().await {
+            let bytes = bytes.map_err(|error| broken(self.store, &captured, error))?;
+            answer.extend_from_slice(&bytes);
+            if answer.len() > ANSWER_MAX {
+                let message =
+                    format!("the content store sent more than {ANSWER_MAX} bytes of places");
+                return Err(fault(self.store, &captured, &message, None));
+            }
+        }
+        terms::parse(&answer, end - rest.start)
+            .map_err(|what| fault(self.store, &captured, &what, None))
+    }
+
+    /// Sends a request to a host that the hub has named, with the token if `is_store`.
+    async fn send(
+        &self,
+        access: &Access,
+        url: &Uri,
+        range: &str,
+        is_store: bool,
+    ) -> Result<(HttpResponse, ResponseCapture), Fault> {
+        let ask = || async {
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            *request.uri_mut() = url.clone();
+            let range = HeaderValue::from_str(range).map_err(|error| failed(error.into()))?;
+            request.headers_mut().insert(RANGE, range);
+            if is_store {
+                request
+                    .headers_mut()
+                    .insert(AUTHORIZATION, access.token.clone());
+            }
+            request.extensions_mut().insert(NamedBy {
+                host: self.xet.hub.clone(),
+                reach: access.reach,
+            });
+            let response = self.xet.client.execute(request).await;
+            let response = response.map_err(|error| failed(error.into()))?;
+            if response.status().is_success() {
+                return Ok(response);
+            }
+            Err(failed(Box::new(Judged(refusal(response.status())))))
+        };
+        self.store.request("GET", ask).await
+    }
+}
+
+impl Body {
+    /// Returns the next bytes of the term that belong to the range; `None` at its end.
+    async fn next(&mut self, store: &Store) -> Result<Option<Bytes>, Fault> {
+        let last = self.step.leading + self.step.count;
+        while self.count < last {
+            let damaged =
+                |what: String| fault(store, &self.captured, &what, Some(Transient::Broken));
+            let Some(len) = self.unpacker.next_len().map_err(damaged)? else {
+                match self.frames.next().await {
+                    Some(Ok(bytes)) => self.unpacker.push(&bytes),
+                    Some(Err(error)) => return Err(broken(store, &self.captured, error)),
+                    None => {
+                        let what = "the content store's response ended within a chunk";
+                        return Err(damaged(what.to_owned()));
+                    }
+                }
+                continue;
+            };
+            self.count += 1;
+            if self.count <= self.step.leading {
+                self.unpacker.skip();
+                continue;
+            }
+            let len = len as u64;
+            self.unpacked += len;
+            let (unpacked, wanted) = (self.unpacked, self.step.unpacked);
+            // Compared before the last bytes are returned.
+            if unpacked > wanted || (self.count == last && unpacked < wanted) {
+                let what = format!("a term has {unpacked} bytes instead of {wanted}");
+                return Err(damaged(what));
+            }
+            let skip = self.step.skip.min(len);
+            self.step.skip -= skip;
+            if skip == len {
+                self.unpacker.skip();
+                continue;
+            }
+            let bytes = self.unpacker.unpack().map_err(damaged)?;
+            return Ok(Some(
+                bytes.slice(usize::try_from(skip).unwrap_or(usize::MAX)..),
+            ));
+        }
+        Ok(None)
+    }
+}
+
+/// Returns whether a token or a presigned URL was refused.
+fn is_denied(fault: &Fault) -> bool {
+    matches!(status(&fault.error), Some(401 | 403))
+}
+
+/// Classifies an error response of the content store or of the host of a presigned URL.
+fn refusal(status: StatusCode) -> Classification {
+    let message = format!(
+        "the hub's content store responded with status {}",
+        status.as_u16()
+    );
+    let classification = Classification::new(ErrorKind::Remote, message).hint(HINT);
+    match status.as_u16() {
+        408 | 425 | 429 | 503 => classification.transient(Transient::Busy),
+        401 | 403 | 500.. => classification.transient(Transient::Broken),
+        _ => classification,
+    }
+}
+
+fn fault(
+    store: &Store,
+    captured: &ResponseCapture,
+    message: &str,
+    transient: Option<Transient>,
+) -> Fault {
+    Fault {
+        error: Error::new(ErrorKind::Remote, message)
+            .with_request(store.failed_request(captured, "GET"))
+            .with_hint(HINT),
+        transient,
+        asked: None,
+    }
+}
+
+/// Translates a failure of a body.
+fn broken(store: &Store, captured: &ResponseCapture, error: HttpError) -> Fault {
+    store.fault(&failed(error.into()), captured, "GET")
+}

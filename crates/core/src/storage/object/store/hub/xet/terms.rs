@@ -1,0 +1,263 @@
+//! Places of a range of a file in the content store: the response to a reconstruction query,
+//! checked and turned into requests. Pure.
+//!
+//! A file is a sequence of terms: runs of chunks of xorbs, which are objects of at most 64 MiB. The
+//! response has the terms of the range, the offset of the range in the first one, and presigned
+//! URLs for the bytes of each xorb (<https://huggingface.co/docs/xet/download-protocol>). This is
+//! version 1 of the query, whose URLs are for one range each; those of version 2 may be for several
+//! ranges at once, which servers answer with `multipart/byteranges`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use http::Uri;
+use serde::Deserialize;
+
+use super::unpack::{PACKED_MAX, UNPACKED_MAX};
+
+/// Chunks in a xorb: `MAX_XORB_CHUNKS` in `xorb_object/constants.rs` of xet-core-structures 1.6.
+const COUNT_MAX: u32 = 8 * 1024;
+
+/// Terms in a response. A range that is asked for at once has a term for each 8 KiB at most.
+const TERMS_MAX: usize = 8 * 1024;
+
+/// Response to a reconstruction query.
+#[derive(Deserialize)]
+struct Answer {
+    offset_into_first_range: u64,
+    terms: Vec<Term>,
+    /// Places of xorbs by their hashes.
+    fetch_info: BTreeMap<String, Vec<Place>>,
+}
+
+#[derive(Deserialize)]
+struct Term {
+    hash: String,
+    unpacked_length: u64,
+    range: Numbers<u32>,
+}
+
+#[derive(Deserialize)]
+struct Place {
+    range: Numbers<u32>,
+    url: String,
+    /// The end is inclusive.
+    url_range: Numbers<u64>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct Numbers<T> {
+    start: T,
+    end: T,
+}
+
+/// Request for the chunks of one term.
+pub(super) struct Step {
+    pub(super) url: Uri,
+    /// Bytes of the xorb to request.
+    pub(super) bytes: Range<u64>,
+    /// Number of chunks in front of the first one of the term.
+    pub(super) leading: u32,
+    /// Number of chunks of the term.
+    pub(super) count: u32,
+    /// Length of the term.
+    pub(super) unpacked: u64,
+    /// Number of bytes of the term that precede the range.
+    pub(super) skip: u64,
+}
+
+/// Parses the response to a query for `len` bytes. The error describes what is wrong with it, and
+/// quotes nothing: URLs are secrets.
+pub(super) fn parse(answer: &[u8], len: u64) -> Result<VecDeque<Step>, String> {
+    let answer: Answer = serde_json::from_slice(answer)
+        .map_err(|_| "the content store's response is not a reconstruction".to_owned())?;
+    if answer.terms.is_empty() || answer.terms.len() > TERMS_MAX {
+        let count = answer.terms.len();
+        return Err(format!("the content store sent {count} terms"));
+    }
+    let mut steps = VecDeque::with_capacity(answer.terms.len());
+    let mut total = 0;
+    let mut skip = answer.offset_into_first_range;
+    for (index, term) in answer.terms.iter().enumerate() {
+        if total >= len.saturating_add(answer.offset_into_first_range) {
+            return Err(format!("term {index} lies behind the range"));
+        }
+        let step = step(term, &answer.fetch_info, skip);
+        steps.push_back(step.map_err(|what| format!("term {index} {what}"))?);
+        total += term.unpacked_length;
+        skip = 0;
+    }
+    let found = total.saturating_sub(answer.offset_into_first_range);
+    if found < len {
+        return Err(format!("the terms have {found} of {len} bytes"));
+    }
+    Ok(steps)
+}
+
+fn step(
+    term: &Term,
+    places: &BTreeMap<String, Vec<Place>>,
+    skip: u64,
+) -> Result<Step, &'static str> {
+    let Numbers { start, end } = term.range;
+    if start >= end || end > COUNT_MAX {
+        return Err("has no valid range of chunks");
+    }
+    let count = end - start;
+    if term.unpacked_length == 0 || term.unpacked_length > u64::from(count) * UNPACKED_MAX as u64 {
+        return Err("has a length that its chunks cannot have");
+    }
+    if skip >= term.unpacked_length {
+        return Err("ends in front of the range");
+    }
+    let places = places.get(&term.hash).into_iter().flatten();
+    let place = places
+        .filter(|place| place.range.start <= start && end <= place.range.end)
+        .min_by_key(|place| place.range.end - place.range.start)
+        .ok_or("has no URL")?;
+    let Numbers {
+        start: first,
+        end: last,
+    } = place.url_range;
+    let chunks = u64::from(place.range.end - place.range.start);
+    let is_long = |bytes: &u64| *bytes < chunks.saturating_mul(PACKED_MAX as u64);
+    let len = last.checked_sub(first).filter(is_long);
+    if len.is_none() || last == u64::MAX || place.range.end > COUNT_MAX {
+        return Err("has a place that its chunks cannot have");
+    }
+    let url: Uri = place.url.parse().map_err(|_| "has no valid URL")?;
+    Ok(Step {
+        url,
+        bytes: first..last + 1,
+        leading: start - place.range.start,
+        count,
+        unpacked: term.unpacked_length,
+        skip,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn answer() -> Value {
+        let place = |start: u32, end: u32, first: u64, last: u64| {
+            json!({"range": {"start": start, "end": end}, "url": format!("https://h/{start}?s=1"),
+                   "url_range": {"start": first, "end": last}})
+        };
+        json!({
+            "offset_into_first_range": 10,
+            "terms": [
+                {"hash": "a", "unpacked_length": 100, "range": {"start": 2, "end": 4}},
+                {"hash": "b", "unpacked_length": 50, "range": {"start": 0, "end": 1}},
+            ],
+            "fetch_info": {
+                "a": [place(0, 9, 0, 999), place(1, 5, 100, 499)],
+                "b": [place(0, 1, 0, 57)],
+            },
+        })
+    }
+
+    #[test]
+    fn terms_become_requests() {
+        let steps = parse(answer().to_string().as_bytes(), 140).expect("valid");
+        let found: Vec<_> = steps
+            .iter()
+            .map(|step| {
+                (
+                    step.bytes.clone(),
+                    step.leading,
+                    step.count,
+                    step.unpacked,
+                    step.skip,
+                )
+            })
+            .collect();
+        assert_eq!(found, [(100..500, 1, 2, 100, 10), (0..58, 0, 1, 50, 0)]);
+        assert_eq!(steps[0].url, "https://h/1?s=1");
+    }
+
+    #[test]
+    fn hostile_answers_are_refused() {
+        let pointers = [
+            ("/terms", json!([]), "0 terms"),
+            (
+                "/terms",
+                Value::from(vec![answer()["terms"][0].clone(); TERMS_MAX + 1]),
+                "8193 terms",
+            ),
+            ("/terms/0/range/end", json!(2), "term 0 has no valid range"),
+            (
+                "/terms/0/range/end",
+                json!(COUNT_MAX + 1),
+                "term 0 has no valid range",
+            ),
+            ("/terms/0/unpacked_length", json!(0), "term 0 has a length"),
+            (
+                "/terms/0/unpacked_length",
+                json!((2 << 17) + 1),
+                "term 0 has a length",
+            ),
+            (
+                "/terms/0/unpacked_length",
+                json!(u64::MAX),
+                "term 0 has a length",
+            ),
+            (
+                "/terms/0/unpacked_length",
+                json!(-1),
+                "not a reconstruction",
+            ),
+            (
+                "/offset_into_first_range",
+                json!(100),
+                "term 0 ends in front",
+            ),
+            (
+                "/offset_into_first_range",
+                json!(u64::MAX),
+                "term 0 ends in front",
+            ),
+            ("/offset_into_first_range", json!(11), "139 of 140 bytes"),
+            ("/terms/1/unpacked_length", json!(49), "139 of 140 bytes"),
+            ("/terms/0/hash", json!("c"), "term 0 has no URL"),
+            ("/fetch_info/b/0/range/end", json!(0), "term 1 has no URL"),
+            (
+                "/fetch_info/b/0/range/end",
+                json!(u32::MAX),
+                "term 1 has a place",
+            ),
+            (
+                "/fetch_info/b/0/url_range/end",
+                json!(1_000_000),
+                "term 1 has a place",
+            ),
+            (
+                "/fetch_info/b/0/url_range/start",
+                json!(58),
+                "term 1 has a place",
+            ),
+            (
+                "/fetch_info/b/0/url",
+                json!("http://[hunter2"),
+                "term 1 has no valid URL",
+            ),
+            ("/fetch_info", json!([]), "not a reconstruction"),
+        ];
+        for (pointer, value, words) in pointers {
+            let mut answer = answer();
+            *answer.pointer_mut(pointer).expect(pointer) = value;
+            let Err(error) = parse(answer.to_string().as_bytes(), 140) else {
+                panic!("{pointer}: {words}");
+            };
+            assert!(error.contains(words), "{pointer}: {error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+        let mut behind = answer();
+        behind["offset_into_first_range"] = json!(0);
+        let error = parse(behind.to_string().as_bytes(), 100).err();
+        assert_eq!(error.as_deref(), Some("term 1 lies behind the range"));
+    }
+}

@@ -1,0 +1,395 @@
+//! Models of a hub in its content store: the right bytes, tokens for their hosts only, recovery,
+//! and the bridge where the content store is of no use.
+
+use serde_json::{Value, json};
+use tload::storage::{ObjectSource, Source};
+use tload::testing::fixtures::Rng;
+use tload::{Checkpoint, Error, ErrorKind, Location};
+use tload_testbed::{Fault, Hub, Request, Rule};
+
+use crate::fixtures::{assert_all, folder, in_file_order, load};
+use crate::hosts::outcome;
+use crate::hubs::{MODEL, Model, assert_copied, copy, store};
+use crate::secrets::{Told, show_error};
+
+/// Length after which the testbed cuts bytes at the same places again.
+const PERIOD: usize = 234_804;
+
+fn location(rest: &str) -> Location {
+    Location::parse(&format!("hf://{MODEL}{rest}")).expect("a location")
+}
+
+fn hub() -> (Hub, Model) {
+    let (hub, model) = (Hub::start(), Model::new(1));
+    hub.keep_in_xet();
+    hub.commit(MODEL, "main", &model.files());
+    (hub, model)
+}
+
+/// Returns requests to the server of large files: those of the bridge, and those for xorbs.
+fn served(hub: &Hub) -> (Vec<Request>, Vec<Request>) {
+    let requests = hub.files().requests().into_iter();
+    requests.partition(|request| !request.path.starts_with("xorbs/"))
+}
+
+fn tokens(hub: &Hub) -> usize {
+    let requests = hub.requests();
+    let is_token = |path: &str| path.contains("/xet-read-token/");
+    requests
+        .iter()
+        .filter(|request| is_token(&request.path))
+        .count()
+}
+
+/// File of three equal periods and one other, in the content store.
+struct Opened {
+    hub: Hub,
+    bytes: Vec<u8>,
+    source: ObjectSource,
+}
+
+impl Opened {
+    fn new(pairs: &[(&str, &str)]) -> Self {
+        let mut rng = Rng::new(7);
+        let (period, other) = (rng.bytes(PERIOD), rng.bytes(PERIOD));
+        let bytes = [&period[..], &other, &period, &period].concat();
+        let hub = Hub::start();
+        hub.keep_in_xet();
+        hub.commit(MODEL, "main", &[("m.safetensors", &bytes)]);
+        let all = [&[("token", "hf_hunter2"), ("retries", "2")], pairs].concat();
+        let source = ObjectSource::at(&location("/m.safetensors"), &store(&hub, &all));
+        Self {
+            source: source.expect("opens"),
+            hub,
+            bytes,
+        }
+    }
+
+    /// Opens a file of which the content store has delivered something.
+    fn delivered() -> Self {
+        Self::delivered_with(&[])
+    }
+
+    fn delivered_with(pairs: &[(&str, &str)]) -> Self {
+        let opened = Self::new(pairs);
+        opened.assert_reads(0, 1000);
+        assert_eq!(opened.hub.queries().len(), 1);
+        opened
+    }
+
+    fn assert_reads(&self, offset: usize, len: usize) {
+        let found = self.source.fetch(offset as u64, len).expect("reads");
+        let end = self.bytes.len().min(offset + len);
+        assert!(
+            found == self.bytes[offset..end],
+            "{offset} {len}: wrong bytes"
+        );
+    }
+
+    /// Reads everything, asserts that this fails without showing a secret, and returns the error.
+    fn refused(&self) -> Error {
+        let read = self.source.fetch(0, self.bytes.len());
+        let error = read
+            .map(|bytes| bytes.len())
+            .expect_err("the content store fails");
+        let mut shown = String::new();
+        show_error(&mut shown, &error);
+        assert!(!shown.contains("hunter2"), "{shown}");
+        assert!(error.location().is_some(), "{shown}");
+        error
+    }
+
+    fn has_used_bridge(&self) -> bool {
+        // One request opens the file.
+        served(&self.hub).0.len() > 1
+    }
+}
+
+#[test]
+fn model_in_content_store_is_read_from_there() {
+    let (hub, model) = hub();
+    let checkpoint = Checkpoint::open_with(&location(""), store(&hub, &[])).expect("opens");
+    let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
+    assert_all(&tensors, &model.shards());
+    assert_eq!(report.retries, 0, "{report}");
+    let (bridge, xorbs) = served(&hub);
+    assert_eq!(bridge.len(), 2, "one for each header: {bridge:?}");
+    assert!(xorbs.len() > 2, "{xorbs:?}");
+    assert_eq!(tokens(&hub), 1);
+}
+
+#[test]
+fn any_range_of_repeated_contents_is_exact() {
+    let opened = Opened::new(&[]);
+    let len = opened.bytes.len();
+    opened.assert_reads(0, len);
+    let mut rng = Rng::new(3);
+    for _ in 0..60 {
+        let offset = rng.index(len);
+        opened.assert_reads(offset, 1 + rng.index(len - offset));
+    }
+    for (offset, len) in [
+        (0, 1),
+        (len - 1, 1),
+        (131_071, 2),
+        (PERIOD - 3, 3),
+        (PERIOD - 4, 5),
+    ] {
+        opened.assert_reads(offset, len);
+    }
+    assert!(!opened.has_used_bridge());
+}
+
+#[test]
+fn identity_is_the_same_by_bridge() {
+    let opened = Opened::delivered();
+    let other = Hub::start();
+    other.commit(MODEL, "main", &[("m.safetensors", &opened.bytes)]);
+    let other = ObjectSource::at(&location("/m.safetensors"), &store(&other, &[])).expect("opens");
+    assert_eq!(opened.source.identity(), other.identity());
+}
+
+#[test]
+fn each_token_goes_to_its_host_only() {
+    let opened = Opened::new(&[("header.x-team", "hunter2")]);
+    opened.assert_reads(0, opened.bytes.len());
+    for request in opened.hub.requests() {
+        assert_eq!(
+            request.headers["authorization"], "Bearer hf_hunter2",
+            "{request:?}"
+        );
+    }
+    for request in opened.hub.queries() {
+        assert_eq!(
+            request.headers["authorization"], "Bearer xet-hunter2-1",
+            "{request:?}"
+        );
+        assert!(!request.headers.contains_key("x-team"), "{request:?}");
+    }
+    let (_, xorbs) = served(&opened.hub);
+    assert!(!xorbs.is_empty());
+    for request in xorbs {
+        assert!(
+            !request.headers.contains_key("authorization"),
+            "{request:?}"
+        );
+        assert!(!request.headers.contains_key("x-team"), "{request:?}");
+    }
+}
+
+#[test]
+fn expired_token_is_renewed() {
+    let opened = Opened::delivered_with(&[("retries", "0")]);
+    opened.hub.expire_xet_tokens();
+    opened.assert_reads(0, opened.bytes.len());
+    opened.assert_reads(5, 5);
+    assert_eq!(tokens(&opened.hub), 2);
+    // Tokens that live for less than the margin are renewed before each use.
+    opened.hub.set_xet_token_lifetime(10);
+    opened.hub.expire_xet_tokens();
+    opened.assert_reads(0, 5);
+    let before = tokens(&opened.hub);
+    opened.assert_reads(0, 5);
+    assert!(tokens(&opened.hub) > before);
+    assert!(!opened.has_used_bridge());
+}
+
+#[test]
+fn expired_url_is_asked_for_again() {
+    for status in [401, 403] {
+        let opened = Opened::delivered_with(&[("retries", "0")]);
+        let rule = Rule::once(Fault::status(status, "AccessDenied"));
+        opened.hub.files().fault(rule.path("xorbs/").after(2));
+        opened.assert_reads(0, opened.bytes.len());
+        assert!(opened.hub.queries().len() > 2);
+        assert!(!opened.has_used_bridge());
+    }
+}
+
+#[test]
+fn damaged_xorb_is_requested_again_and_then_an_error() {
+    for (fault, words) in [
+        (Fault::CutBody(1000), ""),
+        (Fault::ShortBody(10), ""),
+        (Fault::Corrupt(0), "version 255"),
+        (Fault::Corrupt(2), "impossible lengths"),
+        (Fault::Corrupt(4), "scheme 255"),
+        (Fault::Corrupt(7), "impossible lengths"),
+        (Fault::status(500, "InternalError"), "status 500"),
+        (Fault::status(403, "AccessDenied"), "status 403"),
+        (Fault::IgnoreRange, ""),
+    ] {
+        let opened = Opened::delivered();
+        let passes = !matches!(fault, Fault::IgnoreRange);
+        if passes {
+            opened
+                .hub
+                .files()
+                .fault(Rule::once(fault.clone()).path("xorbs/"));
+            opened.assert_reads(0, opened.bytes.len());
+        }
+        opened
+            .hub
+            .files()
+            .fault(Rule::always(fault.clone()).path("xorbs/"));
+        let error = opened.refused();
+        let attempts = error.request().expect("a request").attempts;
+        assert_eq!(
+            attempts,
+            if passes { 3 } else { 1 },
+            "{fault}: {}",
+            error.chain()
+        );
+        assert!(error.chain().contains(words), "{fault}: {}", error.chain());
+        assert!(!opened.has_used_bridge(), "{fault}");
+    }
+}
+
+/// The first two chunks of the file have 128 and 8 KiB.
+#[test]
+fn bytes_are_handed_on_before_xorb_is_complete() {
+    let opened = Opened::delivered();
+    let rule = Rule::once(Fault::CutBody(140_000)).path("xorbs/");
+    opened.hub.files().fault(rule);
+    opened.assert_reads(0, opened.bytes.len());
+    let ranges = opened.hub.queries().into_iter();
+    let ranges = ranges.map(|query| query.headers["range"].clone());
+    let wanted = ["bytes=0-999", "bytes=0-939215", "bytes=139264-939215"];
+    assert_eq!(ranges.collect::<Vec<_>>(), wanted);
+}
+
+#[test]
+fn failed_query_is_repeated_and_then_an_error() {
+    for (status, attempts) in [(404, 1), (429, 3), (500, 3)] {
+        let opened = Opened::delivered();
+        if attempts > 1 {
+            opened.hub.fail_query(status, None);
+            opened.assert_reads(0, opened.bytes.len());
+        }
+        (0..attempts).for_each(|_| opened.hub.fail_query(status, None));
+        let error = opened.refused();
+        assert_eq!(error.kind(), ErrorKind::Remote);
+        assert!(
+            error.chain().contains(&format!("status {status}")),
+            "{}",
+            error.chain()
+        );
+        assert!(error.hint().expect("a hint").contains("HF_HUB_DISABLE_XET"));
+        assert_eq!(error.request().expect("a request").attempts, attempts);
+        opened.assert_reads(0, opened.bytes.len());
+    }
+}
+
+/// Returns a reconstruction with one term, whose URL is this one.
+fn reconstruction(len: usize, url: &str) -> Value {
+    json!({
+        "offset_into_first_range": 0,
+        "terms": [{"hash": "a", "unpacked_length": len, "range": {"start": 0, "end": 100}}],
+        "fetch_info": {"a": [{
+            "range": {"start": 0, "end": 100}, "url": url, "url_range": {"start": 0, "end": 99},
+        }]},
+    })
+}
+
+#[test]
+fn hostile_reconstruction_is_refused() {
+    let metadata = "http://169.254.169.254/xorb?signature=hunter2";
+    let len = 4 * PERIOD;
+    for (body, words) in [
+        (json!({}), "not a reconstruction"),
+        (json!("hunter2"), "not a reconstruction"),
+        (Value::from("x".repeat(5 << 20)), "more than 4194304 bytes"),
+        (reconstruction(len - 1, metadata), "of 939216 bytes"),
+        (reconstruction(len, metadata), "private network"),
+        (
+            reconstruction(len, "ftp://host/hunter2"),
+            "neither http nor https",
+        ),
+        (reconstruction(len, "nowhere"), "neither http nor https"),
+    ] {
+        let opened = Opened::delivered();
+        opened.hub.fail_query(200, Some(body.clone()));
+        let error = opened.refused();
+        assert!(error.chain().contains(words), "{}", error.chain());
+        assert_eq!(error.request().expect("a request").attempts, 1);
+        // A store that begins like this is left.
+        let opened = Opened::new(&[]);
+        opened.hub.fail_query(200, Some(body));
+        opened.assert_reads(0, len);
+        assert!(opened.has_used_bridge());
+    }
+}
+
+/// Name of a failure, and its cause.
+type Failure<'a> = (&'a str, &'a dyn Fn(&Hub));
+
+#[test]
+fn content_store_of_no_use_is_left_for_bridge() {
+    let told = Told::of_process();
+    let failures: [Failure; 6] = [
+        ("no token", &Hub::issue_no_xet_tokens),
+        ("404", &|hub| hub.fail_query(404, None)),
+        ("429", &|hub| hub.fail_query(429, None)),
+        ("500", &|hub| hub.fail_query(500, None)),
+        ("403", &|hub| {
+            let rule = Rule::always(Fault::status(403, "AccessDenied"));
+            hub.files().fault(rule.path("xorbs/"));
+        }),
+        ("version", &|hub| {
+            hub.files()
+                .fault(Rule::always(Fault::Corrupt(0)).path("xorbs/"));
+        }),
+    ];
+    for (name, fail) in failures {
+        let opened = Opened::new(&[("retries", "0")]);
+        fail(&opened.hub);
+        opened.assert_reads(0, 100_000);
+        assert!(opened.has_used_bridge(), "{name}");
+        let before = (opened.hub.queries().len(), tokens(&opened.hub));
+        opened.assert_reads(0, opened.bytes.len());
+        assert_eq!(
+            (opened.hub.queries().len(), tokens(&opened.hub)),
+            before,
+            "{name}"
+        );
+    }
+    let told = told.told();
+    assert!(told.contains("its content store failed"), "{told}");
+    assert!(!told.contains("hunter2"), "{told}");
+}
+
+#[test]
+fn copy_comes_from_content_store() {
+    let ((hub, model), target) = (hub(), folder());
+    let report = copy(&hub, "", target.path());
+    assert_copied(target.path(), &model);
+    assert_eq!((report.copied_files, report.skipped_files), (6, 0));
+    assert!(!served(&hub).1.is_empty());
+    let report = copy(&hub, "", target.path());
+    assert_eq!((report.copied_files, report.skipped_files), (0, 6));
+}
+
+#[test]
+fn cache_is_filled_and_used() {
+    let ((hub, model), folder) = (hub(), folder());
+    let cache = folder.path().to_str().expect("UTF-8");
+    let open = || Checkpoint::open_with(&location(""), store(&hub, &[("cache_dir", cache)]));
+    for is_cached in [false, true] {
+        let before = hub.queries().len();
+        let (tensors, _) = load(&open().expect("opens"), in_file_order()).expect("loads");
+        assert_all(&tensors, &model.shards());
+        assert_eq!(hub.queries().len() == before, is_cached);
+    }
+}
+
+#[test]
+fn variable_disables_content_store() {
+    let hub = hub().0;
+    let endpoint = ("HF_ENDPOINT", &*hub.url());
+    for (value, is_used) in [("1", false), ("0", true)] {
+        let variables = [endpoint, ("HF_HUB_DISABLE_XET", value)];
+        let outcome = outcome(&format!("hf://{MODEL}"), "", &variables);
+        assert!(outcome.starts_with("loaded"), "{outcome}");
+        assert_eq!(!hub.queries().is_empty(), is_used);
+    }
+}
