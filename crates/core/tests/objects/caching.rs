@@ -176,6 +176,8 @@ fn known_objects_are_opened_without_a_request() {
         let (tensors, report) = load_cached(&checking(&bench, check), "m");
         assert_all(&tensors, &[&one, &two]);
         assert_eq!(report.requests, 0, "{report}");
+        let made = report.phases.iter().any(|phase| phase.phase == "client");
+        assert!(!made, "{:?}", report.phases);
     }
     assert_eq!(bench.server.requests().len(), before);
     // Both folder and object have changed since.

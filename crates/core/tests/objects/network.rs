@@ -10,6 +10,7 @@ use tload_testbed::{
     Fault, FaultyServer, Nginx, Proxy, Rule, Stream, Toxiproxy, Versitygw, require,
 };
 
+use crate::alone;
 use crate::fixtures::{assert_all, even, load, options};
 use crate::sites::{self, Site, faulty_at, s3_options};
 
@@ -341,4 +342,19 @@ fn unreachable_proxy_is_reported() {
     let hint = error.hint().expect("says what to do");
     assert!(hint.contains("add host.invalid to NO_PROXY"), "{hint}");
     assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+}
+
+/// Certificates are read for the first request.
+#[test]
+fn missing_certificates_of_the_system_fail_the_first_request() {
+    const NAME: &str = "network::missing_certificates_of_the_system_fail_the_first_request";
+    if alone::variable("SSL_CERT_FILE").as_deref() != Some("/nowhere") {
+        let output = alone::run(NAME, &[("SSL_CERT_FILE", "/nowhere"), ("SSL_CERT_DIR", "")]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}");
+        return;
+    }
+    let error = open("http://127.0.0.1:9/m.safetensors", &impatient(&[])).expect_err("no TLS");
+    expect(&error, ErrorKind::InvalidRequest, 1, "No CA certificates");
+    assert!(error.hint().is_some_and(|hint| hint.contains("ca_file")));
 }

@@ -35,17 +35,25 @@ static SUPPLIES: PerProcess<Weak<Supplies>> = PerProcess::new();
 #[derive(Debug)]
 pub(super) struct Supplies {
     pub(super) writes: Buffers,
-    pub(super) reads: Buffers,
+    reads: Buffers,
+    /// For reads of single tiles, such as headers: the first use of a huge page clears 2 MiB.
+    tiles: Buffers,
 }
 
 impl Supplies {
+    /// Returns the supply for a read of so many tiles.
+    pub(super) fn for_read(&self, tiles: usize) -> &Buffers {
+        if tiles == 1 { &self.tiles } else { &self.reads }
+    }
+
     /// Returns the supplies of this process.
     pub(super) fn share() -> Arc<Self> {
         let mut known = SUPPLIES.lock();
         known.upgrade().unwrap_or_else(|| {
             let made = Arc::new(Self {
-                writes: Buffers::new(WRITE_BUFFERS),
-                reads: Buffers::new(READ_BUFFERS),
+                writes: Buffers::new(BUFFER_BYTES, WRITE_BUFFERS),
+                reads: Buffers::new(BUFFER_BYTES, READ_BUFFERS),
+                tiles: Buffers::new(BUFFER_BYTES / BUFFER_TILES, READ_BUFFERS),
             });
             *known = Arc::downgrade(&made);
             made
@@ -55,6 +63,8 @@ impl Supplies {
 
 /// A supply of a fixed number of buffers.
 pub(super) struct Buffers {
+    /// Length of each, bytes.
+    each: usize,
     count: usize,
     /// Mapped for the first buffer; `None` if the system refuses.
     slab: OnceLock<Option<Arc<Slab>>>,
@@ -63,8 +73,9 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    fn new(count: usize) -> Self {
+    fn new(each: usize, count: usize) -> Self {
         Self {
+            each,
             count,
             slab: OnceLock::new(),
             returned: Arc::default(),
@@ -73,7 +84,7 @@ impl Buffers {
 
     /// Returns a buffer; `None` if all are in use, or if there is no memory for any.
     pub(super) fn take(&self) -> Option<Lease> {
-        self.slab()?.try_lease(BUFFER_BYTES)
+        self.slab()?.try_lease(self.each)
     }
 
     /// Returns a buffer, as soon as there is one; `None` if there is no memory for any, or if for
@@ -82,7 +93,7 @@ impl Buffers {
         let slab = self.slab()?;
         loop {
             let before = self.returned.count();
-            if let Some(buffer) = slab.try_lease(BUFFER_BYTES) {
+            if let Some(buffer) = slab.try_lease(self.each) {
                 return Some(buffer);
             }
             if !self.returned.wait_past_for(before, patience) {
@@ -93,7 +104,7 @@ impl Buffers {
 
     fn slab(&self) -> Option<&Arc<Slab>> {
         let map = || {
-            let slab = Slab::new(BUFFER_BYTES, self.count, Arc::clone(&self.returned));
+            let slab = Slab::new(self.each, self.count, Arc::clone(&self.returned));
             let noted = slab.inspect_err(|error| tracing::warn!(%error, "no memory for the cache"));
             noted.ok()
         };
@@ -104,6 +115,7 @@ impl Buffers {
 impl fmt::Debug for Buffers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffers")
+            .field("each", &self.each)
             .field("count", &self.count)
             .finish_non_exhaustive()
     }
@@ -114,8 +126,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn read_of_one_tile_takes_small_buffer() {
+        let supplies = Supplies::share();
+        for (tiles, wanted) in [(1, BUFFER_BYTES / BUFFER_TILES), (2, BUFFER_BYTES)] {
+            let buffer = supplies.for_read(tiles).wait(Duration::MAX);
+            assert_eq!(buffer.expect("a buffer").len(), wanted);
+        }
+    }
+
+    #[test]
     fn buffers_are_aligned_bounded_and_reused() {
-        let buffers = Arc::new(Buffers::new(2));
+        let buffers = Arc::new(Buffers::new(BUFFER_BYTES, 2));
         let one = buffers.take().expect("the first");
         let two = buffers.take().expect("the second");
         assert!(buffers.take().is_none());

@@ -304,7 +304,8 @@ impl Entry {
             let run = wanted.start..wanted.start + absent.max(1);
             return Found::Absent(bytes_of(&run, self.len).end);
         }
-        let Some(mut buffer) = self.shared.supplies.reads.wait(PATIENCE) else {
+        let supply = self.shared.supplies.for_read(present.len());
+        let Some(mut buffer) = supply.wait(PATIENCE) else {
             return all();
         };
         let mut run = near.start..near.start + present.len() as u64;
@@ -369,7 +370,7 @@ impl Entry {
     fn read(&self, start: u64, end: u64, buffer: &mut Lease) -> io::Result<usize> {
         let wanted = usize::try_from(end - start).unwrap_or(usize::MAX);
         // Direct I/O reads whole sectors; the last ones of the file end with it.
-        let asked = wanted.next_multiple_of(ALIGNMENT).min(BUFFER_BYTES);
+        let asked = wanted.next_multiple_of(ALIGNMENT).min(buffer.len());
         let mut came = 0;
         while came < wanted {
             let at = start + came as u64;

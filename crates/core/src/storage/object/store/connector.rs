@@ -3,6 +3,7 @@
 //! `object_store` has no setting for redirects and does not expose how it makes its client, so this
 //! module makes one from the settings that its options reveal.
 
+use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,17 +12,21 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use object_store::ClientOptions;
-use object_store::client::{ClientConfigKey as Key, HttpClient, HttpConnector};
+use object_store::client::{
+    ClientConfigKey as Key, HttpClient, HttpConnector, HttpError, HttpErrorKind,
+};
 use reqwest::{Certificate, NoProxy, Proxy, redirect};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::addresses::Resolver;
+use super::classification::texts;
 use super::environment::Environment;
 use super::first_connection::FirstConnection;
 use super::proxy::Proxies;
 use super::redirects::Following;
 use super::response_capture::{Capturing, connects};
+use crate::sync::lock::Mutex;
 use crate::sync::timeline::Timeline;
 
 tokio::task_local! {
@@ -51,6 +56,9 @@ pub(in crate::storage) struct Connector {
     /// Certificates to trust in addition to the system's. `object_store`'s options do not return
     /// them.
     roots: Arc<OnceLock<Vec<Certificate>>>,
+    /// Clients that are made for the first request.
+    clients: Arc<Mutex<Vec<Arc<LazyClient>>>>,
+    is_prepared: Arc<AtomicBool>,
     /// Timeline of the opening that the clients are made for.
     timeline: Timeline,
     first: Arc<FirstConnection>,
@@ -84,7 +92,34 @@ impl Connector {
         let _ = self.roots.set(certificates);
     }
 
-    fn client(&self, options: &ClientOptions, resolver: &Resolver) -> Result<reqwest::Client> {
+    /// Makes the clients on a thread of their own, once: a request is about to be sent, and may
+    /// have to wait for credentials first.
+    pub(in crate::storage) fn prepare(&self) {
+        if self.is_prepared.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let clients = std::mem::take(&mut *self.clients.lock());
+        if clients.is_empty() {
+            return;
+        }
+        if clients.iter().any(|client| client.is_secure) {
+            seed_random_numbers();
+        }
+        let make = move || {
+            for client in clients {
+                // Without it, or if that fails, the request does the same.
+                let _ = client.get();
+            }
+        };
+        let thread = Builder::new().name("tload-client".to_owned());
+        drop(thread.spawn(make));
+    }
+
+    fn builder(
+        &self,
+        options: &ClientOptions,
+        resolver: &Resolver,
+    ) -> Result<reqwest::ClientBuilder> {
         let mut builder = reqwest::ClientBuilder::new()
             .redirect(redirect::Policy::none())
             .referer(false)
@@ -120,7 +155,57 @@ impl Connector {
         if flag(options, Key::AllowInvalidCertificates)? {
             builder = builder.danger_accept_invalid_certs(true);
         }
-        with_limits(builder, options)?.build().map_err(failed)
+        with_limits(builder, options)
+    }
+}
+
+/// HTTP client that is made when it is needed: that takes milliseconds, for all certificates of the
+/// system, and an opening that finds everything in the cache sends no request.
+pub(in crate::storage) struct LazyClient {
+    parts: Mutex<Option<reqwest::ClientBuilder>>,
+    client: OnceLock<std::result::Result<reqwest::Client, NotMade>>,
+    /// True if it is for TLS only.
+    is_secure: bool,
+    timeline: Timeline,
+}
+
+impl LazyClient {
+    /// Returns the client.
+    ///
+    /// # Errors
+    ///
+    /// [`NotMade`], for example if the system has no certificates.
+    pub(in crate::storage) fn get(&self) -> std::result::Result<&reqwest::Client, NotMade> {
+        let make = || {
+            let parts = self.parts.lock().take().expect("the client is made once");
+            let made = self.timeline.time("client", || parts.build());
+            made.map_err(|error| NotMade(texts(&error).pop().unwrap_or_default()))
+        };
+        self.client.get_or_init(make).as_ref().map_err(Clone::clone)
+    }
+}
+
+impl fmt::Debug for LazyClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LazyClient").finish_non_exhaustive()
+    }
+}
+
+/// Reason why a client cannot be made.
+#[derive(Clone, Debug)]
+pub(in crate::storage) struct NotMade(String);
+
+impl fmt::Display for NotMade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotMade {}
+
+impl From<NotMade> for HttpError {
+    fn from(error: NotMade) -> Self {
+        Self::new(HttpErrorKind::Unknown, error)
     }
 }
 
@@ -167,12 +252,17 @@ impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
         let shuffles = flag(options, Key::RandomizeAddresses)?;
         let resolver = Resolver::new(shuffles);
-        if !flag(options, Key::AllowHttp)? {
-            seed_random_numbers();
+        let client = Arc::new(LazyClient {
+            parts: Mutex::new(Some(self.builder(options, &resolver)?)),
+            client: OnceLock::new(),
+            is_secure: !flag(options, Key::AllowHttp)?,
+            timeline: self.timeline.clone(),
+        });
+        if self.roots.get().is_some() {
+            // They are checked now.
+            client.get().map_err(failed)?;
         }
-        let client = self
-            .timeline
-            .time("client", || self.client(options, &resolver))?;
+        self.clients.lock().push(Arc::clone(&client));
         let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
         let following = Following {
             client,

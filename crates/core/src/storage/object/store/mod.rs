@@ -113,6 +113,8 @@ pub(crate) struct Store {
     is_resumed: AtomicBool,
     /// Standing of the credentials, in all stores that use them.
     standing: Arc<Standing>,
+    /// Makes the HTTP clients.
+    connector: Connector,
     /// Phases of the requests: names, connections, credentials.
     timeline: Timeline,
 }
@@ -203,6 +205,7 @@ impl Store {
             redactor: opening.redactor.and(opened.token.as_ref()),
             is_resumed: AtomicBool::new(false),
             standing: Arc::default(),
+            connector: opening.connector,
             timeline: timeline.clone(),
         };
         let description = store.description(url, cache);
@@ -240,6 +243,7 @@ impl Store {
             redactor: self.redactor.clone(),
             is_resumed: AtomicBool::new(true),
             standing: Arc::clone(&self.standing),
+            connector: self.connector.clone(),
             timeline: timeline.clone(),
         }
     }
@@ -283,6 +287,7 @@ impl Store {
             redactor: Redactor::default(),
             is_resumed: AtomicBool::new(false),
             standing: Arc::default(),
+            connector: Connector::default(),
             timeline: Timeline::default(),
         })
     }

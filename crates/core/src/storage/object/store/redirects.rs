@@ -24,6 +24,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use url::Url;
 
 use super::addresses::{Reach, Resolver};
+use super::connector::LazyClient;
 use super::response_capture::{asks_host, came_over, responded};
 
 /// Maximum number of redirects of one request: as many as browsers and `reqwest` follow, or fewer.
@@ -45,7 +46,7 @@ pub(in crate::storage) struct NamedBy {
 /// timeout for a whole request.
 #[derive(Debug)]
 pub(in crate::storage) struct Following {
-    pub(in crate::storage) client: reqwest::Client,
+    pub(in crate::storage) client: Arc<LazyClient>,
     pub(in crate::storage) resolver: Resolver,
     /// Maximum duration of a request, from connecting to the end of the body.
     pub(in crate::storage) timeout: Option<Duration>,
@@ -92,7 +93,7 @@ impl Following {
         let mut reach = named.map(|named| named.reach);
         let mut redirects = 0;
         loop {
-            let response = HttpService::call(&self.client, request).await?;
+            let response = HttpService::call(self.client.get()?, request).await?;
             if redirects == 0 {
                 let connection = self.resolver.connection(&response, &at);
                 connection.into_iter().for_each(came_over);

@@ -33,6 +33,7 @@ impl Store {
                 asked: None,
             });
         }
+        self.connector.prepare();
         let is_resumed = self.is_resumed.load(Ordering::Relaxed);
         // Boxed: futures that hold it would be large.
         let send = || Box::pin(self.request_once(operation, request()));

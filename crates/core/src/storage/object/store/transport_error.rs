@@ -8,6 +8,7 @@ use object_store::client::{HttpError, HttpErrorKind};
 
 use super::addresses::Narrower;
 use super::classification::{Cause, Classification, Hints, causes, find, texts};
+use super::connector::NotMade;
 use super::pages::TooLong;
 use super::proxy::UsedProxy;
 use super::redirects::Refused;
@@ -33,6 +34,13 @@ pub(in crate::storage) fn classification(
     let classification = if http.is_some_and(reqwest::Error::is_builder) {
         Classification::new(ErrorKind::InvalidRequest, "the request cannot be sent")
             .hint("check the endpoint: a plain http:// endpoint must be set explicitly")
+    } else if let Some(reason) = find::<NotMade>(error) {
+        // Not what `says` looks for: the certificates are the system's.
+        Classification::new(
+            ErrorKind::InvalidRequest,
+            format!("no request can be sent: {reason}"),
+        )
+        .hint("install the system's certificates, or pass a bundle of them as ca_file")
     } else if let Some(refused) = find::<Refused>(error) {
         redirected(host, *refused)
     } else if find::<Narrower>(error).is_some() {
