@@ -458,8 +458,8 @@ fn open(
                 ReadFile::open_with(file, options.cache, refused, Retries::NONE, wanted)
             };
             Ok(match file.map(open) {
-                Some(Ok(file)) => OpenedSource::Cached(file, object.clone()),
-                None | Some(Err(_)) => OpenedSource::Object(object.clone()),
+                Some(Ok(file)) => OpenedSource::Cached(file, object.for_load()),
+                None | Some(Err(_)) => OpenedSource::Object(object.for_load()),
             })
         }
     }

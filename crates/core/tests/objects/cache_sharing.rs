@@ -1,6 +1,7 @@
 //! A cache's directory that several processes fill and shrink at the same time, that clocks
 //! disagree about, or that copies are made from without requests.
 
+use std::collections::BTreeSet;
 use std::fs::FileTimes;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,9 +13,10 @@ use std::time::{Duration, SystemTime};
 use tload::copy::{Copy, CopyReport};
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{
-    CacheDirectory, Checkpoint, Dtype, ErrorKind, Location, Pruning, Result, finish_caching,
-    metrics_text,
+    CacheDirectory, Checkpoint, Dtype, ErrorKind, Loader, Location, Pruning, Result, Slice, Steps,
+    finish_caching, metrics_text,
 };
+use tload_testbed::{Fault, Operation, Rule};
 
 use crate::alone::variable;
 use crate::caching::{Bench, KEY, PATIENCE, checking, contents, load_cached, of_cache};
@@ -345,6 +347,67 @@ fn ages_of_objects_are_by_the_clock_of_their_server() {
             dated.modified.store(-modified, Ordering::SeqCst);
             assert_all(&load_all().0, &[&dated_file(false)]);
         }
+    }
+}
+
+/// Each of them waits for what the other one requests.
+#[test]
+fn loads_of_one_opening_request_each_byte_once() {
+    let bench = Bench::new();
+    let file = even("t", 1, 8, 4 << 20);
+    bench.site.put(KEY, &file);
+    let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+    // Neither ends before the other one has begun.
+    let slow = Fault::Delay(Duration::from_millis(300));
+    bench.server.fault(Rule::always(slow).on(Operation::Get));
+    let before = bench.requested_bytes();
+    std::thread::scope(|scope| {
+        let loads = [(); 2].map(|()| scope.spawn(|| load(&checkpoint, in_file_order())));
+        for load in loads {
+            let (tensors, _) = load.join().expect("ends").expect("loads");
+            assert_all(&tensors, &[&file]);
+        }
+    });
+    let (requested, len) = (bench.requested_bytes() - before, file.len() as u64);
+    // Neighbouring requests share a tile.
+    assert!(requested <= len + len / 16, "{requested} bytes of {len}");
+    assert!(finish_caching(PATIENCE));
+    let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
+    assert_all(&tensors, &[&file]);
+    assert_eq!(report.requests, 0, "{report}");
+}
+
+/// Length of a tile, bytes.
+const TILE: u64 = 64 << 10;
+
+/// Tiles of a slice that an earlier one left are not requested again.
+#[test]
+fn slices_request_the_tiles_that_are_missing() {
+    let bench = Bench::new();
+    let (rows, row) = (256, 1 << 16);
+    let contents = Rng::new(1).bytes(rows * row);
+    let file = FileBuilder::new().tensor("t", Dtype::U8, &[rows, row], &contents);
+    let file = file.build();
+    let header = file.len() - contents.len();
+    bench.site.put(KEY, &file);
+    let mut present = BTreeSet::new();
+    for (first, last) in [(100, 116), (108, 132), (90, 140), (108, 120)] {
+        let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+        let before = bench.requested_bytes();
+        let slice = Slice::new([Steps::from(first..last)]);
+        let loader = Loader::new(checkpoint).slices([("t".to_owned(), slice)]);
+        let mut stream = loader.stream().expect("starts");
+        let tensors: Result<Vec<_>> = stream.by_ref().collect();
+        let tensors = tensors.expect("loads");
+        assert!(tensors[0].bytes() == &contents[first * row..last * row]);
+        drop(stream);
+        assert!(finish_caching(PATIENCE));
+        let bytes = [first, last].map(|at| (header + at * row) as u64);
+        let wanted = BTreeSet::from_iter(bytes[0] / TILE..bytes[1].div_ceil(TILE));
+        let missing = wanted.difference(&present).count() as u64;
+        let requested = bench.requested_bytes() - before;
+        assert_eq!(requested, missing * TILE, "rows {first} to {last}");
+        present.extend(wanted);
     }
 }
 

@@ -25,6 +25,7 @@ mod sending;
 mod site;
 mod unchanged;
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -54,7 +55,7 @@ pub use site::ObjectSite;
 #[derive(Clone, Debug)]
 pub struct ObjectSource(Arc<Opened>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Opened {
     location: Location,
     remote: Arc<Remote>,
@@ -64,12 +65,14 @@ struct Opened {
     seen: Seen,
     /// True while requests name the version. S3 has a separate permission for that, which the
     /// caller may lack.
-    by_version: AtomicBool,
+    by_version: Arc<AtomicBool>,
     /// Its bytes in the cache, if it is cached.
     entry: Option<Arc<Entry>>,
+    /// File of the claims of one load of these bytes.
+    claims: Option<Arc<File>>,
     /// Its file in each mirror.
-    replicas: Replicas,
-    ends: Ends,
+    replicas: Arc<Replicas>,
+    ends: Arc<Ends>,
 }
 
 impl ObjectSource {
@@ -180,13 +183,30 @@ impl ObjectSource {
             remote: Arc::clone(remote),
             store,
             path,
-            by_version: AtomicBool::new(identity.version.is_some()),
+            by_version: Arc::new(AtomicBool::new(identity.version.is_some())),
             identity,
             seen,
             entry,
-            ends: Ends::default(),
-            replicas: Replicas::default(),
+            claims: None,
+            ends: Arc::default(),
+            replicas: Arc::default(),
         }))
+    }
+
+    /// Returns the same opening for one load. Loads at the same time do not request the same bytes
+    /// if the object is cached.
+    pub(crate) fn for_load(&self) -> Self {
+        let Some(entry) = self.entry() else {
+            return self.clone();
+        };
+        Self(Arc::new(Opened {
+            claims: entry.claims_of_load(),
+            ..Opened::clone(&self.0)
+        }))
+    }
+
+    fn claims(&self) -> Option<&Arc<File>> {
+        self.0.claims.as_ref()
     }
 
     /// Returns the object's bytes in the cache, if it is cached.

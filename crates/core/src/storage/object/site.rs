@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use super::cache::{CacheDirectory, CacheEntry};
 use super::folder::Folder;
-use super::mirrors::{Ends, Replicas};
 use super::remote::Remote;
 use super::{ObjectSource, Opened};
 use crate::error::{Error, ErrorKind, Result};
@@ -219,18 +218,12 @@ impl ObjectSource {
 
     /// Returns the same state of the object, without its bytes in the cache.
     fn without_entry(&self) -> Self {
-        let opened = &self.0;
         Self(Arc::new(Opened {
-            location: opened.location.clone(),
-            remote: Arc::clone(&opened.remote),
-            store: Arc::clone(&opened.store),
-            path: opened.path.clone(),
-            by_version: AtomicBool::new(opened.by_version.load(Ordering::Relaxed)),
-            identity: opened.identity.clone(),
-            seen: opened.seen,
+            by_version: Arc::new(AtomicBool::new(self.0.by_version.load(Ordering::Relaxed))),
             entry: None,
-            replicas: Replicas::default(),
-            ends: Ends::default(),
+            replicas: Arc::default(),
+            ends: Arc::default(),
+            ..Opened::clone(&self.0)
         }))
     }
 }

@@ -1,10 +1,11 @@
-//! Claims: the process that requests tiles holds a lock on their numbers, so that others wait for
-//! them instead of requesting them too.
+//! Claims: the load that requests tiles holds a lock on their numbers, so that others wait for them
+//! instead of requesting them too.
 //!
 //! A lock belongs to an open file (`F_OFD_SETLK`), and the kernel releases it when its process
-//! ends, however it does. Claims save requests and say nothing about bytes: a tile is there if its
-//! stamp says so. Where the file system or the system has no such locks, every claim succeeds,
-//! and several processes request the same tiles.
+//! ends, however it does. Loads that go on at the same time have a file each, also those of one
+//! opening; the requests of one load share it, since neighbours share a tile. Claims save requests
+//! and say nothing about bytes: a tile is there if its stamp says so. Where the file system or the
+//! system has no such locks, every claim succeeds, and several loads request the same tiles.
 //!
 //! An opening that waits for claims of another one announces it with a shared lock behind all
 //! tiles: what the others request should not be left out of the cache now.
@@ -37,7 +38,7 @@ enum Lock {
     Unlocked,
 }
 
-/// Tiles that this process requests, until it is dropped.
+/// Tiles that this load requests, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Claim {
     file: Option<Arc<File>>,
@@ -45,7 +46,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Claims tiles; `None` if another process has claimed any of them.
+    /// Claims tiles; `None` if another load has claimed any of them.
     pub(super) fn try_new(file: &Arc<File>, tiles: Range<u64>) -> Option<Self> {
         match lock::set(file, &tiles, Lock::Exclusive) {
             Ok(true) => Some(Self {
@@ -60,7 +61,7 @@ impl Claim {
         }
     }
 
-    /// Claims tiles whatever other processes do.
+    /// Claims tiles whatever other loads do.
     pub(super) fn without_lock(tiles: Range<u64>) -> Self {
         Self { file: None, tiles }
     }

@@ -266,10 +266,22 @@ impl Entry {
         }
     }
 
-    /// Claims tiles, so that no other process requests them; `None` if another process has claimed
-    /// some of them.
-    pub(super) fn claim(&self, tiles: &Range<u64>) -> Option<Claim> {
-        let Some(file) = &self.claims else {
+    /// Returns a file of claims that no other load of this opening has: the locks of one open file
+    /// do not exclude each other. A lone load takes the file that is open already.
+    pub(crate) fn claims_of_load(&self) -> Option<Arc<File>> {
+        let own = Arc::clone(self.claims.as_ref()?);
+        // The entry's and this one.
+        if Arc::strong_count(&own) == 2 {
+            return Some(own);
+        }
+        let opened = open_file(&self.path.with_file_name(CLAIMS));
+        Some(opened.map_or(own, |(file, _)| Arc::new(file)))
+    }
+
+    /// Claims tiles, so that no other load requests them; `None` if another one has claimed some of
+    /// them. A load passes its own file of claims.
+    pub(super) fn claim(&self, of_load: Option<&Arc<File>>, tiles: &Range<u64>) -> Option<Claim> {
+        let Some(file) = of_load.or(self.claims.as_ref()) else {
             return Some(Claim::without_lock(tiles.clone()));
         };
         Claim::try_new(file, tiles.clone())

@@ -3,6 +3,7 @@
 //! Requests are widened to whole tiles, so that every tile of what was read is cached: the same
 //! read sends no request next time. The receiver gets exactly its range.
 
+use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +22,7 @@ use crate::memory::{Filling, Lease, Provenance};
 use crate::storage::object::{Events, Hedging, ObjectSource, Receive};
 use crate::sync::retry::Retries;
 
-/// First pause before looking again for what another process requests; each is twice as long as
+/// First pause before looking again for what another load requests; each is twice as long as
 /// the one before.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 
@@ -52,8 +53,8 @@ impl ObjectSource {
                     at += bytes.len() as u64;
                 }
                 Found::Absent(end) => {
-                    let Some((wanted, claim)) = waits.claim(entry, &(at..end.min(range.end)))
-                    else {
+                    let absent = at..end.min(range.end);
+                    let Some((wanted, claim)) = waits.claim(entry, self.claims(), &absent) else {
                         waits.pause(entry).await;
                         continue;
                     };
@@ -94,7 +95,7 @@ async fn find(entry: &Arc<Entry>, range: Range<u64>) -> Found {
     searched.await.unwrap_or(Found::Absent(end))
 }
 
-/// Waits for tiles that another process requests.
+/// Waits for tiles that another load requests.
 #[derive(Default)]
 struct Waits {
     pause: Duration,
@@ -107,11 +108,16 @@ struct Waits {
 
 impl Waits {
     /// Claims the beginning of a range, none of which was there a moment ago. `None` if another
-    /// process has claimed it and still writes, or has just written it.
-    fn claim(&mut self, entry: &Entry, range: &Range<u64>) -> Option<(Range<u64>, Claim)> {
+    /// load has claimed it and still writes, or has just written it.
+    fn claim(
+        &mut self,
+        entry: &Entry,
+        of_load: Option<&Arc<File>>,
+        range: &Range<u64>,
+    ) -> Option<(Range<u64>, Claim)> {
         let mut wanted = tiles(range);
         loop {
-            let claim = entry.claim(&wanted);
+            let claim = entry.claim(of_load, &wanted);
             let claim = match claim {
                 None if entry.is_alone.load(Ordering::Relaxed) => {
                     wanted = tiles(range);
@@ -124,7 +130,7 @@ impl Waits {
                 }
                 None if self.is_patient(entry) => return None,
                 None => {
-                    // From now on this process writes, which says nothing about the other one.
+                    // From now on this load writes, which says nothing about the other one.
                     entry.is_alone.store(true, Ordering::Relaxed);
                     continue;
                 }
@@ -146,7 +152,7 @@ impl Waits {
         }
     }
 
-    /// Returns whether the other process has written anything lately.
+    /// Returns whether the other load has written anything lately.
     fn is_patient(&mut self, entry: &Entry) -> bool {
         self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         let last = entry.last_written();
