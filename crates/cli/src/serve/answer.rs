@@ -73,7 +73,8 @@ impl Site {
             Served::Objects(objects) => {
                 return match objects.find(&target) {
                     Ok((object, version)) => content(request, now, &target, version, |_, range| {
-                        Body::Object(object, range)
+                        let is_there = object.has(&range);
+                        is_there.then_some(Body::Object(object, range))
                     }),
                     Err(error) => failed(&error),
                 };
@@ -83,7 +84,7 @@ impl Site {
             Ok(Found::File(file, metadata)) => {
                 let version = Version::new(&metadata);
                 content(request, now, &target, version, |version, range| {
-                    Body::File(file, version, range)
+                    Some(Body::File(file, version, range))
                 })
             }
             Ok(Found::Directory(entries)) => list(request, &target, &entries),
@@ -94,13 +95,13 @@ impl Site {
     }
 }
 
-/// Returns the response for a file or an object.
+/// Returns the response for a file or an object: 404 if `body` does not have the range.
 fn content(
     request: &Request,
     now: SystemTime,
     target: &Target,
     version: Version,
-    body: impl FnOnce(Version, Range<u64>) -> Body,
+    body: impl FnOnce(Version, Range<u64>) -> Option<Body>,
 ) -> Response {
     let headers = &request.headers;
     let described = |mut response: Response| {
@@ -142,8 +143,10 @@ fn content(
         let (first, last) = (range.start, range.end - 1);
         response = response.with("Content-Range", format!("bytes {first}-{last}/{len}"));
     }
-    response.body = body(version, range);
-    response
+    match body(version, range) {
+        Some(body) => Response { body, ..response },
+        None => Response::plain(StatusCode::NOT_FOUND),
+    }
 }
 
 /// Returns the bytes that the request asks for. Ranges are defined for GET only.

@@ -38,6 +38,10 @@ impl Objects {
 }
 
 impl Object {
+    pub(super) fn has(&self, _range: &Range<u64>) -> bool {
+        match self.0 {}
+    }
+
     pub(super) fn send(
         &self,
         _range: Range<u64>,

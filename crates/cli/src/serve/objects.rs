@@ -15,11 +15,18 @@ use super::version::Version;
 
 /// Objects that are served.
 #[derive(Debug)]
-pub(super) struct Objects(ObjectSite);
+pub(super) struct Objects {
+    site: ObjectSite,
+    /// True if nothing but the cache is read.
+    is_cache: bool,
+}
 
 /// Object that is sent.
 #[derive(Debug)]
-pub(super) struct Object(ObjectSource);
+pub(super) struct Object {
+    source: ObjectSource,
+    is_cache: bool,
+}
 
 impl Objects {
     /// Opens what is below `location`, or what is in the cache.
@@ -28,7 +35,10 @@ impl Objects {
             Some(location) => ObjectSite::below(location, store),
             None => ObjectSite::cached(store),
         };
-        site.map(Self)
+        Ok(Self {
+            site: site?,
+            is_cache: location.is_none(),
+        })
     }
 
     /// Finds the object that `target` names, and its version.
@@ -37,9 +47,10 @@ impl Objects {
     ///
     /// [`ErrorKind::NotFound`], and the errors of the store.
     pub(super) fn find(&self, target: &Target) -> Result<(Object, Version)> {
-        let object = self.0.open(&names(target)?)?;
-        let version = Version::of_object(object.identity());
-        Ok((Object(object), version))
+        let source = self.site.open(&names(target)?)?;
+        let version = Version::of_object(source.identity());
+        let is_cache = self.is_cache;
+        Ok((Object { source, is_cache }, version))
     }
 
     /// Lists one level of what is below the directory that `target` names. Stores tell no more than
@@ -49,7 +60,7 @@ impl Objects {
     ///
     /// [`ErrorKind::NotFound`] where nothing is listed, and the errors of the store.
     pub(super) fn list(&self, target: &Target) -> Result<Vec<Entry>> {
-        let (directories, files) = self.0.list(&names(target)?)?;
+        let (directories, files) = self.site.list(&names(target)?)?;
         let entry = |is_directory| {
             move |name: String| Entry {
                 name: name.into(),
@@ -72,6 +83,11 @@ fn names(target: &Target) -> Result<Vec<&str>> {
 }
 
 impl Object {
+    /// Returns whether a range can be read: of an object in the cache, what the cache has.
+    pub(super) fn has(&self, range: &Range<u64>) -> bool {
+        !self.is_cache || self.source.is_cached(range)
+    }
+
     /// Sends a range to a client.
     pub(super) fn send(
         &self,
@@ -84,7 +100,7 @@ impl Object {
             sent_bytes,
             failed: None,
         };
-        let copied = self.0.copy_to(range, &mut counted);
+        let copied = self.source.copy_to(range, &mut counted);
         match (counted.failed, copied) {
             (Some(error), _) => Err(Ended::Client(error)),
             (None, Err(error)) => Err(Ended::Store(error)),

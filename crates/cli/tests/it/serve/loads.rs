@@ -219,6 +219,39 @@ fn objects_are_passed_on_and_served_from_the_cache() {
     }
 }
 
+/// A range that goes from what is there to what is not would end early.
+#[test]
+fn cache_alone_refuses_ranges_that_it_does_not_have() {
+    let (folder, _) = checkpoint();
+    let origin = Server::start(folder.path(), &[]);
+    let authority = origin.url.split("//").nth(1).unwrap();
+    let cache = folder.path().join("cache");
+    let cache = ["--cache-dir", cache.to_str().unwrap()];
+    let file = "model/model-00001-of-00003.safetensors";
+    let middle = Server::start(Path::new(&origin.url), &cache);
+    let reply = middle.ask("GET", &format!("/{file}"), &["Range: bytes=5-9"]);
+    assert_eq!(reply.status, 206);
+    // The first tile.
+    while middle.metric("tload_cache_bytes_total{event=\"written\"}") == 0 {}
+    let serving = Server::start(Path::new("--cache"), &cache);
+    let path = format!("/http/{authority}/{file}");
+    let ask = |range: &str| {
+        let range = format!("Range: bytes={range}");
+        serving.ask("GET", &path, &[&*range])
+    };
+    assert_eq!(ask("5-9").body, reply.body);
+    assert_eq!(
+        (ask("0-65535").status, ask("0-65535").body.len()),
+        (206, 65_536)
+    );
+    for range in ["65535-65536", "0-", "-5", "100000-100001"] {
+        assert_eq!(ask(range).status, 404, "{range}");
+    }
+    assert_eq!(serving.get(&path).status, 404);
+    assert_eq!(serving.ask("HEAD", &path, &[]).status, 404);
+    assert_eq!(serving.metric("tload_serve_failed_reads_total"), 0);
+}
+
 #[test]
 fn objects_below_a_url_are_listed() {
     let lab = crate::remote::Lab::start();

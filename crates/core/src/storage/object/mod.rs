@@ -26,6 +26,7 @@ mod site;
 mod unchanged;
 
 use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -212,6 +213,11 @@ impl ObjectSource {
     /// Returns the object's bytes in the cache, if it is cached.
     pub(crate) fn entry(&self) -> Option<&Arc<Entry>> {
         self.0.entry.as_ref()
+    }
+
+    /// Returns whether the cache has this range of the object.
+    pub fn is_cached(&self, range: &Range<u64>) -> bool {
+        self.entry().is_some_and(|entry| entry.has(range))
     }
 
     /// Makes the cache forget the object: its bytes turned out to be wrong. From now on, they are

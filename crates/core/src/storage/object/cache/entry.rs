@@ -197,6 +197,11 @@ impl Entry {
         is_whole && self.missing(&tiles(&(offset..end))) == 0
     }
 
+    /// Returns whether all tiles of a range have been written.
+    pub(crate) fn has(&self, range: &Range<u64>) -> bool {
+        self.missing(&tiles(range)) == 0
+    }
+
     /// Returns how many tiles have not been written.
     fn missing(&self, all: &Range<u64>) -> u64 {
         if self.is_distrusted() || self.is_cleared() {
