@@ -6,6 +6,7 @@
 
 mod alone;
 mod cache_damage;
+mod cache_kills;
 mod cache_sharing;
 mod caching;
 mod changes;
