@@ -75,11 +75,22 @@ def test_registry_has_the_same_metrics(model: Path) -> None:
     tload.metrics.register()
 
 
-def test_spans_divide_the_time_of_a_load(model: Path) -> None:
-    exporter = InMemorySpanExporter()
+@pytest.fixture(scope="module")
+def provider() -> TracerProvider:
+    """Return the provider of this process: there can only be one."""
     provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
+    return provider
+
+
+@pytest.fixture
+def exporter(provider: TracerProvider) -> InMemorySpanExporter:
+    exporter = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return exporter
+
+
+def test_spans_divide_the_time_of_a_load(model: Path, exporter: InMemorySpanExporter) -> None:
     with trace.get_tracer("caller").start_as_current_span("start of the server") as outer:
         tload.load(model, framework="numpy")
     # Most fields may be None in spans of other kinds.
@@ -95,6 +106,26 @@ def test_spans_divide_the_time_of_a_load(model: Path) -> None:
         _abandoned(model)
     failed = [span for span in exporter.get_finished_spans() if span.name == "tload.load"][-1]
     assert failed.status.status_code is trace.StatusCode.ERROR
+
+
+def test_openings_and_copies_are_spans(
+    model: Path, tmp_path_factory: pytest.TempPathFactory, exporter: InMemorySpanExporter
+) -> None:
+    with trace.get_tracer("caller").start_as_current_span("start of the server") as outer:
+        tload.load(model, framework="numpy")
+        report = tload.copy(model, tmp_path_factory.mktemp("copy"))
+        with pytest.raises(tload.NotFoundError):
+            tload.open(model / "missing")
+    spans: list[Any] = [span for span in exporter.get_finished_spans() if span.name.startswith("tload.")]
+    opened, copied, missing = (span for span in spans if span.name in {"tload.open", "tload.copy"})
+    load = next(span for span in spans if span.name == "tload.load")
+    for span in (opened, copied, missing):
+        assert span.parent.span_id == outer.get_span_context().span_id
+    assert opened.start_time < load.start_time
+    assert opened.attributes["tload.location"] == load.attributes["tload.location"] == str(model)
+    assert copied.name == "tload.copy"
+    assert copied.attributes["tload.copied_bytes"] == report.copied_bytes > 0
+    assert missing.status.status_code is trace.StatusCode.ERROR
 
 
 def _abandoned(model: Path) -> None:

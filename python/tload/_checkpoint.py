@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, Union, overload
 
-from tload import _store, _tload
+from tload import _spans, _store, _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
 
 if TYPE_CHECKING:
@@ -96,9 +96,13 @@ class Origin:
     def open(self, timeout: Duration | None = None) -> _tload.Checkpoint:
         """Open the checkpoint within `timeout`."""
         pairs = _store.merge(self.store, os.environ, timeout)
-        if isinstance(self.source, list):
-            return _tload.Checkpoint.open_all(self.source, store=pairs)
-        return _tload.Checkpoint.open(self.source, store=pairs, follow_symlinks=self.follow_symlinks)
+        with _spans.around("tload.open") as describe:
+            if isinstance(self.source, list):
+                opened = _tload.Checkpoint.open_all(self.source, store=pairs)
+            else:
+                opened = _tload.Checkpoint.open(self.source, store=pairs, follow_symlinks=self.follow_symlinks)
+            describe("location", opened.location)
+            return opened
 
     def elsewhere(self, raw: _tload.Checkpoint) -> tuple[Origin, bool]:
         """Return the arguments by which another process opens `raw`, and whether a URL has a secret.

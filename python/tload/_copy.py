@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tload import _store, _tload
+from tload import _spans, _store, _tload
 from tload._checkpoint import check_location
 from tload._options import OptionKeywords, resolve
 from tload._progress import shown
@@ -161,7 +161,7 @@ def copy(
     store = _store.take(store, keywords)
     limits = OptionKeywords(depth=depth, extent_bytes=extent_bytes, timeout=timeout)
     options = resolve(None, limits, variables=limits)
-    with shown(progress) as show:
+    with _spans.around("tload.copy") as describe, shown(progress) as show:
         report = _tload.copy(
             source,
             target,
@@ -175,7 +175,9 @@ def copy(
             store=_store.resolve(store, os.environ),
             progress=show,
         )
-    decoded: CopyReport = decode(CopyReport, json.loads(report))
+        decoded: CopyReport = decode(CopyReport, json.loads(report))
+        for key in ("location", "target", "copied_bytes", "resumed_bytes", "skipped_bytes", "requests", "retries"):
+            describe(key, getattr(decoded, key))
     return decoded
 
 

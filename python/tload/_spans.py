@@ -1,19 +1,39 @@
-"""Spans of loads, for OpenTelemetry."""
+"""Spans of loads, openings and copies, for OpenTelemetry."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from tload import _tload
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from tload._report import Report
 
 LOAD_BEGINS = "plan"
 """Phase that begins with the load; those before it are of opening the checkpoint."""
 
 
-def emit(report: Report, version: str) -> None:
+@contextlib.contextmanager
+def around(name: str) -> Iterator[Callable[[str, str | int], None]]:
+    """Make the block a span, which fails with it, and yield a function that sets an attribute.
+
+    Does nothing where `emit` does nothing.
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        yield lambda _key, _value: None
+        return
+    tracer = trace.get_tracer("tload", _tload.__version__)
+    with tracer.start_as_current_span(name) as span:
+        yield lambda key, value: span.set_attribute(f"tload.{key}", value)
+
+
+def emit(report: Report) -> None:
     """Emit a span for a load that has just ended, with one for each of its phases below it.
 
     Does nothing unless the program has imported `opentelemetry.trace`; without a tracer provider,
@@ -22,7 +42,7 @@ def emit(report: Report, version: str) -> None:
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return
-    tracer = trace.get_tracer("tload", version)
+    tracer = trace.get_tracer("tload", _tload.__version__)
     end = time.time_ns()
     start = end - _nanoseconds(report.seconds)
     attributes = {

@@ -266,7 +266,7 @@ class TensorStream(Generic[T]):
             self._told = True
             log_notes(report)
             _logging.log_end(report)
-            _spans.emit(report, _tload.__version__)
+            _spans.emit(report)
 
     def _fail(self) -> None:
         # A failed iterator is finished: no reads continue behind the traceback.
