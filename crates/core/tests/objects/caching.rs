@@ -127,6 +127,15 @@ impl Bench {
         }
     }
 
+    /// Returns one whose cache is on a disk of its own; `None` without the right to mount any.
+    #[cfg(target_os = "linux")]
+    fn on_own_disk() -> Option<(Self, OwnDisk)> {
+        let mut bench = Self::new();
+        let disk = OwnDisk::mount(bench.folder.path())?;
+        cached_in(&mut bench.site, &disk.cache());
+        Some((bench, disk))
+    }
+
     /// Returns how many bytes were requested.
     pub(crate) fn requested_bytes(&self) -> u64 {
         let requests = self.server.requests();
@@ -530,6 +539,11 @@ impl OwnDisk {
         tload_testbed::require_named("mount", made)
     }
 
+    /// Returns the directory of the cache on it.
+    fn cache(&self) -> PathBuf {
+        self.0.join("cache")
+    }
+
     /// Makes writes wait, or lets them go on.
     fn freeze(&self, stops: bool) {
         let flag = if stops { "-f" } else { "-u" };
@@ -561,12 +575,9 @@ fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> std::result::Result<(),
 #[cfg(target_os = "linux")]
 #[test]
 fn bytes_that_a_slow_disk_does_not_take_are_left_out() {
-    let mut bench = Bench::new();
-    let own = folder();
-    let Some(disk) = OwnDisk::mount(own.path()) else {
+    let Some((mut bench, disk)) = Bench::on_own_disk() else {
         return;
     };
-    cached_in(&mut bench.site, &disk.0.join("cache"));
     let file = even("t", 1, 20, 8 << 20);
     bench.site.put(KEY, &file);
     let checkpoint = bench.site.checkpoint(KEY).expect("opens");
@@ -601,13 +612,10 @@ fn is_read_like_files(report: &Report) -> bool {
 #[cfg(target_os = "linux")]
 #[test]
 fn cache_leaves_nothing_in_the_page_cache() {
-    let mut bench = Bench::new();
-    let own = folder();
-    let Some(disk) = OwnDisk::mount(own.path()) else {
+    let Some((bench, disk)) = Bench::on_own_disk() else {
         return;
     };
-    let directory = disk.0.join("cache");
-    cached_in(&mut bench.site, &directory);
+    let directory = disk.cache();
     let file = even("t", 1, 16, 1 << 20);
     bench.site.put(KEY, &file);
     for is_cached in [false, true] {
@@ -685,13 +693,10 @@ fn cached_objects_need_no_ring() {
 #[cfg(target_os = "linux")]
 #[test]
 fn removal_from_a_read_only_disk_is_an_error() {
-    let mut bench = Bench::new();
-    let own = folder();
-    let Some(disk) = OwnDisk::mount(own.path()) else {
+    let Some((bench, disk)) = Bench::on_own_disk() else {
         return;
     };
-    let directory = disk.0.join("cache");
-    cached_in(&mut bench.site, &directory);
+    let directory = disk.cache();
     bench.site.put(KEY, &even("t", 1, 2, 1 << 20));
     load_cached(&bench.site, KEY);
     let arguments = ["-o", "remount,ro"].map(std::ffi::OsStr::new);

@@ -545,30 +545,16 @@ pub(super) fn seed_of(folder: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::opened;
     use super::*;
-    use crate::options::StoreOptions;
-    use crate::storage::object::cache::Cache;
 
-    fn opened(folder: &Path) -> (Arc<Cache>, Entry) {
-        let mut options = StoreOptions::default();
-        let directory = folder.display().to_string();
-        options.set("cache_dir", &directory).expect("an option");
-        let cache = Cache::from_options(&options).expect("a cache");
-        let entry = Entry::open(
-            &cache.shared,
-            &folder.join("entry"),
-            "contents",
-            1 << 20,
-            "",
-        );
-        (cache, entry.expect("opens"))
-    }
+    const LEN: u64 = 1 << 20;
 
     /// A fork duplicates the files that are open, with their locks.
     #[test]
     fn lock_ends_with_the_entry_whatever_forked_processes_have() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (_cache, entry) = opened(folder.path());
+        let (_cache, entry) = opened(folder.path(), LEN);
         let forked = entry.stamps.try_clone().expect("a duplicate");
         let (other, _) = open_in(&folder.path().join("entry"), STAMPS).expect("opens");
         let lock = || flock(&other, FlockOperation::NonBlockingLockExclusive);
@@ -581,7 +567,8 @@ mod tests {
     #[test]
     fn damaged_tile_counts_once_where_its_stamp_cannot_be_cleared() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (cache, mut entry) = opened(folder.path());
+        let (cache, entry) = opened(folder.path(), LEN);
+        let mut entry = Arc::into_inner(entry).expect("is open once");
         let bytes = vec![7; TILE];
         entry.write(0, &bytes).expect("writes");
         assert!(entry.verify(0, &bytes));
@@ -596,7 +583,7 @@ mod tests {
     #[test]
     fn half_of_the_wanted_tiles_is_enough() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (_cache, entry) = opened(folder.path());
+        let (_cache, entry) = opened(folder.path(), LEN);
         entry.write(TILE_BYTES, &vec![7; 2 * TILE]).expect("writes");
         let at = |start: u64, end: u64| start * TILE_BYTES..end * TILE_BYTES;
         let few = |tile: u64, byte: u64| tile * TILE_BYTES + byte..tile * TILE_BYTES + byte + 1;

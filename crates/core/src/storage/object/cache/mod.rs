@@ -302,3 +302,24 @@ fn has_suffix(path: &str) -> bool {
         name.ends_with(SUFFIX)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Opens a cache in a folder, and the entry of an object of this length.
+    pub(super) fn opened(folder: &Path, len: u64) -> (Arc<Cache>, Arc<Entry>) {
+        let mut options = StoreOptions::default();
+        let directory = folder.display().to_string();
+        options.set("cache_dir", &directory).expect("an option");
+        let cache = Cache::from_options(&options).expect("a cache");
+        let entry = open(&cache, folder, len);
+        (cache, entry)
+    }
+
+    /// Opens the entry in the cache in a folder once more.
+    pub(super) fn open(cache: &Cache, folder: &Path, len: u64) -> Arc<Entry> {
+        let entry = Entry::open(&cache.shared, &folder.join("entry"), "contents", len, "");
+        Arc::new(entry.expect("opens"))
+    }
+}

@@ -286,9 +286,8 @@ impl<R: Receive> Receive for Tee<'_, R> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::opened;
     use super::*;
-    use crate::options::StoreOptions;
-    use crate::storage::object::cache::Cache;
 
     struct Nothing;
 
@@ -306,14 +305,8 @@ mod tests {
     #[test]
     fn rest_of_a_request_is_left_out_with_the_first_bytes_that_find_no_buffer() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut options = StoreOptions::default();
-        let directory = folder.path().display().to_string();
-        options.set("cache_dir", &directory).expect("an option");
-        let cache = Cache::from_options(&options).expect("a cache");
         let all = 0..4 * BUFFER_BYTES as u64;
-        let place = folder.path().join("entry");
-        let entry = Entry::open(&cache.shared, &place, "contents", all.end, "");
-        let entry = Arc::new(entry.expect("opens"));
+        let (cache, entry) = opened(folder.path(), all.end);
         let mut to = Nothing;
         let claim = Claim::without_lock(tiles(&all));
         let mut tee = Tee::new(&mut to, &entry, all.clone(), &all, claim);

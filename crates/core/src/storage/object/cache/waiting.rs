@@ -95,23 +95,17 @@ impl Drop for Announcement {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use super::super::tests::{open, opened};
     use super::*;
-    use crate::options::StoreOptions;
-    use crate::storage::object::cache::Cache;
+
+    const LEN: u64 = 1 << 20;
 
     #[test]
     fn bytes_that_others_wait_for_are_not_left_out() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut options = StoreOptions::default();
-        let directory = folder.path().display().to_string();
-        options.set("cache_dir", &directory).expect("an option");
-        let cache = Cache::from_options(&options).expect("a cache");
-        let open = || {
-            let entry = folder.path().join("entry");
-            let entry = Entry::open(&cache.shared, &entry, "contents", 1 << 20, "");
-            Arc::new(entry.expect("opens"))
-        };
-        let (one, other) = (open(), open());
+        let (cache, one) = opened(folder.path(), LEN);
+        let open = || open(&cache, folder.path(), LEN);
+        let other = open();
         let writes = &cache.shared.supplies.writes;
         let mut held: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
         assert!(!one.waits() && one.buffer().is_none());
