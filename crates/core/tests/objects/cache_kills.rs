@@ -117,7 +117,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What they leave is absent or right, held by nobody, and removed by the next one that shrinks it.
+/// Their entries are absent or right, not in use, and the next prune removes all files.
 #[test]
 fn killed_evictions_and_removals_leave_nothing_behind() {
     let bench = Bench::new();
