@@ -403,7 +403,7 @@ fn slices_request_the_tiles_that_are_missing() {
         drop(stream);
         assert!(finish_caching(PATIENCE));
         let bytes = [first, last].map(|at| (header + at * row) as u64);
-        let wanted = BTreeSet::from_iter(bytes[0] / TILE..bytes[1].div_ceil(TILE));
+        let wanted: BTreeSet<_> = (bytes[0] / TILE..bytes[1].div_ceil(TILE)).collect();
         let missing = wanted.difference(&present).count() as u64;
         let requested = bench.requested_bytes() - before;
         assert_eq!(requested, missing * TILE, "rows {first} to {last}");
