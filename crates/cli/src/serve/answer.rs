@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use http::header::{ACCEPT, RANGE};
 use http::{HeaderMap, Method, StatusCode};
+use tload::verify::Digest;
 use tload::{Error, ErrorKind};
 
 use super::condition::{self, Verdict};
@@ -72,18 +73,21 @@ impl Site {
             }
             Served::Objects(objects) => {
                 return match objects.find(&target) {
-                    Ok((object, version)) => content(request, now, &target, version, |_, range| {
-                        let is_there = object.has(&range);
-                        is_there.then_some(Body::Object(object, range))
-                    }),
+                    Ok((object, version)) => {
+                        let known = (version, object.digest());
+                        content(request, now, &target, known, |_, range| {
+                            let is_there = object.has(&range);
+                            is_there.then_some(Body::Object(object, range))
+                        })
+                    }
                     Err(error) => failed(&error),
                 };
             }
         };
         match tree.find(&target) {
-            Ok(Found::File(file, metadata)) => {
-                let version = Version::new(&metadata);
-                content(request, now, &target, version, |version, range| {
+            Ok(Found::File(file, metadata, digest)) => {
+                let known = (Version::new(&metadata), digest);
+                content(request, now, &target, known, |version, range| {
                     Some(Body::File(file, version, range))
                 })
             }
@@ -100,7 +104,7 @@ fn content(
     request: &Request,
     now: SystemTime,
     target: &Target,
-    version: Version,
+    (version, digest): (Version, Option<Digest>),
     body: impl FnOnce(Version, Range<u64>) -> Option<Body>,
 ) -> Response {
     let headers = &request.headers;
@@ -142,6 +146,10 @@ fn content(
     if status == StatusCode::PARTIAL_CONTENT {
         let (first, last) = (range.start, range.end - 1);
         response = response.with("Content-Range", format!("bytes {first}-{last}/{len}"));
+    }
+    if let Some(digest) = digest {
+        // Of the whole file, also with a range of it.
+        response = response.with("Repr-Digest", format!("sha-256=:{}:", digest.to_base64()));
     }
     match body(version, range) {
         Some(body) => Response { body, ..response },

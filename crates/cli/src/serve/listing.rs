@@ -6,9 +6,11 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 use tload::format_bytes;
+use tload::verify::Digest;
 
 use super::target::encode;
 use super::version::http_date;
+use crate::digest::hex;
 
 /// File or directory in a list.
 #[derive(Debug, Clone)]
@@ -19,6 +21,8 @@ pub(super) struct Entry {
     pub(super) bytes: Option<u64>,
     /// `None` for objects.
     pub(super) modified: Option<SystemTime>,
+    /// SHA-256, if it is known.
+    pub(super) digest: Option<Digest>,
 }
 
 /// Entry in JSON.
@@ -31,6 +35,7 @@ struct Item {
     kind: &'static str,
     bytes: Option<u64>,
     modified: Option<String>,
+    sha256: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -60,6 +65,7 @@ pub(super) fn json(entries: &[Entry]) -> String {
         },
         bytes: entry.bytes,
         modified: entry.modified(),
+        sha256: entry.digest.map(|digest| hex(digest.bytes())),
     };
     let list = List {
         entries: entries.iter().map(item).collect(),
@@ -112,6 +118,8 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tload::verify::Algorithm;
+
     use super::*;
 
     fn entry(name: &str, is_directory: bool) -> Entry {
@@ -120,6 +128,7 @@ mod tests {
             is_directory,
             bytes: (!is_directory).then_some(1536),
             modified: Some(SystemTime::UNIX_EPOCH),
+            digest: (!is_directory).then(|| Digest::compute(Algorithm::Sha256, b"")),
         }
     }
 
@@ -154,9 +163,10 @@ mod tests {
         let list: serde_json::Value = serde_json::from_str(&list).unwrap();
         let wanted = serde_json::json!({"entries": [
             {"name": "a b", "href": "a%20b", "type": "file", "bytes": 1536,
-             "modified": "Thu, 01 Jan 1970 00:00:00 GMT"},
+             "modified": "Thu, 01 Jan 1970 00:00:00 GMT",
+             "sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
             {"name": "deep", "href": "deep/", "type": "directory", "bytes": null,
-             "modified": "Thu, 01 Jan 1970 00:00:00 GMT"},
+             "modified": "Thu, 01 Jan 1970 00:00:00 GMT", "sha256": null},
         ]});
         assert_eq!(list, wanted);
     }

@@ -14,6 +14,7 @@ mod answer;
 mod condition;
 mod connection;
 mod connections;
+mod digests;
 mod listing;
 mod metrics;
 #[cfg(feature = "object")]

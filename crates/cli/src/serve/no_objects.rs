@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
+use tload::verify::Digest;
 use tload::{Error, ErrorKind, Location, Result, StoreOptions};
 
 use super::listing::Entry;
@@ -38,6 +39,10 @@ impl Objects {
 }
 
 impl Object {
+    pub(super) fn digest(&self) -> Option<Digest> {
+        match self.0 {}
+    }
+
     pub(super) fn has(&self, _range: &Range<u64>) -> bool {
         match self.0 {}
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tload::storage::{ObjectSite, ObjectSource};
+use tload::verify::{Algorithm, Digest};
 use tload::{Error, ErrorKind, Location, Result, StoreOptions};
 
 use super::listing::Entry;
@@ -67,6 +68,7 @@ impl Objects {
                 is_directory,
                 bytes: None,
                 modified: None,
+                digest: None,
             }
         };
         let directories = directories.into_iter().map(entry(true));
@@ -83,6 +85,11 @@ fn names(target: &Target) -> Result<Vec<&str>> {
 }
 
 impl Object {
+    /// Returns the SHA-256 of the object if a server has stated it.
+    pub(super) fn digest(&self) -> Option<Digest> {
+        Digest::from_hex(Algorithm::Sha256, &self.source.stated_sha256()?)
+    }
+
     /// Returns whether a range can be read: of an object in the cache, what the cache has.
     pub(super) fn has(&self, range: &Range<u64>) -> bool {
         !self.is_cache || self.source.is_cached(range)

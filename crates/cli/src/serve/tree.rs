@@ -4,10 +4,13 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tload::storage::{ConfinedDir, ConfinedEntry};
+use tload::verify::{Digest, MANIFEST_NAME};
 use tload::{Error, ErrorKind, Location, Result};
 
+use super::digests::{Digests, Stated};
 use super::listing::Entry;
 use super::target::{Target, is_visible};
 
@@ -18,12 +21,14 @@ pub(super) struct Tree {
     path: PathBuf,
     /// Name of the only file, if it is not a directory.
     only: Option<OsString>,
+    digests: Digests,
 }
 
 /// File or directory that a request names.
 #[derive(Debug)]
 pub(super) enum Found {
-    File(File, Metadata),
+    /// Also its SHA-256, if that is known.
+    File(File, Metadata, Option<Digest>),
     Directory(Vec<Entry>),
     /// A directory whose address lacks the slash at the end.
     NeedsSlash,
@@ -45,7 +50,12 @@ impl Tree {
             entry.open_file()?;
             Some(path.file_name().unwrap_or_default().to_owned())
         };
-        Ok(Self { root, path, only })
+        Ok(Self {
+            root,
+            path,
+            only,
+            digests: Digests::default(),
+        })
     }
 
     /// Finds what `target` names.
@@ -70,16 +80,30 @@ impl Tree {
             return Err(not_found());
         }
         let (file, metadata) = entry.open_file()?;
-        Ok(Found::File(file, metadata))
+        let path = target.path();
+        let stated = path.parent().and_then(|directory| self.stated(directory));
+        let digest = stated.zip(path.file_name());
+        let digest = digest.and_then(|(stated, name)| stated.of(name, &metadata));
+        Ok(Found::File(file, metadata, digest))
+    }
+
+    /// Returns what the manifest in a directory states.
+    fn stated(&self, directory: &Path) -> Option<Arc<Stated>> {
+        let manifest = self.entry(&directory.join(MANIFEST_NAME)).ok()?;
+        self.digests.of(directory, &manifest)
     }
 
     fn find_only(&self, only: &OsStr, target: &Target) -> Result<Found> {
         let entry = self.entry(Path::new(""))?;
         match (&*target.components, target.is_directory) {
-            ([], _) => Ok(Found::Directory(vec![listed(only, &entry.metadata()?)])),
+            ([], _) => Ok(Found::Directory(vec![listed(
+                only,
+                &entry.metadata()?,
+                None,
+            )])),
             ([name], false) if name == only => {
                 let (file, metadata) = entry.open_file()?;
-                Ok(Found::File(file, metadata))
+                Ok(Found::File(file, metadata, None))
             }
             _ => Err(not_found()),
         }
@@ -103,6 +127,7 @@ impl Tree {
     /// Lists a directory by name. Entries that are not served are left out.
     fn list(&self, directory: &ConfinedEntry, path: &Path) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
+        let stated = self.stated(path);
         for entry in directory.read_dir()? {
             let name = entry
                 .map_err(|error| Error::from_io("cannot list the directory", error))?
@@ -116,7 +141,7 @@ impl Tree {
             if let Ok(metadata) = metadata.as_ref()
                 && (metadata.is_dir() || metadata.is_file())
             {
-                entries.push(listed(&name, metadata));
+                entries.push(listed(&name, metadata, stated.as_deref()));
             }
         }
         entries.sort_by(|one, other| one.name.cmp(&other.name));
@@ -124,12 +149,13 @@ impl Tree {
     }
 }
 
-fn listed(name: &OsStr, metadata: &Metadata) -> Entry {
+fn listed(name: &OsStr, metadata: &Metadata, stated: Option<&Stated>) -> Entry {
     Entry {
         name: name.to_owned(),
         is_directory: metadata.is_dir(),
         bytes: (!metadata.is_dir()).then_some(metadata.len()),
         modified: metadata.modified().ok(),
+        digest: stated.and_then(|stated| stated.of(name, metadata)),
     }
 }
 

@@ -134,6 +134,12 @@ impl Digest {
         Self::new(algorithm, &bytes.ok()?)
     }
 
+    /// Returns the bytes in Base64, as headers of HTTP have them.
+    pub fn to_base64(&self) -> String {
+        use base64::Engine as _;
+        base64::engine::general_purpose::STANDARD.encode(self.bytes())
+    }
+
     /// Computes the digest of `bytes`.
     pub fn compute(algorithm: Algorithm, bytes: &[u8]) -> Self {
         match (algorithm, algorithm.polynomial()) {
@@ -260,7 +266,9 @@ mod tests {
         // Digests of the nine ASCII digits, as above: 4 bytes and 8 bytes, the most significant
         // first.
         let digest = Digest::from_base64(Algorithm::Crc32c, "4waSgw==");
-        assert_eq!(digest.expect("a digest").to_string(), "crc32c:e3069283");
+        let digest = digest.expect("a digest");
+        assert_eq!(digest.to_string(), "crc32c:e3069283");
+        assert_eq!(digest.to_base64(), "4waSgw==");
         let digest = Digest::from_base64(Algorithm::Crc64Nvme, "rosUhgp5mIg=");
         let wanted = "crc64nvme:ae8b14860a799888";
         assert_eq!(digest.expect("a digest").to_string(), wanted);

@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use tload::verify::{Algorithm, Digest};
 
-use super::{Server, curl, send};
+use super::{PATIENCE, Server, curl, send};
 use crate::{run, secrets, stderr, succeed};
 
 /// Returns a folder with a checkpoint in `model`, and the digest of its tensors.
@@ -217,6 +220,94 @@ fn objects_are_passed_on_and_served_from_the_cache() {
     ] {
         assert_eq!(serving.get(&path).status, 404, "{path}");
     }
+}
+
+/// Returns the digest that the manifest of a directory states of a file, as a header has it.
+fn stated(directory: &Path, name: &str) -> String {
+    let manifest = fs::read_to_string(directory.join("tload-manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_str(&manifest).unwrap();
+    let digits = manifest["files"][name]["sha256"].as_str().unwrap();
+    let digest = Digest::from_hex(Algorithm::Sha256, digits).unwrap();
+    format!("sha-256=:{}:", digest.to_base64())
+}
+
+#[test]
+fn digests_of_manifests_are_stated() {
+    let (folder, _) = checkpoint();
+    let model = folder.path().join("model");
+    let name = "model-00001-of-00003.safetensors";
+    let wanted = stated(&model, name);
+    let origin = Server::start(&model, &[]);
+    // A relay, without a cache and without a manifest of its own.
+    let relay = Server::start(Path::new(&origin.url), &[]);
+    for server in [&origin, &relay] {
+        for (method, range, status) in [
+            ("GET", "bytes=5-9", 206),
+            ("HEAD", "", 200),
+            ("GET", "bytes=999999999-", 416),
+        ] {
+            let range = format!("Range: {range}");
+            let reply = server.ask(method, &format!("/{name}"), &[&*range]);
+            assert_eq!(reply.status, status);
+            let found = reply.headers.get("repr-digest");
+            assert_eq!(found, (status != 416).then_some(&wanted), "{range}");
+        }
+    }
+    let list = |server: &Server| {
+        let list: Value = serde_json::from_str(&server.get("/?format=json").text()).unwrap();
+        let entries = list["entries"].as_array().unwrap().iter();
+        let digests = entries.map(|it| (it["name"].as_str().unwrap().to_owned(), it.clone()));
+        digests.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    assert_eq!(list(&origin)[name]["sha256"].as_str().unwrap().len(), 64);
+    assert!(list(&origin)["tload-manifest.json"]["sha256"].is_null());
+    // A file that was written to since is not the one of the manifest.
+    let file = fs::File::options()
+        .append(true)
+        .open(model.join(name))
+        .unwrap();
+    file.set_modified(SystemTime::now() + Duration::from_secs(60))
+        .unwrap();
+    let reply = origin.ask("HEAD", &format!("/{name}"), &[]);
+    assert_eq!(reply.headers.get("repr-digest"), None);
+    assert!(list(&origin)[name]["sha256"].is_null());
+}
+
+/// Its length, and its first and last bytes, are those of the origin's file.
+#[test]
+fn mirror_that_states_another_digest_is_dropped_and_named() {
+    let (folder, wanted) = checkpoint();
+    let [model, copy] = ["model", "copy"].map(|name| folder.path().join(name));
+    let name = "model-00001-of-00003.safetensors";
+    fs::create_dir(&copy).unwrap();
+    for file in fs::read_dir(&model).unwrap().flatten() {
+        fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+    }
+    let changed = fs::File::options()
+        .write(true)
+        .open(copy.join(name))
+        .unwrap();
+    changed.write_all_at(&[0x55; 64], 1 << 20).unwrap();
+    succeed(["verify", copy.to_str().unwrap(), "--write", "--force"]);
+    assert_ne!(stated(&copy, name), stated(&model, name));
+    let [origin, mirror] = [&model, &copy].map(|it| Server::start(it, &[]));
+    let store = format!("mirrors={}", mirror.url);
+    let begun = Instant::now();
+    // A load does not wait for its mirrors.
+    let failure = loop {
+        assert!(begun.elapsed() < PATIENCE, "the mirror is used");
+        let arguments = ["load", &origin.url, "--digest", "--json", "--store", &store];
+        let report: Value = serde_json::from_str(&succeed(arguments)).unwrap();
+        assert_eq!(report["digest"], wanted);
+        let mirror = &report["report"]["mirrors"][0];
+        if mirror["is_dropped"] == true {
+            break mirror["failure"].as_str().unwrap().to_owned();
+        }
+    };
+    assert!(
+        failure.contains("SHA-256") && failure.contains(name),
+        "{failure}"
+    );
 }
 
 /// A range that goes from what is there to what is not would end early.

@@ -12,6 +12,7 @@ pub(crate) mod kept;
 mod measure;
 mod mirrors;
 pub(crate) mod remote;
+mod repr_digest;
 pub(crate) mod store;
 
 mod asking;
@@ -41,6 +42,7 @@ use self::remote::Remote;
 use self::store::Store;
 use super::{ReadHints, Source};
 use crate::error::{Error, ErrorKind, Result};
+use crate::options::location::Protocol;
 use crate::options::{Location, StoreOptions};
 use crate::sync::retry::Retries;
 pub use identity::ObjectIdentity;
@@ -245,6 +247,24 @@ impl ObjectSource {
     /// for small ones.
     pub(crate) fn contents_name(&self) -> Option<&str> {
         self.0.store.contents_name(&self.0.path)
+    }
+
+    /// Returns the SHA-256 of all bytes that a server has stated, in lower-case hexadecimal digits:
+    /// a hub, a registry, or the server of the bytes (`Repr-Digest`, RFC 9530). Sends no request.
+    pub fn stated_sha256(&self) -> Option<String> {
+        let tag = self.identity().e_tag.as_deref().unwrap_or_default();
+        let name = match self.location().protocol() {
+            Some(Protocol::Hub) => self.contents_name(),
+            Some(Protocol::Oci) => tag.trim_matches('"').strip_prefix("sha256:"),
+            Some(
+                Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom,
+            )
+            | None => None,
+        };
+        let is_sha256 =
+            |name: &&str| name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let name = name.filter(is_sha256).map(str::to_ascii_lowercase);
+        name.or_else(|| Some(cache::hex(&self.0.seen.sha256?)))
     }
 
     /// Returns the commit that the object is of, if the store is a hub, or the digest of its

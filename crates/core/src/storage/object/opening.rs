@@ -15,6 +15,7 @@ use super::asking::status;
 use super::cache::{Question, State, TILE_BYTES, is_settled};
 use super::reading::{cut_short, too_long};
 use super::remote::Remote;
+use super::repr_digest::Sha256;
 use super::store::{Fault, Store};
 use super::{ObjectIdentity, ObjectSource, Source, StoreOptions, with_retries};
 use crate::crc::Crcs;
@@ -42,6 +43,8 @@ pub(super) struct Seen {
     pub(super) sample: Option<Sample>,
     /// True if the time of the last modification tells states of the object apart.
     pub(super) is_settled: bool,
+    /// SHA-256 of the object, if the server states it.
+    pub(super) sha256: Option<Sha256>,
 }
 
 /// Kind of the question about the state of an object.
@@ -64,13 +67,14 @@ pub(super) async fn look(
             open_once(store, path, range.clone())
         })
     };
-    let (meta, bytes, date) = ask(0..first)
+    let (meta, bytes, (date, sha256)) = ask(0..first)
         .await
         .map_err(|error| with_wildcard_hint(error, path))?;
     let identity = ObjectIdentity::from_meta(&meta);
     let mut seen = Seen {
         sample: None,
         is_settled: is_settled(identity.modified, date),
+        sha256,
     };
     if identity.is_versioned() {
         return Ok((meta, bytes, seen));
@@ -125,6 +129,7 @@ impl ObjectSource {
         let seen = Seen {
             sample: None,
             is_settled: true,
+            sha256: None,
         };
         let opened = Self::with_identity(remote, place, location.clone(), identity, seen);
         if opened.entry().is_none() {
@@ -217,12 +222,13 @@ pub(super) fn unversioned() -> Error {
     )
 }
 
-/// Returns the store's metadata of an object, a range of it, and the date of the response.
+/// Returns the store's metadata of an object, a range of it, and what the response says beside
+/// them: its date, and the object's SHA-256.
 async fn open_once(
     store: &Store,
     path: &Path,
     range: Range<u64>,
-) -> Result<(ObjectMeta, Vec<u8>, Option<i64>), Fault> {
+) -> Result<(ObjectMeta, Vec<u8>, (Option<i64>, Option<Sha256>)), Fault> {
     let options = GetOptions {
         range: Some(GetRange::Bounded(range.clone())),
         ..GetOptions::default()
@@ -231,7 +237,7 @@ async fn open_once(
         Ok(answer) => answer,
         Err(fault) if may_be_empty(&fault) => {
             return match store.head(path).await {
-                Ok((meta, _)) if meta.size == 0 => Ok((meta, Vec::new(), None)),
+                Ok((meta, _)) if meta.size == 0 => Ok((meta, Vec::new(), (None, None))),
                 _ => Err(fault),
             };
         }
@@ -251,7 +257,7 @@ async fn open_once(
     if (bytes.len() as u64) < wanted {
         return Err(cut_short(misbehaved, bytes.len() as u64, wanted));
     }
-    Ok((meta, bytes, captured.date))
+    Ok((meta, bytes, (captured.date, captured.sha256)))
 }
 
 /// Returns whether a failure may mean that the object is empty. Such an object has no range, and

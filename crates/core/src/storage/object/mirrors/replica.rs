@@ -149,7 +149,8 @@ impl ObjectSource {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] if it has another length, and errors of the mirror, translated.
+    /// [`ErrorKind::Changed`] if it has another length or states another SHA-256, and errors of the
+    /// mirror, translated.
     async fn look_at_replica(&self, mirrors: &Mirrors, index: usize) -> Result<(Self, Crcs)> {
         let place = mirrors.place(index, self.location());
         let remote = &mirrors.remote;
@@ -166,6 +167,12 @@ impl ObjectSource {
         if replica.len() != self.len() {
             let (found, wanted) = (replica.len(), self.len());
             let what = format!("has {found} bytes; the origin's file has {wanted}");
+            return Err(replica.differs(what));
+        }
+        if let (Some(found), Some(wanted)) = (replica.stated_sha256(), self.stated_sha256())
+            && found != wanted
+        {
+            let what = format!("states the SHA-256 {found}; the origin states {wanted}");
             return Err(replica.differs(what));
         }
         Ok((replica, Crcs::new(&[&bytes])))

@@ -23,6 +23,7 @@ use super::error_body::Reply;
 use super::pages::{self, ANSWER_MAX, TooLong};
 use super::proxy::{Proxies, UsedProxy};
 use super::redactor::Sent;
+use crate::storage::object::repr_digest::from_field;
 use crate::sync::retry::AskedWait;
 
 /// Limits on reading the response of a failed request: bytes, and time. Those of stores have a few
@@ -61,6 +62,8 @@ pub(crate) struct ResponseCapture {
     pub(crate) message: Option<String>,
     /// The hub's name for the contents of a file in its content store.
     pub(in crate::storage) xet_hash: Option<String>,
+    /// SHA-256 of the object, if the server states it.
+    pub(in crate::storage) sha256: Option<[u8; 32]>,
     /// The object's own checksums, if they were requested.
     pub(crate) stated: Vec<(&'static str, String)>,
     /// Secrets that the captured requests carried, including those before the last one.
@@ -209,6 +212,7 @@ impl HttpService for Capturing {
                 captured.take_headers(status.as_u16(), response.headers());
                 let (date, _, skew) = clocks(response.headers(), SystemTime::now());
                 (captured.date, captured.skew_seconds) = (date, skew);
+                captured.sha256 = text(response.headers(), "repr-digest").and_then(from_field);
                 if asks.is_some() {
                     captured.stated = stated(response.headers());
                 }
