@@ -295,7 +295,19 @@ fn absent(name: &str) -> Classification {
     ))
 }
 
-/// Runs a credential helper, and kills it if it takes longer than `wait_max`.
+/// Running credential helper. Dropping it kills the program: the answer has come, or is not wanted
+/// any more, because it took too long or the load that waited for it was cancelled.
+struct Running(Arc<Mutex<Child>>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.lock().kill();
+    }
+}
+
+/// Runs a credential helper, and kills it if it takes longer than `wait_max` or the future is
+/// dropped.
 async fn ask_program(
     program: &Path,
     server: &str,
@@ -313,19 +325,17 @@ async fn ask_program(
                 "the credential helper {shown} cannot be started: {error}"
             ))
         })?;
-    let child = Arc::new(Mutex::new(child));
+    let child = Running(Arc::new(Mutex::new(child)));
     let (sender, receiver) = oneshot::channel();
-    let (running, server) = (Arc::clone(&child), server.to_owned());
+    let (running, server) = (Arc::clone(&child.0), server.to_owned());
     // Not one of the runtime's threads, which must not block.
     let thread = std::thread::Builder::new().name("tload-login".to_owned());
     let started = thread.spawn(move || {
-        // The receiver is gone after the timeout.
+        // The receiver is gone after the timeout or a cancellation.
         let _ = sender.send(exchange(&running, &server));
     });
     started.map_err(|error| failed(format!("no thread for the credential helper: {error}")))?;
     let Ok(Ok(answer)) = tokio::time::timeout(wait_max, receiver).await else {
-        // It may have ended by itself.
-        let _ = child.lock().kill();
         return Err(failed(format!(
             "the credential helper {shown} took longer than {wait_max:?}"
         )));
@@ -380,6 +390,8 @@ fn exchange(child: &Mutex<Child>, server: &str) -> std::io::Result<(bool, Vec<u8
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+
+    use rustix::fs::{CWD, FileType, Mode, OFlags};
 
     use super::*;
 
@@ -511,6 +523,30 @@ mod tests {
             error.message
         );
         assert!(started.elapsed() < Duration::from_secs(15));
+    }
+
+    #[test]
+    fn helper_of_a_cancelled_request_is_killed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let alive = folder.path().join("alive");
+        rustix::fs::mknodat(CWD, &alive, FileType::Fifo, Mode::RWXU, 0).expect("a pipe");
+        // It holds the pipe open for as long as it runs.
+        let script = format!("exec 3>'{}'; exec sleep 600", alive.display());
+        let program = helper(folder.path(), "cancelled", &script);
+        let runtime = runtime();
+        let pipe = runtime.block_on(async {
+            let open = move || rustix::fs::open(alive, OFlags::RDONLY, Mode::empty());
+            let begun = tokio::task::spawn_blocking(open);
+            tokio::select! {
+                _ = ask_program(&program, "h", WAIT_MAX) => panic!("it does not answer"),
+                begun = begun => begun.expect("no panic").expect("opens once it runs"),
+            }
+        });
+        let (sender, ended) = std::sync::mpsc::channel();
+        let mut pipe = std::fs::File::from(pipe);
+        std::thread::spawn(move || sender.send(pipe.read_to_end(&mut Vec::new())));
+        let ended = ended.recv_timeout(Duration::from_secs(100));
+        assert!(ended.is_ok_and(|end| end.is_ok()), "it still runs");
     }
 
     #[test]
