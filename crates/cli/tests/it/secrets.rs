@@ -3,11 +3,13 @@
 
 use std::process::Output;
 
+#[cfg(feature = "object")]
 use crate::{command, stderr};
 
 /// Parts, one of which is in every secret of any test.
 const SECRETS: &str = include_str!("../../../../tests/secrets.txt");
 
+#[cfg(feature = "object")]
 const VARIABLES: [(&str, &str); 13] = [
     ("AWS_ACCESS_KEY_ID", "AKIAhunter2"),
     ("AWS_SECRET_ACCESS_KEY", "hunter2secret"),

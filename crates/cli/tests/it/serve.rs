@@ -73,6 +73,7 @@ impl Server {
     }
 
     /// Stops the server as a service manager does.
+    #[cfg(feature = "object")]
     fn stop(self) -> Output {
         assert!(signal(&self.child, "TERM"), "it had ended");
         self.output()

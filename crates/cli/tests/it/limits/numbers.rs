@@ -12,7 +12,9 @@ use signal_hook::consts::SIGTERM;
 use super::under::Under;
 use super::{Model, assert_refused, shown};
 use crate::interrupt::signal;
-use crate::{stderr, succeed};
+#[cfg(feature = "object")]
+use crate::stderr;
+use crate::succeed;
 
 /// Locked memory that an old shell allows a user.
 const LITTLE_LOCKED: u64 = 64 << 10;
