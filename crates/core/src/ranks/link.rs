@@ -3,7 +3,8 @@
 
 #![expect(unsafe_code, reason = "reads memory that the leader has filled")]
 
-use std::collections::VecDeque;
+mod joining;
+
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,8 +15,9 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+pub(crate) use self::joining::Joining;
 use super::channel::{Channel, Peer};
-use super::messages::{Failure, RankPlan, RankStatistics, Request};
+use super::messages::{Failure, RankPlan, RankStatistics};
 use super::payload;
 use super::wait::{Wake, wait_for};
 use super::wire::Record;
@@ -30,125 +32,6 @@ const SILENCE: Duration = Duration::from_secs(2);
 
 /// Number of silences in a row after which the leader has stopped.
 const SILENCES_MAX: usize = 5;
-
-/// Connection to the leader before there is a plan.
-pub(crate) struct Joining {
-    channel: Channel,
-    leader: usize,
-    /// Records that came with an earlier one.
-    received: VecDeque<(Record, Option<OwnedFd>)>,
-}
-
-impl Joining {
-    /// Connects to the leader that listens under `name`, and joins it as `rank`. Returns `None` if
-    /// no leader of this node and user listens there.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Peer`] if the leader does not answer by the deadline;
-    /// [`ErrorKind::OutOfMemory`] without descriptors.
-    pub(super) fn join(
-        (name, leader): (&str, usize),
-        rank: usize,
-        request: &Request,
-        deadline: Instant,
-    ) -> Result<Option<Self>> {
-        match Channel::connect(name) {
-            Ok(channel) => Self::new(channel, leader).ask(rank, request, deadline),
-            // No process of this node has the name, or one of another user.
-            Err(error) if is_any(&error, &[Errno::CONNREFUSED, Errno::PERM]) => Ok(None),
-            Err(error) => Err(cannot_send(error)),
-        }
-    }
-
-    /// Asks the leader to join it; `None` if it refuses or is gone.
-    fn ask(self, rank: usize, request: &Request, deadline: Instant) -> Result<Option<Self>> {
-        match self.send(rank, request) {
-            Ok(()) => self.accepted(deadline),
-            // It has closed its socket without accepting this rank.
-            Err(error) if is_any(&error, &[Errno::PIPE, Errno::CONNRESET]) => Ok(None),
-            Err(error) => Err(cannot_send(error)),
-        }
-    }
-
-    /// Waits for the leader's answer; `None` if it refuses.
-    fn accepted(mut self, deadline: Instant) -> Result<Option<Self>> {
-        match self.wait(deadline)? {
-            Some((Record::Joined, _)) => Ok(Some(self)),
-            // It follows another leader, which is not of this node, or belongs to another user.
-            _ => Ok(None),
-        }
-    }
-
-    /// Joins the hub of this process, whose rank is `leader`.
-    pub(super) fn join_own(
-        (channel, leader): (Channel, usize),
-        rank: usize,
-        request: &Request,
-    ) -> Result<Self> {
-        let joining = Self::new(channel, leader);
-        joining.send(rank, request).map_err(cannot_send)?;
-        Ok(joining)
-    }
-
-    fn new(channel: Channel, leader: usize) -> Self {
-        Self {
-            channel,
-            leader,
-            received: VecDeque::new(),
-        }
-    }
-
-    fn send(&self, rank: usize, request: &Request) -> io::Result<()> {
-        let request = payload::write(request)?;
-        let rank = u32::try_from(rank).expect("ranks are few");
-        self.channel.post(Record::Join { rank }, Some(request));
-        self.channel.flush()?;
-        Ok(())
-    }
-
-    /// Waits for the rank's part of the plan.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Peer`] if there is none by the deadline or the leader is gone; the error of the
-    /// leader, if it failed.
-    pub(crate) fn plan(&mut self, deadline: Instant) -> Result<RankPlan> {
-        loop {
-            match self.wait(deadline)? {
-                Some((Record::Joined, _)) => {}
-                Some((Record::Plan, Some(plan))) => {
-                    return payload::read(plan).map_err(cannot_receive);
-                }
-                Some((Record::Failed, Some(failure))) => {
-                    let failure: Failure = payload::read(failure).map_err(cannot_receive)?;
-                    return Err(failure.error());
-                }
-                _ => return Err(lost(self.leader, "is gone")),
-            }
-        }
-    }
-
-    /// Waits for one message; `None` if the leader is gone.
-    fn wait(&mut self, deadline: Instant) -> Result<Option<(Record, Option<OwnedFd>)>> {
-        loop {
-            if let Some(record) = self.received.pop_front() {
-                return Ok(Some(record));
-            }
-            let incoming: Vec<_> = self.channel.incoming().collect();
-            let ready = wait_for(&incoming, Some(deadline)).map_err(cannot_receive)?;
-            if !ready.contains(&true) {
-                return Err(super::agreement::missing(&[self.leader], "answer"));
-            }
-            let mut records = Vec::new();
-            let peer = self.channel.receive(&mut records).map_err(cannot_receive)?;
-            self.received.extend(records);
-            if self.received.is_empty() && peer == Peer::Gone {
-                return Ok(None);
-            }
-        }
-    }
-}
 
 /// Connection to the leader during a load. Dropping it leaves the load.
 #[derive(Debug)]
@@ -560,17 +443,6 @@ fn lost(leader: usize, how: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranks::channel::Listener;
-
-    #[test]
-    fn leader_that_closes_its_socket_does_not_lead() {
-        let listener = Listener::new("tload-").expect("a socket");
-        let channel = Channel::connect(listener.name()).expect("listens");
-        drop(listener);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let joined = Joining::new(channel, 0).ask(1, &Request::default(), deadline);
-        assert!(joined.expect("no error").is_none());
-    }
 
     #[test]
     fn rank_without_descriptors_has_not_lost_its_leader() {
