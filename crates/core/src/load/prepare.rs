@@ -252,12 +252,13 @@ impl Prepared {
             let (engine, count) = match sources {
                 Group::Files(files) => {
                     let copiers = copiers(files, options, &self.destinations);
-                    files_engine(files, depth, options, copiers, slab)
+                    let checks = options.verify != Verify::Off;
+                    files_engine(files, depth, options, (copiers, checks), slab)
                 }
                 #[cfg(feature = "object")]
                 Group::Cached(files, objects) => {
-                    // Not by copying threads: lanes verify cached bytes, and those have one lane.
-                    let (engine, count) = files_engine(files, depth, options, None, slab);
+                    // Not by copying threads: lanes verify cached bytes.
+                    let (engine, count) = files_engine(files, depth, options, (None, true), slab);
                     let setup = occasional_requests(objects, depth, options, feed.cancel());
                     (engine.with_store(setup), count)
                 }
@@ -376,12 +377,13 @@ fn copiers(files: &[ReadFile], options: &Options, destinations: &Destinations) -
         .flatten()
 }
 
-/// Returns the engine for the files of a group, and how many lanes it has.
+/// Returns the engine for the files of a group, and how many lanes it has. `checks`: lanes compare
+/// what is read.
 fn files_engine(
     files: &Arc<[ReadFile]>,
     depth: usize,
     options: &Options,
-    copiers: Option<usize>,
+    (copiers, checks): (Option<usize>, bool),
     slab: Option<&Arc<Slab>>,
 ) -> (LaneEngine, LaneCount) {
     let (kind, reason) = engine::choose(options.engine, files, copiers);
@@ -400,13 +402,17 @@ fn files_engine(
         store: None,
     };
     let fixed = options.lanes.map(LaneCount::fixed);
-    (engine, fixed.unwrap_or_else(|| lanes_for(kind, files)))
+    (
+        engine,
+        fixed.unwrap_or_else(|| lanes_for(kind, files, checks)),
+    )
 }
 
 /// Returns the number of lanes of an engine for files. A ring copies pages of the page cache on the
 /// submitting thread, so cached files begin with a lane for each core; other files with one lane,
-/// which waits for storage most of the time. Engines with their own threads need only one.
-fn lanes_for(kind: EngineKind, files: &[ReadFile]) -> LaneCount {
+/// which waits for storage most of the time. Engines with their own threads need only one, unless
+/// lanes compare what is read: that may take longer than the copies of these threads.
+fn lanes_for(kind: EngineKind, files: &[ReadFile], checks: bool) -> LaneCount {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let most = cores.min(LANES_MAX);
     match kind {
@@ -414,6 +420,7 @@ fn lanes_for(kind: EngineKind, files: &[ReadFile]) -> LaneCount {
             LaneCount::fixed(most)
         }
         EngineKind::Uring | EngineKind::TokioUring => LaneCount::up_to(1, most),
+        EngineKind::Pread | EngineKind::Map if checks => LaneCount::up_to(1, most),
         EngineKind::Pread | EngineKind::Map => LaneCount::fixed(1),
     }
 }
@@ -502,6 +509,22 @@ fn limits(
         Group::Objects(_) => Limits::for_objects(options, &hints, longest),
         Group::Shared(_) | Group::Remote(_) => {
             Limits::for_files(&Options::default(), &hints, longest)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_that_check_bytes_become_several() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let most = cores.min(LANES_MAX);
+        for kind in [EngineKind::Pread, EngineKind::Map] {
+            let lanes = [false, true].map(|checks| lanes_for(kind, &[], checks));
+            assert_eq!(lanes.each_ref().map(LaneCount::wanted), [1, 1]);
+            assert_eq!(lanes.each_ref().map(LaneCount::most), [1, most]);
         }
     }
 }
