@@ -43,6 +43,20 @@ def experts(**changes: Any) -> Any:
     )
 
 
+def unet() -> Any:
+    """Make a U-Net of diffusers."""
+    diffusers = require("diffusers")
+    require("torch").manual_seed(4)
+    return diffusers.UNet2DModel(
+        sample_size=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+
+
 def save(model: Any, folder: Path, shard_size: str = "100KB") -> Path:
     """Save a model in shards of a size, as users get it."""
     model.save_pretrained(folder, max_shard_size=shard_size)

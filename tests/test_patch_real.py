@@ -158,15 +158,7 @@ def test_accelerate(device_map: Any, plain: tuple[Path, Any], tmp_path: Path, op
 @pytest.mark.parametrize("low_cpu_mem_usage", [True, False])
 def test_diffusers(shard_size: str, low_cpu_mem_usage: Any, tmp_path: Path, opened: list[str]) -> None:
     torch, diffusers = require("torch"), require("diffusers")
-    torch.manual_seed(4)
-    unet = diffusers.UNet2DModel(
-        sample_size=8,
-        block_out_channels=(16, 32),
-        layers_per_block=1,
-        norm_num_groups=4,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-    )
+    unet = models.unet()
     unet.save_pretrained(tmp_path, max_shard_size=shard_size)
     stock = diffusers.UNet2DModel.from_pretrained(tmp_path, low_cpu_mem_usage=low_cpu_mem_usage)
     assert opened == []

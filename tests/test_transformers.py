@@ -3,6 +3,7 @@ bit."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -122,6 +123,35 @@ def test_model_equals_that_of_transformers(kind: str, request: pytest.FixtureReq
     assert model.generation_config.to_dict() == stock.generation_config.to_dict()
     assert (model.name_or_path, model.config.name_or_path) == (stock.name_or_path, stock.config.name_or_path)
     assert os.environ.get(ASYNC) is None
+
+
+@pytest.mark.parametrize("kind", ["dense", "unet"])
+def test_aligned_weights_give_the_same_bits_as_those_of_safetensors(kind: str, tmp_path: Path) -> None:
+    torch, safetensors = require("torch"), require("safetensors.torch")
+    model = models.dense() if kind == "dense" else models.unet()
+    path = tmp_path / "m.safetensors"
+    noise = torch.rand(1, 3, 8, 8)
+
+    def forward(state: dict[str, Any], *, assign: bool) -> Any:
+        loaded = copy.deepcopy(model)
+        loaded.load_state_dict(state, assign=assign)
+        with torch.no_grad():
+            return models.logits(loaded) if kind == "dense" else loaded(noise, 1).sample
+
+    def is_aligned(state: dict[str, Any]) -> bool:
+        return not any(tensor.data_ptr() % 64 for tensor in state.values())
+
+    are_aligned = []
+    # Tensors of one of these files, at least, do not begin on multiples of 64 bytes.
+    for padding in (0, 8):
+        safetensors.save_model(model, path, metadata={"padding": padding * "x"})
+        # Copied into parameters that torch has allocated, which do.
+        stock = forward(safetensors.load_file(path), assign=False)
+        aligned = tload.load(path, align=64)
+        assert is_aligned(aligned)
+        assert torch.equal(forward(aligned, assign=True), stock)
+        are_aligned.append(is_aligned(tload.load(path)))
+    assert not all(are_aligned)
 
 
 def test_weights_are_not_copied(dense: Path, taken: dict[str, int]) -> None:
