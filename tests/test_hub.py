@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -15,6 +16,7 @@ import hub
 import tload
 from conftest import require
 from files import Content, write_checkpoint, write_file
+from tload.vllm import _lora
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -331,3 +333,35 @@ def test_pickled_checkpoint_is_of_the_commit_that_was_open(
         opened = pickle.loads(pickled)
         assert load(opened) == load(checkpoint)
         assert commit in opened.location
+
+
+class Moving(dict[tuple[str, str], str]):
+    """Revisions of which each look-up finds the other of two commits."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        found = super().get(key, default)
+        if found != default:
+            (other,) = self.commits - {found}
+            self[key] = other
+        return found
+
+    def __init__(self, commits: set[str]) -> None:
+        super().__init__({(MODEL, "main"): min(commits)})
+        self.commits = commits
+
+
+def test_adapter_is_copied_from_one_commit(served: hub.Hub, tmp_path: Path) -> None:
+    def commit(number: int) -> str:
+        config = f'{{"peft_type": "LORA", "r": {number}}}'.encode()
+        files = {"sql/adapter_config.json": config, "sql/adapter_model.safetensors": bytes([number])}
+        return served.commit(MODEL, {**files, "sql/checkpoint-1/adapter_model.safetensors": b"other"})
+
+    served.revisions = Moving({commit(1), commit(2)})
+    adapters = _lora.Adapters(URL, tmp_path / "adapters")
+    for _ in range(4):
+        path = adapters.fetch("sql")
+        assert path is not None
+        files = sorted(file.name for file in path.iterdir() if not file.name.startswith("."))
+        assert files == ["adapter_config.json", "adapter_model.safetensors"]
+        (number,) = (path / "adapter_model.safetensors").read_bytes()
+        assert json.loads((path / "adapter_config.json").read_text())["r"] == number

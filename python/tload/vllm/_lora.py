@@ -30,6 +30,9 @@ FILES = ("adapter_model.safetensors", CONFIG)
 """Files that engines read. Weights in other formats than safetensors are pickles, which could run
 code: they are not copied."""
 
+REVISIONS = ("hf://", "oci://")
+"""Schemes of locations whose revision or tag may move. One copy resolves it once."""
+
 BYTES_MAX = 16 << 20
 """Maximum length of a configuration, bytes. Most have less than 1 KiB."""
 
@@ -72,9 +75,13 @@ class Adapters:
         if config is None:
             return None
         _check(config, source)
-        # A copy of the directory would list all checkpoints of a training below it, and nothing on
-        # a web server.
         with _locked(self.directory / LOCKS, name):
+            if source.startswith(REVISIONS):
+                # Two copies could be of two commits.
+                tload.copy(source, target, names=FILES)
+                return target
+            # A copy of the directory would list all checkpoints of a training below it, and nothing
+            # on a web server.
             for file in FILES:
                 tload.copy(f"{source}/{file}", target)
         return target
