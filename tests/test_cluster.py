@@ -207,7 +207,8 @@ def test_node_whose_leader_is_killed(nodes: Nodes, path: Path, policy: str) -> N
 
 def test_node_that_never_loads_is_named(nodes: Nodes, path: Path) -> None:
     with nodes.ranks(path) as ranks:
-        tell(ranks[:3], '{"join_timeout": 1}')
+        # Enough for the others to join on a busy machine.
+        tell(ranks[:3], '{"join_timeout": 10}')
         for rank in ranks[:3]:
             answer = rank.answer()
             assert (answer["error"], answer["ranks"]) == ("PeerError", [3]), answer

@@ -16,6 +16,8 @@ const MODEL: &str = "org/Model-1.5";
 const URL: &str = "hf://org/Model-1.5";
 /// Longest time that the first connection may take, with what a loaded machine adds to it.
 const SOON: Duration = Duration::from_secs(6);
+/// Time that it may take unless the caller says otherwise.
+const BY_DEFAULT: Duration = Duration::from_secs(2);
 
 /// A hub with a model, and directories for the caches.
 struct Lab {
@@ -107,6 +109,21 @@ fn target(link: &Path) -> PathBuf {
     link.parent().unwrap().join(target).canonicalize().unwrap()
 }
 
+/// Panics unless one of several runs takes less than `limit`: a busy machine may delay any single
+/// one.
+#[track_caller]
+fn assert_prompt(limit: Duration, mut run: impl FnMut()) {
+    let taken: Vec<_> = (0..20)
+        .map(|_| {
+            let started = Instant::now();
+            run();
+            started.elapsed()
+        })
+        .take_while(|taken| *taken >= limit)
+        .collect();
+    assert!(taken.len() < 20, "{taken:?}");
+}
+
 #[test]
 fn unreachable_hub_is_reported_soon() {
     let lab = Lab::start();
@@ -120,31 +137,31 @@ fn unreachable_hub_is_reported_soon() {
         ("https://hub.invalid".to_owned(), "hub.invalid"),
     ] {
         for arguments in [vec!["ls", URL], vec!["ls", "hf://buckets/org/b/m"]] {
-            let started = Instant::now();
-            let output = lab
-                .command(&arguments)
-                .env("HF_ENDPOINT", &endpoint)
-                .output();
-            let (took, output) = (started.elapsed(), output.unwrap());
-            let text = stderr(&output);
-            assert!(!output.status.success(), "{text}");
-            assert!(
-                text.contains(says) && text.contains("HF_HUB_OFFLINE"),
-                "{text}"
-            );
-            assert!(took < SOON, "{endpoint}: {took:?}");
+            assert_prompt(SOON, || {
+                let output = lab
+                    .command(&arguments)
+                    .env("HF_ENDPOINT", &endpoint)
+                    .output();
+                let output = output.unwrap();
+                let text = stderr(&output);
+                assert!(!output.status.success(), "{text}");
+                assert!(
+                    text.contains(says) && text.contains("HF_HUB_OFFLINE"),
+                    "{text}"
+                );
+            });
         }
     }
     // As long as the caller says.
-    let started = Instant::now();
     let options = ["--store", "connect_timeout=0.2", "--store", "retries=0"];
     let arguments = [&["ls", URL][..], &options].concat();
-    let output = lab
-        .command(&arguments)
-        .env("HF_ENDPOINT", hole.url())
-        .output();
-    assert!(stderr(&output.unwrap()).contains("timed out"));
-    assert!(started.elapsed() < Duration::from_secs(2));
+    assert_prompt(BY_DEFAULT, || {
+        let output = lab
+            .command(&arguments)
+            .env("HF_ENDPOINT", hole.url())
+            .output();
+        assert!(stderr(&output.unwrap()).contains("timed out"));
+    });
 }
 
 #[test]

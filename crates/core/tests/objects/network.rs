@@ -220,7 +220,7 @@ fn slow_connection_does_not_time_out() {
         return;
     };
     // Long enough that a busy machine does not appear silent either.
-    let patience = bench.site.options.set("read_timeout", "2.5");
+    let patience = bench.site.options.set("read_timeout", "6");
     patience.expect("an option");
     let checkpoint = bench.open();
     bench.toxic("latency", &json!({"latency": 100, "jitter": 50}));
@@ -231,7 +231,7 @@ fn slow_connection_does_not_time_out() {
     bench.proxy.clear().expect("no toxics");
 
     // Longer than the read timeout in total, but with shorter pauses.
-    let pause = Duration::from_millis(80);
+    let pause = Duration::from_millis(200);
     bench.server.fault(
         Rule::times(
             3,
