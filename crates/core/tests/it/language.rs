@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::files::read;
 
-/// Most columns of a comment, indentation included.
+/// Most columns of a comment or of a line of a page, indentation included.
 const COLUMNS_MAX: usize = 100;
 
 /// Most characters of a cell of a Markdown table.
@@ -111,6 +111,27 @@ fn long_comments(path: &str, text: &str) -> Vec<String> {
         .collect()
 }
 
+/// Finds long lines of prose: not tables, code, also in comments, images, single words and lines
+/// with a URL, which do not wrap.
+fn long_prose(path: &str, text: &str) -> Vec<String> {
+    let mut in_code = false;
+    let mut is_long = |line: &str| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code = ((in_code ^ is_fence) || line.starts_with("<!--")) && !line.ends_with("-->");
+        let words = line.trim_start().trim_start_matches("- ");
+        let is_whole = line.starts_with('|') || line.starts_with("![") || !words.contains(' ');
+        let is_exempt = in_code || is_fence || is_whole || line.contains("://");
+        !is_exempt && line.chars().count() > COLUMNS_MAX
+    };
+    // Each change adds an entry there, as it comes.
+    let text = if path == "CHANGELOG.md" { "" } else { text };
+    text.lines()
+        .enumerate()
+        .filter(|(_, line)| is_long(line))
+        .map(|(index, _)| format!("line {}: over {COLUMNS_MAX} columns", index + 1))
+        .collect()
+}
+
 fn pronouns(_: &str, text: &str) -> Vec<String> {
     let found = |line: &str| PRONOUNS.iter().find(|word| has_word(line, word)).copied();
     text.lines()
@@ -200,6 +221,7 @@ fn actors_have_names() {
 fn tables_and_pages_are_readable() {
     assert_none(&[".md"], long_cells);
     assert_none(&[".md"], long_pages);
+    assert_none(&[".md"], long_prose);
 }
 
 mod rules {
@@ -228,6 +250,21 @@ mod rules {
             long_comments("a.rs", &format!("// https://{long}")),
             [""; 0]
         );
+    }
+
+    #[test]
+    fn prose_is_wrapped_and_tables_and_code_are_not() {
+        let long = "x ".repeat(COLUMNS_MAX);
+        let pages = ["", "* ", "| ", "![", "https://", "```console\n"].map(|before| {
+            let text = format!("{before}{long}\n```\n{long}\n");
+            long_prose("docs/a.md", &text).len()
+        });
+        assert_eq!(pages, [1, 1, 0, 0, 0, 1]);
+        let comment = format!("<!-- not shown:\n{long}\n-->\n{long}\n");
+        assert_eq!(long_prose("docs/a.md", &comment).len(), 1);
+        let word = format!("  - {}", "x".repeat(COLUMNS_MAX));
+        assert_eq!(long_prose("docs/a.md", &word), [""; 0]);
+        assert_eq!(long_prose("CHANGELOG.md", &long), [""; 0]);
     }
 
     #[test]
