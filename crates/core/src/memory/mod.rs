@@ -30,7 +30,7 @@ pub use lease::{Filled, Filling, Lease};
 #[cfg(feature = "testing")]
 pub use mapping::mapped_bytes;
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
-pub use pool::{Pool, PoolUsage, RegionCache};
+pub use pool::{Begun, Evicted, Pool, PoolUsage, RegionCache};
 pub(crate) use provenance::Provenance;
 pub use published::PublishedPool;
 pub use region::{Region, RegionBytes, RegionWriter};

@@ -147,6 +147,34 @@ pub struct PoolUsage {
     pub recycled: u64,
 }
 
+/// Result of a request for a region.
+#[derive(Debug)]
+pub enum Begun {
+    /// Memory for its bytes, charged.
+    Region(RegionWriter),
+    /// There will be room once this is dropped.
+    Evicts(Evicted),
+    /// The budget is used up.
+    Full,
+}
+
+/// Free memory that is too small for a region and makes room for it. Dropping it unmaps it, which
+/// can take a while: 2.7 ms per GiB.
+#[derive(Debug)]
+pub struct Evicted {
+    mappings: Vec<Mapping>,
+    link: PoolLink,
+}
+
+impl Drop for Evicted {
+    fn drop(&mut self) {
+        let bytes = self.mappings.iter().map(Mapping::len).sum();
+        self.mappings.clear();
+        // Charged until it is unmapped.
+        self.link.uncharge(bytes);
+    }
+}
+
 impl Pool {
     /// Creates a pool of at most `limit` bytes that notifies `events` whenever memory comes back.
     pub fn new(limit: u64, events: Arc<EventCount>) -> Self {
@@ -175,6 +203,22 @@ impl Pool {
     ///
     /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
     pub fn try_region(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
+        loop {
+            match self.begin_region(len, tensors)? {
+                Begun::Region(region) => return Ok(Some(region)),
+                Begun::Evicts(evicted) => drop(evicted),
+                Begun::Full => return Ok(None),
+            }
+        }
+    }
+
+    /// As [`Self::try_region`], but leaves it to the caller to unmap what makes room: without its
+    /// locks.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
+    pub fn begin_region(&self, len: usize, tensors: u32) -> Result<Begun> {
         let shared = &*self.link.0;
         let wanted = Mapping::charge(len);
         let mut state = shared.state.lock();
@@ -182,17 +226,18 @@ impl Pool {
             state.recycled += 1;
             mapping
         } else {
-            // Evicts free mappings that are too small. They are unmapped after the lock is
-            // released, because that can take a while.
-            let Some(evicted) = state.make_room(wanted as u64, shared.limit) else {
-                return Ok(None);
-            };
+            match state.make_room(wanted as u64, shared.limit) {
+                None => return Ok(Begun::Full),
+                Some(evicted) if !evicted.is_empty() => {
+                    return Ok(Begun::Evicts(self.evicted(evicted)));
+                }
+                Some(_) => {}
+            }
             let mapped_len = state.stride(wanted, shared.limit);
             state.charged += mapped_len as u64;
             state.peak = state.peak.max(state.charged);
             state.fresh += 1;
             drop(state);
-            drop(evicted);
             let mut mapping =
                 Mapping::anonymous(mapped_len).inspect_err(|_| self.link.uncharge(mapped_len))?;
             if mapped_len > wanted {
@@ -200,36 +245,33 @@ impl Pool {
             }
             mapping
         };
-        Ok(Some(RegionWriter::new(mapping, tensors, self.link.clone())))
+        let region = RegionWriter::new(mapping, tensors, self.link.clone());
+        Ok(Begun::Region(region))
+    }
+
+    fn evicted(&self, mappings: Vec<Mapping>) -> Evicted {
+        Evicted {
+            mappings,
+            link: self.link.clone(),
+        }
     }
 
     /// Creates a region over `len` bytes at `offset` of memory that another process fills, for
-    /// `tensors` tensors, or returns `None` while the budget is used up.
-    pub fn try_received(
-        &self,
-        view: &ViewRef,
-        offset: usize,
-        len: usize,
-        tensors: u32,
-    ) -> Option<RegionWriter> {
-        let link = self.link.clone();
-        self.try_charge(len)
-            .then(|| RegionWriter::received(view, offset, len, tensors, link))
-    }
-
-    /// Charges `wanted` bytes if the budget has room for them.
-    fn try_charge(&self, wanted: usize) -> bool {
+    /// `tensors` tensors, as [`Self::begin_region`] does.
+    pub fn begin_received(&self, view: &ViewRef, offset: usize, len: usize, tensors: u32) -> Begun {
         let shared = &*self.link.0;
         let mut state = shared.state.lock();
-        let Some(evicted) = state.make_room(wanted as u64, shared.limit) else {
-            return false;
-        };
-        state.charged += wanted as u64;
+        match state.make_room(len as u64, shared.limit) {
+            None => return Begun::Full,
+            Some(evicted) if !evicted.is_empty() => return Begun::Evicts(self.evicted(evicted)),
+            Some(_) => {}
+        }
+        state.charged += len as u64;
         state.peak = state.peak.max(state.charged);
         state.fresh += 1;
         drop(state);
-        drop(evicted);
-        true
+        let link = self.link.clone();
+        Begun::Region(RegionWriter::received(view, offset, len, tensors, link))
     }
 
     /// Returns the usage until now, or until the load was over; `charged` is always the current
@@ -342,8 +384,8 @@ impl State {
         }
     }
 
-    /// Removes as much free memory as `wanted` bytes need to fit under `limit`; `None` if all of it
-    /// is not enough.
+    /// Removes as much free memory as `wanted` bytes need to fit under `limit`, still charged;
+    /// `None` if all of it is not enough.
     fn make_room(&mut self, wanted: u64, limit: u64) -> Option<Vec<Mapping>> {
         let mut missing = (self.charged + wanted).saturating_sub(limit);
         if missing > self.free_bytes() {
@@ -352,9 +394,7 @@ impl State {
         let mut evicted = Vec::new();
         while missing > 0 {
             let (_, mapping) = self.free.pop_first()?;
-            let len = mapping.len() as u64;
-            self.charged -= len;
-            missing = missing.saturating_sub(len);
+            missing = missing.saturating_sub(mapping.len() as u64);
             evicted.push(mapping);
         }
         Some(evicted)
@@ -564,6 +604,27 @@ mod tests {
         drop(halves);
         drop(pool.try_region(64 << 10, 1).expect("maps").expect("fits"));
         assert_eq!((pool.usage().fresh, pool.usage().recycled), (1, 3));
+    }
+
+    #[test]
+    fn evicted_memory_is_charged_until_it_is_unmapped() {
+        let pool = pool(64 << 10);
+        drop(pool.try_region(4096, 1).expect("maps").expect("fits"));
+        drop(pool.try_region(60 << 10, 1).expect("maps").expect("fits"));
+        let begun = pool.begin_region(64 << 10, 1).expect("no system error");
+        let Begun::Evicts(evicted) = begun else {
+            panic!("both are too small")
+        };
+        assert_eq!(pool.usage().charged, 64 << 10);
+        // Another lane waits meanwhile.
+        let other = pool.begin_region(4096, 1).expect("no system error");
+        assert!(matches!(other, Begun::Full));
+        let events = pool.events().count();
+        drop(evicted);
+        assert_eq!(pool.usage().charged, 0);
+        assert_ne!(pool.events().count(), events, "it is woken");
+        let begun = pool.begin_region(64 << 10, 1).expect("maps");
+        assert!(matches!(begun, Begun::Region(_)));
     }
 
     #[test]

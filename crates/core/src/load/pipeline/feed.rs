@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::in_flight::{InFlightReads, Waiting};
 use crate::engine::Job;
-use crate::error::Result;
-use crate::memory::{FileView, Lease, Pool, PublishedPool, RegionWriter, Slab};
+use crate::error::{Error, Result};
+use crate::memory::{Begun, Evicted, FileView, Lease, Pool, PublishedPool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::ranks::link::Link;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
@@ -90,6 +90,31 @@ pub(in crate::load) enum NextJob {
     NoSlot,
     /// Nothing left to read.
     Done,
+}
+
+/// Reason why a region has not begun, other than a budget that is used up.
+enum NotBegun {
+    /// There will be memory once this is dropped.
+    Evicts(Evicted),
+    Failed(Error),
+}
+
+impl NotBegun {
+    /// Stores a region that has begun. Returns whether there was memory for it.
+    fn unless(begun: Begun, writer: &mut Option<RegionWriter>) -> Result<bool, Self> {
+        *writer = match begun {
+            Begun::Region(region) => Some(region),
+            Begun::Evicts(evicted) => return Err(Self::Evicts(evicted)),
+            Begun::Full => None,
+        };
+        Ok(writer.is_some())
+    }
+}
+
+impl From<Error> for NotBegun {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
 }
 
 impl FeedState {
@@ -308,33 +333,32 @@ impl Feed {
     }
 
     /// Allocates memory for a region. Returns whether there was any.
-    fn begin(&self, region: usize, writer: &mut Option<RegionWriter>) -> Result<bool> {
+    fn begin(&self, region: usize, writer: &mut Option<RegionWriter>) -> Result<bool, NotBegun> {
         let planned = &self.plan.regions[region];
         match &self.origins[planned.destination] {
             LeaseOrigin::Regions(pool) => {
-                *writer = pool.try_region(planned.bytes, planned.tensors)?;
-                Ok(writer.is_some())
+                NotBegun::unless(pool.begin_region(planned.bytes, planned.tensors)?, writer)
             }
             LeaseOrigin::Published(pool) => {
                 *writer = pool.try_region(planned.bytes, planned.tensors)?;
                 Ok(writer.is_some())
             }
             LeaseOrigin::Received { shows, link, pool } => {
-                *writer = match shows[region] {
-                    None => pool.try_region(planned.bytes, planned.tensors)?,
+                let begun = match shows[region] {
+                    None => pool.begin_region(planned.bytes, planned.tensors)?,
                     Some(shown) => {
                         let first = &self.plan.extents[planned.extents.start];
                         let offset = usize::try_from(first.offset).expect("mapped, so it fits");
                         let view = link.view(shown).expect("released after its last use");
-                        pool.try_received(&view, offset, planned.bytes, planned.tensors)
+                        pool.begin_received(&view, offset, planned.bytes, planned.tensors)
                     }
                 };
-                Ok(writer.is_some())
+                NotBegun::unless(begun, writer)
             }
             LeaseOrigin::Views { views, pool } => {
                 if self.plan.is_realigned(planned) {
-                    *writer = pool.try_region(planned.bytes, planned.tensors)?;
-                    return Ok(writer.is_some());
+                    let begun = pool.begin_region(planned.bytes, planned.tensors)?;
+                    return NotBegun::unless(begun, writer);
                 }
                 let first = &self.plan.extents[planned.extents.start];
                 let offset = usize::try_from(first.offset).expect("mapped, so it fits");
@@ -342,7 +366,7 @@ impl Feed {
                 *writer = Some(RegionWriter::over(view, offset, len, planned.tensors));
                 Ok(true)
             }
-            LeaseOrigin::Device(regions) => regions.try_begin(region),
+            LeaseOrigin::Device(regions) => Ok(regions.try_begin(region)?),
             // Windows are taken extent by extent.
             LeaseOrigin::Slots | LeaseOrigin::Whole(_) => Ok(true),
         }
@@ -350,6 +374,17 @@ impl Feed {
 
     /// Returns the next job of a lane that has `held` bytes in flight.
     pub(in crate::load) fn take(&self, group: usize, lane: usize, held: u64) -> Result<NextJob> {
+        loop {
+            match self.try_take(group, lane, held) {
+                Ok(next) => return Ok(next),
+                Err(NotBegun::Failed(error)) => return Err(error),
+                // Without the lock: unmapping can take a while.
+                Err(NotBegun::Evicts(evicted)) => drop(evicted),
+            }
+        }
+    }
+
+    fn try_take(&self, group: usize, lane: usize, held: u64) -> Result<NextJob, NotBegun> {
         let plan = &*self.plan;
         let mut state = self.state.lock();
         if let Some(lanes) = state.lanes.get(group) {
