@@ -3,13 +3,16 @@
 //! Parses and shows locations; opens nothing. The displayed text is safe to print: it leaves out
 //! user names, passwords and query strings, which is where URLs carry secrets.
 
+mod remote_url;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::percent_decode_str;
 
-use super::{hub_id, oci_reference};
+pub(crate) use self::remote_url::{RESERVED, RemoteUrl};
+use super::oci_reference;
 use crate::error::{Error, Result, printable, shortened};
 
 /// A path, a `file://` URL, the URL of an object or of a prefix of objects, a model or bucket on a
@@ -51,23 +54,6 @@ pub enum Protocol {
     Custom,
 }
 
-/// URL of an object store, split into the parts that identify the store and the object.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct RemoteUrl {
-    pub(crate) protocol: Protocol,
-    /// Scheme as written, in lower case, without `://`.
-    pub(crate) scheme: String,
-    /// Bucket or container; for HTTP host and port, with any user information before an `@`; for a
-    /// hub the repository, with any revision after an `@`; for a registry host, repository, and tag
-    /// or digest.
-    pub(crate) authority: String,
-    /// Key or path without its leading slash, as written: keys of S3, GCS and Azure are not
-    /// percent-encoded, paths of HTTP are.
-    pub(crate) path: String,
-    /// Query string of an HTTP URL: may be a signature.
-    pub(crate) query: Option<String>,
-}
-
 /// Every protocol that a URL can name, with its schemes.
 const SCHEMES: [(Protocol, &[&str]); 6] = [
     (Protocol::S3, &["s3", "s3a"]),
@@ -99,14 +85,6 @@ impl Protocol {
         row.map(|(protocol, _)| *protocol)
     }
 }
-
-/// Characters that are percent-encoded in the path of a URL: all but those that RFC 3986 calls
-/// unreserved.
-pub(crate) const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
 
 impl Location {
     /// Parses a path or a URL.
@@ -338,169 +316,6 @@ impl Location {
     }
 }
 
-impl RemoteUrl {
-    fn parse(protocol: Protocol, scheme: String, rest: &str) -> Result<Self> {
-        let split = match protocol {
-            Protocol::Hub => Some(hub_id::split(rest)?),
-            Protocol::Oci => Some(oci_reference::split(rest)?),
-            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom => {
-                None
-            }
-        };
-        if let Some((authority, path)) = split {
-            return Ok(Self {
-                protocol,
-                scheme,
-                authority,
-                path,
-                query: None,
-            });
-        }
-        // Keys may contain anything; in HTTP URLs `?` and `#` end the path.
-        let (rest, query) = match protocol {
-            Protocol::Http => {
-                let rest = rest.split('#').next().unwrap_or_default();
-                match rest.split_once('?') {
-                    Some((rest, query)) => (rest, Some(query.to_owned())),
-                    None => (rest, None),
-                }
-            }
-            Protocol::S3
-            | Protocol::Gcs
-            | Protocol::Azure
-            | Protocol::Hub
-            | Protocol::Oci
-            | Protocol::Custom => (rest, None),
-        };
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let url = Self {
-            protocol,
-            scheme,
-            authority: authority.to_owned(),
-            path: path.to_owned(),
-            query,
-        };
-        if url.host().is_empty() {
-            let wanted = match protocol {
-                Protocol::Azure => "container",
-                Protocol::Http => "host",
-                Protocol::S3 | Protocol::Gcs | Protocol::Hub | Protocol::Oci | Protocol::Custom => {
-                    "bucket"
-                }
-            };
-            return Err(Error::invalid_request(format!(
-                "the URL {} names no {wanted}",
-                url.shown()
-            ))
-            .with_hint(format!("write {}://{wanted}/path", url.scheme)));
-        }
-        let is_user = |before: &str| !url.names_account() || before.contains(':');
-        let before = authority.rsplit_once('@').map(|(before, _)| before);
-        if protocol != Protocol::Http && before.is_some_and(is_user) {
-            return Err(Error::invalid_request(format!(
-                "the URL {} has credentials in it",
-                url.without_user()
-            ))
-            .with_hint("pass credentials as store options, or in the environment"));
-        }
-        Ok(url)
-    }
-
-    /// Returns whether an `@` separates container and account (`container@account.host`), not a
-    /// user and password from a host.
-    fn names_account(&self) -> bool {
-        self.scheme.starts_with("abfs")
-    }
-
-    /// Returns the authority without user and password.
-    pub(crate) fn host(&self) -> &str {
-        if self.names_account()
-            || matches!(
-                self.protocol,
-                Protocol::Hub | Protocol::Oci | Protocol::Custom
-            )
-        {
-            return &self.authority;
-        }
-        self.authority
-            .rsplit_once('@')
-            .map_or(self.authority.as_str(), |(_, host)| host)
-    }
-
-    /// Returns scheme and host only: the text before an `@` may be a secret, whatever the scheme.
-    fn without_user(&self) -> String {
-        let authority = &self.authority;
-        let host = authority
-            .rsplit_once('@')
-            .map_or(&**authority, |(_, host)| host);
-        format!("{}://{host}/…", self.scheme)
-    }
-
-    /// Returns the URL without user, password and query.
-    pub(crate) fn shown(&self) -> String {
-        let query = if self.query.is_some() { "?…" } else { "" };
-        let slash = if self.path.is_empty() { "" } else { "/" };
-        // A key may contain a question mark; a signature after one is there by mistake.
-        let (path, query) = match self.path.split_once('?') {
-            Some((path, query)) if query.contains('=') => (path, "?…"),
-            _ => (self.path.as_str(), query),
-        };
-        format!("{}://{}{slash}{path}{query}", self.scheme, self.host())
-    }
-
-    /// Returns the URL of `name` below this one. Keeps the query: it may be what grants access to
-    /// the whole directory.
-    fn join(&self, name: &str) -> Self {
-        let path = self.path.trim_end_matches('/');
-        let slash = if path.is_empty() { "" } else { "/" };
-        let name = match self.protocol {
-            Protocol::Http => {
-                let components = name.split('/');
-                let encoded = components.map(|one| utf8_percent_encode(one, RESERVED).to_string());
-                encoded.collect::<Vec<_>>().join("/")
-            }
-            Protocol::S3
-            | Protocol::Gcs
-            | Protocol::Azure
-            | Protocol::Hub
-            | Protocol::Oci
-            | Protocol::Custom => name.to_owned(),
-        };
-        Self {
-            path: format!("{path}{slash}{name}"),
-            ..self.clone()
-        }
-    }
-
-    /// Returns the name that [`Self::join`] needs to get here from `folder`.
-    fn below(&self, folder: &Self) -> Option<String> {
-        let is_beside = (self.protocol, &self.scheme, &self.authority)
-            == (folder.protocol, &folder.scheme, &folder.authority);
-        let above = folder.path.trim_end_matches('/');
-        let path = self.path.strip_prefix(above).filter(|_| is_beside)?;
-        let name = match path.strip_prefix('/') {
-            Some(name) => name,
-            None if above.is_empty() => path,
-            None => return None,
-        };
-        if self.protocol == Protocol::Http {
-            return Some(percent_decode_str(name).decode_utf8().ok()?.into_owned());
-        }
-        Some(name.to_owned())
-    }
-
-    fn parent(&self) -> Self {
-        let path = self.path.trim_end_matches('/');
-        Self {
-            path: path
-                .rsplit_once('/')
-                .map_or("", |(parent, _)| parent)
-                .to_owned(),
-            ..self.clone()
-        }
-    }
-}
-
 /// Returns whether a text can be the scheme of a URL (RFC 3986, section 3.1).
 fn is_scheme(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
@@ -518,12 +333,6 @@ impl fmt::Display for Location {
 impl fmt::Debug for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Location({:?})", shortened(&self.shown))
-    }
-}
-
-impl fmt::Debug for RemoteUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RemoteUrl({:?})", self.shown())
     }
 }
 
