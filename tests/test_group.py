@@ -290,6 +290,28 @@ def load_with_group(path: Path) -> None:
         target = {"t": torch.zeros(100_000, dtype=torch.uint8)}
         tload.load_into(target, path, group=group)
         assert target["t"].numpy().tobytes() == tile(0, 100_000)
+        temporary_tensors_can_be_written_to(path, group)
+
+
+def temporary_tensors_can_be_written_to(path: Path, group: tload.Group) -> None:
+    """They are imported as capsules, since versions of torch before 2.9 cannot import others."""
+    import torch
+    from torch.utils import dlpack
+
+    target = {"t": torch.zeros(100_000)}
+    imported = []
+    real = dlpack.from_dlpack
+
+    def from_dlpack(value: object) -> Any:
+        imported.append(value)
+        return real(value)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dlpack, "from_dlpack", from_dlpack)
+        tload.load_into(target, path, group=group, cast=True, private=False)
+    assert target["t"].to(torch.uint8).numpy().tobytes() == tile(0, 100_000)
+    assert imported
+    assert not any(isinstance(value, tload.Tensor) for value in imported)
 
 
 def rank_that_cannot_begin_is_named(path: Path, rank: int) -> None:

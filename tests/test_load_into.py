@@ -17,7 +17,7 @@ from conftest import require
 from files import Content, tile, write_file
 from servers import PATIENCE
 from test_frameworks import only, shape_in_pairs
-from tload import _numpy, _torch
+from tload import _numpy, _tload, _torch
 
 Every = tuple[Path, dict[str, Content]]
 Floats = tuple[Path, dict[str, Content]]
@@ -474,3 +474,30 @@ def test_load_into_bumps_version_counter(tmp_path: Path) -> None:
         tload.load_into(module, path, progress="yes")  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("failure", [MemoryError, KeyboardInterrupt])
+def test_failed_start_bumps_version_counter(
+    failure: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes may have written before the load is refused, or the caller interrupted."""
+    torch = require("torch")
+    target = torch.zeros(2, 2)
+    path = save(tmp_path / "a.safetensors", {"weight": torch.ones(2, 2)})
+    loader = _tload.Loader
+
+    class Refused:
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            self._raw = loader(*arguments, **keywords)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._raw, name)
+
+        def stream(self, *_: object) -> None:
+            raise failure
+
+    monkeypatch.setattr(_tload, "Loader", Refused)
+    before = target._version
+    with pytest.raises(failure):
+        tload.load_into({"weight": target}, path)
+    assert target._version > before

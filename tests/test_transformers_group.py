@@ -33,7 +33,8 @@ def run(rank: int, size: int, folder: Path) -> None:
     for kind in ("tp_size", "fsdp_size", None):
         weights_are_read_once(size, folder, kind)
     windows_are_started_by_all(size, folder)
-    rank_that_requests_less_stays_in_step(rank, folder)
+    for options in (None, tload.Options(cache="map")):
+        rank_that_requests_less_stays_in_step(rank, folder, options)
     failure_of_one_rank_ends_all(rank, size, folder)
 
 
@@ -111,7 +112,7 @@ def windows_are_started_by_all(size: int, folder: Path) -> None:
     assert_equal(model, folder, divided("fsdp_size", size))
 
 
-def rank_that_requests_less_stays_in_step(rank: int, folder: Path) -> None:
+def rank_that_requests_less_stays_in_step(rank: int, folder: Path, options: tload.Options | None) -> None:
     import tload.transformers
 
     module: Any = tload.transformers._feed
@@ -121,7 +122,7 @@ def rank_that_requests_less_stays_in_step(rank: int, folder: Path) -> None:
         with tload.open(folder) as checkpoint, tload.Group.torch() as group:
             names = list(checkpoint)
             feed = module.Feed(
-                checkpoint, names, checkpoint.read, device="cpu", device_map={}, options=None, group=group
+                checkpoint, names, checkpoint.read, device="cpu", device_map={}, options=options, group=group
             )
             for name in names[:1] if rank == 0 else names:
                 assert feed.take_copy(name).shape == checkpoint[name].shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ def load_into(
         **keywords: The fields of `Options`, such as `memory_limit="4 GiB"`, which bounds the
             staging memory; `device_memory_limit` bounds temporary tensors. With `verify`, bytes of
             a read in which a mismatch is found are not written to the target; bytes of earlier
-            reads may have been. `cache="map"` is an error, and `writable` has no effect.
+            reads may have been. `cache="map"` is an error; `writable` and `private` have no effect.
 
     Returns:
         The report of the load.
@@ -126,14 +127,15 @@ def load_into(
     """
     refuse_unknown("load_into", keywords, Keywords.__optional_keys__)
     store = _store.take(store, keywords)
-    resolved = resolve(options, keywords)
-    if resolved.cache == "map":
-        # The core rejects `map` for targets that it fills itself, but not for those filled from
-        # temporary tensors.
-        message = "cache=map maps files into host memory, and load_into copies them into the caller's memory"
-        raise advise(UnsupportedError, message, "use cache=auto")
+    # Temporary tensors are copied and dropped, and torch before 2.9 cannot import read-only memory.
+    resolved = dataclasses.replace(resolve(options, keywords), private=True)
     with beginning(group, resolved) as joined:
         targets = _load_targets.by_name(target)
+        if targets and resolved.cache == "map":
+            # The core rejects `map` for targets that it fills itself, but not for those filled from
+            # temporary tensors.
+            message = "cache=map maps files into host memory, and load_into copies them into the caller's memory"
+            raise advise(UnsupportedError, message, "use cache=auto")
         checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
         chosen = rules(checkpoint, names, glob, regex)
         divided = _dtensor.among(targets)
@@ -163,8 +165,10 @@ def load_into(
         if on_gpu:
             _cuda.check()
         written = loader.written()
-    raw = loader.stream(_cuda.Allocator() if on_gpu else None, joined)
+    raw = None
     try:
+        # Inside, because lanes write before it returns: it may fail, or be interrupted.
+        raw = loader.stream(_cuda.Allocator() if on_gpu else None, joined)
         watcher = watcher_for(progress, Progress(*raw.progress()).bytes_total)
         with TensorStream(raw, copy, watcher) as stream:
             for _ in stream:
@@ -175,7 +179,8 @@ def load_into(
         return report
     finally:
         # Nothing is written to the caller's memory after the call, whatever ended it.
-        raw.close()
+        if raw is not None:
+            raw.close()
         # A DTensor and its memory each have a counter.
         _load_targets.mark_changed([*written, *divided.values()])
 
