@@ -112,12 +112,13 @@ impl Refused {
     }
 }
 
-/// Starts all lanes and waits until each that begins now has opened its engine and its sink.
+/// Starts all lanes and waits until each that begins now has opened its engine and its sink, or
+/// ended because it cannot and is not the first of its group.
 ///
 /// # Errors
 ///
-/// The refusal of the first lane that fails. Waits for none of the others: `ended` is still called
-/// for each lane that had started, once storage lets it.
+/// The refusal of a group's first lane. Waits for none of the others: `ended` is still called for
+/// each lane that had started, once storage lets it.
 pub(crate) fn start<S>(
     lanes: Vec<LaneSetup>,
     sink: &Arc<OpenSink<S>>,
@@ -211,6 +212,8 @@ fn spawn_all(
     spawned
 }
 
+/// Merges the engines of up to `lanes` lanes. Those that the load can do without send nothing if
+/// they cannot begin.
 fn openings_of(
     openings: &Receiver<Result<OpenedEngine>>,
     lanes: usize,
@@ -309,13 +312,13 @@ fn run<S: Sink>(
     // The sink is dropped first: it may hold memory that the engine has registered.
     let (mut engine, report, mut sink) = match (both, &opened) {
         (Ok(both), _) => both,
-        (Err(error), Some(opened)) => {
+        (Err(error), Some(opened)) if setup.index == 0 => {
             // The thread that started the lanes returns it.
             return opened
                 .send(Err(error))
                 .map_err(|unsent| unsent.0.err().unwrap_or_else(unheard));
         }
-        (Err(error), None) => {
+        (Err(error), _) => {
             // The load can proceed without this lane.
             tracing::debug!(%error, "cannot start another lane");
             setup.feed.lane_failed(setup.group, setup.index);
@@ -436,10 +439,13 @@ fn bug(panic: &(dyn Any + Send)) -> Error {
 mod tests {
     use std::cell::Cell;
 
+    use crossbeam_channel::unbounded;
+
     use super::*;
     use crate::options::Order;
     use crate::plan::{Arrangement, build};
     use crate::schedule::{Depth, Groups, LaneCount, Schedule};
+    use crate::sink::DiscardSink;
 
     /// Lanes of two groups, of which the second has a lane that begins later.
     fn lanes() -> Vec<LaneSetup> {
@@ -509,5 +515,40 @@ mod tests {
         assert_eq!(started(2), ([2, 2, 0, 3, 2], false));
         assert_eq!(started(1), ([1, 1, 4, 0, 4], true));
         assert_eq!(started(0), ([0, 0, 5, 0, 4], true));
+    }
+
+    #[test]
+    fn load_fails_only_if_the_first_lane_of_a_group_cannot_open() {
+        // By the number of the lane that cannot; all of them begin with the load.
+        for (failing, fails) in [(0, true), (1, false), (2, false), (3, true)] {
+            let lanes = lanes();
+            let feed = Arc::clone(&lanes[0].feed);
+            let name = format!("tload-lane-{failing}");
+            let sink: Arc<OpenSink<DiscardSink>> = Arc::new(move || {
+                let is_failing = std::thread::current().name() == Some(&*name);
+                let refused = || Error::new(ErrorKind::OutOfMemory, "no thread");
+                (!is_failing)
+                    .then(DiscardSink::recycling)
+                    .ok_or_else(refused)
+            });
+            let (sender, ended) = unbounded();
+            let started = start(lanes, &sink, || {
+                let sender = sender.clone();
+                LaneEvents {
+                    deliver: Box::new(|_| ()),
+                    failing: Box::new(|_| ()),
+                    ended: Box::new(move |result| sender.send(result).expect("the test waits")),
+                }
+            });
+            assert_eq!(started.is_err(), fails, "lane {failing}");
+            let threads = started.map_or_else(|refused| refused.threads, |started| started.0);
+            for thread in threads {
+                thread.join().expect("panics are caught");
+            }
+            let results: Vec<_> = ended.try_iter().collect();
+            assert!(results.len() == 5 && results.iter().all(Result::is_ok));
+            let lanes_left = if failing % 3 == 0 { 4 } else { 1 + failing };
+            assert_eq!(feed.lanes(), lanes_left, "lane {failing}");
+        }
     }
 }
