@@ -38,7 +38,7 @@ pub(crate) struct AllocatorBridge {
 }
 
 impl AllocatorBridge {
-    /// Allocates the first regions from `allocator`; a failure ends the load.
+    /// Allocates the first regions from `allocator`.
     ///
     /// # Errors
     ///
@@ -53,13 +53,8 @@ impl AllocatorBridge {
             regions,
             feed,
         };
-        match bridge.top_up() {
-            Ok(()) => Ok(bridge),
-            Err(error) => {
-                bridge.feed.close();
-                Err(error)
-            }
-        }
+        bridge.top_up()?;
+        Ok(bridge)
     }
 
     /// Allocates regions as far as the budgets allow; a failure ends the load.

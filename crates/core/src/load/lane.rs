@@ -102,6 +102,15 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
+    /// Returns the failure of a load before any of its lanes was started.
+    pub(crate) fn before_threads(error: Error, lanes: usize) -> Self {
+        Self {
+            error,
+            threads: Vec::new(),
+            missing: lanes,
+        }
+    }
+
     /// Joins the lanes that had begun, then returns the error.
     pub(crate) fn joined(self) -> Error {
         for thread in self.threads {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::Loader;
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
 use super::ending::{completion, forget_wrong, forgetting, phases, settlement, verification};
-use super::lane::{self, OpenedEngine};
+use super::lane::{self, OpenedEngine, Refused};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
 use super::prepare::Prepared;
@@ -19,6 +19,7 @@ use crate::memory::Slab;
 use crate::options::Options;
 use crate::report::{Counters, EngineReport, Report};
 use crate::schedule::Schedule;
+use crate::sink::DeviceRegions;
 use crate::sync::timeline::Timeline;
 use crate::verify::{self, Check};
 
@@ -108,9 +109,7 @@ impl Loader {
         if lanes.is_empty() {
             return TensorStream::empty(shared);
         }
-        let allocator = allocator
-            .map(|allocator| AllocatorBridge::begin(allocator, outputs.regions, feed))
-            .transpose()?;
+        let allocator = bridge(allocator, outputs.regions, feed, &shared, lanes.len())?;
         let events = || forgetting(shared.lane_events(), &prepared.sources);
         let start = || lane::start(lanes, &outputs.open_sink, events);
         let (threads, opened) = match timeline.time("lanes", start) {
@@ -190,6 +189,22 @@ impl Loader {
             ..Report::default()
         }
     }
+}
+
+/// Allocates the first regions from the caller's allocator, if there is one. A failure ends the
+/// load, none of whose `lanes` have been started.
+fn bridge(
+    allocator: Option<Box<dyn DeviceAllocator>>,
+    regions: Vec<Arc<DeviceRegions>>,
+    feed: Arc<Feed>,
+    shared: &Arc<Shared>,
+    lanes: usize,
+) -> Result<Option<AllocatorBridge>> {
+    let begun = allocator.map(|allocator| AllocatorBridge::begin(allocator, regions, feed));
+    begun.transpose().map_err(|error| {
+        let refused = Refused::before_threads(error, lanes);
+        TensorStream::refused(Arc::clone(shared), refused)
+    })
 }
 
 /// Logs, once per process each, fallbacks that make loads slower; every report has them too.

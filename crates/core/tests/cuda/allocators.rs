@@ -10,7 +10,7 @@ use std::thread::ThreadId;
 use tload::testing::fixtures::Rng;
 use tload::{
     Device, DeviceAllocator, DeviceMap, DeviceMemory, Error, ErrorKind, Loader, Options, Order,
-    Report, Result, Selection, Tensor,
+    Report, Result, Selection, Tensor, metrics_text,
 };
 
 use crate::fixtures::{Files, MIB, load, options};
@@ -112,6 +112,14 @@ impl DeviceAllocator for Ordered {
         // SAFETY: just allocated in the order of the stream, which the owner keeps alive.
         Ok(unsafe { DeviceMemory::new(address, bytes, raw, owner) })
     }
+}
+
+/// Returns the number of loads that have ended with an error of this kind.
+fn loads_ended(kind: ErrorKind) -> u64 {
+    let text = metrics_text();
+    let name = format!("tload_loads_total{{outcome=\"{}\"}} ", kind.name());
+    let count = text.lines().find_map(|line| line.strip_prefix(&*name));
+    count.map_or(0, |count| count.parse().expect("a number"))
 }
 
 fn load_with(loader: &Loader, allocator: Ordered) -> Result<(Vec<Tensor>, Report)> {
@@ -312,8 +320,10 @@ fn failing_allocator_ends_load_naming_the_request() {
                 it.device_memory_limit = Some(3 * MIB as u64);
             });
             let loader = files.loader().device(Device::Cuda(0)).options(options);
+            let before = loads_ended(kind);
             let error = load_with(&loader, allocator).expect_err("fails");
             assert_eq!(error.kind(), kind, "{}", error.chain());
+            assert_eq!(loads_ended(kind), before + 1, "also if it never began");
             if kind == ErrorKind::OutOfMemory {
                 let text = error.chain();
                 assert!(text.contains("cuda:0 has no room for 1.0 MiB"), "{text}");

@@ -292,6 +292,17 @@ mod tests {
     }
 
     #[test]
+    fn load_without_deadline_thread_fails() {
+        let shared = shared(1, &Arc::default());
+        let mut stream = TensorStream::new(Arc::clone(&shared), Vec::new());
+        let refused = stream.limited(Err(std::io::ErrorKind::WouldBlock.into()));
+        let kind = refused.expect_err("no thread").kind();
+        drop(stream);
+        assert_eq!(shared.report().outcome, kind.name());
+        shared.lane_ended(Ok(()));
+    }
+
+    #[test]
     fn dropped_load_was_cancelled() {
         let shared = shared(1, &Arc::default());
         drop(TensorStream::new(Arc::clone(&shared), Vec::new()));

@@ -24,6 +24,7 @@ mod shared;
 mod state;
 
 use std::fmt;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -112,13 +113,22 @@ impl TensorStream {
         }
     }
 
-    /// Starts a thread that ends the load after `timeout`.
+    /// Starts a thread that ends the load after `timeout`. If none can be started, the load fails.
     pub(crate) fn limit(&mut self, timeout: Duration) -> Result<()> {
         let shared = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new()
+        let started = std::thread::Builder::new()
             .name("tload-deadline".to_owned())
-            .spawn(move || shared.watch(timeout))
-            .map_err(Error::cannot_start_thread)?;
+            .spawn(move || shared.watch(timeout));
+        self.limited(started)
+    }
+
+    fn limited(&mut self, started: io::Result<JoinHandle<()>>) -> Result<()> {
+        let thread = started.map_err(|error| {
+            let error = Error::cannot_start_thread(error);
+            // Dropping the stream would cancel it: the reason for the end is this one.
+            self.shared.abandon(error.again());
+            error
+        })?;
         self.threads.push(thread);
         Ok(())
     }
