@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::object::{ObjectEngine, ObjectSetup};
 use super::{Done, Engine, Job, Wait};
@@ -17,6 +18,7 @@ use crate::memory::{Lease, Provenance};
 use crate::storage::Source;
 use crate::storage::object::cache::Entry;
 use crate::sync::cancel::CancelFlag;
+use crate::sync::latency::LatencyHistogram;
 
 /// Engine that reads objects from the cache.
 pub(super) struct CachedEngine {
@@ -28,6 +30,8 @@ pub(super) struct CachedEngine {
     reading: HashMap<usize, Reading>,
     /// Jobs that `files` has ended.
     ended: Vec<Done>,
+    /// Latencies of `files`. The store is slower, and its engine watches it.
+    latencies: LatencyHistogram,
 }
 
 /// Job of a file, until its bytes are known to be right.
@@ -38,6 +42,7 @@ struct Reading {
     needed: usize,
     /// Bytes that are read: whole tiles.
     verified: usize,
+    since: Instant,
 }
 
 impl Reading {
@@ -61,6 +66,7 @@ impl CachedEngine {
             setup: Arc::clone(setup),
             reading: HashMap::new(),
             ended: Vec::new(),
+            latencies: LatencyHistogram::default(),
         }
     }
 
@@ -79,6 +85,10 @@ impl CachedEngine {
             tracing::debug!(%error, "cannot read from the cache");
             return self.request(ended.extent, lease);
         }
+        let reading = self.reading.get(&ended.extent);
+        let took = reading.expect("submitted").since.elapsed();
+        ended.transfer.stalls += u64::from(took > self.latencies.limit());
+        self.latencies.observe(took);
         done.push(ended);
     }
 
@@ -109,6 +119,7 @@ impl Engine for CachedEngine {
             offset: job.offset,
             needed: job.needed,
             verified,
+            since: Instant::now(),
         };
         if !entry.holds(job.offset, verified) {
             return self.store.submit(job);

@@ -289,9 +289,12 @@ impl Prepared {
             counts.push(count);
         }
         feed.set_lanes(counts);
-        // An object engine watches its requests itself: its jobs also wait for connections.
+        // Engines of objects watch reads themselves: their jobs also wait for connections, and
+        // those of cached objects may be files' or the store's.
         let groups = self.sources.groups().iter();
-        let watched = groups.map(|group| !group.files().is_empty()).collect();
+        let watched = groups
+            .map(|group| matches!(group, Group::Files(_)))
+            .collect();
         feed.watch(self.sources.names(), watched);
         lanes
     }

@@ -387,6 +387,32 @@ fn selections_use_and_fill_the_same_entry() {
     assert_eq!(select(&["t7"]).requests, 0);
 }
 
+/// The disk's latencies say nothing about a request for what the cache lacks.
+#[test]
+fn slow_store_is_no_stalled_disk() {
+    let bench = Bench::new();
+    let file = even("t", 1, 40, 1 << 17);
+    bench.site.put(KEY, &file);
+    let mut options = in_file_order();
+    options.extent_bytes = Some(1 << 17);
+    let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+    let names: Vec<_> = (0..39).map(|index| format!("t{index}")).collect();
+    let loader = Loader::new(checkpoint).options(options.clone());
+    let loader = loader.tensors(Selection::names(&names));
+    let stream = loader.stream().expect("starts");
+    let tensors = stream.collect::<Result<Vec<_>>>().expect("loads");
+    assert_eq!(tensors.len(), 39);
+    assert!(finish_caching(PATIENCE));
+    let delay = Fault::Delay(Duration::from_millis(700));
+    bench.server.fault(Rule::always(delay).from_byte(1));
+    let checkpoint = bench.site.checkpoint(KEY).expect("opens");
+    let (tensors, report) = load(&checkpoint, options).expect("loads");
+    assert_all(&tensors, &[&file]);
+    assert!(report.requests > 0, "{report}");
+    assert!(report.cached_bytes > 30 << 17, "{report}");
+    assert_eq!(report.stalls, 0, "{report}");
+}
+
 #[test]
 fn load_goes_on_where_an_interrupted_one_stopped() {
     let bench = Bench::new();
