@@ -95,7 +95,8 @@ impl Tensor {
         }
     }
 
-    /// `True` if the memory may be written to; `False` only for views with `cache="map"`.
+    /// `True` if the memory may be written to; `False` only for views of a file (`cache="map"`)
+    /// and of memory that ranks share (`private=False`).
     #[getter]
     fn writable(&self) -> bool {
         self.inner.is_writable()

@@ -160,8 +160,9 @@ impl Loader {
         self
     }
 
-    /// Sets the handle that cancels the load from another thread, also before [`Self::stream`]
-    /// returns it.
+    /// Sets the handle that cancels one load from another thread, also before [`Self::stream`]
+    /// returns it. Set a new handle for each load: of several, it cancels the last, and it refuses
+    /// every load that begins after [`Canceller::cancel`].
     #[must_use]
     pub fn canceller(mut self, canceller: Canceller) -> Self {
         self.canceller = canceller;
