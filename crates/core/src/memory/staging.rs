@@ -264,13 +264,13 @@ pub fn release_staging() -> usize {
     staging.iter().map(|staging| staging.facts.bytes).sum()
 }
 
-/// Bytes kept for the next load that needs memory for this GPU, or for none: it reuses or frees
-/// them.
+/// Minimum of the kept bytes that the next load which needs memory for this GPU, or for none,
+/// reuses or frees: it reuses the memory of one load and leaves that of others, or frees all.
 pub fn kept_staging(context: Option<&Context>) -> usize {
     let kind = kind_for(context);
     let idle = IDLE.lock();
     let kept = idle.iter().filter(|staging| staging.kind() == kind);
-    kept.map(|staging| staging.facts.bytes).sum()
+    kept.map(|staging| staging.facts.bytes).min().unwrap_or(0)
 }
 
 /// Returns the [`Staging::kind`] that a GPU needs, or no GPU.
@@ -306,6 +306,13 @@ mod tests {
         pinned.facts.for_gpu = true;
         pinned.give_back();
         assert_eq!(kept_staging(None), 32768, "of the kind that is needed");
+        let other = Staging::fresh(&need(4096, 3), None).expect("maps");
+        other.give_back();
+        assert_eq!(
+            kept_staging(None),
+            12288,
+            "a load may take it, and leave the first"
+        );
         let larger = Staging::take(&need(4096, 9)).expect("maps");
         assert!(!larger.facts().reused, "and what did not fit made room");
         larger.give_back();
