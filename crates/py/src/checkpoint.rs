@@ -5,12 +5,11 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use tload::verify::require_files;
-use tload::{Canceller, Location, OpenOptions, Slice, TensorInfo};
+use tload::{Canceller, Location, OpenOptions, Slice, TensorInfo, process_id};
 
 use crate::error::exception;
 use crate::forked::Owned;
@@ -150,7 +149,7 @@ impl Checkpoint {
     /// requests to object stores. Headers and files can be read after a fork.
     fn is_cut_off(&self) -> bool {
         let mut shards = self.inner.shards().iter();
-        self.inner.process() != process::id()
+        self.inner.process() != process_id()
             && shards.any(|shard| shard.location().protocol().is_some())
     }
 

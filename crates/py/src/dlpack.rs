@@ -25,14 +25,13 @@
 )]
 
 use std::ffi::{CStr, c_void};
-use std::process;
 use std::ptr::{self, NonNull};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyCapsule};
-use tload::{Dtype, Tensor};
+use tload::{Dtype, Tensor, process_id};
 
 /// `kDLCPU`, device 0.
 const CPU: (i32, i32) = (1, 0);
@@ -398,7 +397,7 @@ fn capsule<M: Exported>(
         _bytes: bytes,
         _shape: layout.shape,
         _strides: strides,
-        process: process::id(),
+        process: process_id(),
     };
     // SAFETY: `context` was just allocated for exactly this type and holds nothing yet.
     unsafe { context.write(export) };
@@ -428,7 +427,7 @@ unsafe extern "C" fn free<M: Exported>(exported: *mut M) {
     // SAFETY: `capsule` stored the address of the `Export<M>` that it had boxed, and this is the
     // only call.
     let export = unsafe { Box::from_raw(context.cast::<Export<M>>()) };
-    if export.process != process::id() {
+    if export.process != process_id() {
         // In a forked process, a thread that does not exist there may hold a lock of the buffer
         // pool forever.
         let _left_alone = std::mem::ManuallyDrop::new(export);

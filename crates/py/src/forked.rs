@@ -7,7 +7,8 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::process;
+
+use tload::process_id;
 
 /// A value that is dropped only by the process that created it.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ pub(crate) struct Owned<T> {
 impl<T> Owned<T> {
     pub(crate) fn new(value: T) -> Self {
         Self {
-            process: process::id(),
+            process: process_id(),
             value: Some(value),
         }
     }
@@ -41,7 +42,7 @@ impl<T> Deref for Owned<T> {
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        if self.process != process::id() {
+        if self.process != process_id() {
             let _left_alone = ManuallyDrop::new(self.value.take());
         }
     }

@@ -4,14 +4,13 @@
 //! `torch.distributed`.
 
 use std::path::PathBuf;
-use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyBaseException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tload::{Error, ErrorKind, LocalGroup};
+use tload::{Error, ErrorKind, LocalGroup, process_id};
 
 use crate::error::exception;
 use crate::forked::Owned;
@@ -144,7 +143,7 @@ impl Group {
         Self {
             rank,
             size,
-            process: process::id(),
+            process: process_id(),
             members: Mutex::new(Some(Owned::new(members))),
         }
     }
@@ -155,7 +154,7 @@ impl Group {
             let message = format!(
                 "the group was joined in process {} and is used in process {}, a fork of it",
                 self.process,
-                process::id()
+                process_id()
             );
             let error = Error::new(ErrorKind::InvalidRequest, message)
                 .with_hint("join the group in the process that loads");
@@ -180,7 +179,7 @@ impl Group {
     }
 
     fn is_forked(&self) -> bool {
-        self.process != process::id()
+        self.process != process_id()
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Owned<Members>>> {

@@ -5,7 +5,6 @@
 
 use std::mem::ManuallyDrop;
 use std::pin::Pin;
-use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::{self, ThreadId};
@@ -15,7 +14,7 @@ use futures_core::Stream as _;
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorInfo, TensorStream};
+use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorInfo, TensorStream, process_id};
 
 use crate::checkpoint::{Described, describe};
 use crate::error::exception;
@@ -244,7 +243,7 @@ impl Stream {
             receiving: Mutex::default(),
             running: Mutex::new(Some(Box::new(stream))),
             last: OnceLock::new(),
-            process: process::id(),
+            process: process_id(),
             ready: OnceLock::new(),
         }
     }
@@ -262,7 +261,7 @@ impl Stream {
     }
 
     fn is_forked(&self) -> bool {
-        self.process != process::id()
+        self.process != process_id()
     }
 
     fn check_process(&self, py: Python<'_>) -> PyResult<()> {
@@ -272,7 +271,7 @@ impl Stream {
         let message = format!(
             "the stream was started in process {} and is used in process {}, a fork of it",
             self.process,
-            process::id()
+            process_id()
         );
         let error = Error::new(ErrorKind::InvalidRequest, message).with_hint(
             "start the stream in the process that reads it, or use multiprocessing's start method \"spawn\"",

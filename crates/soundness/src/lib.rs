@@ -23,7 +23,7 @@ pub mod sync {
     pub mod event_count;
     #[expect(dead_code, reason = "the module is compiled as a whole")]
     pub mod lock;
-    pub(crate) mod per_process;
+    pub mod per_process;
 }
 
 #[path = "../../core/src/no_cuda.rs"]

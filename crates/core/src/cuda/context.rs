@@ -11,7 +11,6 @@
 
 use std::marker::PhantomData;
 use std::path::Path;
-use std::process;
 use std::ptr;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -26,7 +25,7 @@ use super::driver::{self, Driver, failure};
 use super::facts::{DeviceFacts, FreeMemory};
 use super::stream::Stream;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::per_process::PerProcess;
+use crate::sync::per_process::{PerProcess, process_id};
 
 /// Primary context of one device. Clones share it; the last one releases it.
 #[derive(Clone)]
@@ -121,7 +120,7 @@ impl Context {
             driver,
             has_pools,
             freeing: OnceLock::new(),
-            process: process::id(),
+            process: process_id(),
         }));
         known.retain(|known| known.strong_count() > 0);
         known.push(Arc::downgrade(&context.0));
@@ -145,7 +144,7 @@ impl Context {
 
     /// Returns whether it was made in this process: a forked child cannot use it.
     pub(super) fn is_here(&self) -> bool {
-        self.0.process == process::id()
+        self.0.process == process_id()
     }
 
     /// Returns the device's free and total memory.

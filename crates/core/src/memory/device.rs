@@ -2,7 +2,6 @@
 //! of its device.
 
 use std::fmt;
-use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,6 +9,7 @@ use super::target::KeepAlive;
 use crate::cuda::Allocation;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
+use crate::sync::per_process::process_id;
 
 /// Budget for bytes of one device that a load holds and the caller has not received yet.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ impl DeviceBudget {
             limit,
             usage: Mutex::default(),
             events,
-            process: process::id(),
+            process: process_id(),
         }))
     }
 
@@ -81,7 +81,7 @@ impl DeviceBudget {
 
 impl Drop for DeviceCharge {
     fn drop(&mut self) {
-        if self.budget.0.process != process::id() {
+        if self.budget.0.process != process_id() {
             // After a fork: a thread that does not exist in this process may hold the lock.
             return;
         }

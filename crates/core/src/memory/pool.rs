@@ -6,7 +6,6 @@
 //! budget. A [`RegionCache`] keeps them for the next load.
 
 use std::collections::BTreeMap;
-use std::process;
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::mapping::{HUGE_PAGE_BYTES, Mapping};
@@ -15,6 +14,7 @@ use super::shared::ViewRef;
 use crate::error::Result;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
+use crate::sync::per_process::process_id;
 
 /// Minimum size of a mapping if the load has as many bytes and the budget allows it. Small regions
 /// then share huge pages: with a mapping of 4 KiB pages for each region, 6,000 small tensors were
@@ -46,7 +46,7 @@ impl Default for RegionCache {
     fn default() -> Self {
         Self {
             cached: Arc::new(Mutex::new(None)),
-            process: process::id(),
+            process: process_id(),
         }
     }
 }
@@ -75,7 +75,7 @@ impl RegionCache {
     }
 
     fn with_limit(&self, limit: u64) -> Pool {
-        if self.process != process::id() {
+        if self.process != process_id() {
             return Pool::new(limit, Arc::default());
         }
         let cached = self.cached.lock().take();
@@ -97,7 +97,7 @@ impl RegionCache {
 
     /// Bytes kept for the next load.
     pub fn kept_bytes(&self) -> u64 {
-        if self.process != process::id() {
+        if self.process != process_id() {
             // After a fork: the parent's threads may have held the lock.
             return 0;
         }
@@ -182,7 +182,7 @@ impl Pool {
             limit,
             state: Mutex::default(),
             events,
-            process: process::id(),
+            process: process_id(),
         }));
         Self {
             link,
@@ -315,7 +315,7 @@ impl Shared {
     /// Returns whether this process made the pool: in a forked child, a thread that does not exist
     /// there may hold the lock.
     fn is_here(&self) -> bool {
-        self.process == process::id()
+        self.process == process_id()
     }
 
     fn usage(&self) -> PoolUsage {

@@ -11,7 +11,6 @@
 //! therefore begins with a small window of its budget, which its users widen when reads wait for
 //! ranks that are slow.
 
-use std::process;
 use std::sync::Arc;
 
 use super::mapping::Mapping;
@@ -20,6 +19,7 @@ use super::shared::SharedMemory;
 use crate::error::Result;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
+use crate::sync::per_process::process_id;
 
 /// Allocates regions that other processes can map. Clones share the pool.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl PublishedPool {
                 recycled: 0,
             }),
             events,
-            process: process::id(),
+            process: process_id(),
         }))
     }
 
@@ -143,7 +143,7 @@ impl PublishedPool {
 
     /// Returns whether this process made the pool.
     pub(super) fn is_here(&self) -> bool {
-        self.0.process == process::id()
+        self.0.process == process_id()
     }
 
     /// Removes `len` bytes from the charge.

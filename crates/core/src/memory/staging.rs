@@ -9,12 +9,11 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::process;
 
 use super::mapping::Mapping;
 use crate::cuda::{Context, Pinned};
 use crate::error::{Error, Result};
-use crate::sync::per_process::PerProcess;
+use crate::sync::per_process::{PerProcess, process_id};
 
 /// Size of one registration when the driver refuses to pin all memory at once. (Some kernels refuse
 /// gigabytes and accept 256 MiB; pinning is as fast in steps of 64 MiB as in one, 2026-11.)
@@ -124,7 +123,7 @@ impl Staging {
                 ..StagingFacts::default()
             },
             mapping: ManuallyDrop::new(mapping),
-            process: process::id(),
+            process: process_id(),
         };
         if let Some(context) = need.context {
             staging.pin(context, need.slot_bytes);
@@ -190,7 +189,7 @@ impl Staging {
     /// Returns whether this process made the memory: in a forked child, the parent's memory is not
     /// mapped.
     pub(super) fn is_ours(&self) -> bool {
-        self.process == process::id()
+        self.process == process_id()
     }
 
     pub(super) fn mapping(&self) -> &Mapping {

@@ -26,6 +26,7 @@ use crate::memory::{SharedView, ViewEnd};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
+use crate::sync::per_process::process_id;
 
 /// Time without a message that counts as one silence: the leader gives more signs of life.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -107,7 +108,7 @@ impl Link {
             channel: joining.channel,
             wake,
             leader: joining.leader,
-            process: std::process::id(),
+            process: process_id(),
             state: Mutex::new(State {
                 regions: Vec::new(),
                 is_whole: false,
@@ -263,7 +264,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if self.shared.process != std::process::id() {
+        if self.shared.process != process_id() {
             return;
         }
         let _ = self.shared.closing.set(());
@@ -279,7 +280,7 @@ impl Drop for Link {
 /// more.
 fn ended(link: &Weak<Shared>, region: usize, end: ViewEnd) {
     let Some(shared) = link.upgrade() else { return };
-    if shared.process != std::process::id() {
+    if shared.process != process_id() {
         return;
     }
     let number = u32::try_from(region).expect("regions are counted before");

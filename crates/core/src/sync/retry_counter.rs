@@ -1,8 +1,8 @@
 //! Counter of retries outside of a load's reads, for its report.
 
-use std::process;
 use std::sync::Arc;
 
+use super::per_process::process_id;
 use crate::error::Error;
 use crate::sync::lock::{Mutex, MutexGuard};
 
@@ -19,7 +19,7 @@ impl Default for RetryCounter {
     fn default() -> Self {
         Self {
             counted: Arc::default(),
-            process: process::id(),
+            process: process_id(),
         }
     }
 }
@@ -39,7 +39,7 @@ impl RetryCounter {
 
     fn lock(&self) -> Option<MutexGuard<'_, (u64, Option<String>)>> {
         let lock = || self.counted.lock();
-        (self.process == process::id()).then(lock)
+        (self.process == process_id()).then(lock)
     }
 
     /// Returns an identifier that is unique among live counters; clones share it.

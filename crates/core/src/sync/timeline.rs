@@ -3,10 +3,10 @@
 //! Phases overlap: connections are made while headers are read. Recording costs a lock, so it is
 //! for phases that happen once, or once per connection, and never for reads.
 
-use std::process;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::per_process::process_id;
 use crate::sync::lock::Mutex;
 
 /// Maximum number of phases of one timeline. A load may open connections for hours.
@@ -33,7 +33,7 @@ impl Default for Timeline {
     fn default() -> Self {
         Self {
             spans: Arc::default(),
-            process: process::id(),
+            process: process_id(),
         }
     }
 }
@@ -42,7 +42,7 @@ impl Timeline {
     /// Records a phase that began at `start` and ends now. Returns its end.
     pub(crate) fn record(&self, phase: &'static str, start: Instant) -> Instant {
         let end = Instant::now();
-        if self.process != process::id() {
+        if self.process != process_id() {
             return end;
         }
         let mut spans = self.spans.lock();
@@ -62,7 +62,7 @@ impl Timeline {
 
     /// Returns the phases so far.
     pub(crate) fn spans(&self) -> Vec<Span> {
-        if self.process != process::id() {
+        if self.process != process_id() {
             return Vec::new();
         }
         self.spans.lock().clone()

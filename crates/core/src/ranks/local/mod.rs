@@ -28,6 +28,7 @@ use self::wire::{Frame, Frames, Hello, VERSION};
 use super::{Group, MESSAGE_BYTES_MAX, TIMEOUT_MAX};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock::{Condvar, Mutex};
+use crate::sync::per_process::process_id;
 
 /// Most ranks of a group: far more than one node has, and few enough for rank 0's memory.
 const SIZE_MAX: usize = 1024;
@@ -92,7 +93,7 @@ impl LocalGroup {
             rank,
             size,
             path: path.to_owned(),
-            process: std::process::id(),
+            process: process_id(),
             link: None,
             host: None,
         };
@@ -135,7 +136,7 @@ impl LocalGroup {
 
     /// Returns whether this is the process that joined.
     fn is_own_process(&self) -> bool {
-        self.process == std::process::id()
+        self.process == process_id()
     }
 }
 

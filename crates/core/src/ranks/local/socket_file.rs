@@ -3,6 +3,7 @@
 //! The socket of a dead run is replaced, that of a live group never. Rank 0 holds a lock of the
 //! directory while it decides, since two may start at once.
 
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +11,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use std::{fs, process};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
@@ -19,6 +19,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use super::connection::wait;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ranks::process::Process;
+use crate::sync::per_process::process_id;
 
 /// Longest path of a Unix socket, bytes, without the zero at its end.
 #[cfg(target_os = "linux")]
@@ -53,7 +54,7 @@ impl SocketFile {
         let file = Self {
             path: std::path::absolute(path).map_err(failed)?,
             identity: identity(&metadata),
-            process: process::id(),
+            process: process_id(),
         };
         // Until then other users may connect; the thread that accepts looks at the user.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
@@ -65,7 +66,7 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let is_own = |metadata: &fs::Metadata| identity(metadata) == self.identity;
         let found = self.path.symlink_metadata();
-        if self.process == process::id() && found.is_ok_and(|found| is_own(&found)) {
+        if self.process == process_id() && found.is_ok_and(|found| is_own(&found)) {
             // Without it, the next run replaces the file.
             let _ = fs::remove_file(&self.path);
         }

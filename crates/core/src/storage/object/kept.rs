@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 use crate::options::store_options::StoreOptions;
 use crate::sync::lock::Mutex;
-use crate::sync::per_process::PerProcess;
+use crate::sync::per_process::{PerProcess, process_id};
 use crate::sync::timeline::Timeline;
 
 /// Time for which threads are kept after their last use.
@@ -132,7 +132,7 @@ impl Lent {
         timeline.record("threads", started);
         Ok(Self(Arc::new(Shared {
             runtime: Some(runtime),
-            process: std::process::id(),
+            process: process_id(),
             options: options.clone(),
             stores: Mutex::default(),
         })))

@@ -24,6 +24,7 @@ use crate::options::hub_id::HubId;
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
 use crate::sync::lock::Mutex;
+use crate::sync::per_process::process_id;
 use crate::sync::retry_counter::RetryCounter;
 use crate::sync::timeline::Timeline;
 
@@ -168,7 +169,7 @@ impl Remote {
     /// Refuses forked processes, which have none of the threads; threads of the parent may hold the
     /// locks.
     pub(crate) fn check_process(&self) -> Result<()> {
-        if self.lent.process() == std::process::id() {
+        if self.lent.process() == process_id() {
             return Ok(());
         }
         Err(Error::invalid_request("the checkpoint was opened before the process forked: its network threads do not exist in this process",

@@ -30,6 +30,7 @@ use super::files::{describe, open_file, open_in, set_direct};
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
 use crate::memory::{Filled, Lease};
 use crate::sync::lock::Mutex;
+use crate::sync::per_process::process_id;
 
 /// Name of the file of stamps.
 pub(super) const STAMPS: &str = "stamps";
@@ -157,7 +158,7 @@ impl Entry {
                 stamps,
                 is_writable,
                 damaged: Mutex::default(),
-                process: std::process::id(),
+                process: process_id(),
                 is_cleared: AtomicBool::new(false),
                 waiting: Mutex::default(),
                 contended: Mutex::default(),
@@ -522,7 +523,7 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         // A forked process has the same lock, which would last as long as that process.
-        if self.process == std::process::id() {
+        if self.process == process_id() {
             let _ = flock(&self.stamps, FlockOperation::Unlock);
         }
     }
