@@ -1,5 +1,6 @@
 //! Directory of a cache, for tools that list and shrink it while loads use it.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -119,15 +120,15 @@ impl CacheDirectory {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] if `location` is a path: only objects of stores are cached.
-    /// Errors of the file system at the first object that cannot be removed.
+    /// The first error of the file system, once all objects that can be removed are.
     pub fn remove(&self, location: Option<&Location>, dry_run: bool) -> Result<CacheRemoval> {
         let within = location.map(url).transpose()?;
         let chosen = |entry: &CacheEntry| {
             within.is_none_or(|outer| entry.location.as_deref().is_some_and(|it| holds(outer, it)))
         };
-        let mut removal = CacheRemoval::default();
+        let mut removing = Removing::new(&self.folder, dry_run);
         for entry in self.entries().into_iter().filter(chosen) {
-            self.remove_one(entry, dry_run, &mut removal)?;
+            removing.remove(entry);
         }
         if !dry_run {
             empty_trash(&self.folder);
@@ -135,7 +136,7 @@ impl CacheDirectory {
                 within.is_none_or(|outer| location.is_some_and(|it| holds(outer, it)))
             });
         }
-        Ok(removal)
+        removing.end()
     }
 
     /// Returns the free space of its file system, bytes; `None` if that is unknown.
@@ -148,18 +149,18 @@ impl CacheDirectory {
     ///
     /// # Errors
     ///
-    /// Errors of the file system at the first object that cannot be removed.
+    /// The first error of the file system, once all objects that can be removed are.
     pub fn prune(&self, rules: &Pruning) -> Result<CacheRemoval> {
         let entries = occupied_in_order(&self.folder);
         let mut used = entries.iter().map(|entry| entry.bytes).sum::<u64>();
         let now = SystemTime::now();
-        let mut removal = CacheRemoval::default();
+        let mut removing = Removing::new(&self.folder, rules.dry_run);
         for entry in entries {
             let idle = now.duration_since(entry.used).unwrap_or_default();
             let is_old = rules.unused_for.is_some_and(|limit| idle >= limit);
             if is_old || rules.max_bytes.is_some_and(|most| used > most) {
                 let bytes = entry.bytes;
-                if self.remove_one(describe(entry), rules.dry_run, &mut removal)? {
+                if removing.remove(describe(entry)) {
                     used -= bytes;
                 }
             }
@@ -168,27 +169,59 @@ impl CacheDirectory {
             empty_trash(&self.folder);
             trim(&self.folder, rules.unused_for);
         }
-        Ok(removal)
+        removing.end()
+    }
+}
+
+/// Removal of several objects. Those that cannot be removed keep no other one from it: they may
+/// belong to another user.
+struct Removing<'a> {
+    folder: &'a Path,
+    dry_run: bool,
+    removal: CacheRemoval,
+    /// First failure, and the directory of its object.
+    failed: Option<(PathBuf, io::Error)>,
+}
+
+impl<'a> Removing<'a> {
+    fn new(folder: &'a Path, dry_run: bool) -> Self {
+        Self {
+            folder,
+            dry_run,
+            removal: CacheRemoval::default(),
+            failed: None,
+        }
     }
 
-    fn remove_one(
-        &self,
-        entry: CacheEntry,
-        dry_run: bool,
-        removal: &mut CacheRemoval,
-    ) -> Result<bool> {
-        let removed = dry_run.then_some(Ok(true));
-        let removed = removed.unwrap_or_else(|| remove(&self.folder, &entry.folder));
-        let is_removed = removed.map_err(|error| {
-            Error::from_io("cannot remove an object from the cache", error)
-                .with_location(entry.folder.display())
-        })?;
-        if is_removed {
-            removal.removed.push(entry);
+    /// Removes an object. Returns false if it stays.
+    fn remove(&mut self, entry: CacheEntry) -> bool {
+        let removed = if self.dry_run {
+            Ok(true)
         } else {
-            removal.in_use.push(entry);
+            remove(self.folder, &entry.folder)
+        };
+        match removed {
+            Ok(true) => self.removal.removed.push(entry),
+            Ok(false) => self.removal.in_use.push(entry),
+            Err(error) => {
+                self.failed.get_or_insert((entry.folder, error));
+                return false;
+            }
         }
-        Ok(is_removed)
+        matches!(removed, Ok(true))
+    }
+
+    fn end(self) -> Result<CacheRemoval> {
+        let Some((folder, error)) = self.failed else {
+            return Ok(self.removal);
+        };
+        let message = match self.removal.removed.len() {
+            0 => "cannot remove an object from the cache".to_owned(),
+            removed => {
+                format!("cannot remove an object from the cache (others removed: {removed})")
+            }
+        };
+        Err(Error::from_io(message, error).with_location(folder.display()))
     }
 }
 
@@ -288,6 +321,56 @@ fn serialize_seconds<S: Serializer>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A mount point cannot be moved away, like the directory of another user.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn object_that_cannot_be_removed_does_not_keep_the_others() {
+        let (folder, other) = (tempfile::tempdir(), tempfile::tempdir());
+        let (folder, other) = (folder.expect("a folder"), other.expect("a folder"));
+        let entry = |digit: &str| {
+            let entry = folder.path().join(VERSION).join(digit.repeat(2));
+            entry.join(digit.repeat(64))
+        };
+        std::fs::create_dir_all(entry("a")).expect("a directory");
+        let mounted = rustix::mount::mount_bind(other.path(), entry("a"));
+        let mounted = mounted.map_err(|errno| format!("cannot mount: {errno}"));
+        if tload_testbed::require_named("mount", mounted).is_none() {
+            return;
+        }
+        let cache = CacheDirectory::open(folder.path()).expect("a cache");
+        let rules = Pruning {
+            max_bytes: Some(0),
+            ..Pruning::default()
+        };
+        let mut errors = Vec::new();
+        for is_pruned in [false, true] {
+            std::fs::create_dir_all(entry("b")).expect("a directory");
+            for name in [STAMPS, CONTENTS] {
+                std::fs::write(entry("b").join(name), [1; 4096]).expect("a file");
+            }
+            // The first one in the order of their last use.
+            let _ = std::fs::remove_file(other.path().join(STAMPS));
+            std::fs::write(other.path().join(CONTENTS), [1; 4096]).expect("a file");
+            let removal = if is_pruned {
+                cache.prune(&rules)
+            } else {
+                cache.remove(None, false)
+            };
+            errors.push((
+                removal.expect_err("it is mounted").to_string(),
+                entry("b").exists(),
+            ));
+        }
+        let _ = rustix::mount::unmount(entry("a"), rustix::mount::UnmountFlags::DETACH);
+        for (error, is_left) in errors {
+            assert!(
+                error.contains("others removed: 1") && error.contains(&"a".repeat(64)),
+                "{error}"
+            );
+            assert!(!is_left, "{error}");
+        }
+    }
 
     #[test]
     fn locations_hold_what_is_at_and_below_them() {

@@ -263,10 +263,14 @@ pub(super) fn remove(folder: &Path, entry: &Path) -> io::Result<bool> {
         Err(error) => return Err(error.into()),
     };
     let trash = folder.join(TRASH);
-    let _ = std::fs::DirBuilder::new().mode(0o700).create(&trash);
+    match std::fs::DirBuilder::new().mode(0o700).create(&trash) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
     let moved = trash.join(format!("{:016x}", fastrand::u64(..)));
     match std::fs::rename(entry, &moved) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        // Another process was faster.
         Ok(()) | Err(_) => {}
     }
     empty_trash(folder);
@@ -280,5 +284,35 @@ pub(super) fn empty_trash(folder: &Path) {
     let trash = std::fs::read_dir(folder.join(TRASH));
     for left in trash.into_iter().flatten().flatten() {
         let _ = std::fs::remove_dir_all(left.path());
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entry_that_cannot_be_moved_is_not_removed() {
+        use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let limit = c"size=1M,nr_inodes=16";
+        let mounted = mount("tmpfs", folder.path(), "tmpfs", MountFlags::empty(), limit);
+        let mounted = mounted.map_err(|errno| format!("cannot mount a tmpfs: {errno}"));
+        if tload_testbed::require_named("mount", mounted).is_none() {
+            return;
+        }
+        let entry = folder.path().join("aa").join("a".repeat(64));
+        std::fs::create_dir_all(&entry).expect("a directory");
+        std::fs::write(entry.join(STAMPS), "").expect("a file");
+        // No inode is left for the directory that entries are moved to.
+        let mut numbers = 0..64;
+        let is_full = numbers.any(|it| std::fs::write(entry.join(it.to_string()), "").is_err());
+        let removed = remove(folder.path(), &entry);
+        let is_there = entry.exists();
+        let _ = unmount(folder.path(), UnmountFlags::DETACH);
+        assert!(is_full && is_there);
+        let error = removed.expect_err("nothing is removed");
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     }
 }
