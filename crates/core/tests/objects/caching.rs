@@ -804,6 +804,27 @@ fn entries_in_use_are_not_evicted() {
     drop(open);
 }
 
+/// This process knows what it has open.
+#[cfg(target_os = "linux")]
+#[test]
+fn entries_in_use_are_not_evicted_without_locks() {
+    if !is_alone("caching::entries_in_use_are_not_evicted_without_locks") {
+        return;
+    }
+    refuse(libc::SYS_flock, libc::ENOLCK);
+    let mut bench = Bench::new();
+    bench.site.options.set("cache_limit", "4MiB").expect("set");
+    let file = even("t", 1, 4, 4 << 20);
+    bench.site.put(KEY, &file);
+    let (tensors, _) = load_cached(&bench.site, KEY);
+    assert_all(&tensors, &[&file]);
+    let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
+    let [entry]: [CacheEntry; 1] = cache.entries().try_into().expect("it stays");
+    assert!(entry.cached_bytes > 0, "{entry:?}");
+    let removal = cache.remove(None, false).expect("removes");
+    assert_eq!(removal.removed.len(), 1, "it is closed");
+}
+
 #[test]
 fn directory_lists_and_removes_what_is_not_in_use() {
     let bench = Bench::new();

@@ -27,6 +27,7 @@ use super::Shared;
 use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES};
 use super::claims::Claim;
 use super::files::{describe, open_file, open_in, set_direct};
+use super::open_entries::OpenEntry;
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
 use crate::memory::{Filled, Lease};
 use crate::sync::lock::Mutex;
@@ -72,6 +73,8 @@ pub(crate) struct Entry {
     seed: u64,
     contents: File,
     stamps: File,
+    #[expect(dead_code, reason = "counts until the entry is closed")]
+    open: OpenEntry,
     /// Process that opened the entry: forked ones have the same lock of the stamps.
     process: u32,
     pub(super) claims: Option<Arc<File>>,
@@ -121,14 +124,16 @@ impl Entry {
                 }
                 opened => opened?,
             };
-            // File systems without locks: an entry in use may be evicted, and stays readable.
+            // File systems without locks: other processes may evict an entry in use, which stays
+            // readable.
             let locked = flock(&stamps, FlockOperation::NonBlockingLockShared);
             if locked == Err(Errno::WOULDBLOCK) {
                 // It is about to be evicted: moved away, which takes microseconds.
                 pause();
                 continue;
             }
-            // Evicted between the two calls?
+            let open = OpenEntry::new(&stamps)?;
+            // Evicted before the lock?
             let there = std::fs::symlink_metadata(folder.join(STAMPS));
             if there.map_or(0, |there| there.ino()) != stamps.metadata()?.ino() {
                 continue;
@@ -156,6 +161,7 @@ impl Entry {
                 is_direct: AtomicBool::new(set_direct(&contents, true)),
                 contents,
                 stamps,
+                open,
                 is_writable,
                 damaged: Mutex::default(),
                 process: process_id(),

@@ -15,6 +15,7 @@ mod directory;
 mod entry;
 mod files;
 mod key;
+mod open_entries;
 mod room;
 mod stamp;
 mod through;

@@ -16,11 +16,12 @@ use rustix::io::Errno;
 
 use super::TOTALS;
 use super::entry::STAMPS;
+use super::open_entries::OpenEntries;
 use crate::options::format_bytes;
 use crate::sync::lock::{Condvar, Mutex};
 
 /// Bytes that are written before space is measured again: other processes write to the disk too.
-/// With a small limit, it is this fraction of it. Each process may exceed the limit by as much.
+/// With a small limit, it is this fraction of it. Each opening may exceed the limit by as much.
 const MEASURED_BYTES: u64 = 64 << 20;
 
 /// See [`MEASURED_BYTES`].
@@ -244,7 +245,8 @@ pub(super) fn remove(folder: &Path, entry: &Path) -> io::Result<bool> {
     let path = entry.join(STAMPS);
     let stamps = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map(File::from) {
         Ok(stamps) => {
-            // Any other error is that of a file system without locks.
+            // Any other error is that of a file system without locks. Then other processes may read
+            // the entry, which stays readable.
             let locked = flock(&stamps, FlockOperation::NonBlockingLockExclusive);
             let inode = |found: io::Result<Metadata>| found.map_or(0, |it| it.ino());
             // Another process may have evicted the entry between the two calls, and a third one
@@ -262,6 +264,13 @@ pub(super) fn remove(folder: &Path, entry: &Path) -> io::Result<bool> {
         Err(Errno::NOENT) => return Ok(true),
         Err(error) => return Err(error.into()),
     };
+    // This process has it open, where its lock says nothing.
+    let open = OpenEntries::lock();
+    if let Some(stamps) = &stamps
+        && open.contain(stamps)?
+    {
+        return Ok(false);
+    }
     let trash = folder.join(TRASH);
     match std::fs::DirBuilder::new().mode(0o700).create(&trash) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -273,6 +282,7 @@ pub(super) fn remove(folder: &Path, entry: &Path) -> io::Result<bool> {
         // Another process was faster.
         Ok(()) | Err(_) => {}
     }
+    drop(open);
     empty_trash(folder);
     drop(stamps);
     Ok(true)
