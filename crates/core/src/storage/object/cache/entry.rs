@@ -398,7 +398,7 @@ impl Entry {
         let mut came = 0;
         while came < wanted {
             let at = start + came as u64;
-            let was_direct = self.is_direct.load(Ordering::Relaxed);
+            let was_direct = self.is_direct.load(Ordering::Acquire);
             match self.contents.read_at(buffer.bytes_mut(came..asked), at) {
                 Ok(0) => break,
                 Ok(more) => came += more,
@@ -440,7 +440,7 @@ impl Entry {
         let mut written = 0;
         while written < whole.len() {
             let at = start + written as u64;
-            let was_direct = self.is_direct.load(Ordering::Relaxed);
+            let was_direct = self.is_direct.load(Ordering::Acquire);
             match self.contents.write_at(&whole[written..], at) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(more) => written += more,
@@ -462,7 +462,7 @@ impl Entry {
 
     /// Writes the end of the object, which is no whole sector.
     fn write_rest(&self, start: u64, rest: &[u8]) -> io::Result<()> {
-        if !self.is_direct.load(Ordering::Relaxed) {
+        if !self.is_direct.load(Ordering::Acquire) {
             return self.contents.write_all_at(rest, start);
         }
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -476,9 +476,9 @@ impl Entry {
         if error.raw_os_error() != Some(Errno::INVAL.raw_os_error()) || !was_direct {
             return Err(error);
         }
-        if self.is_direct.swap(false, Ordering::Relaxed) {
-            set_direct(&self.contents, false);
-        }
+        // In this order: a call that begins without direct I/O is never refused because of it.
+        set_direct(&self.contents, false);
+        self.is_direct.store(false, Ordering::Release);
         Ok(())
     }
 
