@@ -110,7 +110,7 @@ pub(crate) fn check(options: &StoreOptions) -> Check {
 pub(crate) struct Shared {
     supplies: Arc<Supplies>,
     room: Room,
-    writer: Writer,
+    writer: Arc<Writer>,
     written: AtomicU64,
     dropped: AtomicU64,
     damaged: AtomicU64,
@@ -182,7 +182,7 @@ impl Cache {
         let shared = Arc::new(Shared {
             supplies: Supplies::share(),
             room: Room::new(&folder, limit),
-            writer: Writer::default(),
+            writer: Writer::share(),
             written: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
             damaged: AtomicU64::new(0),

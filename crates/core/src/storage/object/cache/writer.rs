@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::Weak;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
@@ -18,8 +18,12 @@ use crate::sync::per_process::PerProcess;
 /// cache has: 1 MiB behind 128 MiB, which is 15 MB/s on a disk of 2 GB/s.
 const THREADS: usize = 4;
 
-/// Writers of this process, each while it exists.
-static WRITERS: PerProcess<Vec<Weak<Pending>>> = PerProcess::new();
+/// Writer of this process, while a cache is open. Each of many small checkpoints that stay open
+/// would keep threads of its own.
+static WRITER: PerProcess<Weak<Writer>> = PerProcess::new();
+
+/// Buffers of this process that are still to be written.
+static PENDING: PerProcess<Arc<Pending>> = PerProcess::new();
 
 /// Number of buffers that have not been written yet.
 #[derive(Debug, Default)]
@@ -37,7 +41,7 @@ struct Write {
     claim: Option<Arc<Claim>>,
 }
 
-/// Queue to the threads, which begin with the first write and end with the cache.
+/// Queue to the threads, which begin with the first write and end with the last cache.
 #[derive(Default)]
 pub(super) struct Writer {
     queue: Mutex<Option<(Sender<Write>, Arc<Pending>)>>,
@@ -46,6 +50,18 @@ pub(super) struct Writer {
 impl std::fmt::Debug for Writer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Writer").finish_non_exhaustive()
+    }
+}
+
+impl Writer {
+    /// Returns the writer of this process.
+    pub(super) fn share() -> Arc<Self> {
+        let mut known = WRITER.lock();
+        known.upgrade().unwrap_or_else(|| {
+            let made = Arc::<Self>::default();
+            *known = Arc::downgrade(&made);
+            made
+        })
     }
 }
 
@@ -83,7 +99,7 @@ impl Shared {
 
 fn begin() -> std::io::Result<(Sender<Write>, Arc<Pending>)> {
     let (sender, receiver) = unbounded();
-    let pending = Arc::<Pending>::default();
+    let pending = Arc::clone(&PENDING.lock());
     for number in 0..THREADS {
         let (receiver, counted) = (Receiver::clone(&receiver), Arc::clone(&pending));
         let begun = std::thread::Builder::new()
@@ -96,9 +112,6 @@ fn begin() -> std::io::Result<(Sender<Write>, Arc<Pending>)> {
             Err(_) => break,
         }
     }
-    let mut writers = WRITERS.lock();
-    writers.retain(|writer| writer.strong_count() > 0);
-    writers.push(Arc::downgrade(&pending));
     Ok((sender, pending))
 }
 
@@ -129,12 +142,47 @@ fn run(queue: &Receiver<Write>, pending: &Pending) {
 /// Loads do not wait for their last writes. A process that ends before leaves the rest for the next
 /// load to fetch.
 pub fn finish_caching(timeout: Duration) -> bool {
-    let deadline = Instant::now() + timeout;
-    let writers: Vec<_> = WRITERS.lock().iter().filter_map(Weak::upgrade).collect();
-    writers.iter().all(|writer| {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let is_busy = |buffers: &usize| *buffers > 0;
-        let buffers = writer.buffers.lock();
-        *writer.written.wait_timeout_while(buffers, left, is_busy) == 0
-    })
+    let pending = Arc::clone(&PENDING.lock());
+    let is_busy = |buffers: &usize| *buffers > 0;
+    let buffers = pending.buffers.lock();
+    *pending
+        .written
+        .wait_timeout_while(buffers, timeout, is_busy)
+        == 0
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::options::StoreOptions;
+    use crate::storage::object::cache::{Cache, VERSION};
+
+    #[test]
+    fn many_caches_share_threads_and_longest_timeout_is_waited_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut options = StoreOptions::default();
+        let directory = folder.path().display().to_string();
+        options.set("cache_dir", &directory).expect("an option");
+        let open = |number: usize| {
+            let cache = Cache::from_options(&options).expect("a cache");
+            let place = folder.path().join(VERSION).join(number.to_string());
+            let entry = Entry::open(&cache.shared, &place, "contents", 4096, "");
+            let entry = Arc::new(entry.expect("opens"));
+            entry.keep_first(&[7; 4096]);
+            (cache, entry)
+        };
+        let all: Vec<_> = (0..50).map(open).collect();
+        let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+        let names = tasks.flatten().map(|task| task.path().join("comm"));
+        let names = names.filter_map(|path| std::fs::read_to_string(path).ok());
+        let threads = names.filter(|name| name.trim() == "tload-cache").count();
+        // Those of other tests may be ending.
+        assert!((1..50).contains(&threads), "{threads}");
+        assert!(finish_caching(Duration::MAX));
+        for (cache, entry) in &all {
+            let report = cache.report();
+            let caches = report.written_bytes + report.dropped_bytes;
+            assert_eq!((caches, report.reason), (4096, None), "{entry:?}");
+        }
+    }
 }
