@@ -21,7 +21,7 @@ A file that changes while it is sent ends the connection: replace files by renam
 
 Objects below a URL are passed on, through the cache if there is one (--cache-dir), so that many
 machines ask the store once. --cache serves what the cache has and asks no store; paths begin with
-scheme and bucket: /s3/models/llama/model.safetensors. It has no lists.")]
+scheme and bucket: /s3/models/llama/model.safetensors. Its lists have complete objects only.")]
 pub(crate) struct ServeArgs {
     /// Directory, file or URL to serve
     #[arg(value_name = "LOCATION", required_unless_present = "cache")]

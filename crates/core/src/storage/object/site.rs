@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::cache::{CacheDirectory, CacheEntry};
+use percent_encoding::percent_decode_str;
+
+use super::cache::CacheDirectory;
 use super::folder::Folder;
 use super::remote::Remote;
 use super::{ObjectSource, Opened};
@@ -126,8 +128,8 @@ impl ObjectSite {
         let not_found = || Error::new(ErrorKind::NotFound, "not found");
         let Some(root) = &self.root else {
             let directory = self.options.get("cache_dir").unwrap_or_default();
-            let entries = CacheDirectory::open(directory)?.entries();
-            return one_level(&entries, names).ok_or_else(not_found);
+            let cache = CacheDirectory::open(directory)?;
+            return one_level(cache.objects(), names).ok_or_else(not_found);
         };
         if is_file(root) {
             return Err(not_found());
@@ -157,16 +159,7 @@ impl ObjectSite {
                 _ => Some(root.join(&names.join("/"))),
             };
         }
-        let (scheme, names) = names.split_first()?;
-        let of_root = match (*scheme, names) {
-            ("hf", [owner, model, _, ..]) => format!("hf://{owner}/{model}"),
-            (_, [authority, _, ..]) => format!("{scheme}://{authority}"),
-            _ => return None,
-        };
-        let root = Location::parse(&of_root).ok()?;
-        let is_known = !matches!(root.protocol()?, Protocol::Custom) && !root.has_secret();
-        let skipped = if *scheme == "hf" { 2 } else { 1 };
-        is_known.then(|| root.join(&names[skipped..].join("/")))
+        in_cache(names)
     }
 }
 
@@ -180,22 +173,66 @@ impl Opening {
     }
 }
 
-/// Returns the directories and files directly below `names`, of the paths that lead to complete
-/// objects of a cache: scheme, authority and key. `None` if there is nothing.
-fn one_level(entries: &[CacheEntry], names: &[&str]) -> Option<(Vec<String>, Vec<String>)> {
-    let above: String = names.iter().flat_map(|name| [name, "/"]).collect();
-    let (mut directories, mut files) = (BTreeSet::new(), BTreeSet::new());
-    for entry in entries.iter().filter(|entry| entry.is_complete()) {
-        // No path leads to an object with a query.
-        let location = entry.location.as_deref().filter(|it| !it.contains('?'));
-        let path = location.map(|location| location.replacen("://", "/", 1));
-        match path.as_deref().and_then(|path| path.strip_prefix(&above)) {
-            Some(rest) => match rest.split_once('/') {
-                Some((directory, _)) => directories.insert(directory.to_owned()),
-                None => files.insert(rest.to_owned()),
-            },
-            None => continue,
+/// Returns the location of the object of a cache that names lead to: scheme, authority and key.
+fn in_cache(names: &[&str]) -> Option<Location> {
+    let (scheme, names) = names.split_first()?;
+    let of_root = match (*scheme, names) {
+        ("hf", [owner, model, _, ..]) => format!("hf://{owner}/{model}"),
+        (_, [authority, _, ..]) => format!("{scheme}://{authority}"),
+        _ => return None,
+    };
+    let root = Location::parse(&of_root).ok()?;
+    let is_known = !matches!(root.protocol()?, Protocol::Custom) && !root.has_secret();
+    let skipped = if *scheme == "hf" { 2 } else { 1 };
+    is_known.then(|| root.join(&names[skipped..].join("/")))
+}
+
+/// Returns the names that lead to an object of a cache; `None` if none do: to an object with a
+/// query, or with a name that is empty or begins with a dot, which no server takes.
+fn names_of(location: &str) -> Option<Vec<String>> {
+    let (scheme, rest) = location
+        .split_once("://")
+        .filter(|_| !location.contains('?'))?;
+    let is_encoded = matches!(scheme, "http" | "https");
+    let mut names = vec![scheme.to_owned()];
+    for name in rest.split('/') {
+        let name = if is_encoded {
+            percent_decode_str(name).decode_utf8().ok()?.into_owned()
+        } else {
+            name.to_owned()
         };
+        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+            return None;
+        }
+        names.push(name);
+    }
+    let found = in_cache(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+    (found.to_string() == location).then_some(names)
+}
+
+/// Returns the directories and files directly below `names`, of the names that lead to complete
+/// objects of a cache; `None` if there is nothing. Each object has a location, and a function that
+/// says whether it is complete, which is called only if the list depends on it.
+fn one_level(
+    objects: impl Iterator<Item = (String, impl Fn() -> bool)>,
+    names: &[&str],
+) -> Option<(Vec<String>, Vec<String>)> {
+    let (mut directories, mut files) = (BTreeSet::new(), BTreeSet::new());
+    for (location, is_complete) in objects {
+        let Some(path) = names_of(&location) else {
+            continue;
+        };
+        if !path.iter().zip(names).all(|(one, other)| one == other) {
+            continue;
+        }
+        let (list, name) = match path.get(names.len()..) {
+            Some([file]) => (&mut files, file),
+            Some([directory, _, ..]) => (&mut directories, directory),
+            Some([]) | None => continue,
+        };
+        if !list.contains(name) && is_complete() {
+            list.insert(name.clone());
+        }
     }
     let is_something = names.is_empty() || !directories.is_empty() || !files.is_empty();
     let list = |set: BTreeSet<String>| set.into_iter().collect();
@@ -230,6 +267,8 @@ impl ObjectSource {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -264,5 +303,66 @@ mod tests {
         for names in [&["http", "u:p@h", "x"][..], &["s3", "", "x"]] {
             assert_eq!(located(None, names), None, "{names:?}");
         }
+    }
+
+    #[test]
+    fn listed_names_of_a_cache_lead_back_to_its_objects() {
+        for (location, wanted) in [
+            ("s3://b/m/x y", Some(&["s3", "b", "m", "x y"][..])),
+            ("s3://b/m/a%20b", Some(&["s3", "b", "m", "a%20b"])),
+            ("hf://o/m@v1/x", Some(&["hf", "o", "m@v1", "x"])),
+            (
+                "https://h:80/a%20b/%C3%BC",
+                Some(&["https", "h:80", "a b", "ü"]),
+            ),
+            // Names that no server takes.
+            ("s3://b/m//x", None),
+            ("s3://b/.m/x", None),
+            ("https://h/%2Em/x", None),
+            ("https://h/a%2Fb", None),
+            ("https://h/a%FF", None),
+            // Others lead elsewhere.
+            ("https://h/%61", None),
+            ("https://h/x?…", None),
+            ("s3://b/x?…", None),
+            ("oci://h/r:v1/x", None),
+            ("hf://buckets/o/b/x", None),
+            ("no URL", None),
+        ] {
+            let names = names_of(location);
+            let names = names.as_ref();
+            let names = names.map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
+            assert_eq!(names.as_deref(), wanted, "{location}");
+            let back = names.map(|names| in_cache(&names).map(|it| it.to_string()));
+            assert!(back.is_none_or(|back| back.as_deref() == Some(location)));
+        }
+    }
+
+    #[test]
+    fn list_of_a_cache_looks_at_few_objects() {
+        let looked = Cell::new(0);
+        let list = |names: &[&str]| {
+            looked.set(0);
+            let objects = ["s3://b/m/x", "s3://b/m/y", "s3://b/n/x", "gs://b/m/x"];
+            let objects = objects.map(|location| {
+                let looked = &looked;
+                let is_complete = move || {
+                    looked.set(looked.get() + 1);
+                    location != "s3://b/m/y"
+                };
+                (location.to_owned(), is_complete)
+            });
+            one_level(objects.into_iter(), names)
+        };
+        let names = |names: &[&str]| names.iter().map(|&it| it.to_owned()).collect::<Vec<_>>();
+        assert_eq!(list(&[]), Some((names(&["gs", "s3"]), vec![])));
+        assert_eq!(looked.get(), 2);
+        assert_eq!(list(&["s3", "b"]), Some((names(&["m", "n"]), vec![])));
+        assert_eq!(looked.get(), 2);
+        assert_eq!(list(&["s3", "b", "m"]), Some((vec![], names(&["x"]))));
+        assert_eq!(looked.get(), 2);
+        assert_eq!(list(&["s3", "b", "m", "x"]), None);
+        assert_eq!(list(&["s3", "c"]), None);
+        assert_eq!(looked.get(), 0);
     }
 }

@@ -114,6 +114,18 @@ impl CacheDirectory {
         entries
     }
 
+    /// Returns the locations of the objects in the cache, each with a function that returns whether
+    /// the object is complete. That reads all its stamps.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (String, impl Fn() -> bool)> {
+        occupied(&self.folder).into_iter().filter_map(|occupied| {
+            let description = description(&occupied.path)?;
+            let (folder, len) = (occupied.path, description.len);
+            Some((description.location, move || {
+                cached_bytes(&folder, len) == len
+            }))
+        })
+    }
+
     /// Removes objects at and below `location`, and what is known about them; all if it is `None`.
     /// With `dry_run`, returns the objects that would be removed.
     ///
@@ -275,24 +287,19 @@ fn holds(outer: &RemoteUrl, inner: &str) -> bool {
 
 fn describe(occupied: Occupied) -> CacheEntry {
     let folder = occupied.path;
-    let described = read(&folder.join(DESCRIPTION)).ok();
-    let description = described.and_then(|text| serde_json::from_slice(&text).ok());
-    let description = description.filter(|description: &Description| {
-        description.format == FORMAT && description.tile_bytes == TILE_BYTES
-    });
+    let description = description(&folder);
     let path = [CONTENTS, CONTENTS_PLAIN].map(|name| folder.join(name));
     let path = path.into_iter().find(|path| path.exists());
     let path = path.unwrap_or_else(|| folder.join(CONTENTS_PLAIN));
     let on_disk = || path.symlink_metadata().map_or(0, |there| there.len());
     let object_bytes = description.as_ref().map_or_else(on_disk, |it| it.len);
-    let stamps = read(&folder.join(STAMPS)).unwrap_or_default();
     let (location, e_tag, version) = description.map_or((None, None, None), |it| {
         (Some(it.location), it.e_tag, it.version)
     });
     CacheEntry {
         location,
         object_bytes,
-        cached_bytes: stamped_bytes(&stamps, seed_of(&folder), object_bytes),
+        cached_bytes: cached_bytes(&folder, object_bytes),
         disk_bytes: occupied.bytes,
         last_used: occupied.used,
         e_tag,
@@ -302,8 +309,19 @@ fn describe(occupied: Occupied) -> CacheEntry {
     }
 }
 
+/// Returns the description of an entry, unless it is missing, damaged or of another version.
+fn description(folder: &Path) -> Option<Description> {
+    let text = read(&folder.join(DESCRIPTION)).ok()?;
+    let found: Description = serde_json::from_slice(&text).ok()?;
+    (found.format == FORMAT && found.tile_bytes == TILE_BYTES).then_some(found)
+}
+
 /// Returns how many bytes of an object of `len` bytes have a stamp.
-fn stamped_bytes(stamps: &[u8], seed: u64, len: u64) -> u64 {
+fn cached_bytes(folder: &Path, len: u64) -> u64 {
+    let (stamps, seed) = (
+        read(&folder.join(STAMPS)).unwrap_or_default(),
+        seed_of(folder),
+    );
     let stamps = tiles(&(0..len)).zip(stamps.chunks(STAMP_BYTES));
     let present = stamps.filter(|(tile, stamp)| stamped(seed, *tile, stamp).is_some());
     let bytes = present.map(|(tile, _)| bytes_of(&(tile..tile + 1), len));
