@@ -1,17 +1,22 @@
 //! Objects that a server passes on to its clients, through a cache or from it.
 
 use std::io::Write;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use tload::storage::ObjectSite;
 use tload::{ErrorKind, Location};
+use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::caching::{Bench, KEY, load_cached};
 use crate::fixtures::even;
 use crate::hubs::{Model, hub, store};
+use crate::sites::faulty_at;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Time for which a server remembers an object.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// Client that takes nothing more after the first bytes, until it is told to go on.
 struct Stopped {
@@ -112,4 +117,37 @@ fn object_that_is_not_in_the_cache_is_not_found() {
     // The store has it, but is not asked.
     let error = site.open(&["s3", bucket, "other.safetensors"]);
     assert_eq!(error.expect_err("is not").kind(), ErrorKind::NotFound);
+}
+
+/// Reading versions needs a permission of its own. Its absence is noticed once, not by every
+/// client.
+#[test]
+fn denied_version_is_not_requested_again_for_the_next_client() {
+    let server = Arc::new(FaultyServer::start());
+    server.keep_versions();
+    let site = faulty_at(&server);
+    site.put(KEY, &even("t", 1, 2, 1 << 20));
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < PATIENCE, "each round takes a second");
+        server.clear_faults();
+        let objects = ObjectSite::below(&site.location(""), &site.options).expect("starts");
+        let opened = Instant::now();
+        // Returns the number of requests for a version.
+        let copy = || {
+            let object = objects.open(&[KEY]).ok()?;
+            server.forget_requests();
+            object.copy_to(0..1 << 20, &mut std::io::sink()).ok()?;
+            let requests = server.requests();
+            let queries = requests.iter().flat_map(|request| &request.query);
+            Some(queries.filter(|(name, _)| name == "versionId").count())
+        };
+        let is_remembered = objects.open(&[KEY]).is_ok();
+        server.fault(Rule::once(Fault::status(403, "AccessDenied")));
+        let counts = (is_remembered, copy(), copy());
+        if opened.elapsed() < FRESH {
+            assert_eq!(counts, (true, Some(1), Some(0)));
+            return;
+        }
+    }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use percent_encoding::percent_decode_str;
@@ -250,13 +249,16 @@ impl ObjectSource {
     fn again(&self) -> Self {
         let place = (Arc::clone(&self.0.store), self.0.path.clone());
         let (location, identity) = (self.0.location.clone(), self.0.identity.clone());
-        Self::with_identity(&self.0.remote, place, location, identity, self.0.seen)
+        let mut again = Self::with_identity(&self.0.remote, place, location, identity, self.0.seen);
+        // Else the first request of each would be refused where versions are.
+        let opened = Arc::get_mut(&mut again.0).expect("is not shared yet");
+        opened.by_version = Arc::clone(&self.0.by_version);
+        again
     }
 
     /// Returns the same state of the object, without its bytes in the cache.
     fn without_entry(&self) -> Self {
         Self(Arc::new(Opened {
-            by_version: Arc::new(AtomicBool::new(self.0.by_version.load(Ordering::Relaxed))),
             entry: None,
             replicas: Arc::default(),
             ends: Arc::default(),
