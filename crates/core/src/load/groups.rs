@@ -50,7 +50,7 @@ pub(crate) enum Group {
     /// Objects of one store.
     #[cfg(feature = "object")]
     Objects(Arc<[ObjectSource]>),
-    /// Objects that the cache has all bytes of, and its files of them, on one file system.
+    /// Objects that the cache has most bytes of, and its files of them, on one file system.
     #[cfg(feature = "object")]
     Cached(Arc<[ReadFile]>, Arc<[ObjectSource]>),
     /// Regions that the leader of the node reads.
@@ -79,7 +79,7 @@ enum OpenedSource {
 impl Sources {
     /// Opens `shards` according to `options`, for reads of the ranges given with each. With
     /// `is_alone`, no other rank arranges the same bytes, and an engine for files reads objects
-    /// of which the cache has at least half of these bytes, in whole tiles.
+    /// of which the cache has most of these bytes, in whole tiles.
     ///
     /// # Errors
     ///
@@ -450,7 +450,7 @@ fn open(
         .with_hint("use ‹cache=auto›, or copy the checkpoint to a disk first")),
         #[cfg(feature = "object")]
         ShardSource::Object(object) => {
-            let file = || object.entry().filter(|entry| entry.has_half_of(wanted));
+            let file = || object.entry().filter(|entry| entry.has_most_of(wanted));
             let file = is_alone.then(file).flatten();
             let open = |entry: &Arc<Entry>| {
                 let location = Location::from_path(entry.path());

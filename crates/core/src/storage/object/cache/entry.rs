@@ -53,6 +53,9 @@ const TILE: usize = BUFFER_BYTES / BUFFER_TILES;
 /// Most tiles that one search looks at.
 const SEARCHED_TILES: usize = 1024;
 
+/// Number of tiles, 16 MiB, whose requests take little time however they are sent.
+const FEW_TILES: u64 = 256;
+
 /// Attempts to open an entry that is being evicted.
 const ATTEMPTS: usize = 10;
 
@@ -179,8 +182,9 @@ impl Entry {
         &self.path
     }
 
-    /// Returns whether at least half of the tiles of some ranges have been written.
-    pub(crate) fn has_half_of(&self, ranges: &[Range<u64>]) -> bool {
+    /// Returns whether most of the tiles of some ranges have been written: all but a sixteenth, or
+    /// but [`FEW_TILES`] and no more than half of them.
+    pub(crate) fn has_most_of(&self, ranges: &[Range<u64>]) -> bool {
         let mut wanted: Vec<_> = ranges.iter().map(tiles).collect();
         wanted.sort_unstable_by_key(|run| run.start);
         // Neighbours share tiles, and are looked up together.
@@ -193,7 +197,7 @@ impl Entry {
         });
         let all: u64 = wanted.iter().map(|run| run.end - run.start).sum();
         let missing: u64 = wanted.iter().map(|run| self.missing(run)).sum();
-        missing <= all / 2
+        missing <= (all / 16).max(FEW_TILES.min(all / 2))
     }
 
     /// Returns whether a range consists of whole tiles that have been written.
@@ -605,7 +609,31 @@ mod tests {
             (vec![few(0, 1), few(0, 3), few(0, 5), few(1, 0)], true),
             (vec![], true),
         ] {
-            assert_eq!(entry.has_half_of(&ranges), wanted, "{ranges:?}");
+            assert_eq!(entry.has_most_of(&ranges), wanted, "{ranges:?}");
+        }
+    }
+
+    /// The rest is requested for one extent at a time, in short requests of few connections.
+    #[test]
+    fn large_objects_of_which_much_is_missing_are_not_read_like_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_cache, entry) = opened(folder.path());
+        for (all, missing) in [(100, 50), (400, 200), (1024, 256), (8192, 512)] {
+            let write = |tiles: Range<u64>| {
+                let stamps: Vec<u8> = tiles
+                    .clone()
+                    .flat_map(|it| stamp(entry.seed, it, 7))
+                    .collect();
+                let at = tiles.start * STAMP_BYTES as u64;
+                entry.stamps.write_all_at(&stamps, at).expect("writes");
+            };
+            entry.stamps.set_len(0).expect("empties");
+            let wanted = 0..all * TILE_BYTES;
+            let ranges = std::slice::from_ref(&wanted);
+            write(missing + 1..all);
+            assert!(!entry.has_most_of(ranges), "{missing} of {all}");
+            write(missing..missing + 1);
+            assert!(entry.has_most_of(ranges), "{missing} of {all}");
         }
     }
 }
