@@ -23,6 +23,10 @@ const EDGE_BYTES: u64 = 64 << 10;
 /// so that not every process asks the origin.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Time for which a file is not opened again after a failure. If that was one of the origin, each
+/// read would open the files of all mirrors.
+const PAUSE: Duration = Duration::from_secs(5);
+
 /// Checksums of the ends of an object of the origin, once they are known.
 #[derive(Debug, Default)]
 pub(in super::super) struct Ends {
@@ -56,9 +60,17 @@ enum Replica {
     },
     Opened(ObjectSource),
     Failed {
-        /// It may be there later, if the mirror is used then.
-        may_pass: bool,
+        /// Time from which it may be there, if the mirror is used then; `None` if it never will.
+        again: Option<Instant>,
     },
+}
+
+impl Replica {
+    fn failed() -> Self {
+        Self::Failed {
+            again: Some(Instant::now() + PAUSE),
+        }
+    }
 }
 
 impl Replicas {
@@ -79,17 +91,16 @@ impl Replicas {
 
     /// Returns the indices of the mirrors whose files are to be opened now. `usable` says of each
     /// mirror whether it is used at present.
-    fn begin(&self, usable: &[bool]) -> Vec<usize> {
+    fn begin(&self, usable: &[bool], now: Instant) -> Vec<usize> {
         let mut all = self.0.lock();
         let len = all.len().max(usable.len());
         all.resize(len, Replica::New);
         let mut begun = Vec::new();
-        let now = Instant::now();
         for ((index, replica), is_usable) in all.iter_mut().enumerate().zip(usable) {
             let until = match replica {
                 Replica::New if *is_usable => now + PATIENCE,
                 // It could not be opened before: nothing waits for it.
-                Replica::Failed { may_pass: true } if *is_usable => now,
+                Replica::Failed { again: Some(again) } if *is_usable && *again <= now => now,
                 Replica::New
                 | Replica::Opening { .. }
                 | Replica::Opened(_)
@@ -110,7 +121,7 @@ impl ObjectSource {
     /// Begins to open the object's file in each mirror, once; again after a pause of one that
     /// failed.
     pub(super) fn begin_replicas(&self, mirrors: &Arc<Mirrors>) {
-        for index in self.0.replicas.begin(&mirrors.usable()) {
+        for index in self.0.replicas.begin(&mirrors.usable(), Instant::now()) {
             let (source, mirrors) = (self.clone(), Arc::clone(mirrors));
             tokio::spawn(async move {
                 let replica = source.open_replica(&mirrors, index).await;
@@ -127,7 +138,7 @@ impl ObjectSource {
                 Err(error) => {
                     // The origin's failure says nothing about the mirror.
                     tracing::debug!(%error, "cannot compare the file of a mirror");
-                    return Replica::Failed { may_pass: true };
+                    return Replica::failed();
                 }
             },
             Err(error) => Err(error),
@@ -136,11 +147,11 @@ impl ObjectSource {
             Ok(file) => Replica::Opened(file),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 tracing::info!(%error, "a mirror does not have a file");
-                Replica::Failed { may_pass: false }
+                Replica::Failed { again: None }
             }
             Err(error) => {
                 mirrors.fail(index + 1, &error);
-                Replica::Failed { may_pass: true }
+                Replica::failed()
             }
         }
     }
@@ -224,5 +235,22 @@ impl ObjectSource {
         self.read_remote(range, Retries::up_to(1), None, &mut collected)
             .await?;
         Ok(Crcs::new(&[&collected.bytes]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_is_opened_again_after_a_pause() {
+        let (replicas, now) = (Replicas::default(), Instant::now());
+        assert_eq!(replicas.begin(&[true, false, true], now), [0, 2]);
+        replicas.set(0, Replica::failed());
+        replicas.set(2, Replica::Failed { again: None });
+        assert_eq!(replicas.begin(&[true; 3], now), [1]);
+        let later = Instant::now() + PAUSE;
+        assert_eq!(replicas.begin(&[false, true, true], later), [0; 0]);
+        assert_eq!(replicas.begin(&[true; 3], later), [0]);
     }
 }
