@@ -7,7 +7,7 @@ mod markdown;
 mod plot;
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -83,26 +83,37 @@ pub(crate) fn write_json(path: &Path, results: &impl Serialize) -> Result<()> {
 }
 
 /// Writes a whole file. An existing one is replaced at once, so that a crash or a full disk leaves
-/// what it held before. Links (`/dev/stdout`), pipes and devices are written to, as is a file in a
-/// directory where no other can be created.
+/// what it held before. Links (`/dev/stdout`), pipes and devices are written to, as is a file that
+/// cannot be replaced: a mount point, or one in a directory where no other can be created.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let existing = path.symlink_metadata().ok();
     let Some(regular) = existing.filter(fs::Metadata::is_file) else {
         return fs::write(path, text);
     };
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let partial = path.with_file_name(format!(".{name}.partial"));
-    let replaced = fs::write(&partial, text)
-        .and_then(|()| fs::set_permissions(&partial, regular.permissions()))
-        .and_then(|()| fs::rename(&partial, path));
-    replaced.or_else(|error| {
-        // It may not exist.
-        drop(fs::remove_file(&partial));
-        if error.kind() == io::ErrorKind::PermissionDenied {
-            return fs::write(path, text);
-        }
-        Err(error)
-    })
+    match replace(path, text, regular.permissions()) {
+        Err(error) if !is_full(&error) => fs::write(path, text),
+        replaced => replaced,
+    }
+}
+
+fn replace(path: &Path, text: &str, permissions: fs::Permissions) -> io::Result<()> {
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let mut partial = tempfile::Builder::new()
+        .prefix(".tload-")
+        .suffix(".partial")
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    partial.write_all(text.as_bytes())?;
+    partial.as_file().set_permissions(permissions)?;
+    partial.persist(path)?;
+    Ok(())
+}
+
+/// Returns whether a file that is written to directly would lose what it has, too.
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+    )
 }
 
 fn export_error(path: &Path, error: io::Error) -> Error {

@@ -128,3 +128,57 @@ fn file_is_replaced_at_once_and_link_written_to() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "third");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }
+
+/// Names have 255 bytes at most.
+#[test]
+fn file_with_a_long_name_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a".repeat(250));
+    for text in ["first", "second"] {
+        write(&path, text).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn planted_link_is_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for name in ["a.json", "other"] {
+        fs::write(path(name), "before").unwrap();
+    }
+    std::os::unix::fs::symlink(path("other"), path(".a.json.partial")).unwrap();
+    write(&path("a.json"), "after").unwrap();
+    assert_eq!(fs::read_to_string(path("a.json")).unwrap(), "after");
+    assert_eq!(fs::read_to_string(path("other")).unwrap(), "before");
+}
+
+/// A container often has a single file of the host.
+#[test]
+fn mounted_file_is_written_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for name in ["host", "a.json"] {
+        fs::write(path(name), "before").unwrap();
+    }
+    let run = |program: &str, arguments: &[&std::ffi::OsStr]| {
+        let output = std::process::Command::new(program).args(arguments).output();
+        let output = output.map_err(|error| error.to_string())?;
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        output.status.success().then_some(()).ok_or(stderr)
+    };
+    let (host, export) = (path("host"), path("a.json"));
+    let mounted = run(
+        "mount",
+        &["--bind".as_ref(), host.as_ref(), export.as_ref()],
+    );
+    if tload_testbed::require_named("mount", mounted).is_none() {
+        return;
+    }
+    let written = write(&export, "after");
+    run("umount", &[export.as_ref()]).unwrap();
+    written.unwrap();
+    assert_eq!(fs::read_to_string(&host).unwrap(), "after");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
