@@ -27,8 +27,9 @@ const STEP: Duration = Duration::from_millis(50);
 /// a second.
 const FAILURE_GRACE: Duration = Duration::from_secs(1);
 
-/// Time for processes to end, after which they are killed, and after that abandoned.
-const END_GRACE: Duration = Duration::from_secs(5);
+/// Time for processes to end, after which they are killed, and after that abandoned. Longer than
+/// they wait for the disk of the cache.
+const END_GRACE: Duration = Duration::from_secs(15);
 
 /// Longest path of the temporary directory: that of a socket has 107 bytes at most.
 const DIRECTORY_BYTES_MAX: usize = 64;
@@ -74,7 +75,7 @@ pub(super) fn run(
         })
     };
     let results: Option<Vec<RankLoad>> = ranks.all.iter_mut().map(result).collect();
-    ranks.end();
+    ranks.end(interrupt);
     Ok(results.expect("all have finished"))
 }
 
@@ -204,22 +205,25 @@ impl Ranks {
         }
     }
 
-    /// Lets the ranks drop their tensors and exit.
-    fn end(mut self) {
+    /// Lets the ranks drop their tensors and exit. A signal ends the wait, and the ranks.
+    fn end(mut self, interrupt: &Interrupt) {
         for rank in &mut self.all {
             rank.input = None;
         }
-        self.wait();
+        self.wait(|| interrupt.check().is_err());
     }
 
     /// Waits until the processes have ended, for [`END_GRACE`] at most.
-    fn wait(&mut self) {
+    fn wait(&mut self, is_interrupted: impl Fn() -> bool) {
         let deadline = Instant::now() + END_GRACE;
         while self.all.iter().any(|rank| !rank.has_ended) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.events.recv_timeout(left) {
+            if is_interrupted() || Instant::now() >= deadline {
+                return;
+            }
+            match self.events.recv_timeout(STEP) {
                 Ok((rank, event)) => self.take(rank, event),
-                Err(_) => return,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
@@ -232,7 +236,7 @@ impl Drop for Ranks {
                 drop(rank.process.kill());
             }
         }
-        self.wait();
+        self.wait(|| false);
     }
 }
 
