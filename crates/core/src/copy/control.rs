@@ -78,6 +78,22 @@ impl Shared {
         begun
     }
 
+    /// Notes that the download for this copy has ended. Its requests count as those of the copy. If
+    /// it has failed, what it keeps is not what the copy continues from.
+    #[cfg(feature = "object")]
+    pub(super) fn end_download(&self) {
+        let download = self.download.lock();
+        let Some(download) = &*download else { return };
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let done = load(&download.bytes_read) + load(&download.bytes_resumed);
+        download.bytes_total.store(done, Ordering::Relaxed);
+        for kept in [&download.bytes_kept, &download.bytes_recorded] {
+            kept.store(0, Ordering::Relaxed);
+        }
+        Self::add(&self.requests, load(&download.requests));
+        Self::add(&self.retries, load(&download.retries));
+    }
+
     /// Returns the progress of the download for this copy.
     #[cfg_attr(
         not(feature = "object"),

@@ -138,7 +138,8 @@ pub struct CopyReport {
     pub skipped_files: u64,
     /// Bytes of the skipped files.
     pub skipped_bytes: u64,
-    /// Requests to object stores, without list requests.
+    /// Requests to object stores, without list requests, and including those of a download into a
+    /// hub's cache.
     pub requests: u64,
     /// Requests that were retried.
     pub retries: u64,
@@ -294,7 +295,9 @@ impl Copy {
             range_bytes: self.options.range_bytes,
             shared: self.shared.begin_download(),
         };
-        hub_cache::fill(&self.source, &self.store, &names, download)
+        hub_cache::fill(&self.source, &self.store, &names, download)?;
+        self.shared.end_download();
+        Ok(())
     }
 
     /// Refuses to copy files over themselves, which would replace them by others of equal contents
@@ -416,6 +419,9 @@ fn canonical(path: &Path) -> std::io::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "object")]
+    use std::time::Duration;
+
     use rustix::fs::{Mode, OFlags};
 
     use super::*;
@@ -430,6 +436,46 @@ mod tests {
         assert_eq!(control.progress().bytes_kept, 7);
         Shared::add(&control.shared.bytes_kept, 9);
         assert_eq!(control.progress().bytes_kept, 9);
+    }
+
+    #[cfg(feature = "object")]
+    #[test]
+    fn copy_goes_on_from_its_target_after_a_failed_download() {
+        let copy = Copy::new(&Location::from_path("model"), "target");
+        let (shared, control) = (&copy.shared, copy.control());
+        let download = shared.begin_download();
+        Shared::add(&download.bytes_total, 100);
+        for counter in [
+            &download.bytes_read,
+            &download.bytes_kept,
+            &download.requests,
+        ] {
+            Shared::add(counter, 30);
+        }
+        Shared::add(&download.bytes_recorded, 30);
+        Shared::add(&download.retries, 2);
+        let hint = || {
+            control
+                .timed_out(Duration::from_secs(1))
+                .hint()
+                .map(str::to_owned)
+        };
+        assert!(hint().is_some_and(|hint| hint.contains("the hub's cache")));
+        shared.end_download();
+        Shared::add(&shared.bytes_total, 100);
+        Shared::add(&shared.bytes_read, 100);
+        let progress = control.progress();
+        assert_eq!((progress.bytes_done, progress.bytes_total), (130, 130));
+        control.cancel();
+        assert_eq!(control.progress().bytes_kept, 0);
+        Shared::add(&shared.bytes_kept, 9);
+        assert!(
+            hint().is_some_and(|hint| hint.contains("9 B are kept in target")),
+            "{:?}",
+            hint()
+        );
+        let report = copy.report(Instant::now(), None);
+        assert_eq!((report.requests, report.retries), (30, 2));
     }
 
     /// Listings of some stores lack what only opening an object tells.
