@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -15,6 +15,10 @@ use crate::ranks::messages::{Failure, RankPlan, Request};
 use crate::ranks::payload;
 use crate::ranks::wait::wait_for;
 use crate::ranks::wire::Record;
+
+/// Pause before a request is sent again that the system had no memory or no descriptors for: no
+/// event tells when it has.
+const RESEND: Duration = Duration::from_millis(10);
 
 /// Connection to the leader before there is a plan.
 pub(crate) struct Joining {
@@ -120,10 +124,25 @@ impl Joining {
             if let Some(record) = self.received.pop_front() {
                 return Ok(Some(record));
             }
+            // If the leader is gone, receiving shows it.
+            let is_sent = self.channel.flush().unwrap_or(true);
+            let now = Instant::now();
+            let until = if is_sent {
+                deadline
+            } else {
+                deadline.min(now + RESEND)
+            };
             let incoming: Vec<_> = self.channel.incoming().collect();
-            let ready = wait_for(&incoming, Some(deadline)).map_err(cannot_receive)?;
+            let ready = wait_for(&incoming, Some(until)).map_err(cannot_receive)?;
             if !ready.contains(&true) {
-                return Err(agreement::missing(&[self.leader], "answer"));
+                if until < deadline {
+                    continue;
+                }
+                return Err(if is_sent {
+                    agreement::missing(&[self.leader], "answer")
+                } else {
+                    cannot_send(Errno::NOBUFS.into())
+                });
             }
             let mut records = Vec::new();
             let peer = self.channel.receive(&mut records).map_err(cannot_receive)?;
@@ -137,8 +156,6 @@ impl Joining {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::ranks::channel::Listener;
 
@@ -150,5 +167,31 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         let joined = Joining::new(channel, 0).ask(1, &Request::default(), deadline);
         assert!(joined.expect("no error").is_none());
+    }
+
+    /// The system may have no memory for it, or too many descriptors under way.
+    #[test]
+    fn request_that_the_system_does_not_take_is_sent_again() {
+        let (channel, leader) = Channel::pair().expect("a pair");
+        while channel.flush().expect("is open") {
+            channel.post(Record::Alive, None);
+        }
+        let joining = Joining::join_own((channel, 0), 1, &Request::default());
+        let mut joining = joining.expect("is queued");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            let joined = scope.spawn(move || joining.wait(deadline));
+            let mut records = Vec::new();
+            while !matches!(records.last(), Some((Record::Join { rank: 1 }, Some(_)))) {
+                let incoming: Vec<_> = leader.incoming().collect();
+                let ready = wait_for(&incoming, Some(deadline)).expect("waits");
+                assert!(ready.contains(&true), "the request does not arrive");
+                leader.receive(&mut records).expect("receives");
+            }
+            leader.post(Record::Joined, None);
+            assert!(leader.flush().expect("is open"));
+            let joined = joined.join().expect("no panic").expect("is answered");
+            assert!(matches!(joined, Some((Record::Joined, None))));
+        });
     }
 }
