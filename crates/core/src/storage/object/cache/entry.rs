@@ -617,7 +617,7 @@ mod tests {
     #[test]
     fn large_objects_of_which_much_is_missing_are_not_read_like_files() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (_cache, entry) = opened(folder.path());
+        let (_cache, entry) = opened(folder.path(), 8192 * TILE_BYTES);
         for (all, missing) in [(100, 50), (400, 200), (1024, 256), (8192, 512)] {
             let write = |tiles: Range<u64>| {
                 let stamps: Vec<u8> = tiles
