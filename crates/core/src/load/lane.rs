@@ -314,14 +314,17 @@ fn run<S: Sink>(
     if opened.is_none() && !setup.feed.wait_to_begin(setup.group, setup.index) {
         return Ok(());
     }
-    let both = setup.engine.open(setup.group).and_then(|(engine, report)| {
+    let engine = setup.engine.open(setup.group);
+    // A lane whose engine gets no threads is left out; a GPU that fails concerns all lanes.
+    let is_needed = setup.index == 0 || engine.is_ok();
+    let both = engine.and_then(|(engine, report)| {
         let sink = sink()?;
         Ok((engine, report, sink))
     });
     // The sink is dropped first: it may hold memory that the engine has registered.
     let (mut engine, report, mut sink) = match (both, &opened) {
         (Ok(both), _) => both,
-        (Err(error), Some(opened)) if setup.index == 0 => {
+        (Err(error), Some(opened)) if is_needed => {
             // The thread that started the lanes returns it.
             return opened
                 .send(Err(error))
@@ -456,6 +459,22 @@ mod tests {
     use crate::schedule::{Depth, Groups, LaneCount, Schedule};
     use crate::sink::DiscardSink;
 
+    fn files(kind: EngineKind, choice: EngineChoice, depth: usize) -> LaneEngine {
+        LaneEngine::Files {
+            setup: Arc::new(EngineSetup {
+                files: [].into(),
+                depth,
+                copiers: None,
+                slab: None,
+            }),
+            kind,
+            choice,
+            reason: String::new(),
+            #[cfg(feature = "object")]
+            store: None,
+        }
+    }
+
     /// Lanes of two groups, of which the second has a lane that begins later.
     fn lanes() -> Vec<LaneSetup> {
         let plan = Arc::new(build(&[], &[], &[Arrangement::InPlace]));
@@ -468,19 +487,7 @@ mod tests {
             group,
             index,
             begins_now,
-            engine: LaneEngine::Files {
-                setup: Arc::new(EngineSetup {
-                    files: [].into(),
-                    depth: 1,
-                    copiers: None,
-                    slab: None,
-                }),
-                kind: EngineKind::Pread,
-                choice: EngineChoice::Auto,
-                reason: String::new(),
-                #[cfg(feature = "object")]
-                store: None,
-            },
+            engine: files(EngineKind::Pread, EngineChoice::Auto, 1),
             counters: Arc::default(),
         };
         let lanes = [
@@ -527,19 +534,13 @@ mod tests {
     }
 
     #[test]
-    fn load_fails_only_if_the_first_lane_of_a_group_cannot_open() {
-        // By the number of the lane that cannot; all of them begin with the load.
+    fn load_fails_only_if_the_first_lane_of_a_group_has_no_engine() {
+        // By the number of the lane that has none; all of them begin with the load.
         for (failing, fails) in [(0, true), (1, false), (2, false), (3, true)] {
-            let lanes = lanes();
+            let mut lanes = lanes();
             let feed = Arc::clone(&lanes[0].feed);
-            let name = format!("tload-lane-{failing}");
-            let sink: Arc<OpenSink<DiscardSink>> = Arc::new(move || {
-                let is_failing = std::thread::current().name() == Some(&*name);
-                let refused = || Error::new(ErrorKind::OutOfMemory, "no thread");
-                (!is_failing)
-                    .then(DiscardSink::recycling)
-                    .ok_or_else(refused)
-            });
+            lanes[failing].engine = files(EngineKind::Uring, EngineChoice::Uring, usize::MAX);
+            let sink: Arc<OpenSink<DiscardSink>> = Arc::new(|| Ok(DiscardSink::recycling()));
             let (sender, ended) = unbounded();
             let started = start(lanes, &sink, || {
                 let sender = sender.clone();
