@@ -6,7 +6,6 @@ On a GPU a tensor is in memory from torch's own allocator: see `_cuda.py`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.util
 import inspect
 import os
@@ -144,7 +143,6 @@ def converter(
     return convert
 
 
-@functools.cache
 def _is_exchanged(dtype: torch.dtype) -> bool:
     """Return whether this version of torch imports the dtype by DLPack: it then exports it too."""
     import torch
