@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use http::Uri;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::unpack::{PACKED_MAX, UNPACKED_MAX};
 
@@ -20,6 +20,12 @@ const COUNT_MAX: u32 = 8 * 1024;
 
 /// Terms in a response. A range that is asked for at once has a term for each 8 KiB at most.
 const TERMS_MAX: usize = 8 * 1024;
+
+/// Places in a response: no more than one for each term is of use.
+const PLACES_MAX: usize = TERMS_MAX;
+
+/// Longest presigned URL, bytes. Those of the Hub have about 1 KiB.
+const URL_MAX: usize = 8 * 1024;
 
 /// Response to a reconstruction query.
 #[derive(Deserialize)]
@@ -40,9 +46,18 @@ struct Term {
 #[derive(Deserialize)]
 struct Place {
     range: Numbers<u32>,
-    url: String,
+    /// `None` if it is too long or not valid.
+    #[serde(deserialize_with = "short_url")]
+    url: Option<Uri>,
     /// The end is inclusive.
     url_range: Numbers<u64>,
+}
+
+/// Parses a URL once for all terms: clones of it share its bytes.
+fn short_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Uri>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let is_short = text.len() <= URL_MAX;
+    Ok(is_short.then(|| text.try_into().ok()).flatten())
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -74,6 +89,10 @@ pub(super) fn parse(answer: &[u8], len: u64) -> Result<VecDeque<Step>, String> {
     if answer.terms.is_empty() || answer.terms.len() > TERMS_MAX {
         let count = answer.terms.len();
         return Err(format!("the content store sent {count} terms"));
+    }
+    let places: usize = answer.fetch_info.values().map(Vec::len).sum();
+    if places > PLACES_MAX {
+        return Err(format!("the content store sent {places} places"));
     }
     let mut steps = VecDeque::with_capacity(answer.terms.len());
     let mut total = 0;
@@ -125,9 +144,8 @@ fn step(
     if len.is_none() || last == u64::MAX || place.range.end > COUNT_MAX {
         return Err("has a place that its chunks cannot have");
     }
-    let url: Uri = place.url.parse().map_err(|_| "has no valid URL")?;
     Ok(Step {
-        url,
+        url: place.url.clone().ok_or("has no valid URL")?,
         bytes: first..last + 1,
         leading: start - place.range.start,
         count,
@@ -177,6 +195,15 @@ mod tests {
             .collect();
         assert_eq!(found, [(100..500, 1, 2, 100, 10), (0..58, 0, 1, 50, 0)]);
         assert_eq!(steps[0].url, "https://h/1?s=1");
+    }
+
+    #[test]
+    fn terms_of_one_place_share_its_url() {
+        let mut answer = answer();
+        answer["terms"][1] = answer["terms"][0].clone();
+        let steps = parse(answer.to_string().as_bytes(), 190).expect("valid");
+        let [first, second] = [&steps[0].url, &steps[1].url].map(|url| url.path().as_ptr());
+        assert_eq!(first, second);
     }
 
     /// Checks that an answer with another value at `pointer` is refused, and why.
@@ -265,6 +292,16 @@ mod tests {
                 "/fetch_info/b/0/url",
                 json!("http://[hunter2"),
                 "term 1 has no valid URL",
+            ),
+            (
+                "/fetch_info/b/0/url",
+                Value::from(format!("https://h/{}", "x".repeat(URL_MAX))),
+                "term 1 has no valid URL",
+            ),
+            (
+                "/fetch_info/a",
+                Value::from(vec![answer()["fetch_info"]["a"][0].clone(); PLACES_MAX]),
+                "8193 places",
             ),
             ("/fetch_info", json!([]), "not a reconstruction"),
         ];
