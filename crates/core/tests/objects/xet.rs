@@ -1,6 +1,10 @@
 //! Models of a hub in its content store: the right bytes, tokens for their hosts only, recovery,
 //! and the bridge where the content store is of no use.
 
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tload::storage::{ObjectSource, Source};
 use tload::testing::fixtures::Rng;
@@ -195,6 +199,29 @@ fn expired_token_is_renewed() {
 }
 
 #[test]
+fn token_is_for_query_not_for_each_term() {
+    let opened = Opened::new(&[]);
+    // They have expired when they arrive, as far as the margin goes.
+    opened.hub.set_xet_token_lifetime(10);
+    opened.assert_reads(0, opened.bytes.len());
+    assert!(served(&opened.hub).1.len() > 1, "several terms");
+    assert_eq!(tokens(&opened.hub), opened.hub.queries().len());
+    assert!(!opened.has_used_bridge());
+}
+
+#[test]
+fn neighbouring_terms_are_one_request() {
+    let opened = Opened::new(&[]);
+    opened.hub.split_xet_terms();
+    opened.assert_reads(0, opened.bytes.len());
+    let (_, xorbs) = served(&opened.hub);
+    // 7 chunks of the first xorb, 3 of the second one, and twice the first 5 again.
+    assert_eq!(xorbs.len(), 4, "{xorbs:?}");
+    opened.assert_reads(PERIOD - 4, PERIOD);
+    assert!(!opened.has_used_bridge());
+}
+
+#[test]
 fn expired_url_is_asked_for_again() {
     for status in [401, 403] {
         let opened = Opened::delivered_with(&[("retries", "0")]);
@@ -241,6 +268,8 @@ fn damaged_xorb_is_requested_again_and_then_an_error() {
             error.chain()
         );
         assert!(error.chain().contains(words), "{fault}: {}", error.chain());
+        let hint = error.hint().expect("a hint");
+        assert!(hint.contains("HF_HUB_DISABLE_XET=1"), "{fault}: {hint}");
         assert!(!opened.has_used_bridge(), "{fault}");
     }
 }
@@ -356,6 +385,48 @@ fn content_store_of_no_use_is_left_for_bridge() {
     let told = told.told();
     assert!(told.contains("its content store failed"), "{told}");
     assert!(!told.contains("hunter2"), "{told}");
+}
+
+#[test]
+fn failed_token_is_asked_for_once_by_parallel_reads() {
+    let opened = Opened::new(&[("retries", "0")]);
+    opened.hub.issue_no_xet_tokens();
+    let ready = Barrier::new(16);
+    thread::scope(|scope| {
+        for index in 0..16 {
+            let (opened, ready) = (&opened, &ready);
+            scope.spawn(move || {
+                ready.wait();
+                opened.assert_reads(1000 * index, 1000);
+            });
+        }
+    });
+    assert_eq!(tokens(&opened.hub), 1);
+    assert!(opened.has_used_bridge());
+}
+
+/// A refusal of the credentials of the hub would be another kind of error.
+#[test]
+fn refused_request_for_token_is_failure_of_content_store() {
+    for status in [401, 403, 404] {
+        let opened = Opened::delivered_with(&[("retries", "0")]);
+        opened.hub.refuse_xet_tokens(status);
+        opened.hub.expire_xet_tokens();
+        let error = opened.refused();
+        assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
+        let words = format!("token for its content store, responded with status {status}");
+        assert!(error.chain().contains(&words), "{}", error.chain());
+    }
+}
+
+#[test]
+fn slow_content_store_is_left_for_bridge() {
+    let opened = Opened::new(&[("retries", "0"), ("read_timeout", "8s")]);
+    let pause = Duration::from_millis(50);
+    let drip = Rule::always(Fault::Drip { bytes: 10, pause });
+    opened.hub.files().fault(drip.path("xorbs/"));
+    opened.assert_reads(0, opened.bytes.len());
+    assert!(opened.has_used_bridge());
 }
 
 #[test]

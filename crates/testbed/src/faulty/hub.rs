@@ -91,7 +91,8 @@ struct Inner {
     log: Vec<HubRequest>,
     /// Content store, if large files are in one.
     xet: Option<ContentStore>,
-    issues_no_tokens: bool,
+    /// Status of responses to requests for tokens for the content store, if they are refused.
+    token_refusal: Option<u16>,
     /// Requests that it received.
     queries: Vec<HubRequest>,
     terse: bool,
@@ -177,9 +178,19 @@ impl Hub {
         self.with_xet(|store| store.set_lifetime(seconds));
     }
 
+    /// Makes each chunk a term of its own. The URL of neighbouring terms is the same one.
+    pub fn split_xet_terms(&self) {
+        self.with_xet(ContentStore::split_terms);
+    }
+
     /// Issues no tokens for the content store from now on, as compatible hubs without one.
     pub fn issue_no_xet_tokens(&self) {
-        self.shared.lock().issues_no_tokens = true;
+        self.refuse_xet_tokens(404);
+    }
+
+    /// Responds to requests for tokens for the content store with this status from now on.
+    pub fn refuse_xet_tokens(&self, status: u16) {
+        self.shared.lock().token_refusal = Some(status);
     }
 
     fn with_xet(&self, change: impl FnOnce(&mut ContentStore)) {
@@ -375,10 +386,10 @@ fn answer(inner: &mut Inner, shared: &Shared, head: &Head) -> Reply {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.expect("it is after 1970").as_secs();
-        let token = |store: &mut ContentStore| store.token(&shared.store, now);
-        let is_open = !inner.issues_no_tokens;
-        let token = inner.xet.as_mut().filter(|_| is_open).map(token);
-        return token.unwrap_or_else(|| refusal(404, "", "Not found"));
+        return match (inner.token_refusal, &mut inner.xet) {
+            (None, Some(store)) => store.token(&shared.store, now),
+            (status, _) => refusal(status.unwrap_or(404), "", "Not found"),
+        };
     }
     if let Some(rest) = head.path.strip_prefix("api/models/") {
         let Some((repository, revision)) = rest.split_once("/revision/") else {

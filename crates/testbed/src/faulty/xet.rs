@@ -62,6 +62,8 @@ pub(super) struct ContentStore {
     faults: Vec<(u16, Option<Value>)>,
     /// Lifetime of tokens, seconds.
     lifetime: i64,
+    /// True if each chunk is a term of its own.
+    is_split: bool,
 }
 
 impl ContentStore {
@@ -118,6 +120,10 @@ impl ContentStore {
 
     pub(super) fn set_lifetime(&mut self, seconds: i64) {
         self.lifetime = seconds;
+    }
+
+    pub(super) fn split_terms(&mut self) {
+        self.is_split = true;
     }
 
     /// Responds to the next query with this status, or with this body.
@@ -179,7 +185,11 @@ impl ContentStore {
             if behind > start && at < end {
                 offset = if terms.is_empty() { start - at } else { offset };
                 match terms.last_mut() {
-                    Some(term) if term.xorb == stored.xorb && term.chunks.end == stored.index => {
+                    Some(term)
+                        if !self.is_split
+                            && term.xorb == stored.xorb
+                            && term.chunks.end == stored.index =>
+                    {
                         term.chunks.end += 1;
                     }
                     Some(_) | None => terms.push(Term {

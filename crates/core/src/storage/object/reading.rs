@@ -271,7 +271,8 @@ impl ObjectSource {
     fn answer(&self, wanted: Range<u64>) -> Answer<'_> {
         let at = wanted.start;
         let begun = async move {
-            let by_xet = self.0.store.by_xet(&self.0.path, wanted.clone());
+            let store = &self.0.store;
+            let by_xet = store.by_xet(&self.0.path, wanted.clone(), self.patience());
             if let Some((meta, pieces)) = by_xet.await? {
                 self.require_same(&meta, &ResponseCapture::default())?;
                 return Ok(pieces);

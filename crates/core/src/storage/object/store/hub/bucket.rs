@@ -14,7 +14,7 @@ use object_store::path::Path;
 use percent_encoding::utf8_percent_encode;
 use serde::Deserialize;
 
-use super::repository::{ask, failed};
+use super::repository::{ask, failed, refused};
 use crate::options::location::RESERVED;
 use crate::storage::object::store::{Level, Listed};
 
@@ -59,7 +59,7 @@ impl Bucket {
             let parsed = url
                 .parse()
                 .map_err(|_| failed("a URL that is none".into()))?;
-            let (headers, page) = ask(&self.client, parsed).await?;
+            let (headers, page) = ask(&self.client, parsed, refused).await?;
             pages.push(page);
             match next(&headers) {
                 // Another place would receive the token.

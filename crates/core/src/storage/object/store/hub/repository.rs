@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
 use object_store::{GetResult, GetResultPayload};
 use tokio::sync::OnceCell;
@@ -42,24 +42,25 @@ impl Repository {
 
     /// Requests the hub's description of the repository once: JSON.
     pub(in crate::storage) async fn ask(&self) -> object_store::Result<Vec<u8>> {
-        ask(&self.client, self.url.clone())
+        ask(&self.client, self.url.clone(), refused)
             .await
             .map(|(_, body)| body)
     }
 }
 
-/// Requests a URL of the hub once, and returns the headers and the body of its response.
+/// Requests a URL of the hub once, and returns the headers and the body of its response,
+/// or the error for a `refused` request.
 pub(super) async fn ask(
     client: &HttpClient,
     url: http::Uri,
+    refused: impl FnOnce(StatusCode) -> object_store::Error,
 ) -> object_store::Result<(HeaderMap, Vec<u8>)> {
     let mut request = HttpRequest::new(HttpRequestBody::empty());
     *request.uri_mut() = url;
     let response = client.execute(request).await;
     let response = response.map_err(|error| failed(error.into()))?;
     if !response.status().is_success() {
-        // `ResponseCapture` has the response.
-        return Err(failed("refused".into()));
+        return Err(refused(response.status()));
     }
     let (head, body) = response.into_parts();
     let mut answer = Vec::new();
@@ -72,6 +73,11 @@ pub(super) async fn ask(
         }
     }
     Ok((head.headers, answer))
+}
+
+/// Returns the error for an error response of the hub; `ResponseCapture` has the response.
+pub(super) fn refused(_: StatusCode) -> object_store::Error {
+    failed("refused".into())
 }
 
 pub(super) fn failed(source: Box<dyn std::error::Error + Send + Sync>) -> object_store::Error {

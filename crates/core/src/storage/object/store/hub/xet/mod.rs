@@ -5,7 +5,7 @@
 //!  resolve/COMMIT/FILE ──▶ X-Xet-Hash                       at the opening, by the bridge
 //!  api/models/…/xet-read-token/COMMIT ──▶ token, content store           once per repository
 //!  STORE/v1/reconstructions/HASH ──▶ terms, presigned URLs               per range
-//!  presigned URLs ──▶ chunks                                             per term
+//!  presigned URLs ──▶ chunks                              per run of terms in one place
 //! ```
 //!
 //! The hub redirects the first request for a file to its bridge, as all requests without xet, and
@@ -39,6 +39,7 @@ use url::Url;
 use self::reading::Reading;
 use super::repository::ask;
 use crate::storage::object::store::addresses::Reach;
+use crate::storage::object::store::classification::Judged;
 use crate::storage::object::store::response_capture::{ResponseCapture, reach_of_peer};
 use crate::storage::object::store::{Fault, Store};
 use crate::sync::lock::Mutex;
@@ -52,6 +53,9 @@ const LIFETIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Digits of the name of a file's contents (<https://huggingface.co/docs/xet/file-id>).
 const HASH_DIGITS: usize = 64;
+
+/// Variable that leaves out the content store.
+const DISABLE: &str = "HF_HUB_DISABLE_XET";
 
 /// Content store of one repository, as far as it is known.
 pub(in crate::storage) struct Xet {
@@ -173,11 +177,33 @@ impl Xet {
         {
             return Ok(Arc::clone(access));
         }
+        if self.is_off.load(Ordering::Relaxed) {
+            let message = "the hub's content store failed before";
+            let captured = ResponseCapture::default();
+            return Err(reading::fault(store, &captured, message, None));
+        }
+        let renewed = self.renew(store, commit).await;
+        match &renewed {
+            Ok(access) => *held = Some(Arc::clone(access)),
+            // Requests that wait for the lock are not to repeat it.
+            Err(_) => {
+                self.turn_off();
+            }
+        }
+        renewed
+    }
+
+    async fn renew(&self, store: &Store, commit: &str) -> Result<Arc<Access>, Fault> {
         let began = Instant::now();
+        // The hub's own credentials are not in doubt: the opening has used them.
+        let refused = |status| {
+            let asked = "the hub, asked for a token for its content store,";
+            super::repository::failed(Box::new(Judged(reading::refusal(asked, status))))
+        };
         let question = || async {
             let url = format!("{}/{commit}", self.tokens).parse();
             let url = url.map_err(|_| super::repository::failed("a URL that is none".into()))?;
-            let (_, answer) = ask(&self.client, url).await?;
+            let (_, answer) = ask(&self.client, url, refused).await?;
             let reach = Reach::from_host(&self.hub).or_else(reach_of_peer);
             Ok((answer, reach.unwrap_or(Reach::Public)))
         };
@@ -192,14 +218,12 @@ impl Xet {
         let theirs = captured.date.and_then(|date| u64::try_from(date).ok());
         let now = theirs.or(ours.map(|now| now.as_secs())).unwrap_or_default();
         let lifetime = Duration::from_secs(answer.exp.saturating_sub(now)).min(LIFETIME_MAX);
-        let access = Arc::new(Access {
+        Ok(Arc::new(Access {
             url: answer.cas_url.trim_end_matches('/').to_owned(),
             token,
             until: began + lifetime.saturating_sub(MARGIN),
             reach,
-        });
-        *held = Some(Arc::clone(&access));
-        Ok(access)
+        }))
     }
 }
 
@@ -208,11 +232,13 @@ pub(crate) type Pieces<'a> = BoxStream<'a, Result<Bytes, Fault>>;
 
 impl Store {
     /// Requests a range of a file from the hub's content store, and returns the metadata that the
-    /// hub sent with the file's hash; `None` if the file is to be read by the bridge.
+    /// hub sent with the file's hash; `None` if the file is to be read by the bridge. The bridge is
+    /// left half of the `patience` if the content store has not delivered anything yet.
     pub(crate) async fn by_xet(
         &self,
         path: &Path,
         range: Range<u64>,
+        patience: Duration,
     ) -> Result<Option<(ObjectMeta, Pieces<'_>)>, Fault> {
         let Some(xet) = self.xet() else {
             return Ok(None);
@@ -222,7 +248,15 @@ impl Store {
         };
         let meta = file.meta.clone();
         let mut reading = Reading::new(self, xet, file, range);
-        let first = match reading.next().await {
+        let first = if xet.has_delivered.load(Ordering::Relaxed) {
+            reading.next().await
+        } else {
+            let limit = patience / 2;
+            let slow = |_| Err(reading::too_slow(self, limit));
+            let first = tokio::time::timeout(limit, reading.next()).await;
+            first.unwrap_or_else(slow)
+        };
+        let first = match first {
             Ok(first) => first,
             Err(fault) if xet.turn_off() => {
                 tracing::info!(
@@ -231,17 +265,25 @@ impl Store {
                 );
                 return Ok(None);
             }
-            Err(fault) => return Err(fault),
+            Err(fault) => return Err(hinted(fault)),
         };
         xet.has_delivered.store(true, Ordering::Relaxed);
         let rest = stream::unfold(Some(reading), |reading| async move {
             let mut reading = reading?;
             match reading.next().await {
                 Ok(bytes) => Some((Ok(bytes?), Some(reading))),
-                Err(fault) => Some((Err(fault), None)),
+                Err(fault) => Some((Err(hinted(fault)), None)),
             }
         });
         let pieces = stream::iter(first.map(Ok)).chain(rest);
         Ok(Some((meta, pieces.boxed())))
     }
+}
+
+/// Adds to the hint of a failure how the content store is left out.
+fn hinted(mut fault: Fault) -> Fault {
+    let hint = fault.error.hint().unwrap_or("try again");
+    let hint = format!("{hint}; with {DISABLE}=1 the file is read by the hub's bridge instead");
+    fault.error = fault.error.with_hint(hint);
+    fault
 }

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -19,6 +20,7 @@ use super::unpack::Unpacker;
 use super::{Access, File, Xet};
 use crate::error::{Error, ErrorKind};
 use crate::storage::object::asking::status;
+use crate::storage::object::store::addresses::Reach;
 use crate::storage::object::store::classification::{Classification, Judged};
 use crate::storage::object::store::hub::repository::failed;
 use crate::storage::object::store::redirects::NamedBy;
@@ -30,9 +32,6 @@ const PLACES_BYTES_MAX: u64 = 64 << 20;
 
 /// Longest response with places, bytes: 4000 terms with presigned URLs of 1 KiB.
 const ANSWER_MAX: usize = 4 << 20;
-
-const HINT: &str =
-    "try again; with HF_HUB_DISABLE_XET=1 the file is read by the hub's bridge instead";
 
 /// Sender of the requests for one file.
 struct Sender<'a> {
@@ -47,18 +46,20 @@ pub(super) struct Reading<'a> {
     /// Bytes that have not been returned.
     rest: Range<u64>,
     steps: VecDeque<Step>,
+    /// Networks that the hub was in when it named the store that sent the steps.
+    reach: Reach,
     body: Option<Body>,
     /// True if a presigned URL was refused, and no newer one has been accepted since.
     is_renewed: bool,
 }
 
-/// Response with the chunks of a term.
+/// Response with the chunks of a term, and of later ones of the same place.
 struct Body {
     frames: BoxStream<'static, Result<Bytes, HttpError>>,
     captured: ResponseCapture,
     unpacker: Unpacker,
     step: Step,
-    /// Number of chunks so far, and of bytes in those of the term.
+    /// Number of chunks of the place so far, and of bytes in those of the term.
     count: u32,
     unpacked: u64,
 }
@@ -69,6 +70,7 @@ impl<'a> Reading<'a> {
             sender: Sender { store, xet, file },
             rest: range,
             steps: VecDeque::new(),
+            reach: Reach::Public,
             body: None,
             is_renewed: false,
         }
@@ -82,7 +84,12 @@ impl<'a> Reading<'a> {
                 continue;
             };
             let Some(mut bytes) = body.next(self.sender.store).await? else {
-                self.body = None;
+                let follows = self.steps.front().is_some_and(|step| body.has(step));
+                if follows && let Some(step) = self.steps.pop_front() {
+                    body.go_on(step);
+                } else {
+                    self.body = None;
+                }
                 continue;
             };
             let most = usize::try_from(self.rest.end - self.rest.start).unwrap_or(usize::MAX);
@@ -97,14 +104,13 @@ impl<'a> Reading<'a> {
     /// new ones are asked for, once.
     async fn open_next(&mut self) -> Result<(), Fault> {
         let sender = &self.sender;
-        let access = sender.access(None).await?;
         let Some(step) = self.steps.pop_front() else {
-            self.steps = sender.ask_places(access, &self.rest).await?;
+            (self.steps, self.reach) = sender.ask_places(&self.rest).await?;
             return Ok(());
         };
         let range = &step.bytes;
         let text = format!("bytes={}-{}", range.start, range.end - 1);
-        let answer = sender.send(&access, &step.url, &text, false).await;
+        let answer = sender.send(&step.url, &text, self.reach, None).await;
         let (response, captured) = match answer {
             Err(fault) if !self.is_renewed && is_denied(&fault) => {
                 tracing::debug!("a presigned URL was refused");
@@ -144,11 +150,7 @@ impl Sender<'_> {
 
     /// Asks for the places of the beginning of a range. If the token is refused, another one is
     /// asked for, once.
-    async fn ask_places(
-        &self,
-        access: Arc<Access>,
-        rest: &Range<u64>,
-    ) -> Result<VecDeque<Step>, Fault> {
+    async fn ask_places(&self, rest: &Range<u64>) -> Result<(VecDeque<Step>, Reach), Fault> {
         let end = rest.end.min(rest.start.saturating_add(PLACES_BYTES_MAX));
         let range = format!("bytes={}-{}", rest.start, end - 1);
         let ask = async |access: &Access| {
@@ -157,11 +159,13 @@ impl Sender<'_> {
                 let message = "the hub names a content store that is not a URL";
                 fault(self.store, &ResponseCapture::default(), message, None)
             })?;
-            self.send(access, &url, &range, true).await
+            self.send(&url, &range, access.reach, Some(&access.token))
+                .await
         };
+        let mut access = self.access(None).await?;
         let (response, captured) = match ask(&access).await {
             Err(fault) if is_denied(&fault) => {
-                let access = self.access(Some(&access)).await?;
+                access = self.access(Some(&access)).await?;
                 ask(&access).await?
             }
             answer => answer?,
@@ -177,44 +181,55 @@ impl Sender<'_> {
                 return Err(fault(self.store, &captured, &message, None));
             }
         }
-        terms::parse(&answer, end - rest.start)
-            .map_err(|what| fault(self.store, &captured, &what, None))
+        let steps = terms::parse(&answer, end - rest.start)
+            .map_err(|what| fault(self.store, &captured, &what, None))?;
+        Ok((steps, access.reach))
     }
 
-    /// Sends a request to a host that the hub has named, with the token if `is_store`.
+    /// Sends a request to a host that the hub has named, with the token if it is the store's own.
     async fn send(
         &self,
-        access: &Access,
         url: &Uri,
         range: &str,
-        is_store: bool,
+        reach: Reach,
+        token: Option<&HeaderValue>,
     ) -> Result<(HttpResponse, ResponseCapture), Fault> {
         let ask = || async {
             let mut request = HttpRequest::new(HttpRequestBody::empty());
             *request.uri_mut() = url.clone();
             let range = HeaderValue::from_str(range).map_err(|error| failed(error.into()))?;
             request.headers_mut().insert(RANGE, range);
-            if is_store {
-                request
-                    .headers_mut()
-                    .insert(AUTHORIZATION, access.token.clone());
+            if let Some(token) = token {
+                request.headers_mut().insert(AUTHORIZATION, token.clone());
             }
             request.extensions_mut().insert(NamedBy {
                 host: self.xet.hub.clone(),
-                reach: access.reach,
+                reach,
             });
             let response = self.xet.client.execute(request).await;
             let response = response.map_err(|error| failed(error.into()))?;
             if response.status().is_success() {
                 return Ok(response);
             }
-            Err(failed(Box::new(Judged(refusal(response.status())))))
+            let refusal = refusal("the hub's content store", response.status());
+            Err(failed(Box::new(Judged(refusal))))
         };
         self.store.request("GET", ask).await
     }
 }
 
 impl Body {
+    /// Returns whether the chunks of a later term are still to come in this response.
+    fn has(&self, step: &Step) -> bool {
+        let (url, bytes) = (&self.step.url, &self.step.bytes);
+        step.leading >= self.count && step.bytes == *bytes && step.url == *url
+    }
+
+    fn go_on(&mut self, step: Step) {
+        self.step = step;
+        self.unpacked = 0;
+    }
+
     /// Returns the next bytes of the term that belong to the range; `None` at its end.
     async fn next(&mut self, store: &Store) -> Result<Option<Bytes>, Fault> {
         let last = self.step.leading + self.step.count;
@@ -265,13 +280,11 @@ fn is_denied(fault: &Fault) -> bool {
     matches!(status(&fault.error), Some(401 | 403))
 }
 
-/// Classifies an error response of the content store or of the host of a presigned URL.
-fn refusal(status: StatusCode) -> Classification {
-    let message = format!(
-        "the hub's content store responded with status {}",
-        status.as_u16()
-    );
-    let classification = Classification::new(ErrorKind::Remote, message).hint(HINT);
+/// Classifies an error response of the content store, of the host of a presigned URL, or of the hub
+/// to the request for a token.
+pub(super) fn refusal(who: &str, status: StatusCode) -> Classification {
+    let message = format!("{who} responded with status {}", status.as_u16());
+    let classification = Classification::new(ErrorKind::Remote, message);
     match status.as_u16() {
         408 | 425 | 429 | 503 => classification.transient(Transient::Busy),
         401 | 403 | 500.. => classification.transient(Transient::Broken),
@@ -279,7 +292,14 @@ fn refusal(status: StatusCode) -> Classification {
     }
 }
 
-fn fault(
+/// Returns the failure of a content store that has delivered nothing.
+pub(super) fn too_slow(store: &Store, limit: Duration) -> Fault {
+    let message = format!("the hub's content store sent nothing of use in {limit:?}");
+    let captured = ResponseCapture::default();
+    fault(store, &captured, &message, Some(Transient::Stalled))
+}
+
+pub(super) fn fault(
     store: &Store,
     captured: &ResponseCapture,
     message: &str,
@@ -287,8 +307,7 @@ fn fault(
 ) -> Fault {
     Fault {
         error: Error::new(ErrorKind::Remote, message)
-            .with_request(store.failed_request(captured, "GET"))
-            .with_hint(HINT),
+            .with_request(store.failed_request(captured, "GET")),
         transient,
         asked: None,
     }
