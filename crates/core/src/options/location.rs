@@ -11,7 +11,9 @@ use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
 
-pub(crate) use self::remote_url::{RESERVED, RemoteUrl};
+#[cfg(feature = "object")]
+pub(crate) use self::remote_url::RESERVED;
+pub(crate) use self::remote_url::RemoteUrl;
 use super::oci_reference;
 use crate::error::{Error, Result, printable, shortened};
 

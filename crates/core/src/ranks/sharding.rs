@@ -92,7 +92,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed glob.
+    /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed glob.
     pub fn tp<G: AsRef<str>>(
         rank: usize,
         size: usize,
@@ -114,7 +114,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed pattern.
+    /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed pattern.
     pub fn ep(rank: usize, size: usize, pattern: &str) -> Result<Self> {
         Self::pp::<&str>(rank, size, pattern, [], [])
     }
@@ -129,7 +129,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed pattern.
+    /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed pattern.
     pub fn pp<G: AsRef<str>>(
         rank: usize,
         size: usize,
@@ -169,7 +169,7 @@ impl Sharding {
     /// # Errors
     ///
     /// * [`ErrorKind::NoSuchTensor`] for a pattern that matches nothing: it is probably misspelt.
-    /// * [`ErrorKind::InvalidRequest`] for a tensor that does not have the dimension of its rule,
+    /// * [`crate::ErrorKind::InvalidRequest`] for a tensor that does not have the dimension of its rule,
     ///   or the shape that its slice is of.
     pub fn apply<'t>(
         &self,
