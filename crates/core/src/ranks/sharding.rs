@@ -114,7 +114,8 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed pattern.
+    /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed
+    /// pattern.
     pub fn ep(rank: usize, size: usize, pattern: &str) -> Result<Self> {
         Self::pp::<&str>(rank, size, pattern, [], [])
     }
@@ -129,7 +130,8 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed pattern.
+    /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed
+    /// pattern.
     pub fn pp<G: AsRef<str>>(
         rank: usize,
         size: usize,
@@ -168,9 +170,10 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// * [`ErrorKind::NoSuchTensor`] for a pattern that matches nothing: it is probably misspelt.
-    /// * [`crate::ErrorKind::InvalidRequest`] for a tensor that does not have the dimension of its rule,
-    ///   or the shape that its slice is of.
+    /// * [`crate::ErrorKind::NoSuchTensor`] for a pattern that matches nothing: it is probably
+    ///   misspelt.
+    /// * [`crate::ErrorKind::InvalidRequest`] for a tensor that does not have the dimension of its
+    ///   rule, or the shape that its slice is of.
     pub fn apply<'t>(
         &self,
         tensors: impl IntoIterator<Item = (&'t str, &'t [usize])>,
