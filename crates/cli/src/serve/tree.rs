@@ -79,9 +79,10 @@ impl Tree {
         if target.is_directory || !metadata.is_file() {
             return Err(not_found());
         }
-        let (file, metadata) = entry.open_file()?;
         let path = target.path();
+        // Before the file is opened: a file that takes its place is younger than this manifest.
         let stated = path.parent().and_then(|directory| self.stated(directory));
+        let (file, metadata) = entry.open_file()?;
         let digest = stated.zip(path.file_name());
         let digest = digest.and_then(|(stated, name)| stated.of(name, &metadata));
         Ok(Found::File(file, metadata, digest))

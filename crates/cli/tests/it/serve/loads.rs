@@ -343,6 +343,45 @@ fn cache_alone_refuses_ranges_that_it_does_not_have() {
     assert_eq!(serving.metric("tload_serve_failed_reads_total"), 0);
 }
 
+/// The files of which a cache has only a part say nothing about the others.
+#[test]
+fn cache_alone_with_part_of_a_file_stays_a_mirror() {
+    let (folder, wanted) = checkpoint();
+    let origin = Server::start(folder.path(), &[]);
+    let authority = origin.url.split("//").nth(1).unwrap();
+    let cache = folder.path().join("cache");
+    let cache = ["--cache-dir", cache.to_str().unwrap()];
+    let middle = Server::start(Path::new(&origin.url), &cache);
+    let serving = Server::start(Path::new("--cache"), &cache);
+    let begun = Instant::now();
+    for (shard, range) in [(1, "5-9"), (2, "0-"), (3, "0-")] {
+        let file = format!("model/model-0000{shard}-of-00003.safetensors");
+        let range = format!("Range: bytes={range}");
+        middle.ask("GET", &format!("/{file}"), &[&*range]);
+        // Written behind the response.
+        let cached = format!("/http/{authority}/{file}");
+        while serving.ask("GET", &cached, &[&*range]).status != 206 {
+            assert!(begun.elapsed() < PATIENCE, "shard {shard} is not cached");
+        }
+    }
+    let model = format!("{}/model", origin.url);
+    let store = format!("mirrors={}/http/{authority}/model", serving.url);
+    assert_eq!(serving.get("/http/absent/a").status, 404);
+    let refused = || serving.metric("tload_serve_responses_total{status=\"404\"}");
+    // A load does not wait for its mirrors.
+    let before = refused();
+    let mut loads_after = 0;
+    while loads_after < 3 {
+        assert!(begun.elapsed() < PATIENCE, "the mirror is not asked");
+        loads_after += u32::from(refused() > before);
+        let arguments = ["load", &model, "--digest", "--json", "--store", &store];
+        let report: Value = serde_json::from_str(&succeed(arguments)).unwrap();
+        assert_eq!(report["digest"], wanted);
+        let mirror = &report["report"]["mirrors"][0];
+        assert_eq!(mirror["is_dropped"], false, "{mirror}");
+    }
+}
+
 #[test]
 fn objects_below_a_url_are_listed() {
     let lab = crate::remote::Lab::start();

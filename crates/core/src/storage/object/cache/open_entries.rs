@@ -6,33 +6,41 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::MutexGuard;
 
-use crate::sync::per_process::PerProcess;
+use crate::sync::per_process::{PerProcess, process_id};
 
 /// Number of openings by device and inode of the stamps.
 static OPEN: PerProcess<HashMap<(u64, u64), usize>> = PerProcess::new();
 
 /// Entry that is open, until this is dropped.
 #[derive(Debug)]
-pub(super) struct OpenEntry((u64, u64));
+pub(super) struct OpenEntry {
+    key: (u64, u64),
+    process: u32,
+}
 
 impl OpenEntry {
     /// Counts an opening of the entry with these stamps. It may have been evicted just before.
     pub(super) fn new(stamps: &File) -> io::Result<Self> {
         let key = key(stamps)?;
         *OPEN.lock().entry(key).or_default() += 1;
-        Ok(Self(key))
+        Ok(Self {
+            key,
+            process: process_id(),
+        })
     }
 }
 
 impl Drop for OpenEntry {
     fn drop(&mut self) {
+        if self.process != process_id() {
+            // A forked process counts its own openings.
+            return;
+        }
         let mut open = OPEN.lock();
-        // A forked process has not opened it.
-        if let Some(count) = open.get_mut(&self.0) {
-            *count -= 1;
-            if *count == 0 {
-                open.remove(&self.0);
-            }
+        let count = open.get_mut(&self.key).expect("counted when it was opened");
+        *count -= 1;
+        if *count == 0 {
+            open.remove(&self.key);
         }
     }
 }

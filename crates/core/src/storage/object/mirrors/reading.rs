@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::super::{Events, Hedging, ObjectSource, Receive, Source};
 use super::Mirrors;
 use super::lanes::ORIGIN;
+use super::replica::is_without_file;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Provenance;
 use crate::sync::retry::Retries;
@@ -84,7 +85,11 @@ impl ObjectSource {
                 }
                 Some(Err(error)) => {
                     to.events().failed(&error);
-                    mirrors.fail(lane, &error);
+                    if is_without_file(&error) {
+                        self.0.replicas.give_up(lane - 1);
+                    } else {
+                        mirrors.fail(lane, &error);
+                    }
                     left = Some(lane);
                 }
                 None => {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::OnceCell;
 
+use super::super::asking::status;
 use super::super::opening::look;
 use super::super::{Collected, ObjectIdentity, ObjectSource, Source};
 use super::Mirrors;
@@ -112,9 +113,20 @@ impl Replicas {
         begun
     }
 
+    /// Leaves the file of a mirror out from now on.
+    pub(super) fn give_up(&self, index: usize) {
+        self.set(index, Replica::Failed { again: None });
+    }
+
     fn set(&self, index: usize, replica: Replica) {
         self.0.lock()[index] = replica;
     }
+}
+
+/// Returns whether a mirror does not have a file, or not all of it: a cache that is served answers
+/// so. Its other files can be used.
+pub(super) fn is_without_file(error: &Error) -> bool {
+    error.kind() == ErrorKind::NotFound || status(error) == Some(404)
 }
 
 impl ObjectSource {
@@ -145,7 +157,7 @@ impl ObjectSource {
         };
         match compared {
             Ok(file) => Replica::Opened(file),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(error) if is_without_file(&error) => {
                 tracing::info!(%error, "a mirror does not have a file");
                 Replica::Failed { again: None }
             }
