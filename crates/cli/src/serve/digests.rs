@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -63,10 +64,15 @@ impl Digests {
 }
 
 impl Stated {
-    /// Returns the digest of a file, unless it is longer or younger than the manifest says.
+    /// Returns the digest of a file, unless it has another length or is younger than the manifest.
+    /// The time of the change of its inode counts too: `cp -p` and `rsync -a` set the other one.
     pub(super) fn of(&self, name: &OsStr, file: &Metadata) -> Option<Digest> {
         let (bytes, digest) = self.files.get(name.to_str()?)?;
-        let is_older = file.modified().ok()? <= self.manifest.modified().ok()?;
+        let times = |it: &Metadata| {
+            let (written, changed) = ((it.mtime(), it.mtime_nsec()), (it.ctime(), it.ctime_nsec()));
+            written.max(changed)
+        };
+        let is_older = times(file) <= times(&self.manifest);
         (*bytes == file.len() && is_older).then_some(*digest)
     }
 }

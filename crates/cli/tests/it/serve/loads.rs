@@ -261,7 +261,18 @@ fn digests_of_manifests_are_stated() {
     };
     assert_eq!(list(&origin)[name]["sha256"].as_str().unwrap().len(), 64);
     assert!(list(&origin)["tload-manifest.json"]["sha256"].is_null());
-    // A file that was written to since is not the one of the manifest.
+    // A file that took the place of another is not that of the manifest, whatever its time.
+    let other = "model-00002-of-00003.safetensors";
+    let times = fs::metadata(model.join(other)).unwrap().modified().unwrap();
+    fs::copy(model.join(other), folder.path().join("copy")).unwrap();
+    let copy = fs::File::options()
+        .append(true)
+        .open(folder.path().join("copy"));
+    copy.unwrap().set_modified(times).unwrap();
+    fs::rename(folder.path().join("copy"), model.join(other)).unwrap();
+    let reply = origin.ask("HEAD", &format!("/{other}"), &[]);
+    assert_eq!(reply.headers.get("repr-digest"), None);
+    // Nor is one that was written to since.
     let file = fs::File::options()
         .append(true)
         .open(model.join(name))
