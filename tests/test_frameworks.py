@@ -103,6 +103,14 @@ def test_torch_imports_every_supported_dtype(
         assert tensor.numel() == 0 or tensor.data_ptr() % tensor.element_size() == 0
 
 
+def test_dtypes_are_tried_on_the_cpu() -> None:
+    torch = require("torch")
+    dtypes = list(_torch.dtype_names())
+    found = [_torch._is_exchanged(dtype) for dtype in dtypes]
+    with torch.device("meta"):
+        assert [_torch._is_exchanged(dtype) for dtype in dtypes] == found
+
+
 def test_torch_agrees_with_the_safetensors_package(every_dtype: Every) -> None:
     torch = require("torch")
     safetensors = require("safetensors")

@@ -219,22 +219,22 @@ class TensorStream(Generic[T]):
         received: list[_tload.Tensor] = []
         converted: dict[str, T] = {}
         importing = self._importing if self._convert is None else None
-        try:
-            while True:
+        while True:
+            try:
                 received += self._raw.receive_several()
-                if self._watcher is not None:
-                    self._look(self._watcher)
-                if importing is None or importing.is_done:
-                    convert = self._convert or self._await_converter()
-                    converted.update((tensor.name, convert(tensor)) for tensor in received)
-                    received.clear()
-        except StopIteration:
-            pass
-        except LoadTimeoutError as error:
-            if importing is not None and not importing.is_done:
-                # Reads are late too.
-                error.add_note(importing.state())
-            raise
+            except StopIteration:
+                break
+            except LoadTimeoutError as error:
+                if importing is not None and not importing.is_done:
+                    # Reads are late too.
+                    error.add_note(importing.state())
+                raise
+            if self._watcher is not None:
+                self._look(self._watcher)
+            if importing is None or importing.is_done:
+                convert = self._convert or self._await_converter()
+                converted.update((tensor.name, convert(tensor)) for tensor in received)
+                received.clear()
         convert = self._convert or self._await_converter()
         converted.update((tensor.name, convert(tensor)) for tensor in received)
         self._end()

@@ -148,9 +148,10 @@ def _is_exchanged(dtype: torch.dtype) -> bool:
     import torch
     from torch.utils.dlpack import from_dlpack
 
-    # Not `torch.empty`, which fills the memory in torch's deterministic mode.
-    exported = torch.zeros(dtype.itemsize, dtype=torch.uint8).view(dtype)
     try:
+        # Not on the caller's default device. Not `torch.empty`, which fills the memory in torch's
+        # deterministic mode.
+        exported = torch.zeros(dtype.itemsize, dtype=torch.uint8, device="cpu").view(dtype)
         imported: torch.Tensor = from_dlpack(exported.__dlpack__())
     except (BufferError, RuntimeError):
         return False

@@ -405,6 +405,8 @@ fn files_engine(
         store: None,
     };
     let fixed = options.lanes.map(LaneCount::fixed);
+    // Threads that copy for a GPU are as many as pay already.
+    let checks = checks && copiers.is_none();
     (
         engine,
         fixed.unwrap_or_else(|| lanes_for(kind, files, checks)),

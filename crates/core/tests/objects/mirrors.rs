@@ -70,7 +70,7 @@ fn load_until(
         if is_enough(mirror) {
             return mirror.clone();
         }
-        assert!(begun.elapsed() < PATIENCE, "{report}");
+        assert!(begun.elapsed() < PATIENCE, "{report}\n{:?}", report.mirrors);
     }
 }
 
@@ -212,6 +212,7 @@ fn mirror_that_changes_or_cuts_is_left() {
         let mirror = mirror(&file);
         let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&mirror))]));
         let shown = fault.to_string();
+        eprintln!("{shown}");
         load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
         mirror.fault(Rule::always(fault).on(Operation::Get));
         let report = load_until(&checkpoint, &file, |mirror| mirror.failure.is_some());
@@ -432,7 +433,7 @@ fn resolve_again() {
         if is_enough(&report) {
             return report;
         }
-        assert!(begun.elapsed() < PATIENCE, "{report}");
+        assert!(begun.elapsed() < PATIENCE, "{report}\n{:?}", report.mirrors);
     };
     until(&|report| report.mirrors.is_empty());
     write(&[one.address()]);
