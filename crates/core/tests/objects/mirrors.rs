@@ -13,7 +13,9 @@ use crate::fixtures::{assert_all, even, folder, in_file_order, load};
 use crate::sites::{Site, faulty_at, versitygw};
 
 const KEY: &str = "m/model.safetensors";
-const PATIENCE: Duration = Duration::from_secs(60);
+/// A mirror that a busy machine made look a hundred times slower than the origin is used again after
+/// more than a minute: its speed counts twice every ten seconds.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Returns a file of 24 MiB.
 fn file() -> Vec<u8> {
@@ -70,7 +72,7 @@ fn load_until(
         if is_enough(mirror) {
             return mirror.clone();
         }
-        assert!(begun.elapsed() < PATIENCE, "{report}\n{:?}", report.mirrors);
+        assert!(begun.elapsed() < PATIENCE, "{report}");
     }
 }
 
@@ -212,7 +214,6 @@ fn mirror_that_changes_or_cuts_is_left() {
         let mirror = mirror(&file);
         let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&mirror))]));
         let shown = fault.to_string();
-        eprintln!("{shown}");
         load_until(&checkpoint, &file, |mirror| mirror.read_bytes > 0);
         mirror.fault(Rule::always(fault).on(Operation::Get));
         let report = load_until(&checkpoint, &file, |mirror| mirror.failure.is_some());
@@ -433,7 +434,7 @@ fn resolve_again() {
         if is_enough(&report) {
             return report;
         }
-        assert!(begun.elapsed() < PATIENCE, "{report}\n{:?}", report.mirrors);
+        assert!(begun.elapsed() < PATIENCE, "{report}");
     };
     until(&|report| report.mirrors.is_empty());
     write(&[one.address()]);
