@@ -40,6 +40,9 @@ def _own_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_OFFLINE")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HOME", str(home))
+    # Tests in this process may have imported it while it was to be offline.
+    if "huggingface_hub.constants" in sys.modules:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture
