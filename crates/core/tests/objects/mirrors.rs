@@ -13,8 +13,8 @@ use crate::fixtures::{assert_all, even, folder, in_file_order, load};
 use crate::sites::{Site, faulty_at, versitygw};
 
 const KEY: &str = "m/model.safetensors";
-/// A mirror that a busy machine made look a hundred times slower than the origin is used again after
-/// more than a minute: its speed counts twice every ten seconds.
+/// A mirror that a busy machine made look a hundred times slower than the origin is used again
+/// after more than a minute: its speed counts twice every ten seconds.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Returns a file of 24 MiB.
