@@ -148,7 +148,7 @@ fn content(
         response = response.with("Content-Range", format!("bytes {first}-{last}/{len}"));
     }
     if let Some(digest) = digest {
-        // Of the whole file, also with a range of it.
+        // The digest is that of the whole file, also in the response for a range.
         response = response.with("Repr-Digest", format!("sha-256=:{}:", digest.to_base64()));
     }
     match body(version, range) {

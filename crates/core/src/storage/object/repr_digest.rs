@@ -21,7 +21,7 @@ mod tests {
 
     #[test]
     fn sha_256_is_found_among_other_algorithms() {
-        // Of no bytes.
+        // The SHA-256 of an empty file.
         let digits = "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=";
         let found = from_field(&format!("sha-256=:{digits}:"));
         assert_eq!(
