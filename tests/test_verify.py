@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import pytest
 
 import tload
 from conftest import require
-from files import Content, write_checkpoint
+from files import Content, write_checkpoint, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,6 +113,22 @@ def test_flipped_bit_raises_error_naming_tensor(folder: Path) -> None:
     assert bad.mismatches[0].found == "8 bytes"
     shard.unlink()
     assert [file.outcome for file in tload.verify(folder).files].count("missing") == 1
+
+
+def test_patterns_and_shards_require_files_of_the_manifest(tmp_path: Path) -> None:
+    for name in "ab":
+        content = Content("F32", (4, 4), bytes(range(64)))
+        write_file(tmp_path / f"{name}.safetensors", {name: content})
+    tload.verify(tmp_path, write=True)
+    (tmp_path / "b.safetensors").unlink()
+    verify = str(tmp_path / MANIFEST)
+    shard = tload.Sharding.tp(0, 1, {})
+    whole: list[dict[str, Any]] = [{}, {"regex": re.compile(".")}, {"regex": "."}, {"slices": shard}, {"glob": "*", "slices": shard}]
+    for selected in whole:
+        with pytest.raises(tload.CorruptError, match=r"b\.safetensors"):
+            tload.load(tmp_path, verify=verify, **selected)
+    for selected in [{"names": "a"}, {"names": "a", "slices": shard}]:
+        assert tload.load(tmp_path, verify=verify, **selected).keys() == {"a"}
 
 
 def test_equal_notes_are_one_line(folder: Path) -> None:

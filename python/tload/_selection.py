@@ -28,6 +28,7 @@ class Rules(TypedDict):
     """Keyword arguments of the extension module's `Loader`."""
 
     names: list[str]
+    found: list[str]
     globs: list[str]
     regexes: list[str]
 
@@ -39,6 +40,7 @@ def rules(checkpoint: _tload.Checkpoint, names: Names | None, glob: Names | None
     expressions have another syntax than Python's.
     """
     chosen, globs = texts("names", names), texts("glob", glob)
+    found: list[str] = []
     patterns: list[Pattern] = (
         [] if regex is None else _listed("regex", "a str, a compiled pattern or several", regex, _is_pattern)
     )
@@ -46,8 +48,9 @@ def rules(checkpoint: _tload.Checkpoint, names: Names | None, glob: Names | None
     if compiled:
         known = [info[0] for info in checkpoint.tensors()]
         for pattern in compiled:
-            chosen += _matches(checkpoint.location, pattern, known)
-    return {"names": chosen, "globs": globs, "regexes": [one for one in patterns if isinstance(one, str)]}
+            found += _matches(checkpoint.location, pattern, known)
+    texts_only = [one for one in patterns if isinstance(one, str)]
+    return {"names": chosen, "found": found, "globs": globs, "regexes": texts_only}
 
 
 def texts(name: str, value: Names | None) -> list[str]:

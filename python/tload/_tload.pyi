@@ -264,6 +264,7 @@ class Loader:
         checkpoint: Checkpoint,
         *,
         names: Sequence[str],
+        found: Sequence[str],
         globs: Sequence[str],
         regexes: Sequence[str],
         device: str,

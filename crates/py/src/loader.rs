@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tload::{Canceller, Device, DeviceMap, LoadTargetRules, Selection};
+use tload::{Canceller, Device, DeviceMap, LoadTargetRules};
 
 use crate::allocator::PythonAllocator;
 use crate::checkpoint::{Checkpoint, Described, describe};
@@ -30,7 +30,7 @@ pub(crate) struct Loader {
 #[pymethods]
 impl Loader {
     /// Loads the tensors that any name, glob or regular expression selects; without any, all
-    /// tensors.
+    /// tensors. `found` lists names that a rule of the caller selects.
     ///
     /// `slices` maps names to indices: only these elements are loaded. With `sharding`, the rank's
     /// share of the selected tensors is loaded; no tensor may be divided by both. `device_map`
@@ -38,7 +38,7 @@ impl Loader {
     /// numpy arrays, tensors are loaded into these, on their devices.
     #[new]
     #[pyo3(signature = (
-        checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(),
+        checkpoint, *, names, found, globs, regexes, device, options, device_map=Vec::new(),
         slices=Vec::new(), sharding=None, targets=None, strict=true, cast=false
     ))]
     #[expect(
@@ -49,6 +49,7 @@ impl Loader {
         py: Python<'_>,
         checkpoint: &Bound<'_, Checkpoint>,
         names: Vec<String>,
+        found: Vec<String>,
         globs: Vec<String>,
         regexes: Vec<String>,
         device: &str,
@@ -73,18 +74,13 @@ impl Loader {
         });
         let mut slices = slices.collect::<PyResult<Vec<_>>>()?;
         let mut inner = tload::Loader::new(checkpoint)
-            .tensors(selection(py, names, globs, regexes)?)
+            .tensors(selection(py, (names, found), globs, regexes)?)
             .device(device.parse().map_err(failed)?)
             .device_map(DeviceMap::new(keys).map_err(failed)?)
             .options(options::read(options)?);
         if let Some(sharding) = sharding {
             let mine = sharding.get().apply(inner.checkpoint()).map_err(failed)?;
-            let names: HashSet<&str> = mine.names.iter().map(String::as_str).collect();
-            let selected = inner.selected().map_err(failed)?;
-            let selected = selected.iter().map(tload::TensorInfo::name);
-            let selected = selected.filter(|name| names.contains(name));
-            let selected = Selection::names(selected);
-            inner = inner.tensors(selected);
+            inner = inner.within(mine.names).map_err(failed)?;
             slices.extend(mine.slices);
         }
         inner = inner.slices(slices);

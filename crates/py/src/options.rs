@@ -84,10 +84,11 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
     tload::format_bytes(bytes)
 }
 
-/// Returns the selection of all names, globs and regular expressions; without any, all tensors.
+/// Returns the selection of all names, given and found by rules in Python, globs and regular
+/// expressions; without any, all tensors.
 pub(crate) fn selection(
     py: Python<'_>,
-    names: Vec<String>,
+    (names, found): (Vec<String>, Vec<String>),
     globs: Vec<String>,
     regexes: Vec<String>,
 ) -> PyResult<Selection> {
@@ -99,15 +100,12 @@ pub(crate) fn selection(
                 .into_iter()
                 .map(|pattern| Selection::regex(&pattern)),
         );
-    let mut selected = (!names.is_empty()).then(|| Selection::names(names));
-    for pattern in patterns {
-        let pattern = pattern.map_err(|error| exception(py, &error))?;
-        selected = Some(match selected {
-            Some(selected) => selected.or(pattern),
-            None => pattern,
-        });
-    }
-    Ok(selected.unwrap_or_default())
+    let given = (!names.is_empty()).then(|| Ok(Selection::names(names)));
+    let found = (!found.is_empty()).then(|| Ok(Selection::found(found)));
+    let all = given.into_iter().chain(found).chain(patterns);
+    let union = all.reduce(|union, next| Ok(union?.or(next?)));
+    let union = union.transpose().map_err(|error| exception(py, &error))?;
+    Ok(union.unwrap_or_default())
 }
 
 /// Returns a value as text for [`Options::set`]. A value of a type that the option does not take is

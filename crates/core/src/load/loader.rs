@@ -2,7 +2,7 @@
 //!
 //! Only collects: `request.rs` resolves the request against the checkpoint.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::destinations::DeviceRules;
@@ -14,6 +14,7 @@ use crate::memory::{RegionCache, Target};
 use crate::options::{Device, Location, Options};
 use crate::plan::{Selection, Slice};
 use crate::ranks::Group;
+use crate::tensor::TensorInfo;
 use crate::verify::Expectation;
 
 /// Configuration of a load: which tensors of a checkpoint, to which devices, within which limits.
@@ -101,6 +102,30 @@ impl Loader {
     #[must_use]
     pub fn tensors(mut self, selection: Selection) -> Self {
         self.by_name = selection.is_by_name();
+        self.selection = selection;
+        self
+    }
+
+    /// Restricts the selection to tensors with these names, such as a rank's share of a model. Other
+    /// names are ignored.
+    ///
+    /// Unlike [`Selection::names`], this is not the caller's own choice of tensors: verification
+    /// requires every file that a manifest lists unless it was not required before.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NoSuchTensor`] for a rule of the selection that selects nothing.
+    pub fn within<N: AsRef<str>>(self, names: impl IntoIterator<Item = N>) -> Result<Self> {
+        let names: Vec<N> = names.into_iter().collect();
+        let names: HashSet<&str> = names.iter().map(AsRef::as_ref).collect();
+        let selected = self.selected()?;
+        let selected = selected.iter().map(TensorInfo::name);
+        let within = Selection::names(selected.filter(|name| names.contains(name)));
+        Ok(self.narrowed(within))
+    }
+
+    /// Replaces the selection by a part of it.
+    pub(super) fn narrowed(mut self, selection: Selection) -> Self {
         self.selection = selection;
         self
     }

@@ -71,14 +71,11 @@ impl Loader {
         rules: LoadTargetRules,
     ) -> Result<Self> {
         let selected = self.selected()?;
-        let by_name = self.by_name;
         let whole = |name: &str| self.checkpoint.get(name);
         let matched = load_target::matched(&selected, whole, load_targets, rules)
             .map_err(|error| self.located(error))?;
-        let mut loader = self.tensors(matched.selection).targets(matched.targets);
+        let mut loader = self.narrowed(matched.selection).targets(matched.targets);
         loader.devices = matched.devices;
-        // The names are those of the caller's memory: usually a whole model.
-        loader.by_name = by_name;
         Ok(loader)
     }
 

@@ -18,6 +18,8 @@ pub struct Selection {
 #[derive(Clone, Debug)]
 enum Rule {
     Name(String),
+    /// A name that the caller has found by a rule of its own.
+    Found(String),
     Glob(GlobMatcher),
     Regex(Regex),
 }
@@ -38,6 +40,15 @@ impl Selection {
                     .map(|name| Rule::Name(name.into()))
                     .collect(),
             ),
+        }
+    }
+
+    /// Selects these tensors, which the caller has found by a rule of its own, such as a pattern: like
+    /// [`Self::names`], except that verification still requires every file that a manifest lists.
+    pub fn found<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
+        let rules = names.into_iter().map(|name| Rule::Found(name.into()));
+        Self {
+            rules: Some(rules.collect()),
         }
     }
 
@@ -105,7 +116,7 @@ impl Selection {
             return Ok((0..names.len()).collect());
         };
         // Only for names: a load of a whole model may have one rule for each of its tensors.
-        let by_name: HashMap<&str, usize> = if rules.iter().any(Rule::is_name) {
+        let by_name: HashMap<&str, usize> = if rules.iter().any(Rule::has_name) {
             let indexed = names.iter().enumerate();
             indexed.map(|(index, name)| (*name, index)).collect()
         } else {
@@ -114,7 +125,7 @@ impl Selection {
         let mut selected = vec![false; names.len()];
         for rule in rules {
             let found = match rule {
-                Rule::Name(name) => by_name
+                Rule::Name(name) | Rule::Found(name) => by_name
                     .get(name.as_str())
                     .map(|&index| selected[index] = true)
                     .is_some(),
@@ -154,6 +165,10 @@ impl Rule {
         matches!(self, Self::Name(_))
     }
 
+    fn has_name(&self) -> bool {
+        matches!(self, Self::Name(_) | Self::Found(_))
+    }
+
     fn selects_nothing(&self, names: &[&str]) -> Error {
         let total = counted(names.len() as u64, "tensor");
         let error = |message: String| {
@@ -161,9 +176,11 @@ impl Rule {
                 .with_hint("list the names with ‹list_names›")
         };
         match self {
-            Self::Name(name) => error(format!("the checkpoint has no such tensor; it has {total}"))
-                .with_tensor(name)
-                .suggesting(name, names.iter().copied()),
+            Self::Name(name) | Self::Found(name) => {
+                error(format!("the checkpoint has no such tensor; it has {total}"))
+                    .with_tensor(name)
+                    .suggesting(name, names.iter().copied())
+            }
             Self::Glob(glob) => {
                 let pattern = glob.glob().glob();
                 let error = error(format!("glob {pattern:?} matches none of {total}"));

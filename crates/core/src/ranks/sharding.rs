@@ -22,7 +22,7 @@ const SHOWN: usize = 10;
 ///
 /// ```no_run
 /// # fn main() -> tload::Result<()> {
-/// use tload::{Loader, Location, Selection, Sharding};
+/// use tload::{Loader, Location, Sharding};
 ///
 /// let loader = Loader::open(&Location::parse("model_dir")?)?;
 /// let (rank, size) = (3, 8);
@@ -32,7 +32,7 @@ const SHOWN: usize = 10;
 /// let tensors = loader.checkpoint().tensors().iter();
 /// let mine = sharding.apply(tensors.map(|tensor| (tensor.name(), tensor.shape())))?;
 /// let stream = loader
-///     .tensors(Selection::names(mine.names))
+///     .within(mine.names)?
 ///     .slices(mine.slices)
 ///     .stream()?;
 /// # Ok(())
@@ -46,7 +46,8 @@ pub struct Sharding {
 /// Tensors and slices of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sharded {
-    /// Names of the tensors to load, in the order of the checkpoint: for [`Selection::names`].
+    /// Names of the tensors to load, in the order of the checkpoint: for
+    /// [`Loader::within`](crate::Loader::within).
     pub names: Vec<String>,
     /// Slices of those that are not loaded whole, by name: for
     /// [`Loader::slices`](crate::Loader::slices).

@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use tload::ranks::finish_serving;
-use tload::{
-    Error, ErrorKind, Loader, LocalGroup, Options, Report, Result, Selection, Tensor, TensorStream,
-};
+use tload::{Error, ErrorKind, Loader, LocalGroup, Options, Report, Result, Tensor, TensorStream};
 
 use super::super::open::open;
 use super::messages::{Answer, Failed, Finished, Job, Loaded, REPORT, Seat};
@@ -75,7 +73,7 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
     let selected = loader.selected()?;
     let of_rank = sharding::of_rank(job.shard, &selected, rank, size)?;
     let loader = match of_rank.names {
-        Some(names) => loader.tensors(Selection::names(names)),
+        Some(names) => loader.within(names)?,
         None => loader,
     };
     let loader = loader.slices(of_rank.slices).group(Arc::new(group));
