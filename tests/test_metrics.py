@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,6 +108,14 @@ def test_spans_divide_the_time_of_a_load(model: Path, exporter: InMemorySpanExpo
         _abandoned(model)
     failed = [span for span in exporter.get_finished_spans() if span.name == "tload.load"][-1]
     assert failed.status.status_code is trace.StatusCode.ERROR
+
+
+def test_load_succeeds_while_another_thread_imports_opentelemetry(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unfinished = ModuleType("opentelemetry.trace")
+    unfinished.__spec__ = ModuleSpec("opentelemetry.trace", None)
+    unfinished.__spec__._initializing = True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", unfinished)
+    assert len(tload.load(model, framework="numpy")) == 2
 
 
 def test_openings_and_copies_are_spans(

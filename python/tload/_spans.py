@@ -11,6 +11,7 @@ from tload import _tload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
     from tload._report import Report
 
@@ -24,7 +25,7 @@ def around(name: str) -> Iterator[Callable[[str, str | int], None]]:
 
     Does nothing where `emit` does nothing.
     """
-    trace = sys.modules.get("opentelemetry.trace")
+    trace = _imported()
     if trace is None:
         yield lambda _key, _value: None
         return
@@ -39,7 +40,7 @@ def emit(report: Report) -> None:
     Does nothing unless the program has imported `opentelemetry.trace`; without a tracer provider,
     that package drops them.
     """
-    trace = sys.modules.get("opentelemetry.trace")
+    trace = _imported()
     if trace is None:
         return
     tracer = trace.get_tracer("tload", _tload.__version__)
@@ -71,6 +72,13 @@ def emit(report: Report) -> None:
                 span = tracer.start_span(name, context=context, start_time=begun)
                 span.end(min(begun + _nanoseconds(phase.seconds), end))
     load.end(end)
+
+
+def _imported() -> ModuleType | None:
+    """Return `opentelemetry.trace` if the program has imported it."""
+    trace = sys.modules.get("opentelemetry.trace")
+    # While another thread imports the module, it is there without its functions.
+    return None if getattr(getattr(trace, "__spec__", None), "_initializing", False) else trace
 
 
 def _nanoseconds(seconds: float) -> int:
