@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -192,6 +194,26 @@ def stalling(web: Web, tmp_path: Path) -> str:
     web.files["stalls.safetensors"] = path.read_bytes()
     web.stall_from = 32 * MIB
     return f"{web.url}/stalls.safetensors"
+
+
+def test_signal_handler_may_close_during_wait(web: Web, stalling: str) -> None:
+    require("numpy")
+    with safe_open(stalling, "np", store={"read_timeout": 3600}) as handle:
+        loader = handle.prefetch()
+        previous = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
+
+        def interrupt() -> None:
+            web.wait_until_stalled("/stalls.safetensors")
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            with pytest.raises(SafetensorError, match="prefetch loader closed"):
+                loader.take("t15")
+        finally:
+            thread.join()
+            signal.signal(signal.SIGUSR1, previous)
 
 
 def test_closing_ends_stalled_load(web: Web, stalling: str) -> None:

@@ -28,7 +28,7 @@ class PrefetchLoader:
     taken.
     """
 
-    __slots__ = ("_arrived", "_changed", "_failure", "_is_closed", "_is_receiving", "_names", "_stream", "_waiting")
+    __slots__ = ("_arrived", "_changed", "_failure", "_is_closed", "_names", "_receiver", "_stream", "_waiting")
 
     def __init__(self, opened: Opened, plan: Mapping[str, Any] | None, device: object, threads: object) -> None:
         """Check the plan and start to read."""
@@ -41,7 +41,8 @@ class PrefetchLoader:
         self._waiting = {*indices}
         self._arrived: dict[str, Any] = {}
         self._failure: Exception | None = None
-        self._is_receiving = False
+        # Identifier of the thread that receives, if one does.
+        self._receiver: int | None = None
         self._is_closed = False
         self._changed = threading.Condition()
         self._stream = opened.stream(indices)
@@ -83,8 +84,10 @@ class PrefetchLoader:
             self._is_closed = True
             self._stream.cancel()
             self._changed.notify_all()
-            # Tensors that another thread waits for must not be freed.
-            self._changed.wait_for(lambda: not self._is_receiving)
+            # Tensors that another thread waits for must not be freed. A signal handler may close
+            # on the thread that receives, which goes on only after it.
+            ended = (None, threading.get_ident())
+            self._changed.wait_for(lambda: self._receiver in ended)
             self._arrived.clear()
         self._stream.close()
 
@@ -107,7 +110,7 @@ class PrefetchLoader:
         while True:
             with self._changed:
                 # One thread receives for all threads.
-                self._changed.wait_for(lambda: self._is_settled(name) or not self._is_receiving)
+                self._changed.wait_for(lambda: self._is_settled(name) or self._receiver is None)
                 if self._is_closed:
                     raise SafetensorError("prefetch loader closed")
                 first = next(iter(self._arrived), None) if name is None else name
@@ -117,7 +120,7 @@ class PrefetchLoader:
                     return None
                 if self._failure is not None:
                     raise self._failure
-                self._is_receiving = True
+                self._receiver = threading.get_ident()
             self._receive()
 
     def _is_settled(self, name: str | None) -> bool:
@@ -136,7 +139,7 @@ class PrefetchLoader:
             failure = error
         finally:
             with self._changed:
-                self._is_receiving = False
+                self._receiver = None
                 self._failure = self._failure or failure
                 if arrived is not None:
                     self._waiting.discard(arrived[0])
