@@ -392,7 +392,7 @@ def open(
               spread over them and the location by speed. Default: none.
             - `peers`: URL with the same files, http://NAME:PORT/…; each address of NAME serves its
               own parts of the files. Default: none.
-            - `mirror_token`: Bearer token for mirrors and peers. Default: from the environment.
+            - `mirror_token`: Bearer token for mirrors and peers. Default: none.
             - `hf_cache` (Hugging Face Hub): Download models into the cache of huggingface_hub
               first, with the small files beside them. Default: false.
             - `environment`: Read the store's own environment variables and configuration files.

@@ -16,7 +16,7 @@
 //! # }
 //! ```
 //!
-//! # A tensor's life, in six files
+//! # A tensor's life, in seven files
 //!
 //! `format/header.rs` finds it in a file's header. `plan/split.rs` decides which memory it shares
 //! and `plan/place.rs` which reads fetch it. `load/pipeline/mod.rs` moves each read's window of

@@ -265,7 +265,10 @@ pub(super) const KEYS: &[StoreKey] = &[
         "none",
         "URL with the same files, http://NAME:PORT/…; each address of NAME serves its own parts of the files",
     ),
-    secret("mirror_token", ALL, "bearer token for mirrors and peers"),
+    StoreKey {
+        default: "none",
+        ..secret("mirror_token", ALL, "bearer token for mirrors and peers")
+    },
     key(
         "hf_cache",
         Form::Flag,
