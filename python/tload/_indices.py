@@ -50,7 +50,14 @@ def raise_named(error: Exception, checkpoint: _tload.Checkpoint, indices: Iterab
     for name, index in indices:
         try:
             _tload.Loader(
-                checkpoint, names=[], found=[], globs=[], regexes=[], device="cpu", options=Options(), slices=[(name, index)]
+                checkpoint,
+                names=[],
+                found=[],
+                globs=[],
+                regexes=[],
+                device="cpu",
+                options=Options(),
+                slices=[(name, index)],
             )
         except (IndexError, TypeError, ValueError) as own:
             if (type(own), str(own)) != (type(error), str(error)):
