@@ -31,6 +31,11 @@ const SEARCH_GAIN: f64 = 1.10;
 /// be larger.
 const NEARLY_ALL: f64 = 0.8;
 
+/// Factor of the step after a slow first sample, and the gain that it must show: in between, since
+/// either sample may be wrong by half.
+const LEAP: u64 = 4;
+const LEAP_GAIN: f64 = 2.0;
+
 /// Gain that a probe above must show, and loss that a probe below may show. The distance between
 /// the two keeps them from undoing each other.
 const UP_GAIN: f64 = 0.025;
@@ -109,6 +114,8 @@ struct Point {
 enum Phase {
     /// Measures the starting point of a search.
     Base,
+    /// Tries a much higher limit than `base`, whose sample was slow.
+    Leap { base: Point },
     /// Tries a higher limit than `base`.
     Climb { base: Point },
     /// A jump from `low` to `high` gained less than it could: tries the middle.
@@ -143,7 +150,8 @@ impl Controller {
             depth,
             in_flight: InFlight::default(),
             limit,
-            meter: Meter::new(SEARCH),
+            // Only requests are throttled one by one.
+            meter: Meter::new(SEARCH, depth.stride() > 0),
             phase: Phase::Base,
             above: Evidence::default(),
             below: Evidence::default(),
@@ -199,13 +207,15 @@ impl Controller {
     /// Records the end of a read; `remaining` bytes have not begun.
     pub(super) fn ended(&mut self, window: usize, remaining: u64, now: Duration) {
         self.in_flight.end(window);
-        if self.depth.is_fixed() {
+        // Once all reads have begun, engines still choose their connections by the limit.
+        if self.depth.is_fixed() || remaining == 0 {
             return;
         }
         let Some(sample) = self.meter.ended(window, now) else {
             return;
         };
-        if sample.counts {
+        // After a leap, memory may be what restricts the load: a gain is one all the same.
+        if sample.counts || matches!(self.phase, Phase::Leap { .. }) {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
@@ -223,7 +233,7 @@ impl Controller {
     /// repeated when the limit restricts the load again.
     fn void(&mut self) {
         match self.phase {
-            Phase::Base | Phase::Knee { .. } => {}
+            Phase::Base | Phase::Leap { .. } | Phase::Knee { .. } => {}
             Phase::Climb { base: point }
             | Phase::Descend { base: point, .. }
             | Phase::Middle { low: point, .. } => {
@@ -243,7 +253,12 @@ impl Controller {
             rate: sample.rate,
         };
         match self.phase {
+            Phase::Base if sample.is_slow => self.leap(here, now),
             Phase::Base => self.climb(here, 2, remaining, now),
+            Phase::Leap { base } if here.rate >= base.rate * LEAP_GAIN => {
+                self.climb(here, 4, remaining, now);
+            }
+            Phase::Leap { base } => self.return_to(base, now),
             Phase::Climb { base } => self.climbed(base, here, remaining, now),
             Phase::Middle { low, high } => {
                 if high.rate >= here.rate * SEARCH_GAIN && high.rate >= low.rate * SEARCH_GAIN {
@@ -285,6 +300,27 @@ impl Controller {
                 self.weigh(up, Point { bytes, rate: probe }, gain, sample.took, now);
             }
         }
+    }
+
+    /// Tries much more than `base` at once, whatever is left to read: on a slow store, connections
+    /// that gain nothing cost nothing either, and each sample takes long.
+    fn leap(&mut self, base: Point, now: Duration) {
+        let bytes = self.depth.limit_of(base.bytes * LEAP).bytes;
+        let limit_reason = if bytes == self.depth.bytes() {
+            LimitReason::Ceiling
+        } else {
+            LimitReason::Unfinished
+        };
+        self.accept(bytes, limit_reason, now);
+        self.phase = Phase::Leap { base };
+        self.measure_at(bytes, SEARCH);
+    }
+
+    /// Begins the search again at `base`, whose sample was too rough to compare with.
+    fn return_to(&mut self, base: Point, now: Duration) {
+        self.accept(base.bytes, LimitReason::Unfinished, now);
+        self.phase = Phase::Base;
+        self.measure_at(base.bytes, SEARCH);
     }
 
     /// Tries `times` as much as `base`, the best limit so far.

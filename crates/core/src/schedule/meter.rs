@@ -12,7 +12,8 @@ const FULL_SHARE_MIN: f64 = 0.8;
 /// limit need not have ended. Turns take this long only where the rate is far below the bytes in
 /// flight, as in stores that throttle connections: 320 MiB in flight at 12.5 MB/s for each of 16
 /// connections are 1.7 s a turn, and three turns passed before a load had more connections. The
-/// first such sample of a load is discarded, since many throttles let a burst pass first.
+/// first such sample of a load is discarded, since many throttles let a burst pass first, unless
+/// it is slow: see [`Sample::is_slow`].
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Minimum requirements for a sample.
@@ -33,6 +34,10 @@ pub(super) struct Sample {
     /// True if the limit restricted the load. If not, the rate says nothing about the limit.
     pub(super) counts: bool,
     pub(super) took: Duration,
+    /// True for the first sample of a load if not even half of a turn passed in [`PATIENCE`]. Its
+    /// rate is rough: bursts raise it, and reads of which a part has arrived lower it, each by up
+    /// to a half.
+    pub(super) is_slow: bool,
 }
 
 /// Measures one sample after another.
@@ -58,12 +63,16 @@ pub(super) struct Meter {
     turns: u32,
     /// True if samples have no burst of the load's start in them.
     is_steady: bool,
+    /// True if the first sample may be a slow one.
+    may_be_slow: bool,
 }
 
 impl Meter {
-    pub(super) fn new(needs: Needs) -> Self {
+    /// Creates a meter. `may_be_slow`: see [`Sample::is_slow`].
+    pub(super) fn new(needs: Needs, may_be_slow: bool) -> Self {
         Self {
             needs,
+            may_be_slow,
             expected: 0.0,
             last: None,
             since: Duration::ZERO,
@@ -141,8 +150,10 @@ impl Meter {
         self.bytes += window as u64;
         self.reads += 1;
         let slow = self.expected * took.as_secs_f64() > 2.0 * float(self.turn.bytes);
-        let long = took >= PATIENCE && self.bytes >= self.turn.bytes / 2 && self.turn_ends > 0;
-        if self.bytes < self.turn_ends && !slow && !long {
+        let has_half = self.bytes >= self.turn.bytes / 2;
+        let long = took >= PATIENCE && has_half && self.turn_ends > 0;
+        let is_slow = took >= PATIENCE && !has_half && !self.is_steady && self.may_be_slow;
+        if self.bytes < self.turn_ends && !slow && !long && !is_slow {
             return None;
         }
         if self.turn_ends > 0 {
@@ -162,6 +173,7 @@ impl Meter {
             rate: float(self.bytes) / took.as_secs_f64(),
             counts: self.full_for.as_secs_f64() >= FULL_SHARE_MIN * took.as_secs_f64(),
             took,
+            is_slow,
         };
         self.clear();
         Some(sample)
@@ -193,7 +205,7 @@ mod tests {
             reads,
             time: ms(10),
         };
-        let mut meter = Meter::new(needs);
+        let mut meter = Meter::new(needs, false);
         meter.began(ms(100));
         meter.full(InFlight {
             jobs: 4,
@@ -213,6 +225,7 @@ mod tests {
             rate: float((reads * READ) as u64) / ms(took).as_secs_f64(),
             counts,
             took: ms(took),
+            is_slow: false,
         }
     }
 

@@ -41,6 +41,9 @@ pub struct Storage {
     pub jitter: f64,
     /// Rate of one stream; infinite for no limit.
     pub stream_rate: f64,
+    /// Bytes that a stream sends at once, after which it pauses to keep its rate, as web servers
+    /// do; 0 for a steady flow.
+    pub burst_bytes: u64,
     /// Unit of a stream.
     pub stream: Stream,
     /// Rate of all devices together.
@@ -68,6 +71,7 @@ impl Storage {
             latency,
             jitter: 0.2,
             stream_rate: f64::INFINITY,
+            burst_bytes: 0,
             stream: Stream::Read,
             rate,
             devices: 1,
@@ -322,7 +326,7 @@ impl<'a> Run<'a> {
             let begins = if shares_latency { answered } else { answers };
             let ends = begins.max(free).max(now.as_secs_f64()) + of_stream;
             self.busy.streams.insert(stream, (answered, ends));
-            ends
+            (ends - self.ahead(extent)).max(now.as_secs_f64())
         };
         self.busy.in_flight[device] += extent.window as u64;
         let begins = self.busy.devices[device].max(answers);
@@ -330,6 +334,20 @@ impl<'a> Run<'a> {
         let varied = 1.0 + storage.jitter * (self.share() - 0.5);
         self.busy.devices[device] = begins + bytes / rate * varied;
         Duration::from_secs_f64(through_stream.max(self.busy.devices[device]))
+    }
+
+    /// Returns by how many seconds bursts let the last byte of a read arrive before its time in a
+    /// steady flow.
+    fn ahead(&self, extent: &Extent) -> f64 {
+        let Storage { burst_bytes, .. } = *self.storage;
+        let start = match self.storage.stream {
+            Stream::Request(bytes) => extent.offset % bytes,
+            Stream::File | Stream::Read => 0,
+        };
+        let end = start + extent.window as u64;
+        let of_burst = end.checked_rem(burst_bytes).unwrap_or(0);
+        let of_burst = if of_burst == 0 { burst_bytes } else { of_burst };
+        float(of_burst) / self.storage.stream_rate
     }
 
     fn ended(&mut self, extent: &Extent) {

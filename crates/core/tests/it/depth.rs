@@ -298,20 +298,51 @@ fn search_for_depth_slows_short_loads_little() {
     }
 }
 
+/// Returns a load of `total_bytes` from a store that gives `stream_rate` to each request and `rate`
+/// to all, in bursts of `burst_bytes` for each request. Its budget has little room beyond the
+/// maximum in flight, as by default.
+fn throttled(stream_rate: f64, rate: f64, burst_bytes: u64, total_bytes: u64) -> Case {
+    let mut case = the("S3, 90 MB/s per request", 0.0);
+    case.name = "throttled requests";
+    case.storage.stream = Stream::Request(32 * MIB);
+    case.storage.stream_rate = stream_rate;
+    case.storage.burst_bytes = burst_bytes;
+    case.storage.rate = rate;
+    case.stride = 32 * MIB;
+    (case.start_bytes, case.most_bytes) = (320 * MIB, 1280 * MIB);
+    case.scene = Scene::new(4, total_bytes);
+    case.scene.receiver = Some((100.0 * GB, 1312 * MIB));
+    case
+}
+
 /// A turn takes 1.7 s at first: 16 requests of 12.5 MB/s each, of 64 that the store would serve.
 #[test]
 fn search_for_depth_is_quick_on_throttled_connections() {
-    for (noise, seed) in [(0.0, 0), (0.12, 1), (0.12, 2)] {
-        let mut case = the("S3, 90 MB/s per request", noise);
-        case.name = "12.5 MB/s per request";
-        case.storage.stream = Stream::Request(32 * MIB);
-        case.storage.stream_rate = 12.5e6;
-        case.storage.rate = 64.0 * 12.5e6;
-        case.stride = 32 * MIB;
-        (case.start_bytes, case.most_bytes) = (320 * MIB, 1280 * MIB);
-        case.scene = Scene::new(4, 4 * GIB);
-        let share = share_of_best(&case, seed, Outcome::rate);
-        assert!(share >= 0.65, "seed {seed}: {share}");
+    for burst_bytes in [0, MIB / 2, 2 * MIB] {
+        for (noise, seed) in [(0.0, 0), (0.12, 1), (0.12, 2)] {
+            for total_bytes in [4 * GIB, 8 * GIB] {
+                let mut case = throttled(12.5e6, 64.0 * 12.5e6, burst_bytes, total_bytes);
+                case.storage.noise = noise;
+                let share = share_of_best(&case, seed, Outcome::rate);
+                assert!(share >= 0.9, "seed {seed}, burst {burst_bytes}: {share}");
+            }
+            let case = throttled(3e6, GB, burst_bytes, GIB);
+            let share = share_of_best(&case, seed, Outcome::rate);
+            assert!(share >= 0.8, "seed {seed}, burst {burst_bytes}: {share}");
+        }
+    }
+}
+
+/// The store serves fewer requests at full rate than the controller tries at once, or its link is
+/// slow: the leap costs no time, whether it is undone or not.
+#[test]
+fn leap_of_slow_store_that_gains_little_costs_no_time() {
+    for (stream_rate, connections) in [(12.5e6, 24.0), (90e6, 1.7)] {
+        for (burst_bytes, seed) in [(0, 0), (MIB / 2, 1), (2 * MIB, 2)] {
+            let case = throttled(stream_rate, stream_rate * connections, burst_bytes, 8 * GIB);
+            let share = share_of_best(&case, seed, Outcome::rate);
+            assert!(share >= 0.9, "seed {seed}: {share}");
+        }
     }
 }
 

@@ -464,3 +464,58 @@ fn step_up_without_lasting_gain_is_undone() {
     }
     assert!(deep * 4 < samples, "{deep} of {samples}");
 }
+
+/// Returns a controller of a slow store: 8 of 32 reads have ended after 0.6 s, at 56 MB/s.
+fn leaping(stride: u64, now: &mut Duration) -> Controller {
+    let depth = Depth::adaptive(limit(128), 4 * MIB, limit(512)).with_stride(stride);
+    let mut controller = Controller::new(depth);
+    while controller.admits(READ) {
+        controller.began(READ, *now);
+    }
+    controller.full();
+    *now += Duration::from_millis(600);
+    for _ in 0..8 {
+        controller.ended(READ, 1 << 40, *now);
+        controller.began(READ, *now);
+        controller.full();
+    }
+    controller
+}
+
+#[test]
+fn slow_start_of_requests_leaps_to_four_times_as_many() {
+    let mut now = Duration::ZERO;
+    let mut controller = leaping(32 * MIB, &mut now);
+    assert_eq!(controller.limit, limit(512));
+    assert_eq!(controller.explain().limit, limit(512));
+    turns(&mut controller, 8, &mut now, true, |_| 200e6);
+    assert_eq!(controller.explain().limit, limit(512));
+    assert_eq!(controller.explain().limit_reason, LimitReason::Ceiling);
+    // Files are no requests.
+    let controller = leaping(0, &mut Duration::default());
+    assert_eq!(controller.limit, limit(128));
+}
+
+#[test]
+fn leap_without_gain_starts_search_at_base() {
+    let mut now = Duration::ZERO;
+    let mut controller = leaping(32 * MIB, &mut now);
+    turns(&mut controller, 3, &mut now, true, |_| 80e6);
+    assert_eq!(controller.limit, limit(128));
+    assert!(matches!(controller.phase, Phase::Base));
+    turns(&mut controller, 8, &mut now, true, |_| 80e6);
+    assert_eq!(controller.explain().limit, limit(128));
+    assert_eq!(controller.explain().limit_reason, LimitReason::OnlyQueued);
+}
+
+/// Requests that have begun may still wait for a connection.
+#[test]
+fn limit_stays_once_all_reads_have_begun() {
+    let mut now = Duration::ZERO;
+    let mut controller = leaping(32 * MIB, &mut now);
+    while controller.in_flight.jobs > 0 {
+        now += Duration::from_millis(100);
+        controller.ended(READ, 0, now);
+    }
+    assert_eq!(controller.limit, limit(512));
+}
