@@ -505,7 +505,6 @@ fn leap_without_gain_starts_search_at_base() {
     assert!(matches!(controller.phase, Phase::Base));
     turns(&mut controller, 8, &mut now, true, |_| 80e6);
     assert_eq!(controller.explain().limit, limit(128));
-    assert_eq!(controller.explain().limit_reason, LimitReason::OnlyQueued);
 }
 
 /// Requests that have begun may still wait for a connection.
