@@ -2,9 +2,11 @@
 //! takes it as it is.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use super::per_directory::PerDirectory;
 use super::stamp::TILE_BYTES;
 use crate::memory::{EventCount, Lease, Slab};
 use crate::sync::per_process::PerProcess;
@@ -21,17 +23,17 @@ const _: () = assert!(BUFFER_TILES as u64 * TILE_BYTES == BUFFER_BYTES as u64);
 /// up to 4 KiB.
 pub(super) const ALIGNMENT: usize = 4096;
 
-/// Most memory of a process that holds bytes on their way to the disk, in buffers: 64 MiB. A load
+/// Most memory that holds bytes on their way to a directory, in buffers: 64 MiB. A load
 /// of 1 GB/s fills them within 60 ms of a disk that does not write.
 const WRITE_BUFFERS: usize = 64;
 
 /// Most reads of cached bytes at a time: as many as there are requests.
 const READ_BUFFERS: usize = 64;
 
-/// Supplies of the process, while a cache is open.
-static SUPPLIES: PerProcess<Weak<Supplies>> = PerProcess::new();
+/// Supplies of the process.
+static SUPPLIES: PerProcess<PerDirectory<Supplies>> = PerProcess::new();
 
-/// Buffers of all caches of a process. Small checkpoints take no memory each.
+/// Buffers of all caches in a directory. Small checkpoints take no memory each.
 #[derive(Debug)]
 pub(super) struct Supplies {
     pub(super) writes: Buffers,
@@ -46,18 +48,19 @@ impl Supplies {
         if tiles == 1 { &self.tiles } else { &self.reads }
     }
 
-    /// Returns the supplies of this process.
-    pub(super) fn share() -> Arc<Self> {
-        let mut known = SUPPLIES.lock();
-        known.upgrade().unwrap_or_else(|| {
-            let made = Arc::new(Self {
-                writes: Buffers::new(BUFFER_BYTES, WRITE_BUFFERS),
-                reads: Buffers::new(BUFFER_BYTES, READ_BUFFERS),
-                tiles: Buffers::new(BUFFER_BYTES / BUFFER_TILES, READ_BUFFERS),
-            });
-            *known = Arc::downgrade(&made);
-            made
-        })
+    /// Returns the supplies of this process for the caches in a directory.
+    pub(super) fn share(directory: &Path) -> Arc<Self> {
+        SUPPLIES.lock().share(directory)
+    }
+}
+
+impl Default for Supplies {
+    fn default() -> Self {
+        Self {
+            writes: Buffers::new(BUFFER_BYTES, WRITE_BUFFERS),
+            reads: Buffers::new(BUFFER_BYTES, READ_BUFFERS),
+            tiles: Buffers::new(BUFFER_BYTES / BUFFER_TILES, READ_BUFFERS),
+        }
     }
 }
 
@@ -127,7 +130,7 @@ mod tests {
 
     #[test]
     fn read_of_one_tile_takes_small_buffer() {
-        let supplies = Supplies::share();
+        let supplies = Supplies::default();
         for (tiles, wanted) in [(1, BUFFER_BYTES / BUFFER_TILES), (2, BUFFER_BYTES)] {
             let buffer = supplies.for_read(tiles).wait(Duration::MAX);
             assert_eq!(buffer.expect("a buffer").len(), wanted);

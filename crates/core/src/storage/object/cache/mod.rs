@@ -16,6 +16,7 @@ mod entry;
 mod files;
 mod key;
 mod open_entries;
+mod per_directory;
 mod room;
 mod stamp;
 mod through;
@@ -180,9 +181,9 @@ impl Cache {
         let folder = std::path::absolute(&directory).unwrap_or_else(|_| directory.clone());
         let folder = folder.join(VERSION);
         let shared = Arc::new(Shared {
-            supplies: Supplies::share(),
+            supplies: Supplies::share(&folder),
             room: Room::new(&folder, limit),
-            writer: Writer::share(),
+            writer: Writer::share(&folder),
             written: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
             damaged: AtomicU64::new(0),

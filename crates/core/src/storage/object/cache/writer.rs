@@ -1,8 +1,9 @@
 //! Threads that write to the files of a cache. Bytes that find no free buffer are not written,
 //! unless the load waits for one.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::Weak;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -10,6 +11,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use super::Shared;
 use super::claims::Claim;
 use super::entry::Entry;
+use super::per_directory::PerDirectory;
 use crate::memory::Filled;
 use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::per_process::PerProcess;
@@ -18,9 +20,9 @@ use crate::sync::per_process::PerProcess;
 /// cache has: 1 MiB behind 128 MiB, which is 15 MB/s on a disk of 2 GB/s.
 const THREADS: usize = 4;
 
-/// Writer of this process, while a cache is open. Each of many small checkpoints that stay open
-/// would keep threads of its own.
-static WRITER: PerProcess<Weak<Writer>> = PerProcess::new();
+/// Writers of this process. Each of many small checkpoints that stay open would keep threads of its
+/// own.
+static WRITERS: PerProcess<PerDirectory<Writer>> = PerProcess::new();
 
 /// Buffers of this process that are still to be written.
 static PENDING: PerProcess<Arc<Pending>> = PerProcess::new();
@@ -32,6 +34,23 @@ struct Pending {
     written: Condvar,
 }
 
+/// A buffer that is counted until it is written, whatever becomes of its thread.
+struct Counted(Arc<Pending>);
+
+impl Counted {
+    fn new(pending: &Arc<Pending>) -> Self {
+        *pending.buffers.lock() += 1;
+        Self(Arc::clone(pending))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        *self.0.buffers.lock() -= 1;
+        self.0.written.notify_all();
+    }
+}
+
 /// Bytes to write.
 struct Write {
     entry: Arc<Entry>,
@@ -39,6 +58,11 @@ struct Write {
     bytes: Filled,
     #[expect(dead_code, reason = "held until the bytes are written")]
     claim: Option<Arc<Claim>>,
+    #[expect(
+        dead_code,
+        reason = "last: a thread that waits for the end finds the buffer and the entry free"
+    )]
+    counted: Counted,
 }
 
 /// Queue to the threads, which begin with the first write and end with the last cache.
@@ -54,14 +78,9 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    /// Returns the writer of this process.
-    pub(super) fn share() -> Arc<Self> {
-        let mut known = WRITER.lock();
-        known.upgrade().unwrap_or_else(|| {
-            let made = Arc::<Self>::default();
-            *known = Arc::downgrade(&made);
-            made
-        })
+    /// Returns the writer of this process for the caches in a directory.
+    pub(super) fn share(directory: &Path) -> Arc<Self> {
+        WRITERS.lock().share(directory)
     }
 }
 
@@ -84,7 +103,6 @@ impl Shared {
             }
         }
         if let Some((sender, pending)) = &*queue {
-            *pending.buffers.lock() += 1;
             let entry = Arc::clone(entry);
             // The threads live as long as there is a sender.
             let _ = sender.send(Write {
@@ -92,6 +110,7 @@ impl Shared {
                 start,
                 bytes,
                 claim,
+                counted: Counted::new(pending),
             });
         }
     }
@@ -101,10 +120,10 @@ fn begin() -> std::io::Result<(Sender<Write>, Arc<Pending>)> {
     let (sender, receiver) = unbounded();
     let pending = Arc::clone(&PENDING.lock());
     for number in 0..THREADS {
-        let (receiver, counted) = (Receiver::clone(&receiver), Arc::clone(&pending));
+        let receiver = Receiver::clone(&receiver);
         let begun = std::thread::Builder::new()
             .name("tload-cache".to_owned())
-            .spawn(move || run(&receiver, &counted));
+            .spawn(move || run(&receiver, Write::perform));
         match begun {
             Ok(_) => {}
             Err(error) if number == 0 => return Err(error),
@@ -115,24 +134,28 @@ fn begin() -> std::io::Result<(Sender<Write>, Arc<Pending>)> {
     Ok((sender, pending))
 }
 
-fn run(queue: &Receiver<Write>, pending: &Pending) {
+fn run(queue: &Receiver<Write>, perform: impl Fn(&Write)) {
     for write in queue {
-        let shared = Arc::clone(&write.entry.shared);
-        if !shared.is_stopped() {
-            match shared.room.take(write.bytes.bytes().len() as u64) {
-                Ok(_taken) => match write.entry.write(write.start, write.bytes.bytes()) {
-                    Ok(bytes) => {
-                        shared.count_written(bytes);
-                    }
-                    Err(error) => shared.stop(&format!("writing failed: {error}")),
-                },
-                Err(reason) => shared.stop(&reason),
-            }
+        if catch_unwind(AssertUnwindSafe(|| perform(&write))).is_err() {
+            let reason = "writing panicked: this is a bug in tload; please report it";
+            write.entry.shared.stop(reason);
         }
-        // The buffer and the entry first: a thread that waits for the end finds them free.
-        drop((write, shared));
-        *pending.buffers.lock() -= 1;
-        pending.written.notify_all();
+    }
+}
+
+impl Write {
+    fn perform(&self) {
+        let shared = &self.entry.shared;
+        if shared.is_stopped() {
+            return;
+        }
+        match shared.room.take(self.bytes.bytes().len() as u64) {
+            Ok(_taken) => match self.entry.write(self.start, self.bytes.bytes()) {
+                Ok(bytes) => shared.count_written(bytes),
+                Err(error) => shared.stop(&format!("writing failed: {error}")),
+            },
+            Err(reason) => shared.stop(&reason),
+        }
     }
 }
 
@@ -157,17 +180,22 @@ mod tests {
     use crate::options::StoreOptions;
     use crate::storage::object::cache::{Cache, VERSION};
 
+    /// Opens a cache in a folder, and the numbered entry of an object of 4 KiB in it.
+    fn open(folder: &Path, limit: &str, number: usize) -> (Arc<Cache>, Arc<Entry>) {
+        let directory = folder.display().to_string();
+        let options = StoreOptions::new().with("cache_dir", &directory);
+        let options = options.and_then(|options| options.with("cache_limit", limit));
+        let cache = Cache::from_options(&options.expect("options")).expect("a cache");
+        let place = folder.join(VERSION).join(number.to_string());
+        let entry = Entry::open(&cache.shared, &place, "contents", 4096, "");
+        (cache, Arc::new(entry.expect("opens")))
+    }
+
     #[test]
     fn many_caches_share_threads_and_longest_timeout_is_waited_for() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut options = StoreOptions::default();
-        let directory = folder.path().display().to_string();
-        options.set("cache_dir", &directory).expect("an option");
         let open = |number: usize| {
-            let cache = Cache::from_options(&options).expect("a cache");
-            let place = folder.path().join(VERSION).join(number.to_string());
-            let entry = Entry::open(&cache.shared, &place, "contents", 4096, "");
-            let entry = Arc::new(entry.expect("opens"));
+            let (cache, entry) = open(folder.path(), "1GiB", number);
             entry.keep_first(&[7; 4096]);
             (cache, entry)
         };
@@ -184,5 +212,57 @@ mod tests {
             let caches = report.written_bytes + report.dropped_bytes;
             assert_eq!((caches, report.reason), (4096, None), "{entry:?}");
         }
+    }
+
+    /// Returns a buffer of the cache with the bytes of an entry.
+    fn filled(cache: &Cache) -> Filled {
+        let buffer = cache.shared.supplies.writes.take();
+        buffer.expect("a buffer").fill_from(&[7; 4096])
+    }
+
+    #[test]
+    fn directory_that_takes_nothing_holds_up_no_other_one() {
+        let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+        let (stuck, entry) = open(folders[0].path(), "1MiB", 0);
+        let all = stuck.shared.room.take(1 << 20).expect("nothing is there");
+        // All writes wait for room.
+        for _ in 0..=THREADS {
+            Shared::write_later(&entry, 0, filled(&stuck), None);
+        }
+        let (cache, entry) = open(folders[1].path(), "1MiB", 0);
+        let writes = &cache.shared.supplies.writes;
+        let buffer = filled(&cache);
+        let others: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
+        Shared::write_later(&entry, 0, buffer, None);
+        let returned = writes.wait(Duration::from_secs(60));
+        drop(all);
+        assert!(returned.is_some(), "written");
+        assert_eq!(cache.report().written_bytes, 4096);
+        drop(others);
+    }
+
+    #[test]
+    fn write_that_panics_is_no_longer_pending_and_stops_its_cache() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (cache, entry) = open(folder.path(), "1GiB", 0);
+        let pending = Arc::<Pending>::default();
+        let (sender, receiver) = unbounded();
+        for _ in 0..2 {
+            let (entry, bytes, counted) =
+                (Arc::clone(&entry), filled(&cache), Counted::new(&pending));
+            let write = Write {
+                entry,
+                start: 0,
+                bytes,
+                claim: None,
+                counted,
+            };
+            sender.send(write).expect("is received below");
+        }
+        drop(sender);
+        run(&receiver, |_| panic!("a test"));
+        assert_eq!(*pending.buffers.lock(), 0);
+        let reason = cache.report().reason.expect("is stopped");
+        assert!(reason.contains("panicked"), "{reason}");
     }
 }
