@@ -3,14 +3,15 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::Value;
 use tempfile::TempDir;
 use tload::verify::{Algorithm, Digest};
 
-use super::{PATIENCE, Server, curl, send};
+use super::{PATIENCE, Reply, Server, curl, send};
 use crate::{run, secrets, stderr, succeed};
 
 /// Returns a folder with a checkpoint in `model`, and the digest of its tensors.
@@ -321,22 +322,63 @@ fn mirror_that_states_another_digest_is_dropped_and_named() {
     );
 }
 
+/// A server with a cache in front of an origin, and one that serves the cache alone.
+struct Cached {
+    directory: PathBuf,
+    authority: String,
+    middle: Server,
+    serving: Server,
+}
+
+impl Cached {
+    fn start(folder: &TempDir, origin: &Server) -> Self {
+        let directory = folder.path().join("cache");
+        let cache = ["--cache-dir", directory.to_str().unwrap()];
+        Self {
+            authority: origin.url.split("//").nth(1).unwrap().to_owned(),
+            middle: Server::start(Path::new(&origin.url), &cache),
+            serving: Server::start(Path::new("--cache"), &cache),
+            directory,
+        }
+    }
+
+    /// Returns the path of a file of the origin in the cache.
+    fn path(&self, file: &str) -> String {
+        format!("/http/{}/{file}", self.authority)
+    }
+
+    /// Reads a range of a file of the origin, and waits until the cache has it.
+    fn fetch(&self, file: &str, range: &str) -> Reply {
+        let range = format!("Range: bytes={range}");
+        let reply = self.middle.ask("GET", &format!("/{file}"), &[&*range]);
+        // Written behind the response.
+        let (begun, path) = (Instant::now(), self.path(file));
+        while self.serving.ask("GET", &path, &[&*range]).status != 206 {
+            assert!(begun.elapsed() < PATIENCE, "{file} is not cached");
+        }
+        reply
+    }
+
+    /// Returns the directories of the cache's entries.
+    fn entries(&self) -> Vec<PathBuf> {
+        let list = |path: &Path| fs::read_dir(path).unwrap().flatten().map(|it| it.path());
+        let groups = list(&self.directory.join("v1"));
+        let entries = groups.flat_map(|group| list(&group).collect::<Vec<_>>());
+        entries.filter(|path| path.is_dir()).collect()
+    }
+}
+
 /// A range that goes from what is there to what is not would end early.
 #[test]
 fn cache_alone_refuses_ranges_that_it_does_not_have() {
     let (folder, _) = checkpoint();
     let origin = Server::start(folder.path(), &[]);
-    let authority = origin.url.split("//").nth(1).unwrap();
-    let cache = folder.path().join("cache");
-    let cache = ["--cache-dir", cache.to_str().unwrap()];
+    let cached = Cached::start(&folder, &origin);
     let file = "model/model-00001-of-00003.safetensors";
-    let middle = Server::start(Path::new(&origin.url), &cache);
-    let reply = middle.ask("GET", &format!("/{file}"), &["Range: bytes=5-9"]);
-    assert_eq!(reply.status, 206);
     // The first tile.
-    while middle.metric("tload_cache_bytes_total{event=\"written\"}") == 0 {}
-    let serving = Server::start(Path::new("--cache"), &cache);
-    let path = format!("/http/{authority}/{file}");
+    let reply = cached.fetch(file, "5-9");
+    assert_eq!(reply.status, 206);
+    let (serving, path) = (&cached.serving, cached.path(file));
     let ask = |range: &str| {
         let range = format!("Range: bytes={range}");
         serving.ask("GET", &path, &[&*range])
@@ -354,32 +396,71 @@ fn cache_alone_refuses_ranges_that_it_does_not_have() {
     assert_eq!(serving.metric("tload_serve_failed_reads_total"), 0);
 }
 
+/// A mirror that answers with 404 is not asked for the file again.
+#[test]
+fn cache_alone_tells_failures_from_what_it_does_not_have() {
+    let (folder, _) = checkpoint();
+    let origin = Server::start(folder.path(), &[]);
+    let cached = Cached::start(&folder, &origin);
+    let file = "model/model-00001-of-00003.safetensors";
+    cached.fetch(file, "5-9");
+    let (serving, path) = (&cached.serving, cached.path(file));
+    let mut stream = serving.connect();
+    let mut ask = || {
+        send(&mut stream, "GET", &path, &["Range: bytes=5-9"]);
+        Reply::read(&mut stream, false)
+    };
+    assert_eq!(ask().status, 206);
+    // The connection is there, and fewer and fewer descriptors are missing.
+    let server = Pid::from_child(&serving.child);
+    let limits = getrlimit(Resource::Nofile);
+    let mut refused = 0;
+    for descriptors in 3.. {
+        let limit = Rlimit {
+            current: Some(descriptors),
+            ..limits
+        };
+        prlimit(Some(server), Resource::Nofile, limit).unwrap();
+        let reply = ask();
+        if reply.status == 206 {
+            break;
+        }
+        assert_eq!(reply.status, 503, "{descriptors} descriptors");
+        assert_eq!(reply.header("retry-after"), "1");
+        refused += 1;
+    }
+    assert!(refused > 2);
+    prlimit(Some(server), Resource::Nofile, limits).unwrap();
+    for entry in cached.entries() {
+        fs::remove_file(entry.join("stamps")).unwrap();
+        fs::create_dir(entry.join("stamps")).unwrap();
+    }
+    assert_eq!(ask().status, 500);
+    for entry in cached.entries() {
+        fs::remove_dir_all(entry).unwrap();
+    }
+    assert_eq!(ask().status, 404);
+}
+
 /// The files of which a cache has only a part say nothing about the others.
 #[test]
 fn cache_alone_with_part_of_a_file_stays_a_mirror() {
     let (folder, wanted) = checkpoint();
     let origin = Server::start(folder.path(), &[]);
-    let authority = origin.url.split("//").nth(1).unwrap();
-    let cache = folder.path().join("cache");
-    let cache = ["--cache-dir", cache.to_str().unwrap()];
-    let middle = Server::start(Path::new(&origin.url), &cache);
-    let serving = Server::start(Path::new("--cache"), &cache);
-    let begun = Instant::now();
+    let cached = Cached::start(&folder, &origin);
     for (shard, range) in [(1, "5-9"), (2, "0-"), (3, "0-")] {
-        let file = format!("model/model-0000{shard}-of-00003.safetensors");
-        let range = format!("Range: bytes={range}");
-        middle.ask("GET", &format!("/{file}"), &[&*range]);
-        // Written behind the response.
-        let cached = format!("/http/{authority}/{file}");
-        while serving.ask("GET", &cached, &[&*range]).status != 206 {
-            assert!(begun.elapsed() < PATIENCE, "shard {shard} is not cached");
-        }
+        cached.fetch(
+            &format!("model/model-0000{shard}-of-00003.safetensors"),
+            range,
+        );
     }
+    let serving = &cached.serving;
     let model = format!("{}/model", origin.url);
-    let store = format!("mirrors={}/http/{authority}/model", serving.url);
+    let store = format!("mirrors={}{}", serving.url, cached.path("model"));
     assert_eq!(serving.get("/http/absent/a").status, 404);
     let refused = || serving.metric("tload_serve_responses_total{status=\"404\"}");
     // A load does not wait for its mirrors.
+    let begun = Instant::now();
     let before = refused();
     let mut loads_after = 0;
     while loads_after < 3 {

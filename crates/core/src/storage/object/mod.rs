@@ -181,6 +181,16 @@ impl ObjectSource {
             let url = location.remote()?;
             cache.entry((&location, url), store.origin(), &identity, seen.is_settled)
         });
+        Self::with_entry(remote, (store, path), location, (identity, seen), entry)
+    }
+
+    fn with_entry(
+        remote: &Arc<Remote>,
+        (store, path): (Arc<Store>, Path),
+        location: Location,
+        (identity, seen): (ObjectIdentity, Seen),
+        entry: Option<Arc<Entry>>,
+    ) -> Self {
         Self(Arc::new(Opened {
             location,
             remote: Arc::clone(remote),

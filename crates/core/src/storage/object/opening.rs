@@ -47,6 +47,15 @@ pub(super) struct Seen {
     pub(super) sha256: Option<Sha256>,
 }
 
+impl Seen {
+    /// Facts of a state that the cache knows: only states that have an entry were kept.
+    const KNOWN: Self = Self {
+        sample: None,
+        is_settled: true,
+        sha256: None,
+    };
+}
+
 /// Kind of the question about the state of an object.
 const OBJECT: &str = "object";
 
@@ -125,13 +134,7 @@ impl ObjectSource {
                 .with_location(location)
                 .with_hint("load once with cache_check=always if it exists now"));
         };
-        // Only states that have an entry were kept.
-        let seen = Seen {
-            sample: None,
-            is_settled: true,
-            sha256: None,
-        };
-        let opened = Self::with_identity(remote, place, location.clone(), identity, seen);
+        let opened = Self::with_identity(remote, place, location.clone(), identity, Seen::KNOWN);
         if opened.entry().is_none() {
             return Ok(None);
         }
@@ -141,6 +144,37 @@ impl ObjectSource {
             Err(error) if error.kind() == ErrorKind::Changed => Ok(None),
             Err(error) => Err(error.or_location(location)),
         }
+    }
+
+    /// Opens an object that the cache has, in the state that it knows. Sends no request.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] if the cache has nothing of it, errors of the cache's file system,
+    /// and errors in the options of the store.
+    pub(super) fn open_cached(remote: &Arc<Remote>, location: &Location) -> Result<Self> {
+        let not_found = || Error::new(ErrorKind::NotFound, "is not in the cache");
+        let failed = |error| Error::from_io("cannot read from the cache", error);
+        let open = || {
+            let (Some(cache), Some(url)) = (remote.cache(), location.remote()) else {
+                return Err(not_found());
+            };
+            let (store, path) = remote.store(url)?;
+            let question = question(remote, &store, location).ok_or_else(not_found)?;
+            let known = question.try_recall::<State>().map_err(failed)?;
+            let identity = known.and_then(State::identity).ok_or_else(not_found)?;
+            let found = cache.find_entry((location, url), store.origin(), &identity);
+            let entry = found.map_err(failed)?.ok_or_else(not_found)?;
+            let known = (identity, Seen::KNOWN);
+            Ok(Self::with_entry(
+                remote,
+                (store, path),
+                location.clone(),
+                known,
+                Some(entry),
+            ))
+        };
+        open().map_err(|error: Error| error.or_location(location))
     }
 
     /// Returns the first bytes, up to `first` of them: the first tile alone if it holds the whole

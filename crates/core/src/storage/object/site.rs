@@ -92,7 +92,7 @@ impl ObjectSite {
     /// # Errors
     ///
     /// [`ErrorKind::NotFound`] also for names that lead to no object of any store, and the errors
-    /// of [`ObjectSource::at`].
+    /// of [`ObjectSource::at`], or of the cache's file system.
     pub fn open(&self, names: &[&str]) -> Result<ObjectSource> {
         let not_found = || Error::new(ErrorKind::NotFound, "not found");
         let location = self.locate(names).ok_or_else(not_found)?;
@@ -100,12 +100,10 @@ impl ObjectSite {
         if let Some(object) = known {
             return Ok(object);
         }
-        let opened = ObjectSource::open(&remote, &location, 1, remote.open_deadline());
-        let (object, _) = opened.map_err(|error| {
-            // Nothing is requested for a cache: it does not have the object.
-            let is_missing = self.root.is_none() && error.kind() == ErrorKind::Remote;
-            if is_missing { not_found() } else { error }
-        })?;
+        if self.root.is_none() {
+            return ObjectSource::open_cached(&remote, &location);
+        }
+        let (object, _) = ObjectSource::open(&remote, &location, 1, remote.open_deadline())?;
         object.require_versioned()?;
         let mut opening = self.opening.lock();
         if Arc::ptr_eq(&opening.remote, &remote) && opening.known.len() < OBJECTS_MAX {

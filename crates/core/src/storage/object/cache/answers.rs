@@ -118,15 +118,29 @@ impl Question {
         })
     }
 
-    /// Returns the known answer, if it may be used.
+    /// Returns the known answer, if it may be used. One that cannot be read is not known.
     pub(crate) fn recall<T: DeserializeOwned>(&self) -> Option<T> {
+        self.try_recall().ok().flatten()
+    }
+
+    /// Returns the known answer, if it may be used.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the file system.
+    pub(crate) fn try_recall<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
         if !self.is_trusted {
-            return None;
+            return Ok(None);
         }
-        let found = read(&self.file).ok()?;
-        let kept: Kept<String, T> = serde_json::from_slice(checked(&found)?).ok()?;
-        touch(&self.file);
-        Some(kept.answer)
+        let found = match read(&self.file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            found => found?,
+        };
+        let kept = checked(&found).and_then(|json| serde_json::from_slice(json).ok());
+        Ok(kept.map(|kept: Kept<String, T>| {
+            touch(&self.file);
+            kept.answer
+        }))
     }
 
     /// Keeps an answer for later openings. A cache that cannot be written to keeps none.

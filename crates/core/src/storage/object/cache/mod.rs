@@ -23,6 +23,7 @@ mod through;
 mod waiting;
 mod writer;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -237,22 +238,66 @@ impl Cache {
     /// whether the time of its last modification tells its states apart.
     pub(crate) fn entry(
         &self,
-        (location, url): (&Location, &RemoteUrl),
+        object: (&Location, &RemoteUrl),
         origin: &str,
         identity: &ObjectIdentity,
         is_settled: bool,
     ) -> Option<Arc<Entry>> {
+        let folder = self.folder_of(object, origin, identity, is_settled)?;
+        let opened = self.open_entry(&folder, object.1, identity);
+        let noted = opened.inspect_err(|error| {
+            self.shared.stop(&format!("it cannot be used: {error}"));
+        });
+        noted.ok()
+    }
+
+    /// Opens the entry of an object in this state, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the file system.
+    pub(crate) fn find_entry(
+        &self,
+        object: (&Location, &RemoteUrl),
+        origin: &str,
+        identity: &ObjectIdentity,
+    ) -> io::Result<Option<Arc<Entry>>> {
+        let Some(folder) = self.folder_of(object, origin, identity, true) else {
+            return Ok(None);
+        };
+        match folder.join(entry::STAMPS).symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            there => there?,
+        };
+        self.open_entry(&folder, object.1, identity).map(Some)
+    }
+
+    /// Returns the directory of the entry of an object in this state; `None` if it cannot have one.
+    fn folder_of(
+        &self,
+        (location, url): (&Location, &RemoteUrl),
+        origin: &str,
+        identity: &ObjectIdentity,
+        is_settled: bool,
+    ) -> Option<PathBuf> {
         if identity.len == 0 {
             return None;
         }
-        let name = match key::entry_name(url, origin, identity, is_settled) {
-            Ok(name) => name,
-            Err(reason) => {
-                self.shared
-                    .note(&format!("{location} is not cached: {reason}"));
-                return None;
-            }
-        };
+        let name = key::entry_name(url, origin, identity, is_settled);
+        let noted = name.inspect_err(|reason| {
+            self.shared
+                .note(&format!("{location} is not cached: {reason}"));
+        });
+        let name = noted.ok()?;
+        Some(self.folder.join(&name[..2]).join(&name))
+    }
+
+    fn open_entry(
+        &self,
+        folder: &Path,
+        url: &RemoteUrl,
+        identity: &ObjectIdentity,
+    ) -> io::Result<Arc<Entry>> {
         let description = Description {
             format: key::FORMAT,
             location: url.shown(),
@@ -263,26 +308,13 @@ impl Cache {
             tile_bytes: TILE_BYTES,
         };
         let description = serde_json::to_string_pretty(&description).unwrap_or_default();
-        let folder = self.folder.join(&name[..2]).join(&name);
+        let description = format!("{description}\n");
         let contents = if has_suffix(&url.path) {
             CONTENTS
         } else {
             CONTENTS_PLAIN
         };
-        let opened = Entry::open(
-            &self.shared,
-            &folder,
-            contents,
-            identity.len,
-            &format!("{description}\n"),
-        );
-        match opened {
-            Ok(entry) => Some(Arc::new(entry)),
-            Err(error) => {
-                self.shared.stop(&format!("it cannot be used: {error}"));
-                None
-            }
-        }
+        Entry::open(&self.shared, folder, contents, identity.len, &description).map(Arc::new)
     }
 
     /// Returns the report so far.
