@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::mapping::{HUGE_PAGE_BYTES, Mapping};
+use super::published::PublishedPool;
 use super::region::RegionWriter;
-use super::shared::ViewRef;
+use super::shared::{SharedMemory, ViewRef};
 use crate::error::Result;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -161,17 +162,33 @@ pub enum Begun {
 /// Free memory that is too small for a region and makes room for it. Dropping it unmaps it, which
 /// can take a while: 2.7 ms per GiB.
 #[derive(Debug)]
-pub struct Evicted {
-    mappings: Vec<Mapping>,
-    link: PoolLink,
+pub struct Evicted(EvictedMemory);
+
+/// Memory and the pool that it is charged to until it is unmapped.
+#[derive(Debug)]
+enum EvictedMemory {
+    Own(Vec<Mapping>, PoolLink),
+    Published(Vec<SharedMemory>, PublishedPool),
+}
+
+impl Evicted {
+    pub(super) fn published(memories: Vec<SharedMemory>, pool: PublishedPool) -> Self {
+        Self(EvictedMemory::Published(memories, pool))
+    }
 }
 
 impl Drop for Evicted {
     fn drop(&mut self) {
-        let bytes = self.mappings.iter().map(Mapping::len).sum();
-        self.mappings.clear();
-        // Charged until it is unmapped.
-        self.link.uncharge(bytes);
+        match &mut self.0 {
+            EvictedMemory::Own(mappings, pool) => {
+                let bytes = mappings.drain(..).map(|mapping| mapping.len()).sum();
+                pool.uncharge(bytes);
+            }
+            EvictedMemory::Published(memories, pool) => {
+                let bytes = memories.drain(..).map(|memory| memory.len()).sum();
+                pool.uncharge(bytes);
+            }
+        }
     }
 }
 
@@ -250,10 +267,7 @@ impl Pool {
     }
 
     fn evicted(&self, mappings: Vec<Mapping>) -> Evicted {
-        Evicted {
-            mappings,
-            link: self.link.clone(),
-        }
+        Evicted(EvictedMemory::Own(mappings, self.link.clone()))
     }
 
     /// Creates a region over `len` bytes at `offset` of memory that another process fills, for

@@ -14,6 +14,7 @@
 use std::sync::Arc;
 
 use super::mapping::Mapping;
+use super::pool::{Begun, Evicted};
 use super::region::RegionWriter;
 use super::shared::SharedMemory;
 use crate::error::Result;
@@ -92,27 +93,42 @@ impl PublishedPool {
     ///
     /// Those of [`SharedMemory::new`].
     pub fn try_region(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
-        let wanted = Mapping::charge(len);
-        let (memory, evicted) = {
-            let mut state = self.0.state.lock();
-            if let Some(memory) = state.take_fitting(wanted) {
-                state.recycled += 1;
-                (Some(memory), Vec::new())
-            } else {
-                let is_scarce = SharedMemory::takes_many_descriptors();
-                match state.make_room(wanted as u64, self.0.limit, is_scarce) {
-                    Some(evicted) => (None, evicted),
-                    None => return Ok(None),
-                }
+        loop {
+            match self.begin_region(len, tensors)? {
+                Begun::Region(region) => return Ok(Some(region)),
+                Begun::Evicts(evicted) => drop(evicted),
+                Begun::Full => return Ok(None),
             }
+        }
+    }
+
+    /// As [`Self::try_region`], but leaves it to the caller to unmap what makes room: without its
+    /// locks.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SharedMemory::new`].
+    pub fn begin_region(&self, len: usize, tensors: u32) -> Result<Begun> {
+        let wanted = Mapping::charge(len);
+        let mut state = self.0.state.lock();
+        let memory = if let Some(memory) = state.take_fitting(wanted) {
+            state.recycled += 1;
+            drop(state);
+            memory
+        } else {
+            let is_scarce = SharedMemory::takes_many_descriptors();
+            match state.make_room(wanted as u64, self.0.limit, is_scarce) {
+                None => return Ok(Begun::Full),
+                Some(evicted) if !evicted.is_empty() => {
+                    return Ok(Begun::Evicts(Evicted::published(evicted, self.clone())));
+                }
+                Some(_) => {}
+            }
+            drop(state);
+            SharedMemory::new(wanted).inspect_err(|_| self.uncharge(wanted))?
         };
-        // Without the lock: that can take a while.
-        drop(evicted);
-        let memory = match memory {
-            Some(memory) => memory,
-            None => SharedMemory::new(wanted).inspect_err(|_| self.uncharge(wanted))?,
-        };
-        Ok(Some(RegionWriter::published(memory, tensors, self.clone())))
+        let region = RegionWriter::published(memory, tensors, self.clone());
+        Ok(Begun::Region(region))
     }
 
     /// Uses twice as much of the budget from now on. Returns false if all of it is in use already.
@@ -178,27 +194,26 @@ impl State {
         Some(self.free.swap_remove(index))
     }
 
-    /// Charges `wanted` bytes, and removes as much free memory as they need, or one if descriptors
-    /// are scarce: each memory has one. `None` if that is not enough. The first region may exceed
-    /// the window, but not `limit`.
+    /// Charges `wanted` bytes if they fit. Otherwise removes as much free memory as they need, still
+    /// charged, or one if descriptors are scarce: each memory has one. `None` if that is not enough.
+    /// The first region may exceed the window, but not `limit`.
     fn make_room(&mut self, wanted: u64, limit: u64, is_scarce: bool) -> Option<Vec<SharedMemory>> {
         let used = self.charged - bytes_of(&self.free);
         let room = if used == 0 { limit } else { self.window };
         if used + wanted > room || (used > 0 && is_scarce && self.free.is_empty()) {
             return None;
         }
+        let mut missing = (self.charged + wanted).saturating_sub(room);
         let mut evicted = Vec::new();
-        if is_scarce && let Some(memory) = self.free.pop() {
-            self.charged -= memory.len() as u64;
+        while missing > 0 || (is_scarce && evicted.is_empty()) {
+            let Some(memory) = self.free.pop() else { break };
+            missing = missing.saturating_sub(memory.len() as u64);
             evicted.push(memory);
         }
-        while self.charged + wanted > room {
-            let memory = self.free.pop()?;
-            self.charged -= memory.len() as u64;
-            evicted.push(memory);
+        if evicted.is_empty() {
+            self.charged += wanted;
+            self.fresh += 1;
         }
-        self.charged += wanted;
-        self.fresh += 1;
         Some(evicted)
     }
 }
@@ -297,14 +312,33 @@ mod tests {
         small.lend();
         small.allow_reuse();
         drop(small);
-        let mut state = pool.0.state.lock();
         let (wanted, limit) = (2 * PAGE as u64, pool.0.limit);
-        let evicted = state.make_room(wanted, limit, true).expect("one is free");
-        assert_eq!((evicted.len(), state.free.len()), (1, 0));
-        assert_eq!(state.charged, 3 * PAGE as u64);
-        assert!(state.make_room(wanted, limit, true).is_none());
-        drop(state);
+        let make_room = |is_scarce| pool.0.state.lock().make_room(wanted, limit, is_scarce);
+        let evicted = make_room(true).expect("one is free");
+        assert_eq!(evicted.len(), 1);
+        assert!(make_room(true).is_none(), "no other one is free");
+        drop(Evicted::published(evicted, pool.clone()));
+        assert_eq!(pool.usage().charged, PAGE as u64);
+        assert!(make_room(false).is_some_and(|evicted| evicted.is_empty()));
+        assert_eq!(pool.usage().charged, 3 * PAGE as u64);
         drop(used);
+    }
+
+    #[test]
+    fn evicted_memory_is_charged_until_caller_unmaps_it() {
+        let pool = pool(2 * PAGE, 2 * PAGE);
+        let small = region(&pool, PAGE).expect("fits");
+        small.lend();
+        small.allow_reuse();
+        drop(small);
+        let begin = || pool.begin_region(2 * PAGE, 1).expect("memory");
+        let Begun::Evicts(evicted) = begin() else {
+            panic!("the free memory is too small");
+        };
+        assert_eq!(pool.usage().charged, PAGE as u64);
+        assert!(matches!(begin(), Begun::Full));
+        drop(evicted);
+        assert!(matches!(begin(), Begun::Region(_)));
     }
 
     #[test]

@@ -340,8 +340,7 @@ impl Feed {
                 NotBegun::unless(pool.begin_region(planned.bytes, planned.tensors)?, writer)
             }
             LeaseOrigin::Published(pool) => {
-                *writer = pool.try_region(planned.bytes, planned.tensors)?;
-                Ok(writer.is_some())
+                NotBegun::unless(pool.begin_region(planned.bytes, planned.tensors)?, writer)
             }
             LeaseOrigin::Received { shows, link, pool } => {
                 let begun = match shows[region] {
