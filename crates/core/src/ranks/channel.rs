@@ -9,7 +9,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -23,6 +24,10 @@ use super::process::Process;
 use super::wait::wait_for;
 use super::wire::{DESCRIPTORS_MAX, RECORD_BYTES, RECORDS_MAX, Record};
 use crate::sync::lock::Mutex;
+
+/// Pause before records are sent again that the system had no memory or no descriptors for: no
+/// event tells when it has.
+pub(super) const RESEND: Duration = Duration::from_millis(10);
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
@@ -94,6 +99,9 @@ pub(super) struct Channel {
     /// the connection open.
     end: Option<OwnedFd>,
     outbox: Mutex<VecDeque<(Record, Option<Carried>)>>,
+    /// True if the system had no memory or no descriptors for queued records. The socket counts as
+    /// ready meanwhile.
+    is_refused: AtomicBool,
 }
 
 /// State of the other end.
@@ -111,6 +119,7 @@ impl Channel {
             socket,
             end,
             outbox: Mutex::default(),
+            is_refused: AtomicBool::new(false),
         }
     }
 
@@ -146,6 +155,7 @@ impl Channel {
     /// The other end is gone, or the system refuses.
     pub(super) fn flush(&self) -> io::Result<bool> {
         let mut outbox = self.outbox.lock();
+        self.is_refused.store(false, Ordering::Relaxed);
         while !outbox.is_empty() {
             let mut bytes = Vec::new();
             let (mut records, mut descriptors) = (0, Vec::new());
@@ -167,7 +177,11 @@ impl Channel {
             match sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, flags) {
                 Ok(_) => drop(outbox.drain(..records)),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(false),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::NOBUFS | Errno::TOOMANYREFS) => {
+                    self.is_refused.store(true, Ordering::Relaxed);
+                    return Ok(false);
+                }
                 Err(errno) => return Err(errno.into()),
             }
         }
@@ -242,6 +256,22 @@ impl Channel {
         descriptors.map(|descriptor| (descriptor.as_fd(), PollFlags::IN))
     }
 
+    /// Adds to `waits` what to wait for before the rest of the queue is sent. Returns the time when
+    /// to try again where the system has refused it.
+    pub(super) fn outgoing<'a>(
+        &'a self,
+        waits: &mut Vec<(BorrowedFd<'a>, PollFlags)>,
+    ) -> Option<Instant> {
+        if !self.has_queued() {
+            return None;
+        }
+        if self.is_refused.load(Ordering::Relaxed) {
+            return Some(Instant::now() + RESEND);
+        }
+        waits.push((self.as_fd(), PollFlags::OUT));
+        None
+    }
+
     fn has_ended(&self) -> io::Result<bool> {
         let Some(end) = &self.end else {
             return Ok(false);
@@ -314,6 +344,25 @@ mod tests {
             one.flush().expect("open");
         }
         assert_eq!(records[999_999].0, Record::Claim { region: 999_999 });
+    }
+
+    /// The socket is ready, and a thread that waits for that would wait for nothing.
+    #[test]
+    fn queue_that_the_system_refuses_is_sent_after_a_pause() {
+        let (one, _other) = Channel::pair().expect("sockets");
+        one.post(Record::Alive, None);
+        let outgoing = || {
+            let mut waits = Vec::new();
+            let again = one.outgoing(&mut waits);
+            (waits.len(), again.is_some())
+        };
+        assert_eq!(outgoing(), (1, false));
+        one.is_refused.store(true, Ordering::Relaxed);
+        assert_eq!(outgoing(), (0, true));
+        assert!(one.flush().expect("open"));
+        assert_eq!(outgoing(), (0, false));
+        one.post(Record::Alive, None);
+        assert_eq!(outgoing(), (1, false));
     }
 
     #[test]

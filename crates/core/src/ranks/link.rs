@@ -332,12 +332,10 @@ impl Shared {
     fn step(&self) -> Result<(Peer, bool)> {
         let mut waits = vec![(self.wake.as_fd(), PollFlags::IN)];
         waits.extend(self.channel.incoming());
-        if self.channel.has_queued() {
-            waits.push((self.channel.as_fd(), PollFlags::OUT));
-        }
-        let deadline = Some(Instant::now() + SILENCE);
-        let ready = wait_for(&waits, deadline).map_err(cannot_receive)?;
-        let is_silent = !ready.contains(&true);
+        let again = self.channel.outgoing(&mut waits);
+        let deadline = again.unwrap_or_else(|| Instant::now() + SILENCE);
+        let ready = wait_for(&waits, Some(deadline)).map_err(cannot_receive)?;
+        let is_silent = again.is_none() && !ready.contains(&true);
         if ready[0] {
             self.wake.clear();
         }

@@ -3,10 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
 use super::wire::Record;
+
+/// Pause before records are sent again.
+pub(super) const RESEND: Duration = Duration::from_millis(10);
 
 /// Descriptor that a record carries, with what keeps it open.
 pub(crate) type Carried = Arc<dyn AsFd + Send + Sync>;
@@ -78,6 +82,13 @@ impl Channel {
     }
 
     pub(super) fn incoming(&self) -> std::iter::Empty<(BorrowedFd<'_>, PollFlags)> {
+        match *self {}
+    }
+
+    pub(super) fn outgoing<'a>(
+        &'a self,
+        _waits: &mut Vec<(BorrowedFd<'a>, PollFlags)>,
+    ) -> Option<Instant> {
         match *self {}
     }
 

@@ -121,18 +121,17 @@ impl<'a> Serving<'a> {
                 vec![(self.shared.wake.as_fd(), PollFlags::IN)];
             // The position of each follower among them.
             let mut places = Vec::with_capacity(self.followers.len());
+            let mut until = self.load.as_ref().map(|_| Instant::now() + TICK);
             for follower in &self.followers {
                 let first = waits.len();
                 waits.extend(follower.channel.incoming());
                 places.push(first..waits.len());
-                if follower.channel.has_queued() {
-                    waits.push((follower.channel.as_fd(), PollFlags::OUT));
-                }
+                let again = follower.channel.outgoing(&mut waits);
+                until = until.into_iter().chain(again).min();
             }
             let listener = self.listener.iter();
             waits.extend(listener.map(|listener| (listener.as_fd(), PollFlags::IN)));
-            let tick = self.load.as_ref().map(|_| Instant::now() + TICK);
-            let ready = wait_for(&waits, tick)?;
+            let ready = wait_for(&waits, until)?;
             let spoke = |place: Range<usize>| ready[place].contains(&true);
             places.into_iter().map(spoke).collect::<Vec<_>>()
         };

@@ -3,22 +3,18 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::io::Errno;
 
 use super::{cannot_receive, cannot_send, is_any, lost};
 use crate::error::Result;
 use crate::ranks::agreement;
-use crate::ranks::channel::{Channel, Peer};
+use crate::ranks::channel::{Channel, Peer, RESEND};
 use crate::ranks::messages::{Failure, RankPlan, Request};
 use crate::ranks::payload;
 use crate::ranks::wait::wait_for;
 use crate::ranks::wire::Record;
-
-/// Pause before a request is sent again that the system had no memory or no descriptors for: no
-/// event tells when it has.
-const RESEND: Duration = Duration::from_millis(10);
 
 /// Connection to the leader before there is a plan.
 pub(crate) struct Joining {
@@ -156,6 +152,8 @@ impl Joining {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::ranks::channel::Listener;
 
