@@ -1,11 +1,13 @@
 //! Claims: the load that requests tiles holds a lock on their numbers, so that others wait for them
 //! instead of requesting them too.
 //!
-//! A lock belongs to an open file (`F_OFD_SETLK`), and the kernel releases it when its process
-//! ends, however it does. Loads that go on at the same time have a file each, also those of one
-//! opening; the requests of one load share it, since neighbours share a tile. Claims save requests
-//! and say nothing about bytes: a tile is there if its stamp says so. Where the file system or the
-//! system has no such locks, every claim succeeds, and several loads request the same tiles.
+//! A lock belongs to an open file (`F_OFD_SETLK`), and the kernel releases it when the last process
+//! that has the file open closes it or ends, however it does. Children that a killed process had
+//! forked keep its claims: others wait until nothing has been written for a while. Loads that go on
+//! at the same time have a file each, also those of one opening; the requests of one load share it,
+//! since neighbours share a tile. Claims save requests and say nothing about bytes: a tile is there
+//! if its stamp says so. Where the file system or the system has no such locks, every claim
+//! succeeds, and several loads request the same tiles.
 //!
 //! An opening that waits for claims of another one announces it with a shared lock behind all
 //! tiles: what the others request should not be left out of the cache now.
