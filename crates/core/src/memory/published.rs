@@ -194,9 +194,9 @@ impl State {
         Some(self.free.swap_remove(index))
     }
 
-    /// Charges `wanted` bytes if they fit. Otherwise removes as much free memory as they need, still
-    /// charged, or one if descriptors are scarce: each memory has one. `None` if that is not enough.
-    /// The first region may exceed the window, but not `limit`.
+    /// Charges `wanted` bytes if they fit. Otherwise removes as much free memory as they need,
+    /// still charged, or one if descriptors are scarce: each memory has one. `None` if that is not
+    /// enough. The first region may exceed the window, but not `limit`.
     fn make_room(&mut self, wanted: u64, limit: u64, is_scarce: bool) -> Option<Vec<SharedMemory>> {
         let used = self.charged - bytes_of(&self.free);
         let room = if used == 0 { limit } else { self.window };
