@@ -7,15 +7,11 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use tload::testing::fixtures::Rng;
-use tload::{CacheDirectory, Checkpoint, Location, Pruning, finish_caching};
+use tload::{CacheDirectory, Checkpoint, Pruning, finish_caching};
 
-use crate::alone::{command, variable};
+use crate::cache_children::{child, key_of, location_of, of_child};
 use crate::caching::{Bench, PATIENCE, load_cached, of_cache};
 use crate::fixtures::{assert_all, even, in_file_order, load};
-use crate::sites::s3_options;
-
-/// Variable with the endpoint, the cache's directory and a seed, one a line, for a child process.
-const MARK: &str = "TLOAD_TEST_CACHE_KILLS";
 
 /// Line of a child that has begun.
 const BEGUN: &str = "begun";
@@ -35,14 +31,6 @@ fn object(at: usize) -> Vec<u8> {
     even("t", at as u64, 2, 128 << 10)
 }
 
-fn location(at: usize) -> Location {
-    Location::parse(&format!("s3://models/{}", key(at))).expect("a URL")
-}
-
-fn key(at: usize) -> String {
-    format!("{at}.safetensors")
-}
-
 fn rules(max_bytes: u64) -> Pruning {
     let mut rules = Pruning::default();
     rules.max_bytes = Some(max_bytes);
@@ -53,20 +41,11 @@ fn rules(max_bytes: u64) -> Pruning {
 /// otherwise.
 #[test]
 fn child_shrinks_until_it_is_killed() {
-    let Some(words) = variable(MARK) else {
+    let Some((options, folder, mut rng)) = of_child(LIMIT) else {
         return;
     };
-    let words: Vec<_> = words.split('\n').collect();
-    let [endpoint, folder, seed] = words[..] else {
-        panic!("three words");
-    };
-    let mut rng = Rng::new(seed.parse().expect("a number"));
-    let mut options = s3_options(endpoint);
-    for (key, value) in [("cache_dir", folder), ("cache_limit", &LIMIT.to_string())] {
-        options.set(key, value).expect("an option");
-    }
     let read = |at: usize| {
-        let checkpoint = Checkpoint::open_with(&location(at), &options).expect("opens");
+        let checkpoint = Checkpoint::open_with(&location_of(at), &options).expect("opens");
         let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
         assert_all(&tensors, &[&object(at)]);
         assert_eq!(of_cache(&report).damaged_bytes, 0, "{report}");
@@ -78,7 +57,11 @@ fn child_shrinks_until_it_is_killed() {
         let at = rng.index(OBJECTS);
         match rng.below(8) {
             0 | 1 => drop(cache.prune(&rules(LIMIT / 4)).expect("prunes")),
-            2 => drop(cache.remove(Some(&location(at)), false).expect("removes")),
+            2 => drop(
+                cache
+                    .remove(Some(&location_of(at)), false)
+                    .expect("removes"),
+            ),
             3 => drop(cache.remove(None, false).expect("removes")),
             _ => read(at),
         }
@@ -86,10 +69,8 @@ fn child_shrinks_until_it_is_killed() {
 }
 
 fn start_child(bench: &Bench, seed: u64) -> Child {
-    let folder = bench.folder.path().display();
-    let words = format!("{}\n{folder}\n{seed}", bench.server.url());
     let name = "cache_kills::child_shrinks_until_it_is_killed";
-    let mut child = command(name, &[(MARK, &words)]);
+    let mut child = child(bench, name, seed);
     child.stdout(Stdio::piped()).spawn().expect("starts")
 }
 
@@ -122,7 +103,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn killed_evictions_and_removals_leave_nothing_behind() {
     let bench = Bench::new();
     for at in 0..OBJECTS {
-        bench.site.put(&key(at), &object(at));
+        bench.site.put(&key_of(at), &object(at));
     }
     let mut rng = Rng::new(17);
     let cache = || CacheDirectory::open(bench.folder.path()).expect("a cache");
@@ -135,7 +116,7 @@ fn killed_evictions_and_removals_leave_nothing_behind() {
         }
         if round % 10 == 9 {
             for at in 0..OBJECTS {
-                let (tensors, report) = load_cached(&bench.site, &key(at));
+                let (tensors, report) = load_cached(&bench.site, &key_of(at));
                 assert_all(&tensors, &[&object(at)]);
                 assert_eq!(of_cache(&report).damaged_bytes, 0, "{report}");
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::FileTimes;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -18,14 +18,11 @@ use tload::{
 };
 use tload_testbed::{Fault, Operation, Rule};
 
-use crate::alone::variable;
+use crate::cache_children::{child, key_of, location_of, of_child};
 use crate::caching::{Bench, KEY, PATIENCE, checking, contents, load_cached, of_cache};
 use crate::fixtures::{assert_all, even, folder, in_file_order, load, read};
 use crate::listener::Listener;
-use crate::sites::{Site, options, s3_options};
-
-/// Variable with the endpoint, the cache's directory and a seed, one a line, for a child process.
-const MARK: &str = "TLOAD_TEST_CACHE_SHARING";
+use crate::sites::{Site, options};
 
 /// Objects of 2 MiB that children load, in turn. The limit has room for some of them, and for less
 /// than the children have open.
@@ -38,45 +35,18 @@ fn object(at: usize) -> Vec<u8> {
     even("t", at as u64, 2, 1 << 20)
 }
 
-fn key_of(at: usize) -> String {
-    format!("{at}.safetensors")
-}
-
 fn start_child(bench: &Bench, seed: u64) -> Child {
-    let words = format!(
-        "{}\n{}\n{seed}",
-        bench.server.url(),
-        bench.folder.path().display()
-    );
-    let this = std::env::current_exe().expect("a process knows its executable");
-    Command::new(this)
-        .args([
-            "--exact",
-            "cache_sharing::child_loads_in_turn",
-            "--test-threads=1",
-        ])
-        .env(MARK, words)
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("starts")
+    let mut child = child(bench, "cache_sharing::child_loads_in_turn", seed);
+    child.stdout(Stdio::null()).spawn().expect("starts")
 }
 
 /// Loads in a child process of the test below; does nothing otherwise. Each object stays open
 /// while the next one is loaded.
 #[test]
 fn child_loads_in_turn() {
-    let Some(words) = variable(MARK) else {
+    let Some((options, folder, mut rng)) = of_child(LIMIT) else {
         return;
     };
-    let words: Vec<_> = words.split('\n').collect();
-    let [endpoint, folder, seed] = words[..] else {
-        panic!("three words");
-    };
-    let mut rng = Rng::new(seed.parse().expect("a number"));
-    let mut options = s3_options(endpoint);
-    for (key, value) in [("cache_dir", folder), ("cache_limit", "10MiB")] {
-        options.set(key, value).expect("an option");
-    }
     let cache = |path: &Path| {
         let entries = CacheDirectory::open(path).expect("a cache").entries();
         move |location: &Location| {
@@ -90,14 +60,13 @@ fn child_loads_in_turn() {
     let mut held: Option<(usize, Checkpoint, (u64, PathBuf))> = None;
     for _ in 0..ROUNDS {
         let at = rng.index(OBJECTS);
-        let location = format!("s3://models/{}", key_of(at));
-        let location = Location::parse(&location).expect("a URL");
+        let location = location_of(at);
         let checkpoint = Checkpoint::open_with(&location, &options).expect("opens");
         let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
         assert!(finish_caching(PATIENCE));
         assert_all(&tensors, &[&object(at)]);
         assert_eq!(of_cache(&report).damaged_bytes, 0, "{report}");
-        let place = cache(Path::new(folder))(&location);
+        let place = cache(Path::new(&folder))(&location);
         if let Some((at, checkpoint, (inode_then, path))) = held.take() {
             // Other processes have evicted much since, and nothing that is open.
             assert_eq!(inode(&path), inode_then, "{}", path.display());
