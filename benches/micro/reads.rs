@@ -165,6 +165,7 @@ impl Reading {
         let bytes = usize::try_from(source.file().metadata().map_or(0, |it| it.len()));
         let setup = EngineSetup {
             copiers: None,
+            lanes: 1,
             files: vec![file].into(),
             depth: DEPTH,
             slab: None,

@@ -224,7 +224,7 @@ pub(crate) fn open_cached(files: OpenedEngine, setup: &Arc<ObjectSetup>) -> Open
 }
 
 /// Returns the number of threads: copies from memory are limited by cores, reads from a device by
-/// its queue.
+/// its queue. Lanes share the reads in flight: each of eight needs an eighth of the threads.
 fn pread_threads(setup: &EngineSetup) -> usize {
     let copying = are_copied(&setup.files);
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
@@ -237,5 +237,28 @@ fn pread_threads(setup: &EngineSetup) -> usize {
     } else {
         DISK_THREADS_MAX
     };
-    useful.min(setup.depth).max(1)
+    useful.min(setup.depth).div_ceil(setup.lanes.max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_share_threads() {
+        let threads = |depth, lanes| {
+            pread_threads(&EngineSetup {
+                files: [].into(),
+                depth,
+                copiers: None,
+                lanes,
+                slab: None,
+            })
+        };
+        assert_eq!(
+            [1, 2, 4, 8].map(|lanes| threads(1000, lanes)),
+            [32, 16, 8, 4]
+        );
+        assert_eq!([1, 3, 256].map(|lanes| threads(8, lanes)), [8, 3, 1]);
+    }
 }

@@ -7,7 +7,7 @@ use crate::memory::Slab;
 use crate::storage::ReadFile;
 
 /// Configuration of an engine that is opened on a lane's thread.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct EngineSetup {
     /// Sources, in the order of [`crate::engine::Job::source`].
     pub files: Arc<[ReadFile]>,
@@ -15,6 +15,9 @@ pub struct EngineSetup {
     pub depth: usize,
     /// Number of threads that copy from memory for GPUs; `None` if the files determine it.
     pub copiers: Option<usize>,
+    /// Number of lanes that share the reads in flight, and so the threads, from the beginning of
+    /// this one on.
+    pub lanes: usize,
     /// Long-lived memory that leases come from, to be registered with the kernel.
     pub slab: Option<Arc<Slab>>,
 }

@@ -361,6 +361,17 @@ impl LaneEngine {
     }
 
     /// Opens the engine on the calling thread, which must be the one that uses it.
+    /// Sets the number of lanes from the beginning of this one on.
+    pub(crate) fn among(mut self, lanes: usize) -> Self {
+        match &mut self {
+            Self::Files { setup, .. } => Arc::make_mut(setup).lanes = lanes,
+            #[cfg(feature = "object")]
+            Self::Objects { .. } => {}
+            Self::Remote { .. } | Self::Shared { .. } => {}
+        }
+        self
+    }
+
     fn open(&self, group: usize) -> Result<(Box<dyn Engine>, OpenedEngine)> {
         let (opened, requested, reason) = match self {
             Self::Files {
@@ -465,6 +476,7 @@ mod tests {
                 files: [].into(),
                 depth,
                 copiers: None,
+                lanes: 1,
                 slab: None,
             }),
             kind,

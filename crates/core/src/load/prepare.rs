@@ -283,7 +283,7 @@ impl Prepared {
                 group,
                 index,
                 begins_now: count.wants(index),
-                engine: engine.clone(),
+                engine: engine.clone().among(count.when_begins(index)),
                 counters: Arc::clone(counters),
             }));
             counts.push(count);
@@ -394,6 +394,7 @@ fn files_engine(
         files: Arc::clone(files),
         depth,
         copiers,
+        lanes: 1,
         slab: slab.cloned(),
     };
     let engine = LaneEngine::Files {

@@ -292,6 +292,7 @@ fn engine_for_files(
         files: Arc::clone(files),
         depth,
         copiers: None,
+        lanes: 1,
         slab: None,
     };
     Ok(engine::open(kind, options.engine, &setup)?.engine)

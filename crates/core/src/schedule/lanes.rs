@@ -97,6 +97,12 @@ impl LaneCount {
         !self.is_settled && lane < self.most
     }
 
+    /// Returns the number of lanes that read once a lane has begun: they double.
+    pub fn when_begins(&self, lane: usize) -> usize {
+        let doubled = (lane + 1).next_power_of_two();
+        doubled.max(self.wanted).min(self.most)
+    }
+
     /// Records that a wanted lane could not begin: neither it nor those behind it are wanted.
     pub fn failed(&mut self, lane: usize) {
         self.trial = None;
@@ -185,6 +191,14 @@ mod tests {
     use super::*;
 
     const MB: u64 = 1_000_000;
+
+    #[test]
+    fn lanes_double() {
+        let company = |lanes: &LaneCount| [0, 1, 2, 3, 4, 7].map(|lane| lanes.when_begins(lane));
+        assert_eq!(company(&LaneCount::up_to(1, 8)), [1, 2, 4, 4, 8, 8]);
+        assert_eq!(company(&LaneCount::up_to(1, 6)), [1, 2, 4, 4, 6, 6]);
+        assert_eq!(company(&LaneCount::fixed(3)), [3; 6]);
+    }
 
     /// Runs `lanes` for `windows` windows. Each lane is busy for `busy` percent of the time; `rate`
     /// returns the throughput for a number of lanes, in MB/s.

@@ -91,6 +91,7 @@ impl Shown {
             files,
             depth: request.depth,
             copiers: None,
+            lanes: 1,
             slab: None,
         };
         EngineUnderTest {

@@ -55,6 +55,7 @@ fn open_engine(
         files,
         depth,
         copiers: None,
+        lanes: 1,
         slab,
     };
     engine::open(kind, choice, &setup).expect("opens")

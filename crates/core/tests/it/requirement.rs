@@ -47,6 +47,7 @@ pub(crate) fn tokio_uring() -> Option<()> {
         files: [].into(),
         depth: 1,
         copiers: None,
+        lanes: 1,
         slab: None,
     };
     let opened = open(
