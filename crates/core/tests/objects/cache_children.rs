@@ -24,9 +24,7 @@ pub(crate) fn child(bench: &Bench, name: &str, seed: u64) -> Command {
 pub(crate) fn of_child(limit: u64) -> Option<(StoreOptions, String, Rng)> {
     let words = variable(MARK)?;
     let words: Vec<_> = words.split('\n').collect();
-    let [endpoint, folder, seed] = words[..] else {
-        panic!("three words");
-    };
+    let [endpoint, folder, seed] = words.try_into().expect("three words");
     let mut options = s3_options(endpoint);
     for (key, value) in [("cache_dir", folder), ("cache_limit", &limit.to_string())] {
         options.set(key, value).expect("an option");
