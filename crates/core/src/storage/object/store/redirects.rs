@@ -23,7 +23,8 @@ use object_store::client::{
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use url::Url;
 
-use super::addresses::{Reach, Resolver};
+use super::addresses::{Narrower, Reach, Resolver};
+use super::classification::find;
 use super::connector::LazyClient;
 use super::response_capture::{asks_host, came_over, responded};
 
@@ -78,7 +79,7 @@ impl Following {
     async fn follow(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let named = request.extensions_mut().remove::<NamedBy>();
         if let Some(named) = &named {
-            self.admit(named, request.uri())?;
+            self.admit(named, request.uri()).map_err(NotAdmitted)?;
         } else if self.number >= self.own.load(Ordering::Relaxed) {
             for (name, value) in &self.headers {
                 let entry = request.headers_mut().entry(name);
@@ -90,10 +91,15 @@ impl Following {
         let method = request.method().clone();
         let mut headers = request.headers().clone();
         let mut at = request.uri().clone();
-        let mut reach = named.map(|named| named.reach);
+        let mut reach = named.as_ref().map(|named| named.reach);
         let mut redirects = 0;
         loop {
-            let response = HttpService::call(self.client.get()?, request).await?;
+            let response = HttpService::call(self.client.get()?, request).await;
+            let is_named = named.is_some() && redirects == 0;
+            let response = response.map_err(|error| match find::<Narrower>(&error) {
+                Some(_) if is_named => NotAdmitted(Refused::Narrower).into(),
+                Some(_) | None => error,
+            })?;
             if redirects == 0 {
                 let connection = self.resolver.connection(&response, &at);
                 connection.into_iter().for_each(came_over);
@@ -251,6 +257,32 @@ impl std::fmt::Display for Refused {
 }
 
 impl std::error::Error for Refused {}
+
+/// Refusal of a URL that a response has named, beside redirects.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::storage) struct NotAdmitted(pub(in crate::storage) Refused);
+
+impl std::fmt::Display for NotAdmitted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            Refused::Plain => "names an http URL for the bytes of a file, and has https itself",
+            Refused::Endless | Refused::Scheme => {
+                "names a URL for the bytes of a file that is neither http nor https"
+            }
+            Refused::Narrower => {
+                "names an address of a private network or of this machine for the bytes of a file"
+            }
+        })
+    }
+}
+
+impl std::error::Error for NotAdmitted {}
+
+impl From<NotAdmitted> for HttpError {
+    fn from(refused: NotAdmitted) -> Self {
+        Self::new(HttpErrorKind::Unknown, refused)
+    }
+}
 
 impl From<Refused> for HttpError {
     fn from(refused: Refused) -> Self {

@@ -11,7 +11,7 @@ use super::classification::{Cause, Classification, Hints, causes, find, texts};
 use super::connector::NotMade;
 use super::pages::TooLong;
 use super::proxy::UsedProxy;
-use super::redirects::Refused;
+use super::redirects::{NotAdmitted, Refused};
 use crate::error::ErrorKind;
 use crate::sync::retry::Transient;
 
@@ -41,6 +41,10 @@ pub(in crate::storage) fn classification(
             format!("no request can be sent: {reason}"),
         )
         .hint("install the system's certificates, or pass a bundle of them as ca_file")
+    } else if let Some(refused) = find::<NotAdmitted>(error) {
+        // The request was to go to the named host, so `host` is not the server that named it.
+        Classification::new(ErrorKind::Remote, format!("the server {refused}"))
+            .hint("check the endpoint, and the configuration of its server")
     } else if let Some(refused) = find::<Refused>(error) {
         redirected(host, *refused)
     } else if find::<Narrower>(error).is_some() {
