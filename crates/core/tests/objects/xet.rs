@@ -92,7 +92,11 @@ impl Opened {
 
     /// Reads everything, asserts that this fails without showing a secret, and returns the error.
     fn refused(&self) -> Error {
-        let read = self.source.fetch(0, self.bytes.len());
+        self.refused_in(0, self.bytes.len())
+    }
+
+    fn refused_in(&self, offset: usize, len: usize) -> Error {
+        let read = self.source.fetch(offset as u64, len);
         let error = read
             .map(|bytes| bytes.len())
             .expect_err("the content store fails");
@@ -244,34 +248,39 @@ fn damaged_xorb_is_requested_again_and_then_an_error() {
         (Fault::Corrupt(7), "impossible lengths"),
         (Fault::status(500, "InternalError"), "status 500"),
         (Fault::status(403, "AccessDenied"), "status 403"),
-        (Fault::IgnoreRange, ""),
     ] {
         let opened = Opened::delivered();
-        let passes = !matches!(fault, Fault::IgnoreRange);
-        if passes {
-            opened
-                .hub
-                .files()
-                .fault(Rule::once(fault.clone()).path("xorbs/"));
-            opened.assert_reads(0, opened.bytes.len());
-        }
+        opened
+            .hub
+            .files()
+            .fault(Rule::once(fault.clone()).path("xorbs/"));
+        opened.assert_reads(0, opened.bytes.len());
         opened
             .hub
             .files()
             .fault(Rule::always(fault.clone()).path("xorbs/"));
         let error = opened.refused();
         let attempts = error.request().expect("a request").attempts;
-        assert_eq!(
-            attempts,
-            if passes { 3 } else { 1 },
-            "{fault}: {}",
-            error.chain()
-        );
+        assert_eq!(attempts, 3, "{fault}: {}", error.chain());
         assert!(error.chain().contains(words), "{fault}: {}", error.chain());
         let hint = error.hint().expect("a hint");
         assert!(hint.contains("HF_HUB_DISABLE_XET=1"), "{fault}: {hint}");
         assert!(!opened.has_used_bridge(), "{fault}");
     }
+}
+
+#[test]
+fn whole_xorb_is_read_only_where_its_beginning_was_requested() {
+    let opened = Opened::delivered();
+    let rule = Rule::always(Fault::IgnoreRange).path("xorbs/");
+    opened.hub.files().fault(rule);
+    opened.assert_reads(0, 100_000);
+    // The third chunk is not at the beginning of the xorb.
+    let error = opened.refused_in(140_000, 1000);
+    let words = "other bytes than requested";
+    assert!(error.chain().contains(words), "{}", error.chain());
+    assert_eq!(error.request().expect("a request").attempts, 1);
+    assert!(!opened.has_used_bridge());
 }
 
 /// The first two chunks of the file have 128 and 8 KiB.
@@ -329,17 +338,21 @@ fn hostile_reconstruction_is_refused() {
         (json!("hunter2"), "not a reconstruction"),
         (Value::from("x".repeat(5 << 20)), "more than 4194304 bytes"),
         (reconstruction(len - 1, metadata), "of 939216 bytes"),
-        (reconstruction(len, metadata), "private network"),
+        (
+            reconstruction(len, metadata),
+            "the server names an address of a private network",
+        ),
         (
             reconstruction(len, "ftp://host/hunter2"),
-            "neither http nor https",
+            "names a URL for the bytes of a file that is neither http nor https",
         ),
-        (reconstruction(len, "nowhere"), "neither http nor https"),
+        (reconstruction(len, "nowhere"), "names a URL"),
     ] {
         let opened = Opened::delivered();
         opened.hub.fail_query(200, Some(body.clone()));
         let error = opened.refused();
         assert!(error.chain().contains(words), "{}", error.chain());
+        assert!(!error.chain().contains("redirect"), "{}", error.chain());
         assert_eq!(error.request().expect("a request").attempts, 1);
         // A store that begins like this is left.
         let opened = Opened::new(&[]);
@@ -387,8 +400,101 @@ fn content_store_of_no_use_is_left_for_bridge() {
     assert!(!told.contains("hunter2"), "{told}");
 }
 
+/// Fails some requests of the content store, by their number.
+type Busy<'a> = (&'a str, &'a dyn Fn(&Hub, usize));
+
+#[test]
+fn busy_content_store_is_waited_for_and_left_at_last() {
+    let xorbs = |hub: &Hub, status, times| {
+        let fault = Fault::StatusWithHeaders {
+            status,
+            code: "SlowDown".to_owned(),
+            headers: vec![("Retry-After".to_owned(), "0".to_owned())],
+        };
+        hub.files().fault(Rule::times(times, fault).path("xorbs/"));
+    };
+    let ways: [Busy; 3] = [
+        ("query, 429", &|hub, times| {
+            (0..times).for_each(|_| hub.fail_query(429, None));
+        }),
+        ("xorb, 429", &|hub, times| xorbs(hub, 429, times)),
+        ("xorb, 503", &|hub, times| xorbs(hub, 503, times)),
+    ];
+    for (name, fail) in ways {
+        for (times, is_left) in [(2, false), (3, true)] {
+            let opened = Opened::new(&[("retries", "2")]);
+            fail(&opened.hub, times);
+            opened.assert_reads(0, 100_000);
+            assert_eq!(opened.has_used_bridge(), is_left, "{name}, {times}");
+        }
+    }
+    let opened = Opened::new(&[("retries", "2")]);
+    opened.hub.refuse_xet_tokens(429);
+    opened.assert_reads(0, 100_000);
+    assert_eq!(tokens(&opened.hub), 3);
+    assert!(opened.has_used_bridge());
+}
+
+#[test]
+fn pause_that_content_store_asks_for_is_kept() {
+    let opened = Opened::new(&[]);
+    let fault = Fault::StatusWithHeaders {
+        status: 503,
+        code: "SlowDown".to_owned(),
+        headers: vec![("Retry-After".to_owned(), "1".to_owned())],
+    };
+    opened.hub.files().fault(Rule::once(fault).path("xorbs/"));
+    let began = std::time::Instant::now();
+    opened.assert_reads(0, 1000);
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    assert!(!opened.has_used_bridge());
+}
+
+/// Without a pause that it asks for, a failure does not tell that waiting would help.
+#[test]
+fn content_store_out_of_order_is_left_at_once() {
+    let opened = Opened::new(&[("retries", "2")]);
+    opened.hub.fail_query(503, None);
+    opened.assert_reads(0, 1000);
+    assert_eq!(opened.hub.queries().len(), 1);
+    assert!(opened.has_used_bridge());
+}
+
+/// A part of the first chunk has arrived, which counts as progress, and not as delivered.
+#[test]
+fn content_store_that_breaks_off_in_first_chunk_is_left() {
+    for retries in ["0", "1"] {
+        let opened = Opened::new(&[("retries", retries)]);
+        let rule = Rule::always(Fault::CutBody(100_000)).path("xorbs/");
+        opened.hub.files().fault(rule);
+        opened.assert_reads(0, opened.bytes.len());
+        assert_eq!(opened.hub.queries().len(), 1);
+        assert!(opened.has_used_bridge());
+    }
+}
+
+#[test]
+fn later_opening_knows_that_content_store_failed() {
+    let opened = Opened::new(&[("retries", "0")]);
+    opened.hub.issue_no_xet_tokens();
+    opened.assert_reads(0, 1000);
+    let options = store(&opened.hub, &[("token", "hf_hunter2"), ("retries", "0")]);
+    for _ in 0..3 {
+        let again = ObjectSource::at(&location("/m.safetensors"), &options).expect("opens");
+        assert_eq!(again.fetch(5, 7).expect("reads"), opened.bytes[5..12]);
+    }
+    assert_eq!(tokens(&opened.hub), 1);
+    // Other options may lead elsewhere.
+    opened.hub.issue_xet_tokens();
+    let options = store(&opened.hub, &[("token", "hf_hunter2"), ("retries", "1")]);
+    let other = ObjectSource::at(&location("/m.safetensors"), &options).expect("opens");
+    assert_eq!(other.fetch(5, 7).expect("reads"), opened.bytes[5..12]);
+    assert_eq!(opened.hub.queries().len(), 1);
+}
+
 #[test]
 fn failed_token_is_asked_for_once_by_parallel_reads() {
+    let told = Told::of_process();
     let opened = Opened::new(&[("retries", "0")]);
     opened.hub.issue_no_xet_tokens();
     let ready = Barrier::new(16);
@@ -403,6 +509,8 @@ fn failed_token_is_asked_for_once_by_parallel_reads() {
     });
     assert_eq!(tokens(&opened.hub), 1);
     assert!(opened.has_used_bridge());
+    let line = format!("hub=\"{}\"", opened.hub.url());
+    assert_eq!(told.told().matches(&line).count(), 1, "one line in the log");
 }
 
 /// A refusal of the credentials of the hub would be another kind of error.
@@ -427,6 +535,21 @@ fn slow_content_store_is_left_for_bridge() {
     opened.hub.files().fault(drip.path("xorbs/"));
     opened.assert_reads(0, opened.bytes.len());
     assert!(opened.has_used_bridge());
+}
+
+/// 64 KiB take 1.3 s, and the chunks in front of the range 4.5 s.
+#[test]
+fn skipped_chunks_are_progress_of_slow_request() {
+    let opened = Opened::delivered_with(&[("retries", "0"), ("read_timeout", "3s")]);
+    let (bytes, pause) = (16_000, Duration::from_millis(300));
+    let drip = Rule::once(Fault::Drip { bytes, pause });
+    opened.hub.files().fault(drip.path("xorbs/"));
+    opened.assert_reads(PERIOD, 2 * PERIOD);
+    let place = |request: &Request| request.headers.get("range").cloned();
+    let (bridge, xorbs) = served(&opened.hub);
+    assert_eq!(bridge.len(), 1, "{bridge:?}");
+    let from_start = place(&xorbs[1]).is_some_and(|range| range.starts_with("bytes=0-"));
+    assert!(from_start, "skips the first period: {xorbs:?}");
 }
 
 #[test]

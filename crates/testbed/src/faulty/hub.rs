@@ -91,8 +91,8 @@ struct Inner {
     log: Vec<HubRequest>,
     /// Content store, if large files are in one.
     xet: Option<ContentStore>,
-    /// Status of responses to requests for tokens for the content store, if they are refused.
-    token_refusal: Option<u16>,
+    /// Responses to requests for tokens for the content store, if no tokens are issued.
+    token_fault: Option<(u16, Option<serde_json::Value>)>,
     /// Requests that it received.
     queries: Vec<HubRequest>,
     terse: bool,
@@ -190,7 +190,17 @@ impl Hub {
 
     /// Responds to requests for tokens for the content store with this status from now on.
     pub fn refuse_xet_tokens(&self, status: u16) {
-        self.shared.lock().token_refusal = Some(status);
+        self.shared.lock().token_fault = Some((status, None));
+    }
+
+    /// Responds to requests for tokens for the content store with this from now on.
+    pub fn send_for_xet_tokens(&self, body: serde_json::Value) {
+        self.shared.lock().token_fault = Some((200, Some(body)));
+    }
+
+    /// Issues tokens for the content store again.
+    pub fn issue_xet_tokens(&self) {
+        self.shared.lock().token_fault = None;
     }
 
     fn with_xet(&self, change: impl FnOnce(&mut ContentStore)) {
@@ -386,9 +396,13 @@ fn answer(inner: &mut Inner, shared: &Shared, head: &Head) -> Reply {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.expect("it is after 1970").as_secs();
-        return match (inner.token_refusal, &mut inner.xet) {
+        return match (&inner.token_fault, &mut inner.xet) {
+            (Some((status, Some(body))), _) => {
+                Reply::text(*status, "application/json", body.to_string())
+            }
+            (Some((status, None)), _) => refusal(*status, "", "No token: hunter2"),
             (None, Some(store)) => store.token(&shared.store, now),
-            (status, _) => refusal(status.unwrap_or(404), "", "Not found"),
+            (None, None) => refusal(404, "", "Not found"),
         };
     }
     if let Some(rest) = head.path.strip_prefix("api/models/") {

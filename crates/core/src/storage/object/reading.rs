@@ -15,13 +15,12 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_core::Stream;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
 use super::retrying::wait;
-use super::store::{Fault, READ_TIMEOUT, ResponseCapture};
+use super::store::{Arrived, Fault, READ_TIMEOUT, ResponseCapture};
 use super::{Events, ObjectSource, Receive};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::memory::Provenance;
@@ -93,7 +92,7 @@ impl Events for Collected {
 struct Answer<'a> {
     /// Offset of its next byte in the object.
     at: u64,
-    body: Pin<Box<dyn Stream<Item = Result<Bytes, Fault>> + Send + 'a>>,
+    body: Pin<Box<dyn Stream<Item = Result<Arrived, Fault>> + Send + 'a>>,
 }
 
 impl Answer<'_> {
@@ -105,7 +104,7 @@ impl Answer<'_> {
         usize::try_from(known).unwrap_or(usize::MAX)
     }
 
-    async fn next(answer: &mut Option<Self>) -> Option<Result<Bytes, Fault>> {
+    async fn next(answer: &mut Option<Self>) -> Option<Result<Arrived, Fault>> {
         match answer {
             Some(answer) => answer.body.next().await,
             None => std::future::pending().await,
@@ -133,9 +132,14 @@ impl Pace {
 
     fn moved(&mut self, at: u64) {
         if at - self.at >= u64::from(PROGRESS_BYTES) {
-            self.end();
-            (self.at, self.since) = (at, Instant::now());
+            self.advance(at);
         }
+    }
+
+    /// Counts the request as advanced by [`PROGRESS_BYTES`].
+    fn advance(&mut self, at: u64) {
+        self.end();
+        (self.at, self.since) = (at, Instant::now());
     }
 
     /// Leaves out time in which the store was not waited for.
@@ -166,7 +170,9 @@ impl ObjectSource {
         loop {
             to.events().requested(attempts > 0);
             attempts += 1;
-            let Err(fault) = self.request(&mut at, range.end, hedging, to).await else {
+            let is_last = failed >= retries.max;
+            let sent = self.request(&mut at, range.end, is_last, hedging, to);
+            let Err(fault) = sent.await else {
                 return Ok(());
             };
             if at == range.end && fault.transient.is_some() {
@@ -193,18 +199,19 @@ impl ObjectSource {
     }
 
     /// Sends one request for `*at..end`, and a second one if it stalls. `*at` follows the received
-    /// bytes.
+    /// bytes. `is_last` tells that no failure of it is retried.
     async fn request(
         &self,
         at: &mut u64,
         end: u64,
+        is_last: bool,
         hedging: Option<&Hedging>,
         to: &mut impl Receive,
     ) -> Result<(), Fault> {
         let patience = self.patience();
         let mut pace = Pace::begin(*at);
         hedging.inspect(|hedging| hedging.seen(|_, hedges| hedges.requested()));
-        let mut first = Some(self.answer(*at..end));
+        let mut first = Some(self.answer(*at..end, is_last));
         let mut second = None;
         loop {
             let limit = match hedging {
@@ -224,7 +231,7 @@ impl ObjectSource {
                     pace.stalled = true;
                     let hedged = hedging.is_some_and(Hedging::take);
                     if hedged {
-                        second = Some(self.answer(*at..end));
+                        second = Some(self.answer(*at..end, is_last));
                     }
                     to.events().stalled(hedged);
                     continue;
@@ -236,7 +243,8 @@ impl ObjectSource {
                 (&mut first, &mut second)
             };
             match piece {
-                Some(Ok(bytes)) => {
+                Some(Ok(Arrived::Unusable)) => pace.advance(*at),
+                Some(Ok(Arrived::Bytes(bytes))) => {
                     let came = |answer: &mut Answer<'_>| answer.came(bytes.len(), *at);
                     let known = answer.as_mut().map_or(0, came);
                     let Some(new) = bytes.get(known..).filter(|new| !new.is_empty()) else {
@@ -268,11 +276,12 @@ impl ObjectSource {
 
     /// Requests a range. The returned stream yields its bytes as they arrive: all of them or an
     /// error, and never one more.
-    fn answer(&self, wanted: Range<u64>) -> Answer<'_> {
+    fn answer(&self, wanted: Range<u64>, is_last: bool) -> Answer<'_> {
         let at = wanted.start;
         let begun = async move {
             let store = &self.0.store;
-            let by_xet = store.by_xet(&self.0.path, wanted.clone(), self.patience());
+            let limits = (self.patience(), is_last);
+            let by_xet = store.by_xet(&self.0.path, wanted.clone(), limits);
             if let Some((meta, pieces)) = by_xet.await? {
                 self.require_same(&meta, &ResponseCapture::default())?;
                 return Ok(pieces);
@@ -295,7 +304,7 @@ impl ObjectSource {
                     Some(Ok(bytes)) if bytes.len() as u64 > len - came => misbehaved(too_long(len)),
                     Some(Ok(bytes)) => {
                         let came = came + bytes.len() as u64;
-                        return Some((Ok(bytes), Some((body, came, captured))));
+                        return Some((Ok(Arrived::Bytes(bytes)), Some((body, came, captured))));
                     }
                     Some(Err(error)) => self.0.store.fault(&error, &captured, "GET"),
                     None if came < len => cut_short(misbehaved, came, len),

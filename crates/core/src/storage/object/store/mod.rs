@@ -52,6 +52,7 @@ pub(crate) use self::client::READ_TIMEOUT;
 pub(super) use self::environment::Surroundings;
 #[cfg(feature = "testing")]
 pub(crate) use self::hub::assert_levels_are_whole;
+pub(crate) use self::hub::xet::Arrived;
 pub(crate) use self::hub::{
     cached, cached_copy, commit_in_cache, is_hub_offline, repository_folder, snapshot,
 };

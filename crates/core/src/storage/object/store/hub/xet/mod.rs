@@ -38,11 +38,13 @@ use url::Url;
 
 use self::reading::Reading;
 use super::repository::ask;
+use crate::storage::object::asking::status;
 use crate::storage::object::store::addresses::Reach;
 use crate::storage::object::store::classification::Judged;
 use crate::storage::object::store::response_capture::{ResponseCapture, reach_of_peer};
 use crate::storage::object::store::{Fault, Store};
 use crate::sync::lock::Mutex;
+use crate::sync::retry::Transient;
 
 /// Time before a token expires at which it is renewed: `REFRESH_BUFFER_SEC` in `cas_client/auth.rs`
 /// of xet-client 1.6.
@@ -68,7 +70,9 @@ pub(in crate::storage) struct Xet {
     access: tokio::sync::Mutex<Option<Arc<Access>>>,
     /// True once a byte has come from the content store.
     has_delivered: AtomicBool,
-    is_off: AtomicBool,
+    /// True once it has failed before it delivered anything. Shared by the openings that send their
+    /// requests alike: they are as many minutes at most as a store is kept.
+    is_off: Arc<AtomicBool>,
 }
 
 /// File in the content store.
@@ -107,7 +111,7 @@ impl Xet {
             files: Mutex::default(),
             access: tokio::sync::Mutex::default(),
             has_delivered: AtomicBool::new(false),
-            is_off: AtomicBool::new(false),
+            is_off: Arc::default(),
         })
     }
 
@@ -120,7 +124,7 @@ impl Xet {
             files: Mutex::default(),
             access: tokio::sync::Mutex::default(),
             has_delivered: AtomicBool::new(false),
-            is_off: AtomicBool::new(false),
+            is_off: Arc::clone(&self.is_off),
         }
     }
 
@@ -153,12 +157,36 @@ impl Xet {
         self.files.lock().get(file).cloned()
     }
 
-    /// Stops using the content store, unless it has delivered something; returns whether it is off.
-    fn turn_off(&self) -> bool {
-        if !self.has_delivered.load(Ordering::Relaxed) {
-            self.is_off.store(true, Ordering::Relaxed);
+    /// Stops using the content store after a failure, unless it has delivered something; returns
+    /// whether it is off.
+    fn turn_off(&self, store: &Store, fault: &Fault) -> bool {
+        let may_be_off = !self.has_delivered.load(Ordering::Relaxed);
+        if may_be_off && !self.is_off.swap(true, Ordering::Relaxed) {
+            tracing::info!(
+                error = %fault.error,
+                hub = store.origin(),
+                "files are read by the hub's bridge, because its content store failed"
+            );
         }
         self.is_off.load(Ordering::Relaxed)
+    }
+
+    /// Takes note of a part of a response, or of its failure.
+    fn observe(&self, store: &Store, piece: Result<Arrived, Fault>) -> Result<Arrived, Fault> {
+        match piece {
+            Ok(Arrived::Bytes(bytes)) => {
+                self.has_delivered.store(true, Ordering::Relaxed);
+                Ok(Arrived::Bytes(bytes))
+            }
+            Ok(Arrived::Unusable) => Ok(Arrived::Unusable),
+            Err(mut fault) => {
+                if !asks_to_wait(&fault) && self.turn_off(store, &fault) {
+                    // The next attempt uses the bridge.
+                    fault.transient = fault.transient.or(Some(Transient::Broken));
+                }
+                Err(hinted(fault))
+            }
+        }
     }
 
     /// Returns the token for the content store: the last one, or another one if that has expired or
@@ -185,9 +213,10 @@ impl Xet {
         let renewed = self.renew(store, commit).await;
         match &renewed {
             Ok(access) => *held = Some(Arc::clone(access)),
+            Err(fault) if asks_to_wait(fault) => {}
             // Requests that wait for the lock are not to repeat it.
-            Err(_) => {
-                self.turn_off();
+            Err(fault) => {
+                self.turn_off(store, fault);
             }
         }
         renewed
@@ -227,18 +256,31 @@ impl Xet {
     }
 }
 
+/// Part of a response.
+#[derive(Debug)]
+pub(crate) enum Arrived {
+    /// The next bytes of the range.
+    Bytes(Bytes),
+    /// As many bytes as count as progress, from which no byte of the range can be made yet.
+    Unusable,
+}
+
 /// Range of a file as it arrives: all of its bytes or a failure, and never one more.
-pub(crate) type Pieces<'a> = BoxStream<'a, Result<Bytes, Fault>>;
+pub(crate) type Pieces<'a> = BoxStream<'a, Result<Arrived, Fault>>;
 
 impl Store {
     /// Requests a range of a file from the hub's content store, and returns the metadata that the
-    /// hub sent with the file's hash; `None` if the file is to be read by the bridge. The bridge is
-    /// left half of the `patience` if the content store has not delivered anything yet.
+    /// hub sent with the file's hash; `None` if the file is to be read by the bridge.
+    ///
+    /// A content store that has not delivered anything yet is left if it fails, or brings nothing
+    /// for half of the patience of a request, the first of the limits: the bridge has the other
+    /// half. If it asks to wait, it is left at the last attempt only; the second limit tells which
+    /// one that is.
     pub(crate) async fn by_xet(
         &self,
         path: &Path,
         range: Range<u64>,
-        patience: Duration,
+        (patience, is_last): (Duration, bool),
     ) -> Result<Option<(ObjectMeta, Pieces<'_>)>, Fault> {
         let Some(xet) = self.xet() else {
             return Ok(None);
@@ -253,31 +295,32 @@ impl Store {
         } else {
             let limit = patience / 2;
             let slow = |_| Err(reading::too_slow(self, limit));
-            let first = tokio::time::timeout(limit, reading.next()).await;
+            let first = tokio::time::timeout(limit, reading.first(is_last)).await;
             first.unwrap_or_else(slow)
         };
         let first = match first {
             Ok(first) => first,
-            Err(fault) if xet.turn_off() => {
-                tracing::info!(
-                    error = %fault.error,
-                    "files are read by the hub's bridge, because its content store failed"
-                );
-                return Ok(None);
-            }
+            Err(fault) if asks_to_wait(&fault) && !is_last => return Err(hinted(fault)),
+            Err(fault) if xet.turn_off(self, &fault) => return Ok(None),
             Err(fault) => return Err(hinted(fault)),
         };
-        xet.has_delivered.store(true, Ordering::Relaxed);
         let rest = stream::unfold(Some(reading), |reading| async move {
             let mut reading = reading?;
             match reading.next().await {
-                Ok(bytes) => Some((Ok(bytes?), Some(reading))),
-                Err(fault) => Some((Err(hinted(fault)), None)),
+                Ok(arrived) => Some((Ok(arrived?), Some(reading))),
+                Err(fault) => Some((Err(fault), None)),
             }
         });
         let pieces = stream::iter(first.map(Ok)).chain(rest);
+        let pieces = pieces.map(|piece| xet.observe(self, piece));
         Ok(Some((meta, pieces.boxed())))
     }
+}
+
+/// Returns whether a server has asked for a pause, which does not tell that it is of no use.
+fn asks_to_wait(fault: &Fault) -> bool {
+    fault.transient == Some(Transient::Busy)
+        && (fault.asked.is_some() || status(&fault.error) == Some(429))
 }
 
 /// Adds to the hint of a failure how the content store is left out.

@@ -17,7 +17,7 @@ use object_store::client::{HttpError, HttpRequest, HttpRequestBody, HttpResponse
 
 use super::terms::{self, Step};
 use super::unpack::Unpacker;
-use super::{Access, File, Xet};
+use super::{Access, Arrived, File, Xet};
 use crate::error::{Error, ErrorKind};
 use crate::storage::object::asking::status;
 use crate::storage::object::store::addresses::Reach;
@@ -25,7 +25,7 @@ use crate::storage::object::store::classification::{Classification, Judged};
 use crate::storage::object::store::hub::repository::failed;
 use crate::storage::object::store::redirects::NamedBy;
 use crate::storage::object::store::{Fault, ResponseCapture, Store};
-use crate::sync::retry::Transient;
+use crate::sync::retry::{PROGRESS_BYTES, Transient};
 
 /// Number of bytes whose places are asked for at once: bounds the response.
 const PLACES_BYTES_MAX: u64 = 64 << 20;
@@ -62,6 +62,8 @@ struct Body {
     /// Number of chunks of the place so far, and of bytes in those of the term.
     count: u32,
     unpacked: u64,
+    /// Number of bytes that have arrived since the last ones of the range were returned.
+    unused: usize,
 }
 
 impl<'a> Reading<'a> {
@@ -76,14 +78,25 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Returns the next bytes of the range; `None` at its end.
-    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Fault> {
+    /// Like [`Self::next`]; if this is the last attempt, waits for bytes, before which the bridge can
+    /// still be used.
+    pub(super) async fn first(&mut self, is_last: bool) -> Result<Option<Arrived>, Fault> {
+        loop {
+            match self.next().await {
+                Ok(Some(Arrived::Unusable)) if is_last => {}
+                first => return first,
+            }
+        }
+    }
+
+    /// Returns the next bytes of the range, or that others have arrived; `None` at its end.
+    pub(super) async fn next(&mut self) -> Result<Option<Arrived>, Fault> {
         while !self.rest.is_empty() {
             let Some(body) = &mut self.body else {
                 self.open_next().await?;
                 continue;
             };
-            let Some(mut bytes) = body.next(self.sender.store).await? else {
+            let Some(arrived) = body.next(self.sender.store).await? else {
                 let follows = self.steps.front().is_some_and(|step| body.has(step));
                 if follows && let Some(step) = self.steps.pop_front() {
                     body.go_on(step);
@@ -92,10 +105,13 @@ impl<'a> Reading<'a> {
                 }
                 continue;
             };
+            let Arrived::Bytes(mut bytes) = arrived else {
+                return Ok(Some(Arrived::Unusable));
+            };
             let most = usize::try_from(self.rest.end - self.rest.start).unwrap_or(usize::MAX);
             bytes.truncate(most);
             self.rest.start += bytes.len() as u64;
-            return Ok(Some(bytes));
+            return Ok(Some(Arrived::Bytes(bytes)));
         }
         Ok(None)
     }
@@ -123,7 +139,10 @@ impl<'a> Reading<'a> {
         let prefix = format!("bytes {}-{}/", range.start, range.end - 1);
         let sent = response.headers().get(CONTENT_RANGE);
         let is_range = sent.is_some_and(|sent| sent.as_bytes().starts_with(prefix.as_bytes()));
-        if response.status() != StatusCode::PARTIAL_CONTENT || !is_range {
+        // A server may ignore the range, above all one of all bytes: the response is read from its
+        // beginning, and no further than the chunks of the term.
+        let is_whole = response.status() == StatusCode::OK && range.start == 0;
+        if !is_whole && (response.status() != StatusCode::PARTIAL_CONTENT || !is_range) {
             let message = "the content store sent other bytes than requested";
             return Err(fault(sender.store, &captured, message, None));
         }
@@ -135,6 +154,7 @@ impl<'a> Reading<'a> {
             step,
             count: 0,
             unpacked: 0,
+            unused: 0,
         });
         Ok(())
     }
@@ -230,15 +250,24 @@ impl Body {
         self.unpacked = 0;
     }
 
-    /// Returns the next bytes of the term that belong to the range; `None` at its end.
-    async fn next(&mut self, store: &Store) -> Result<Option<Bytes>, Fault> {
+    /// Returns the next bytes of the term that belong to the range, or that others have arrived;
+    /// `None` at its end.
+    async fn next(&mut self, store: &Store) -> Result<Option<Arrived>, Fault> {
         let last = self.step.leading + self.step.count;
         while self.count < last {
             let damaged =
                 |what: String| fault(store, &self.captured, &what, Some(Transient::Broken));
             let Some(len) = self.unpacker.next_len().map_err(damaged)? else {
+                // A line that takes long for skipped and long chunks is slow, not dead.
+                if self.unused >= PROGRESS_BYTES as usize {
+                    self.unused = 0;
+                    return Ok(Some(Arrived::Unusable));
+                }
                 match self.frames.next().await {
-                    Some(Ok(bytes)) => self.unpacker.push(&bytes),
+                    Some(Ok(bytes)) => {
+                        self.unpacker.push(&bytes);
+                        self.unused += bytes.len();
+                    }
                     Some(Err(error)) => return Err(broken(store, &self.captured, error)),
                     None => {
                         let what = "the content store's response ended within a chunk";
@@ -267,9 +296,9 @@ impl Body {
                 continue;
             }
             let bytes = self.unpacker.unpack().map_err(damaged)?;
-            return Ok(Some(
-                bytes.slice(usize::try_from(skip).unwrap_or(usize::MAX)..),
-            ));
+            self.unused = 0;
+            let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+            return Ok(Some(Arrived::Bytes(bytes.slice(skip..))));
         }
         Ok(None)
     }
