@@ -178,7 +178,7 @@ $(COMPARE_INSTALLED): benches/compare/requirements.txt $(INSTALLED)
 	touch $@
 
 # libFuzzer, on a nightly compiler; see fuzz/README.md. New inputs stay in target/fuzz.
-TARGETS ?= header index listing load location manifest plan slice
+TARGETS ?= header index listing load location manifest plan slice xet
 FUZZ := cargo +nightly fuzz
 
 ##@ Fuzzers

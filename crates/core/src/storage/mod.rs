@@ -23,12 +23,14 @@ pub(crate) use crate::storage::object::folder::{Folder, level};
 pub(crate) use crate::storage::object::kept::end_idle_threads;
 #[cfg(feature = "object")]
 pub(crate) use crate::storage::object::remote::{Remote, open_deadline};
-#[cfg(all(feature = "object", feature = "testing"))]
-pub(crate) use crate::storage::object::store::assert_levels_are_whole;
 #[cfg(feature = "object")]
 pub(crate) use crate::storage::object::store::{
     Listed, cached, cached_copy, commit_in_cache, is_hub_offline, object_path, repository_folder,
     snapshot,
+};
+#[cfg(all(feature = "object", feature = "testing"))]
+pub(crate) use crate::storage::object::store::{
+    assert_content_store_is_bounded, assert_levels_are_whole,
 };
 pub use crate::sync::retry::Retries;
 pub use file::FileSource;

@@ -14,6 +14,7 @@ mod location;
 mod manifest;
 mod plan;
 mod slice;
+mod xet;
 
 use crate::error::{Error, printable};
 
@@ -23,7 +24,7 @@ pub use input::Input;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     ("header", header::check),
     ("index", index::check),
     ("listing", listing::check),
@@ -32,6 +33,7 @@ pub const TARGETS: [Target; 8] = [
     ("manifest", manifest::check),
     ("plan", plan::check),
     ("slice", slice::check),
+    ("xet", xet::check),
 ];
 
 /// Runs the target `name` on `input`.

@@ -50,9 +50,9 @@ use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
 pub(crate) use self::client::READ_TIMEOUT;
 pub(super) use self::environment::Surroundings;
-#[cfg(feature = "testing")]
-pub(crate) use self::hub::assert_levels_are_whole;
 pub(crate) use self::hub::xet::Arrived;
+#[cfg(feature = "testing")]
+pub(crate) use self::hub::{assert_content_store_is_bounded, assert_levels_are_whole};
 pub(crate) use self::hub::{
     cached, cached_copy, commit_in_cache, is_hub_offline, repository_folder, snapshot,
 };

@@ -30,6 +30,9 @@ pub(in crate::storage) use self::listing::Commit;
 #[cfg(feature = "testing")]
 pub(crate) use self::listing::assert_levels_are_whole;
 
+#[cfg(feature = "testing")]
+pub(crate) use self::xet::assert_content_store_is_bounded;
+
 use self::repository::Repository;
 use self::settings::{Token, endpoint, is_xet_disabled, token_path};
 use self::xet::Xet;

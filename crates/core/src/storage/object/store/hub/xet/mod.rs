@@ -16,6 +16,8 @@
 //! The protocol is <https://huggingface.co/docs/xet>. The token of the hub goes to the hub only,
 //! that of the content store to the content store only, and presigned URLs get neither.
 
+#[cfg(feature = "testing")]
+mod fuzz;
 mod reading;
 mod terms;
 mod unpack;
@@ -36,6 +38,8 @@ use object_store::path::Path;
 use serde::Deserialize;
 use url::Url;
 
+#[cfg(feature = "testing")]
+pub(crate) use self::fuzz::assert_content_store_is_bounded;
 use self::reading::Reading;
 use super::repository::ask;
 use crate::storage::object::asking::status;

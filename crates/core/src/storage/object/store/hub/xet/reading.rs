@@ -78,8 +78,8 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Like [`Self::next`]; if this is the last attempt, waits for bytes, before which the bridge can
-    /// still be used.
+    /// Like [`Self::next`]; the last attempt waits for bytes, before which the bridge can still be
+    /// used.
     pub(super) async fn first(&mut self, is_last: bool) -> Result<Option<Arrived>, Fault> {
         loop {
             match self.next().await {

@@ -75,6 +75,12 @@ pub(super) struct Unpacker {
 }
 
 impl Unpacker {
+    /// Returns the number of bytes that are not unpacked.
+    #[cfg(feature = "testing")]
+    pub(super) fn waiting(&self) -> usize {
+        self.arrived.len()
+    }
+
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.arrived.extend_from_slice(bytes);
     }
