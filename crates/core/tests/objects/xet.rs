@@ -11,7 +11,7 @@ use tload::testing::fixtures::Rng;
 use tload::{Checkpoint, Error, ErrorKind, Location};
 use tload_testbed::{Fault, Hub, Request, Rule};
 
-use crate::fixtures::{assert_all, folder, in_file_order, load};
+use crate::fixtures::{assert_all, even, folder, in_file_order, load, options};
 use crate::hosts::outcome;
 use crate::hubs::{MODEL, Model, assert_copied, copy, store};
 use crate::secrets::{Told, show_error};
@@ -124,6 +124,29 @@ fn model_in_content_store_is_read_from_there() {
     assert_eq!(bridge.len(), 2, "one for each header: {bridge:?}");
     assert!(xorbs.len() > 2, "{xorbs:?}");
     assert_eq!(tokens(&hub), 1);
+}
+
+/// Each end of a request is within a chunk, which the next request needs, too.
+#[test]
+fn load_requests_few_bytes_twice() {
+    let hub = Hub::start();
+    hub.keep_in_xet();
+    let shards = [even("a", 5, 8, 6 << 20), even("b", 6, 8, 6 << 20)];
+    let names = [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ];
+    let files = [(names[0], &shards[0][..]), (names[1], &shards[1])];
+    hub.commit(MODEL, "main", &files);
+    let checkpoint = Checkpoint::open_with(&location(""), store(&hub, &[])).expect("opens");
+    let options = options(|it| it.hedge = Some(false));
+    let (tensors, report) = load(&checkpoint, options).expect("loads");
+    assert_all(&tensors, &[&shards[0], &shards[1]]);
+    let (_, xorbs) = served(&hub);
+    let ranges = xorbs.iter().filter_map(|request| request.range.clone());
+    let requested: u64 = ranges.map(|range| range.end - range.start).sum();
+    let len: u64 = shards.iter().map(|shard| shard.len() as u64).sum();
+    assert!(requested - len < len / 33, "{requested} of {len}: {report}");
 }
 
 #[test]
