@@ -1,7 +1,7 @@
 //! Storage faults and their outcomes: one table for files, objects and GPUs, run row by row and
 //! printed to `docs/faults.md`; the contracts over failing storage; and loads with random faults.
 //!
-//! To add a fault, add a row in `on_files.rs`, `on_objects.rs`, `on_devices.rs` or
+//! To add a fault, add a row in `on_files.rs`, `on_objects.rs`, `on_hubs.rs`, `on_devices.rs` or
 //! `in_contents.rs`. `TLOAD_BLESS=1` rewrites the page, `TLOAD_SEEDS=1000` draws more random
 //! faults.
 #![cfg(target_os = "linux")]
@@ -17,6 +17,7 @@ mod files;
 mod in_contents;
 mod on_devices;
 mod on_files;
+mod on_hubs;
 mod on_objects;
 mod page;
 mod random_faults;

@@ -617,7 +617,7 @@ struct Reached {
 }
 
 /// Returns options for one request at a time, so that the order in which rules match is known.
-fn serially() -> Options {
+pub(crate) fn serially() -> Options {
     options(|it| {
         it.depth = Some(1);
         it.extent_bytes = Some(1 << 20);

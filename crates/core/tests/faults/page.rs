@@ -38,6 +38,10 @@ fn heading(place: Place) -> &'static str {
             "\n## Objects\n\nIn a store that speaks S3 and fails on command, with two retries. Unless a row is about opening,\n\
              faults affect reads of tensors, not of the header.\n"
         }
+        Place::Hubs => {
+            "\n## Models of a hub\n\nIn the content store (xet) of a hub that fails on command, with two retries. *Later* faults begin\n\
+             after the first token, query or xorb; before that, the load goes on by the hub's bridge.\n"
+        }
         Place::Devices => {
             "\n## GPUs\n\nOn a simulated driver whose functions fail on command: `function:status:first call:count`.\n"
         }
@@ -131,6 +135,7 @@ fn page(rows: &[Row]) -> String {
     for place in [
         Place::Files,
         Place::Objects,
+        Place::Hubs,
         Place::Devices,
         Place::Contents,
     ] {
@@ -141,7 +146,7 @@ fn page(rows: &[Row]) -> String {
             let engines: Vec<_> = row.engines.iter().map(|via| via.name()).collect();
             let engines = match place {
                 Place::Devices | Place::Contents => "every one".to_owned(),
-                Place::Files | Place::Objects => engines.join(", "),
+                Place::Files | Place::Objects | Place::Hubs => engines.join(", "),
             };
             let (outcome, names, retried) = cells(row.outcome);
             let (fault, made) = (row.fault, row.made.replace('|', "\\|"));

@@ -11,6 +11,8 @@ pub(crate) enum Place {
     Files,
     /// Objects, in a failing store.
     Objects,
+    /// Models, in the failing content store of a hub.
+    Hubs,
     /// A GPU and its driver.
     Devices,
     /// Contents of a file.

@@ -5,7 +5,7 @@ use crate::bench::alone;
 use crate::requirement::say;
 use crate::row::{Ended, Place, Row, Via};
 use crate::traces::Traces;
-use crate::{in_contents, on_devices, on_files, on_objects};
+use crate::{in_contents, on_devices, on_files, on_hubs, on_objects};
 
 /// Minimum number of rows; guards against a table that shrinks.
 const ROWS_MIN: usize = 80;
@@ -14,10 +14,12 @@ const ROWS_MIN: usize = 80;
 pub(crate) fn all() -> Vec<Row> {
     let files = on_files::rows().into_iter().map(|fault| fault.row);
     let objects = on_objects::rows().into_iter().map(|fault| fault.row);
+    let hubs = on_hubs::rows().into_iter().map(|fault| fault.row);
     let devices = on_devices::rows().into_iter().map(|fault| fault.row);
     let contents = in_contents::rows().into_iter().map(|fault| fault.row);
     files
         .chain(objects)
+        .chain(hubs)
         .chain(devices)
         .chain(contents)
         .collect()
@@ -100,6 +102,17 @@ fn object_faults_end_as_tabled() {
 }
 
 #[test]
+fn hub_faults_end_as_tabled() {
+    let _alone = alone();
+    on_objects::warm_up();
+    let mut findings = Findings::default();
+    for fault in on_hubs::rows() {
+        findings.check(&fault.row, Via::Object, || fault.run());
+    }
+    findings.assert_none();
+}
+
+#[test]
 fn device_faults_end_as_tabled() {
     let _alone = alone();
     let cuda = crate::stub::cuda();
@@ -131,6 +144,7 @@ fn table_covers_all_places_without_duplicates() {
     for place in [
         Place::Files,
         Place::Objects,
+        Place::Hubs,
         Place::Devices,
         Place::Contents,
     ] {

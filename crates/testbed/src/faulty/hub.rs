@@ -91,8 +91,9 @@ struct Inner {
     log: Vec<HubRequest>,
     /// Content store, if large files are in one.
     xet: Option<ContentStore>,
-    /// Responses to requests for tokens for the content store, if no tokens are issued.
+    /// Responses to requests for tokens for the content store, after the spared ones.
     token_fault: Option<(u16, Option<serde_json::Value>)>,
+    spared_tokens: usize,
     /// Requests that it received.
     queries: Vec<HubRequest>,
     terse: bool,
@@ -190,12 +191,19 @@ impl Hub {
 
     /// Responds to requests for tokens for the content store with this status from now on.
     pub fn refuse_xet_tokens(&self, status: u16) {
-        self.shared.lock().token_fault = Some((status, None));
+        self.fail_xet_tokens(status, None, 0);
     }
 
-    /// Responds to requests for tokens for the content store with this from now on.
-    pub fn send_for_xet_tokens(&self, body: serde_json::Value) {
-        self.shared.lock().token_fault = Some((200, Some(body)));
+    /// Responds to requests for tokens for the content store with this status, or with this body,
+    /// once some of them have been `spared`.
+    pub fn fail_xet_tokens(&self, status: u16, body: Option<serde_json::Value>, spared: usize) {
+        let mut inner = self.shared.lock();
+        (inner.token_fault, inner.spared_tokens) = (Some((status, body)), spared);
+    }
+
+    /// Answers as many queries of the content store before the next fault.
+    pub fn spare_queries(&self, queries: usize) {
+        self.with_xet(|store| store.spare(queries));
     }
 
     /// Issues tokens for the content store again.
@@ -394,16 +402,7 @@ fn answer(inner: &mut Inner, shared: &Shared, head: &Head) -> Reply {
         if let Err(refusal) = find(inner, repository, head, true) {
             return refusal;
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.expect("it is after 1970").as_secs();
-        return match (&inner.token_fault, &mut inner.xet) {
-            (Some((status, Some(body))), _) => {
-                Reply::text(*status, "application/json", body.to_string())
-            }
-            (Some((status, None)), _) => refusal(*status, "", "No token: hunter2"),
-            (None, Some(store)) => store.token(&shared.store, now),
-            (None, None) => refusal(404, "", "Not found"),
-        };
+        return token(inner, &shared.store);
     }
     if let Some(rest) = head.path.strip_prefix("api/models/") {
         let Some((repository, revision)) = rest.split_once("/revision/") else {
@@ -461,6 +460,23 @@ fn answer(inner: &mut Inner, shared: &Shared, head: &Head) -> Reply {
             reply
         }
         Err(refusal) => refusal,
+    }
+}
+
+/// Responds to a request for a token for the content store at `url`.
+fn token(inner: &mut Inner, url: &str) -> Reply {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.expect("it is after 1970").as_secs();
+    let is_spared = inner.spared_tokens > 0;
+    inner.spared_tokens -= usize::from(is_spared);
+    let fault = inner.token_fault.as_ref().filter(|_| !is_spared);
+    match (fault, &mut inner.xet) {
+        (Some((status, Some(body))), _) => {
+            Reply::text(*status, "application/json", body.to_string())
+        }
+        (Some((status, None)), _) => refusal(*status, "", "No token: hunter2"),
+        (None, Some(store)) => store.token(url, now),
+        (None, None) => refusal(404, "", "Not found"),
     }
 }
 

@@ -58,8 +58,9 @@ pub(super) struct ContentStore {
     files: BTreeMap<String, Vec<Stored>>,
     /// Number of tokens that were issued. Only the last one is accepted.
     tokens: usize,
-    /// Responses to the next queries.
+    /// Responses to the next queries, after the spared ones.
     faults: Vec<(u16, Option<Value>)>,
+    spared: usize,
     /// Lifetime of tokens, seconds.
     lifetime: i64,
     /// True if each chunk is a term of its own.
@@ -126,6 +127,11 @@ impl ContentStore {
         self.is_split = true;
     }
 
+    /// Answers as many queries before the next fault.
+    pub(super) fn spare(&mut self, queries: usize) {
+        self.spared = queries;
+    }
+
     /// Responds to the next query with this status, or with this body.
     pub(super) fn fail(&mut self, status: u16, body: Option<Value>) {
         self.faults.push((status, body));
@@ -161,7 +167,9 @@ impl ContentStore {
                 "The token is not valid, or it has expired: xet-hunter2",
             );
         }
-        if !self.faults.is_empty() {
+        if self.spared > 0 {
+            self.spared -= 1;
+        } else if !self.faults.is_empty() {
             let (status, body) = self.faults.remove(0);
             return match body {
                 Some(body) => Reply::text(status, "application/json", body.to_string()),
