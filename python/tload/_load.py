@@ -274,8 +274,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
     # `stream` would name itself in the message.
     refuse_unknown("load", keywords, LoadKeywords.__optional_keys__)
     with stream(source, framework=framework, **keywords) as tensors:
-        arrived = tensors._collect()  # noqa: SLF001
-        return {name: arrived[name] for name in tensors._raw.names()}  # noqa: SLF001
+        return tensors._collect()  # noqa: SLF001
 
 
 def require_files(checkpoint: Checkpoint, options: Options | None) -> None:

@@ -214,10 +214,12 @@ class TensorStream(Generic[T]):
     def _collect(self) -> dict[str, T]:
         """Receive all tensors, in batches: one by one takes as long as it takes to convert them.
 
-        Those that arrive before the framework is imported are converted later.
+        Those that arrive before the framework is imported are converted later. The result is in the
+        order of the files.
         """
         received: list[_tload.Tensor] = []
-        converted: dict[str, T] = {}
+        # Each tensor takes the place of its name, in whatever order they arrive.
+        converted = cast("dict[str, T]", dict.fromkeys(self._raw.names()))
         importing = self._importing if self._convert is None else None
         while True:
             try:
