@@ -26,6 +26,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 
 use super::Shared;
+use super::arriving::{Arrived, Arriving, TILE};
 use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES};
 use super::claims::Claim;
 use super::files::{describe, open_file, open_in, set_direct};
@@ -48,9 +49,6 @@ pub(super) const DESCRIPTION: &str = "entry.json";
 /// Number of damaged tiles after which the rest of an entry is not read either: each costs a
 /// request of its own.
 const DAMAGED_MAX: usize = 16;
-
-/// [`TILE_BYTES`], as the length of a slice.
-const TILE: usize = BUFFER_BYTES / BUFFER_TILES;
 
 /// Most tiles that one search looks at.
 const SEARCHED_TILES: usize = 1024;
@@ -206,10 +204,9 @@ impl Entry {
         self.len
     }
 
-    /// Writes bytes that begin at `start`, a multiple of the length of tiles, and end with a tile.
-    /// Returns at once. `claim` is held until they are written.
-    pub(super) fn keep(self: &Arc<Self>, start: u64, bytes: Filled, claim: Option<Arc<Claim>>) {
-        Shared::write_later(self, start, bytes, claim);
+    /// Writes bytes. Returns at once. `claim` is held until they are written.
+    pub(super) fn keep(self: &Arc<Self>, arrived: Arrived, claim: Option<Arc<Claim>>) {
+        Shared::write_later(self, arrived, claim);
     }
 
     /// Keeps the first bytes of the object unless they are already there.
@@ -230,7 +227,9 @@ impl Entry {
                 let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
                 match self.buffer().or_else(wait) {
                     Some(buffer) => {
-                        self.keep(at, buffer.fill_from(&bytes[index(at)..index(end)]), None);
+                        let mut arriving = Arriving::new(at, buffer);
+                        arriving.push(&bytes[index(at)..index(end)]);
+                        self.keep(arriving.finish(), None);
                     }
                     None => self.leave_out(end - at),
                 }
@@ -370,20 +369,20 @@ impl Entry {
         Ok(came.min(wanted))
     }
 
-    /// Writes bytes, and then their stamps. Blocks.
+    /// Writes bytes, whole tiles with these checksums, and then their stamps. Blocks.
     ///
     /// # Errors
     ///
     /// Errors of the file system.
-    pub(super) fn write(&self, start: u64, bytes: &[u8]) -> io::Result<u64> {
+    pub(super) fn write(&self, start: u64, bytes: &[u8], checksums: &[u32]) -> io::Result<u64> {
         if self.is_cleared() {
             // Queued before: these bytes may be the wrong ones.
             return Ok(0);
         }
         let run = tiles(&(start..start + bytes.len() as u64));
-        let mut stamps = Vec::with_capacity(bytes.len().div_ceil(TILE) * STAMP_BYTES);
-        for (tile, contents) in run.clone().zip(bytes.chunks(TILE)) {
-            stamps.extend(stamp(self.seed, tile, checksum(contents)));
+        let mut stamps = Vec::with_capacity(checksums.len() * STAMP_BYTES);
+        for (tile, crc) in run.clone().zip(checksums) {
+            stamps.extend(stamp(self.seed, tile, *crc));
         }
         let known = self.stamps_of(&run);
         let same = known
@@ -518,6 +517,11 @@ mod tests {
 
     const LEN: u64 = 1 << 20;
 
+    fn write(entry: &Entry, start: u64, bytes: &[u8]) {
+        let checksums: Vec<u32> = bytes.chunks(TILE).map(checksum).collect();
+        entry.write(start, bytes, &checksums).expect("writes");
+    }
+
     /// A fork duplicates the files that are open, with their locks.
     #[test]
     fn lock_ends_with_the_entry_whatever_forked_processes_have() {
@@ -538,7 +542,7 @@ mod tests {
         let (cache, entry) = opened(folder.path(), LEN);
         let mut entry = Arc::into_inner(entry).expect("is open once");
         let bytes = vec![7; TILE];
-        entry.write(0, &bytes).expect("writes");
+        write(&entry, 0, &bytes);
         assert!(entry.verify(0, &bytes));
         entry.is_writable = false;
         for _ in 0..DAMAGED_MAX {
@@ -552,7 +556,7 @@ mod tests {
     fn half_of_the_wanted_tiles_is_enough() {
         let folder = tempfile::tempdir().expect("a folder");
         let (_cache, entry) = opened(folder.path(), LEN);
-        entry.write(TILE_BYTES, &vec![7; 2 * TILE]).expect("writes");
+        write(&entry, TILE_BYTES, &vec![7; 2 * TILE]);
         let at = |start: u64, end: u64| start * TILE_BYTES..end * TILE_BYTES;
         let few = |tile: u64, byte: u64| tile * TILE_BYTES + byte..tile * TILE_BYTES + byte + 1;
         for (ranges, wanted) in [

@@ -9,6 +9,7 @@
 //! and in `docs/cache.md` for users.
 
 mod answers;
+mod arriving;
 mod buffers;
 mod claims;
 mod directory;

@@ -27,6 +27,12 @@ pub(super) fn checksum(bytes: &[u8]) -> u32 {
     u32::try_from(Polynomial::Crc32c.checksum(&[bytes])).expect("a CRC of 32 bits")
 }
 
+/// Returns the checksum of bytes with the checksum `first` and `len` more with the checksum `next`.
+pub(super) fn joined(first: u32, next: u32, len: usize) -> u32 {
+    let joined = Polynomial::Crc32c.combine(first.into(), next.into(), len as u64);
+    u32::try_from(joined).expect("a CRC of 32 bits")
+}
+
 /// Returns the stamp of a tile with this checksum, in the entry with this seed.
 pub(super) fn stamp(seed: u64, tile: u64, crc: u32) -> [u8; STAMP_BYTES] {
     let crc = crc.to_le_bytes();

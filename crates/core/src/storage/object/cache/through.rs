@@ -12,13 +12,14 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use super::TOTALS;
+use super::arriving::{Arriving, TILE};
 use super::buffers::BUFFER_BYTES;
 use super::claims::Claim;
 use super::entry::{Entry, Found, PATIENCE};
 use super::stamp::{bytes_of, tiles};
 use super::waiting::Announcement;
 use crate::error::Result;
-use crate::memory::{Filling, Lease, Provenance};
+use crate::memory::{Lease, Provenance};
 use crate::storage::object::{Events, Hedging, ObjectSource, Receive};
 use crate::sync::retry::Retries;
 
@@ -182,8 +183,8 @@ struct Tee<'a, R> {
     at: u64,
     /// End of the tiles.
     end: u64,
-    /// Bytes for the cache up to `at`, and their offset.
-    copied: Option<(u64, Filling)>,
+    /// Bytes for the cache up to `at`.
+    copied: Option<Arriving>,
     /// True after a stretch that found no buffer. The rest is left out too: a later load then sends
     /// one request for it, as without a cache, and not one for each gap.
     is_left_out: bool,
@@ -216,9 +217,9 @@ impl<'a, R: Receive> Tee<'a, R> {
     }
 
     fn hand_over(&mut self) {
-        if let Some((start, buffer)) = self.copied.take() {
+        if let Some(copied) = self.copied.take() {
             let claim = Some(Arc::clone(&self.claim));
-            self.entry.keep(start, buffer.finish(), claim);
+            self.entry.keep(copied.finish(), claim);
         }
     }
 
@@ -233,15 +234,15 @@ impl<'a, R: Receive> Tee<'a, R> {
             if is_first && self.copied.is_none() {
                 let buffer = (!self.is_left_out).then(|| self.buffer()).flatten();
                 self.is_left_out = buffer.is_none();
-                self.copied = buffer.map(|buffer| (at, buffer.filling()));
+                self.copied = buffer.map(|buffer| Arriving::new(at, buffer));
                 if self.is_left_out {
                     self.entry.leave_out(stretch - at);
                 }
             }
             let room = usize::try_from(stretch - at).unwrap_or(usize::MAX);
             let (now, later) = bytes.split_at(bytes.len().min(room));
-            if let Some((_, buffer)) = &mut self.copied {
-                buffer.push(now);
+            if let Some(copied) = &mut self.copied {
+                copied.push(now);
             }
             at += now.len() as u64;
             bytes = later;
@@ -263,10 +264,8 @@ impl<'a, R: Receive> Tee<'a, R> {
     fn start(&self) -> u64 {
         bytes_of(&tiles(&self.wanted), self.end).start
     }
-}
 
-impl<R: Receive> Receive for Tee<'_, R> {
-    fn bytes(&mut self, bytes: &[u8], from: Provenance) {
+    fn piece(&mut self, bytes: &[u8], from: Provenance) {
         let (start, end) = (self.at, self.at + bytes.len() as u64);
         let (first, last) = (start.max(self.wanted.start), end.min(self.wanted.end));
         let index = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
@@ -277,6 +276,14 @@ impl<R: Receive> Receive for Tee<'_, R> {
         self.events().surplus(bytes.len() as u64 - passed);
         self.copy(bytes);
         self.at = end;
+    }
+}
+
+impl<R: Receive> Receive for Tee<'_, R> {
+    fn bytes(&mut self, bytes: &[u8], from: Provenance) {
+        // A piece is read three times, for the receiver, for the cache and for its checksum: the
+        // last two times from the processor's cache.
+        bytes.chunks(TILE).for_each(|piece| self.piece(piece, from));
     }
 
     fn events(&mut self) -> &mut dyn Events {

@@ -9,10 +9,10 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::Shared;
+use super::arriving::Arrived;
 use super::claims::Claim;
 use super::entry::Entry;
 use super::per_directory::PerDirectory;
-use crate::memory::Filled;
 use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::per_process::PerProcess;
 
@@ -54,8 +54,7 @@ impl Drop for Counted {
 /// Bytes to write.
 struct Write {
     entry: Arc<Entry>,
-    start: u64,
-    bytes: Filled,
+    arrived: Arrived,
     #[expect(dead_code, reason = "held until the bytes are written")]
     claim: Option<Arc<Claim>>,
     #[expect(
@@ -86,12 +85,7 @@ impl Writer {
 
 impl Shared {
     /// Queues a write.
-    pub(super) fn write_later(
-        entry: &Arc<Entry>,
-        start: u64,
-        bytes: Filled,
-        claim: Option<Arc<Claim>>,
-    ) {
+    pub(super) fn write_later(entry: &Arc<Entry>, arrived: Arrived, claim: Option<Arc<Claim>>) {
         let mut queue = entry.shared.writer.queue.lock();
         if queue.is_none() {
             match begin() {
@@ -107,8 +101,7 @@ impl Shared {
             // The threads live as long as there is a sender.
             let _ = sender.send(Write {
                 entry,
-                start,
-                bytes,
+                arrived,
                 claim,
                 counted: Counted::new(pending),
             });
@@ -149,8 +142,12 @@ impl Write {
         if shared.is_stopped() {
             return;
         }
-        match shared.room.take(self.bytes.bytes().len() as u64) {
-            Ok(_taken) => match self.entry.write(self.start, self.bytes.bytes()) {
+        let Arrived {
+            start, checksums, ..
+        } = &self.arrived;
+        let bytes = self.arrived.bytes();
+        match shared.room.take(bytes.len() as u64) {
+            Ok(_taken) => match self.entry.write(*start, bytes, checksums) {
                 Ok(bytes) => shared.count_written(bytes),
                 Err(error) => shared.stop(&format!("writing failed: {error}")),
             },
