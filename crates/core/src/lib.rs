@@ -87,6 +87,7 @@ pub use sink::DeviceMemory;
 #[cfg(feature = "object")]
 pub use storage::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};
 pub use sync::cancel::CancelFlag;
+pub use sync::descriptors::reserve_descriptors;
 pub use sync::per_process::process_id;
 pub use tensor::{Tensor, TensorInfo};
 pub use verify::Verify;

@@ -133,6 +133,7 @@ mod _tload {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        tload::reserve_descriptors();
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("ERROR_KINDS", ErrorKind::ALL.map(ErrorKind::name))?;
         module.add("DTYPES", tload::Dtype::ALL.map(tload::Dtype::name))?;

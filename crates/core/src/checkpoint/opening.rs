@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 #[cfg(feature = "object")]
 use crate::options::StoreOptions;
+use crate::sync::descriptors::reserve_descriptors;
 use crate::sync::detached::run_with_timeout;
 use crate::tensor::TensorInfo;
 
@@ -74,6 +75,7 @@ impl Checkpoint {
         open: impl FnOnce(&Backend, Instant) -> Result<Self> + Send + 'static,
     ) -> Result<Self> {
         let started = Instant::now();
+        reserve_descriptors();
         let pending = backend.pending.clone();
         // Requests have the same limit, and their own errors are more detailed.
         let limit = backend

@@ -5,6 +5,7 @@
 //! replaces them by loom's, and checks every order of the threads' steps.
 
 pub(crate) mod cancel;
+pub(crate) mod descriptors;
 pub(crate) mod detached;
 pub(crate) mod event_count;
 pub(crate) mod latency;

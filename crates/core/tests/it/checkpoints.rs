@@ -457,3 +457,21 @@ fn invalid_locations_have_their_error_kind() {
         );
     }
 }
+
+/// Linux makes a thread wait some 10 ms if the file that it opens has no room in the table.
+#[cfg(target_os = "linux")]
+#[test]
+fn opening_makes_room_for_descriptors() {
+    let room = || {
+        let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+        let line = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
+        let room = line.expect("a size").trim().parse::<usize>();
+        room.expect("a number")
+    };
+    assert!(open(Path::new("/none")).is_err());
+    let started = std::time::Instant::now();
+    while room() < 1024 {
+        assert!(started.elapsed().as_secs() < 60, "room for {}", room());
+        std::thread::yield_now();
+    }
+}
