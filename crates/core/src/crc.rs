@@ -8,6 +8,7 @@
 //! takes as long as reading a MiB. Multiplying polynomials, as zlib's `crc32_combine` does since
 //! 1.2.12, takes a hundredth of that.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crc_fast::{CrcAlgorithm, Digest};
@@ -134,6 +135,22 @@ impl Polynomial {
         digest.finalize()
     }
 
+    /// Returns the remainder of bytes behind those with the remainder `before`, which is 0 for
+    /// none. A remainder is a CRC without its initial ones and the inversion at the end, so zeros
+    /// in front do not change it, and that of a sum is the sum of those of its terms.
+    pub(crate) fn remainder(self, before: u64, bytes: &[u8]) -> u64 {
+        let mut digest = Digest::new_with_init_state(self.ring().algorithm, before);
+        digest.update(bytes);
+        digest.get_state()
+    }
+
+    /// Returns the CRC of `len` bytes with this remainder.
+    #[cfg(any(test, feature = "object"))]
+    pub(crate) fn from_remainder(self, remainder: u64, len: u64) -> u64 {
+        let ring = self.ring();
+        remainder ^ ring.shift(ring.ones(), len) ^ ring.ones()
+    }
+
     /// Returns the CRC of `first` and `second` concatenated, where the second has `len` bytes.
     pub(crate) fn combine(self, first: u64, second: u64, len: u64) -> u64 {
         self.ring().shift(first, len) ^ second
@@ -194,21 +211,21 @@ impl Sum {
 
     /// Adds the bytes that begin at `offset`. Returns the CRC if they are the last missing ones.
     pub(crate) fn add(&self, offset: u64, bytes: &[u8]) -> Option<u64> {
-        let mut digest = Digest::new_with_init_state(self.polynomial.ring().algorithm, 0);
-        digest.update(bytes);
-        self.add_rest(offset, bytes.len() as u64, digest.get_state())
+        let remainder = self.polynomial.remainder(0, bytes);
+        self.add_remainder(offset, bytes.len() as u64, remainder)
     }
 
     /// Like [`Self::add`], for bytes whose CRC is known.
     pub(crate) fn add_crc(&self, offset: u64, len: u64, crc: u64) -> Option<u64> {
         let ring = self.polynomial.ring();
-        let rest = crc ^ ring.ones() ^ ring.shift(ring.ones(), len);
-        self.add_rest(offset, len, rest)
+        let remainder = crc ^ ring.ones() ^ ring.shift(ring.ones(), len);
+        self.add_remainder(offset, len, remainder)
     }
 
-    fn add_rest(&self, offset: u64, len: u64, rest: u64) -> Option<u64> {
+    /// Like [`Self::add`], for bytes whose [remainder](Polynomial::remainder) is known.
+    pub(crate) fn add_remainder(&self, offset: u64, len: u64, remainder: u64) -> Option<u64> {
         let behind = self.len - offset - len;
-        let moved = self.polynomial.ring().shift(rest, behind);
+        let moved = self.polynomial.ring().shift(remainder, behind);
         self.value.fetch_xor(moved, Ordering::Relaxed);
         // Release and acquire: the thread that adds the last bytes sees the additions of all
         // others.
@@ -220,6 +237,62 @@ impl Sum {
     /// Returns whether all bytes have been added.
     pub(crate) fn is_whole(&self) -> bool {
         self.missing.load(Ordering::Acquire) == 0
+    }
+}
+
+/// Distance between the prefixes whose remainders are kept, bytes. The CRC of so many at a time is
+/// as fast as of more (97 GB/s; 104 of 64 KiB), and on average half as many are read again at each
+/// end of a range.
+const PREFIX_STEP: usize = 16 << 10;
+
+/// Remainders of the prefixes of some bytes, one for every [`PREFIX_STEP`]. As with prefix sums,
+/// the CRC of any range follows from two of them, and only the range's ends are read again.
+#[derive(Debug)]
+pub(crate) struct Prefixes {
+    polynomial: Polynomial,
+    remainders: Vec<u64>,
+}
+
+impl Prefixes {
+    /// Starts with the empty prefix of `len` bytes.
+    pub(crate) fn new(polynomial: Polynomial, len: usize) -> Self {
+        Self {
+            polynomial,
+            remainders: Vec::with_capacity(len / PREFIX_STEP),
+        }
+    }
+
+    /// Returns the polynomial of the CRCs.
+    pub(crate) fn polynomial(&self) -> Polynomial {
+        self.polynomial
+    }
+
+    /// Adds the prefixes of `bytes`, all of them so far.
+    pub(crate) fn extend(&mut self, bytes: &[u8]) {
+        let mut remainder = self.remainders.last().copied().unwrap_or(0);
+        let known = self.remainders.len() * PREFIX_STEP;
+        for step in bytes[known..].chunks_exact(PREFIX_STEP) {
+            remainder = self.polynomial.remainder(remainder, step);
+            self.remainders.push(remainder);
+        }
+    }
+
+    /// Returns the [remainder](Polynomial::remainder) of a range of `bytes`.
+    ///
+    /// Worked example: bytes 20,000 to 70,000 are the ends 20,000..32,768 and 65,536..70,000, which
+    /// are read, and the 32,768 bytes by which the fourth prefix is longer than the second.
+    pub(crate) fn remainder(&self, bytes: &[u8], range: Range<usize>) -> u64 {
+        let first = range.start.div_ceil(PREFIX_STEP);
+        let last = (range.end / PREFIX_STEP).min(self.remainders.len());
+        if first >= last {
+            return self.polynomial.remainder(0, &bytes[range]);
+        }
+        let between = first * PREFIX_STEP..last * PREFIX_STEP;
+        let prefix = |steps: usize| steps.checked_sub(1).map_or(0, |it| self.remainders[it]);
+        let head = (self.polynomial).remainder(0, &bytes[range.start..between.start]);
+        let moved = (self.polynomial.ring()).shift(prefix(first) ^ head, between.len() as u64);
+        let tail = &bytes[between.end..range.end];
+        self.polynomial.remainder(moved ^ prefix(last), tail)
     }
 }
 
@@ -304,7 +377,39 @@ mod tests {
         }
     }
 
-    fn pieces_in_order(cuts: &[usize]) -> impl Iterator<Item = std::ops::Range<usize>> {
+    proptest! {
+        #[test]
+        fn crc_of_any_range_follows_from_prefixes(
+            len in 0_usize..5 * PREFIX_STEP,
+            parts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+            ends in prop::collection::vec(any::<prop::sample::Index>(), 8),
+            seed in any::<u64>(),
+        ) {
+            let bytes = crate::testing::fixtures::Rng::new(seed).bytes(len);
+            let mut parts: Vec<usize> = parts.iter().map(|end| end.index(len + 1)).collect();
+            parts.sort_unstable();
+            let mut ends: Vec<usize> = ends.iter().map(|end| end.index(len + 1)).collect();
+            // Also at steps, and right beside them.
+            ends.extend([0, len, PREFIX_STEP, 2 * PREFIX_STEP, PREFIX_STEP + 1, 3 * PREFIX_STEP - 1]);
+            ends.retain(|end| *end <= len);
+            for polynomial in BOTH {
+                let mut prefixes = Prefixes::new(polynomial, len);
+                for part in &parts {
+                    prefixes.extend(&bytes[..*part]);
+                }
+                for (from, to) in ends.iter().flat_map(|from| ends.iter().map(move |to| (*from, *to))) {
+                    if from <= to {
+                        let wanted = polynomial.remainder(0, &bytes[from..to]);
+                        prop_assert_eq!(prefixes.remainder(&bytes, from..to), wanted);
+                        let crc = polynomial.from_remainder(wanted, (to - from) as u64);
+                        prop_assert_eq!(crc, polynomial.checksum(&[&bytes[from..to]]));
+                    }
+                }
+            }
+        }
+    }
+
+    fn pieces_in_order(cuts: &[usize]) -> impl Iterator<Item = Range<usize>> {
         cuts.windows(2).map(|cut| cut[0]..cut[1])
     }
 }

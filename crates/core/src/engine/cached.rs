@@ -16,7 +16,7 @@ use super::{Done, Engine, Job, Wait};
 use crate::error::ErrorKind;
 use crate::memory::{Lease, Provenance};
 use crate::storage::Source;
-use crate::storage::object::cache::Entry;
+use crate::storage::object::cache::{Entry, TILE_CRC};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::latency::LatencyHistogram;
 
@@ -125,6 +125,7 @@ impl Engine for CachedEngine {
             return self.store.submit(job);
         }
         job.needed = verified;
+        job.lease.want_crc(Some(TILE_CRC));
         self.reading.insert(job.extent, reading);
         self.files.submit(job);
     }
@@ -156,8 +157,8 @@ impl Engine for CachedEngine {
         };
         done.result = match done.result {
             Ok(filled) => {
-                let bytes = &filled.bytes()[..reading.verified];
-                if !self.entry(reading.source).verify(reading.offset, bytes) {
+                let (offset, len) = (reading.offset, reading.verified);
+                if !self.entry(reading.source).verify(offset, &filled, len) {
                     self.request(done.extent, filled.into_lease());
                     return None;
                 }

@@ -121,7 +121,7 @@ fn advance(file: &ReadFile, task: Task, work: &Work<Task>) -> Outcome {
         let count = rustix::io::pread(file.descriptor(next.access), window, next.offset)
             .map(|(filled, _)| filled.len())
             .map_err(rustix::io::Errno::raw_os_error);
-        match state.after(file, count) {
+        match state.after(file, &mut job.lease, count) {
             Step::Read(read) => next = read,
             Step::Later(read, pause) => {
                 let begun = Some((state, read));
@@ -131,6 +131,7 @@ fn advance(file: &ReadFile, task: Task, work: &Work<Task>) -> Outcome {
                 // SAFETY: `Fill` counts from 0 what `pread` reported without leaving a gap, and the
                 // call has returned.
                 let filled = unsafe { job.lease.assume_filled(len) };
+                let filled = filled.with_prefixes(state.take_prefixes());
                 return Outcome::Done(Done {
                     extent,
                     result: Ok(filled),

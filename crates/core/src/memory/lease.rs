@@ -15,11 +15,13 @@
 )]
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::Provenance;
 use super::region::Region;
 use super::slab::SlotGuard;
+use crate::crc::{Polynomial, Prefixes};
 use crate::sync::Arc;
 
 /// Exclusive right to a window, which is released on drop.
@@ -32,6 +34,8 @@ pub struct Lease {
     private: bool,
     /// Window that the bytes are copied to in the end.
     destination: Option<Box<Lease>>,
+    /// CRC that the bytes are compared by.
+    crc: Option<Polynomial>,
 }
 
 /// Owner that keeps the window's memory alive.
@@ -63,6 +67,7 @@ impl Lease {
             owner,
             private: false,
             destination: None,
+            crc: None,
         }
     }
 
@@ -72,6 +77,17 @@ impl Lease {
     pub fn on_the_way_to(mut self, destination: Self) -> Self {
         self.destination = Some(Box::new(destination));
         self
+    }
+
+    /// Asks the engine for CRCs of the bytes, which it may compute while they are in the core's
+    /// cache. See [`Filled::remainder`].
+    pub(crate) fn want_crc(&mut self, crc: Option<Polynomial>) {
+        self.crc = crc;
+    }
+
+    /// CRC that the engine is asked for.
+    pub(crate) fn wanted_crc(&self) -> Option<Polynomial> {
+        self.crc
     }
 
     /// Address of the first byte, which identifies the window.
@@ -164,7 +180,7 @@ impl Lease {
     /// # Panics
     ///
     /// For a view, and for bytes outside of the window.
-    pub(crate) fn bytes_mut(&mut self, range: std::ops::Range<usize>) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         assert!(!self.is_view(), "a load never writes to a view");
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -208,6 +224,7 @@ impl Lease {
             len,
             is_gathered: false,
             provenance: Provenance::ORIGIN,
+            prefixes: None,
         }
     }
 
@@ -293,9 +310,40 @@ pub struct Filled {
     len: usize,
     is_gathered: bool,
     provenance: Provenance,
+    /// CRCs that the engine has computed of the bytes.
+    prefixes: Option<Prefixes>,
 }
 
 impl Filled {
+    /// Adds CRCs of the bytes.
+    #[must_use]
+    pub(crate) fn with_prefixes(mut self, prefixes: Option<Prefixes>) -> Self {
+        self.prefixes = prefixes;
+        self
+    }
+
+    /// Returns whether the engine has computed CRCs of the bytes.
+    #[cfg(test)]
+    pub(crate) fn has_crcs(&self) -> bool {
+        self.prefixes.is_some()
+    }
+
+    /// Returns the CRC of a range of the bytes, as [`Self::remainder`] does.
+    #[cfg(feature = "object")]
+    pub(crate) fn crc(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
+        let len = range.len() as u64;
+        polynomial.from_remainder(self.remainder(polynomial, range), len)
+    }
+
+    /// Returns the [remainder](Polynomial::remainder) of a range of the bytes, which is read only
+    /// where the engine has not computed its CRC.
+    pub(crate) fn remainder(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
+        match &self.prefixes {
+            Some(known) if known.polynomial() == polynomial => known.remainder(self.bytes(), range),
+            Some(_) | None => polynomial.remainder(0, &self.bytes()[range]),
+        }
+    }
+
     /// Declares where the bytes came from, if not from their origin alone.
     #[must_use]
     pub(crate) fn with_provenance(mut self, provenance: Provenance) -> Self {
@@ -333,13 +381,15 @@ impl Filled {
         unsafe { std::slice::from_raw_parts(self.lease.start.as_ptr(), self.len) }
     }
 
-    /// Bytes that were read, for moving them within the window.
+    /// Bytes that were read, for moving or replacing them within the window. Their CRCs are
+    /// computed anew.
     ///
     /// # Panics
     ///
     /// For a view.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(!self.lease.is_view(), "a load never writes to a view");
+        self.prefixes = None;
         // SAFETY: as in `bytes`; only this lease reaches them, and `&mut self` makes the access
         // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.lease.start.as_ptr(), self.len) }
@@ -357,7 +407,7 @@ impl Filled {
     ///
     /// When that window has no room for them.
     #[must_use]
-    pub fn arrived(mut self, range: std::ops::Range<usize>) -> Self {
+    pub fn arrived(mut self, range: Range<usize>) -> Self {
         match self.lease.destination.take() {
             Some(destination) => destination.fill_from(&self.bytes()[range]),
             None => self,

@@ -312,7 +312,8 @@ pub struct StageTimes {
     pub copy_wait: f64,
     /// Completing tensors and delivering them.
     pub deliver: f64,
-    /// Comparing bytes with digests.
+    /// Comparing bytes with digests. CRCs of files in the page cache are computed while they are
+    /// read.
     pub verify: f64,
     /// The caller waiting for the next tensor.
     pub consumer_wait: f64,

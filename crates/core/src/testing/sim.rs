@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::fixtures::Rng;
+use crate::crc::Prefixes;
 use crate::engine::{Done, Engine, Job, Transfer, Wait};
 use crate::error::{Error, ErrorKind};
 use crate::storage::{MemorySource, Source};
@@ -209,7 +210,16 @@ impl SimEngine {
         let range = job.offset..job.offset + job.needed as u64;
         let result = match failure {
             Some(error) => Err(error.with_location(source.location()).with_range(range)),
-            None => Ok(job.lease.fill_from(tail(source, job.offset, arrived))),
+            None => {
+                let bytes = tail(source, job.offset, arrived);
+                let crc = job.lease.wanted_crc().filter(|_| self.rng.once_in(2));
+                let prefixes = crc.map(|crc| {
+                    let mut prefixes = Prefixes::new(crc, arrived);
+                    prefixes.extend(&bytes[..self.rng.index(arrived + 1)]);
+                    prefixes
+                });
+                Ok(job.lease.fill_from(bytes).with_prefixes(prefixes))
+            }
         };
         Done {
             extent: job.extent,

@@ -17,6 +17,7 @@ use super::Digest;
 use super::in_order::InOrder;
 use super::origin::OriginReads;
 use super::sum::Sum;
+use crate::crc::Polynomial;
 use crate::error::{Comparison, Error, ErrorKind, Result};
 use crate::memory::Filled;
 use crate::plan::{Extent, Piece, Plan};
@@ -116,6 +117,17 @@ impl Check {
         Ok(())
     }
 
+    /// Returns the polynomial of the CRC that an extent is compared by, if it is one.
+    pub(crate) fn polynomial(&self, extent: &Extent) -> Option<Polynomial> {
+        let whole = self.sources[extent.source].whole.as_ref();
+        let mut pieces = self.plan.pieces[extent.pieces.clone()].iter();
+        let sum = match whole {
+            Some((_, sum)) => sum.as_ref(),
+            None => pieces.find_map(|piece| self.digests[piece.tensor].as_ref()?.sum.as_ref()),
+        };
+        sum.and_then(Sum::polynomial)
+    }
+
     fn submit(&self, index: usize, filled: Filled, onward: &mut dyn Onward) -> Result<()> {
         onward.submit(&self.plan.extents[index], filled)?;
         if let Some(reads) = &self.origin_reads {
@@ -132,7 +144,7 @@ impl Check {
         if let Some((expected, Some(sum))) = &source.whole {
             for run in runs(pieces) {
                 let offset = extent.offset + run.start as u64;
-                if let Some(found) = sum.add(offset, &filled.bytes()[run]) {
+                if let Some(found) = sum.add_filled(offset, filled, run) {
                     let compared = self.compare_whole(source, *expected, found);
                     compared.map_err(|error| self.blame_whole(extent.source, error))?;
                 }
@@ -144,8 +156,9 @@ impl Check {
                 continue;
             };
             let own = piece.extent_offset..piece.extent_offset + piece.len;
-            let (sum, own) = (check.sum.as_ref(), &filled.bytes()[own]);
-            if let Some(found) = sum.and_then(|sum| sum.add(piece.tensor_offset, own)) {
+            let sum = check.sum.as_ref();
+            let found = sum.and_then(|sum| sum.add_filled(piece.tensor_offset, filled, own));
+            if let Some(found) = found {
                 let compared = self.compare_tensor(source, piece.tensor, found);
                 compared
                     .or_else(|error| self.mend((index, piece.tensor), error, filled, onward))?;

@@ -1,8 +1,11 @@
 //! Digest of pieces that arrive in any order: a CRC or BLAKE3.
 
+use std::ops::Range;
+
 use super::digest::{Algorithm, Digest};
 use super::tree::TreeSum;
 use crate::crc::{self, Polynomial};
+use crate::memory::Filled;
 
 /// Digest of bytes whose pieces arrive in any order from any thread; each byte once.
 #[derive(Debug)]
@@ -21,6 +24,31 @@ impl Sum {
                 Some(Self::Crc(algorithm, polynomial, sum))
             }
             (_, None) => None,
+        }
+    }
+
+    /// Adds a range of a filled window, as [`Self::add`] does.
+    pub(super) fn add_filled(
+        &self,
+        offset: u64,
+        filled: &Filled,
+        range: Range<usize>,
+    ) -> Option<Digest> {
+        match self {
+            Self::Crc(algorithm, polynomial, sum) => {
+                let len = range.len() as u64;
+                let crc = sum.add_remainder(offset, len, filled.remainder(*polynomial, range))?;
+                Some(Digest::from_crc(*algorithm, crc))
+            }
+            Self::Blake3(_) => self.add(offset, &filled.bytes()[range]),
+        }
+    }
+
+    /// Returns the polynomial, if the digest is a CRC.
+    pub(super) fn polynomial(&self) -> Option<Polynomial> {
+        match self {
+            Self::Crc(_, polynomial, _) => Some(*polynomial),
+            Self::Blake3(_) => None,
         }
     }
 

@@ -18,13 +18,24 @@ use crate::requirement;
 
 /// Writes the request's sources to files in a folder and opens them for a load.
 fn files(request: &EngineRequest<'_>, cache: CacheMode) -> (TempDir, Arc<[ReadFile]>) {
+    opened_files(request, cache, false)
+}
+
+/// Like [`files`]; they stay in the page cache if `kept` is true.
+fn opened_files(
+    request: &EngineRequest<'_>,
+    cache: CacheMode,
+    kept: bool,
+) -> (TempDir, Arc<[ReadFile]>) {
     let folder = folder();
     let refused = RefusedDirect::default();
     let open = |(index, bytes): (usize, &Vec<u8>)| {
         let path = crate::files::write(&folder.path().join(index.to_string()), bytes);
         // Pages in the page cache would be copied from there. Also, without dirty pages to write
         // back first, direct reads really are in flight when an engine is dropped.
-        tload::probe::evict(&path).expect("just written");
+        if !kept {
+            tload::probe::evict(&path).expect("just written");
+        }
         let source = FileSource::open(&Location::from_path(&path)).expect("just written");
         let file = ReadFile::open(Arc::new(source), cache, &refused).expect("opens");
         if let Some(shrink) = request.shrink.filter(|shrink| shrink.source == index) {
@@ -67,7 +78,15 @@ fn on_files(
     cache: CacheMode,
     registered: bool,
 ) -> EngineUnderTest {
-    let (folder, files) = files(request, cache);
+    over(files(request, cache), request, kind, registered)
+}
+
+fn over(
+    (folder, files): (TempDir, Arc<[ReadFile]>),
+    request: &EngineRequest<'_>,
+    kind: EngineKind,
+    registered: bool,
+) -> EngineUnderTest {
     let alignment = files.iter().map(ReadFile::alignment).max().unwrap_or(1);
     let slab = registered.then(|| Arc::clone(&request.slab));
     let opened = open_engine(files, kind, request.depth, slab);
@@ -121,6 +140,16 @@ fn pread_keeps_the_contract() {
     for cache in [CacheMode::Auto, CacheMode::Buffered] {
         engine_suite(&format!("pread, cache {cache}"), &|request| {
             on_files(request, EngineKind::Pread, cache, false)
+        });
+    }
+}
+
+#[test]
+fn engines_keep_contract_on_files_in_page_cache() {
+    for kind in kinds() {
+        engine_suite(&format!("{kind:?}, in the page cache"), &|request| {
+            let opened = opened_files(request, CacheMode::Auto, true);
+            over(opened, request, kind, false)
         });
     }
 }

@@ -504,6 +504,68 @@ fn files_are_compared_by_every_engine() {
     }
 }
 
+/// Engines compute the CRCs of files in the page cache while they copy: of equal tensors whose
+/// lengths are even, and of others.
+#[test]
+fn copied_bytes_are_compared_by_every_engine() {
+    const STEP: usize = 256 << 10;
+    for (bytes, padding) in [(2 * STEP, 3840), (2 * STEP + 10_001, 5)] {
+        let contents = Rng::new(9).bytes(bytes);
+        let files = ["a", "b"].map(|prefix| {
+            let file = FileBuilder::new().unaligned(padding);
+            let names = [0, 1, 2].map(|index| format!("{prefix}{index}"));
+            let add = |file: FileBuilder, name: &String| {
+                file.tensor(name, Dtype::U8, &[bytes], &contents)
+            };
+            names.iter().fold(file, add).build()
+        });
+        for known in [
+            Known::Tensors(Algorithm::Crc64Nvme),
+            Known::Whole(Algorithm::Crc32c),
+        ] {
+            let folder = folder();
+            let paths = ["0", "1"].map(|it| folder.path().join(format!("{it}.safetensors")));
+            for (path, file) in paths.iter().zip(&files) {
+                write(path, file);
+            }
+            let checkpoint = Checkpoint::open(&location(folder.path())).expect("opens");
+            let tensors = checkpoint.tensors();
+            let expectations = [0, 1].map(|shard| {
+                let own = tensors.iter().filter(|tensor| tensor.shard() == shard);
+                expectation(known, &files[shard], own)
+            });
+            let middle = tensors.iter().find(|it| it.name() == "b1").expect("is in");
+            let start = middle.file_range().start;
+            assert_every_way_finds(folder.path(), &expectations, None);
+            for at in [0, 20_000, STEP - 1, STEP, 400_000, bytes - 1] {
+                let at = start + at as u64;
+                flip(&paths[1], at);
+                assert_every_way_finds(folder.path(), &expectations, Some(at));
+                flip(&paths[1], at);
+            }
+        }
+    }
+}
+
+/// Loads in every way, with small, medium and large reads; `wrong` is the wrong byte.
+fn assert_every_way_finds(path: &Path, expectations: &[Expectation], wrong: Option<u64>) {
+    for mut way in ways() {
+        for extent_bytes in [65_536, 1 << 20, 4 << 20] {
+            way.extent_bytes = Some(extent_bytes);
+            let loaded = load(&loader(path, &way, expectations));
+            let Some(wrong) = wrong else {
+                let (_, report) = loaded.expect("all is right");
+                let verification = report.verification.expect("was asked for");
+                assert!(verification.bytes >= report.tensor_bytes);
+                continue;
+            };
+            let (_, error) = loaded.expect_err("a bit is wrong");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");
+            assert!(error.range().expect("names the bytes").contains(&wrong));
+        }
+    }
+}
+
 #[test]
 fn uncomparable_load_is_reported_or_rejected() {
     let folder = folder();

@@ -155,7 +155,7 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
         let (count, back) = read_once(shared.slots.as_ref(), lease, &opened, next).await;
         lease = back;
         let count = count.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
-        match state.after(file, count) {
+        match state.after(file, &mut lease, count) {
             Step::Read(read) => next = read,
             Step::Later(read, pause) => {
                 shared.pause(pause).await;
@@ -163,7 +163,10 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
             }
             // SAFETY: the kernel has posted the completion of this job's only read, so it writes
             // there no more; `Fill` counted from 0 what it reported without leaving a gap.
-            Step::Filled(len) => break (Ok(unsafe { lease.assume_filled(len) }), None),
+            Step::Filled(len) => {
+                let filled = unsafe { lease.assume_filled(len) };
+                break (Ok(filled.with_prefixes(state.take_prefixes())), None);
+            }
             Step::Failed(error) => break (Err(error), Some(lease)),
         }
     };

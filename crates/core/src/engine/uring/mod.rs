@@ -2,6 +2,10 @@
 //!
 //! `submit` queues; `reap` submits everything queued to the kernel and waits in the same system
 //! call. Jobs are in [`Slots`] from submission to completion; that table keeps their memory.
+//!
+//! The kernel copies from the page cache while reads are submitted, all of them before the first
+//! completes. Jobs whose CRCs are wanted are therefore not queued: `reap` copies one at a time, in
+//! small steps, and only what is not in the page cache goes through the ring.
 
 #![expect(
     unsafe_code,
@@ -12,11 +16,14 @@ mod probe;
 mod ring;
 mod slots;
 
+use std::collections::VecDeque;
+use std::io::IoSliceMut;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 pub use probe::probe_ring;
 use ring::{Completion, Ring, Submission};
+use rustix::io::{ReadWriteFlags, preadv2};
 use slots::{Pending, Slots};
 
 use super::fill::{Fill, Read, Step};
@@ -31,6 +38,8 @@ use crate::sync::cancel::CancelFlag;
 pub(super) struct UringEngine {
     ring: Ring,
     slots: Slots,
+    /// Slots of jobs that are copied in steps, and their next reads.
+    copies: VecDeque<(usize, Read)>,
     files: Arc<[ReadFile]>,
     depth: usize,
     /// The load is over: no further reads are queued.
@@ -52,6 +61,7 @@ pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>)
     let engine = UringEngine {
         ring,
         slots: Slots::new(setup.depth),
+        copies: VecDeque::new(),
         files: Arc::clone(&setup.files),
         depth: setup.depth,
         stopping: false,
@@ -60,6 +70,47 @@ pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>)
 }
 
 impl UringEngine {
+    /// Starts a read, unless it is one of the steps that [`Self::copy`] makes.
+    fn begin(&mut self, slot: usize, read: Read) {
+        let pending = self.slots.get_mut(slot);
+        if pending.fill.has_steps() {
+            // A job that has begun is finished before the next.
+            if read.window_offset > 0 {
+                self.copies.push_front((slot, read));
+            } else {
+                self.copies.push_back((slot, read));
+            }
+        } else {
+            self.queue(slot, read);
+        }
+    }
+
+    /// Copies from the page cache until a job ends. Queues those whose bytes are not there.
+    fn copy(&mut self, done: &mut Vec<Done>) {
+        let before = done.len();
+        while done.len() == before
+            && let Some((slot, read)) = self.copies.pop_front()
+        {
+            let pending = self.slots.get_mut(slot);
+            let file = &self.files[pending.job.source];
+            let lease = &mut pending.job.lease;
+            let window = lease.bytes_mut(read.window_offset..read.window_offset + read.len);
+            let (descriptor, now) = (file.descriptor(read.access), ReadWriteFlags::NOWAIT);
+            match preadv2(descriptor, &mut [IoSliceMut::new(window)], read.offset, now) {
+                Ok(count) if count > 0 => {
+                    pending.fill.ends_after(count);
+                    let step = pending.fill.after(file, lease, Ok(count));
+                    self.proceed(slot, step, done);
+                }
+                // Whatever the reason is, the ring waits for the bytes, or finds out.
+                Ok(_) | Err(_) => {
+                    let rest = pending.fill.read_rest(file);
+                    self.queue(slot, rest);
+                }
+            }
+        }
+    }
+
     fn queue(&mut self, slot: usize, read: Read) {
         let pending = self.slots.get_mut(slot);
         let source = pending.job.source;
@@ -85,14 +136,20 @@ impl UringEngine {
             Step::Read(read)
         } else {
             let file = &self.files[pending.job.source];
-            pending.fill.after(file, result)
+            pending.fill.after(file, &mut pending.job.lease, result)
         };
+        self.proceed(slot, step, done);
+    }
+
+    fn proceed(&mut self, slot: usize, step: Step, done: &mut Vec<Done>) {
         match step {
             Step::Filled(len) => {
-                let Pending { job, fill, .. } = self.slots.take(slot);
-                // SAFETY: the kernel posted the completion of this slot's only read, so it writes
-                // there no more; `Fill` counted from 0 what it reported without leaving a gap.
+                let Pending { job, mut fill, .. } = self.slots.take(slot);
+                // SAFETY: the kernel posted the completion of this slot's only read, or returned
+                // from it, so it writes there no more; `Fill` counted from 0 what it reported
+                // without leaving a gap.
                 let filled = unsafe { job.lease.assume_filled(len) };
+                let filled = filled.with_prefixes(fill.take_prefixes());
                 done.push(Done {
                     extent: job.extent,
                     result: Ok(filled),
@@ -102,7 +159,7 @@ impl UringEngine {
             }
             // This includes cancelled reads, whatever number the kernel returns for them.
             _ if self.stopping => self.fail(slot, cancelled(), done),
-            Step::Read(read) => self.queue(slot, read),
+            Step::Read(read) => self.begin(slot, read),
             Step::Later(read, pause) => {
                 self.slots.get_mut(slot).paused = Some(read);
                 self.ring.queue_pause(slot, pause);
@@ -147,19 +204,23 @@ impl Engine for UringEngine {
             fill,
             paused: None,
         });
-        self.queue(slot, read);
+        self.begin(slot, read);
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
         let before = done.len();
         while !self.slots.is_empty() {
             let waiting = wait == Wait::ForOne && done.len() == before;
-            self.ring.enter(usize::from(waiting));
+            self.ring
+                .enter(usize::from(waiting && self.copies.is_empty()));
             while let Some(completion) = self.ring.next_completion() {
                 match completion {
                     Completion::Of(slot, result) => self.complete(slot, result, done),
                     Completion::Woken => self.stop(),
                 }
+            }
+            if done.len() == before {
+                self.copy(done);
             }
             // A short read continues: that is no completion for the caller, and its new read must
             // be submitted to the kernel.
@@ -226,6 +287,7 @@ mod tests {
         let engine = UringEngine {
             ring: Ring::open(2).ok()?,
             slots: Slots::new(2),
+            copies: VecDeque::new(),
             files: [file].into(),
             depth: 2,
             stopping: false,

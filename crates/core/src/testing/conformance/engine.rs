@@ -1,6 +1,7 @@
 //! Contract of engines: all bytes or an error, exactly the window, never early, never more than the
 //! depth.
 
+mod crcs;
 mod endings;
 
 use std::any::Any;
@@ -10,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crcs::large_windows;
 use endings::{drop_in_flight, memory_comes_back, stopped};
 
 use super::run_all;
@@ -75,7 +77,7 @@ type Open<'a> = &'a dyn Fn(&EngineRequest<'_>) -> EngineUnderTest;
 type Check = (&'static str, fn(Open<'_>));
 
 /// Checks of jobs within their sources.
-const WITHIN_SOURCES: [Check; 12] = [
+const WITHIN_SOURCES: [Check; 13] = [
     ("nothing in flight", nothing_in_flight),
     ("empty extents", empty_extents),
     ("odd lengths", odd_lengths),
@@ -86,6 +88,7 @@ const WITHIN_SOURCES: [Check; 12] = [
     ("reap without waiting", reap_without_waiting),
     ("results belong to their jobs", many_sources),
     ("random jobs", random_jobs),
+    ("large windows in turns", large_windows),
     ("drop with jobs in flight", drop_in_flight),
     ("stopped when the load is over", stopped),
 ];
@@ -180,12 +183,13 @@ impl Bench {
 
     fn submit_into(
         &mut self,
-        lease: Lease,
+        mut lease: Lease,
         extent: usize,
         source: usize,
         offset: usize,
         needed: usize,
     ) {
+        lease.want_crc(crcs::wanted(extent));
         let before = self.engine().in_flight();
         self.engine().submit(Job {
             extent,
@@ -240,6 +244,7 @@ impl Bench {
             let wrong = wanted.iter().zip(filled).position(|(a, b)| a != b);
             assert_eq!(wrong, None, "first wrong byte of {needed} at {offset}");
         }
+        crcs::compare(done, wanted);
         let transfer = &done.transfer;
         let moved = transfer.direct_bytes + transfer.buffered_bytes + transfer.received_bytes;
         // Jobs that share a request are counted with the first of them.

@@ -31,7 +31,7 @@ use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES};
 use super::claims::Claim;
 use super::files::{describe, open_file, open_in, set_direct};
 use super::open_entries::OpenEntry;
-use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, checksum, stamp, stamped, tiles};
+use super::stamp::{STAMP_BYTES, TILE_BYTES, TILE_CRC, bytes_of, checksum, stamp, stamped, tiles};
 use crate::memory::{Filled, Lease};
 use crate::sync::lock::Mutex;
 use crate::sync::per_process::process_id;
@@ -182,14 +182,15 @@ impl Entry {
         &self.path
     }
 
-    /// Returns whether bytes at `offset`, whole tiles, are those that were written. Damaged tiles
-    /// are absent from then on.
-    pub(crate) fn verify(&self, offset: u64, bytes: &[u8]) -> bool {
-        let run = tiles(&(offset..offset + bytes.len() as u64));
+    /// Returns whether the first `len` bytes of a window at `offset`, whole tiles, are those that
+    /// were written. Damaged tiles are absent from then on.
+    pub(crate) fn verify(&self, offset: u64, filled: &Filled, len: usize) -> bool {
+        let run = tiles(&(offset..offset + len as u64));
         let stamps = self.stamps_of(&run);
         let mut is_good = !self.is_cleared();
-        for ((tile, bytes), stamp) in run.zip(bytes.chunks(TILE)).zip(stamps) {
-            if stamp != Some(checksum(bytes)) {
+        for ((tile, start), stamp) in run.zip((0..len).step_by(TILE)).zip(stamps) {
+            let found = filled.crc(TILE_CRC, start..len.min(start + TILE));
+            if stamp.map(u64::from) != Some(found) {
                 is_good = false;
                 if stamp.is_some() {
                     self.forget(tile);
@@ -541,12 +542,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let (cache, entry) = opened(folder.path(), LEN);
         let mut entry = Arc::into_inner(entry).expect("is open once");
-        let bytes = vec![7; TILE];
-        write(&entry, 0, &bytes);
-        assert!(entry.verify(0, &bytes));
+        let slab = crate::memory::Slab::new(TILE, 2, Arc::default()).expect("little memory");
+        let filled = |byte| {
+            let lease = slab.try_lease(TILE).expect("free");
+            lease.fill_from(&vec![byte; TILE])
+        };
+        let right = filled(7);
+        write(&entry, 0, right.bytes());
+        assert!(entry.verify(0, &right, TILE));
         entry.is_writable = false;
         for _ in 0..DAMAGED_MAX {
-            assert!(!entry.verify(0, &vec![8; TILE]));
+            assert!(!entry.verify(0, &filled(8), TILE));
         }
         assert_eq!(cache.report().damaged_bytes, TILE_BYTES);
         assert!(!entry.is_distrusted());

@@ -37,7 +37,7 @@ pub use self::directory::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
 pub(crate) use self::entry::Entry;
 pub(in crate::storage::object) use self::key::{hex, is_settled};
 use self::room::Room;
-pub(crate) use self::stamp::TILE_BYTES;
+pub(crate) use self::stamp::{TILE_BYTES, TILE_CRC};
 use self::writer::Writer;
 pub use self::writer::finish_caching;
 use super::ObjectIdentity;

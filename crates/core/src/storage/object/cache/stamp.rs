@@ -22,9 +22,12 @@ pub(crate) const TILE_BYTES: u64 = 64 << 10;
 /// Length of a stamp, bytes.
 pub(super) const STAMP_BYTES: usize = 8;
 
+/// Polynomial of checksums.
+pub(crate) const TILE_CRC: Polynomial = Polynomial::Crc32c;
+
 /// Computes the CRC-32C of bytes.
 pub(super) fn checksum(bytes: &[u8]) -> u32 {
-    u32::try_from(Polynomial::Crc32c.checksum(&[bytes])).expect("a CRC of 32 bits")
+    u32::try_from(TILE_CRC.checksum(&[bytes])).expect("a CRC of 32 bits")
 }
 
 /// Returns the checksum of bytes with the checksum `first` and `len` more with the checksum `next`.
