@@ -218,7 +218,9 @@ class StageTimes:
     deliver: float
     """Completing tensors and handing them over."""
     verify: float
-    """Comparing bytes with digests."""
+    """Comparing bytes with digests. CRCs of files in the page cache are computed while they are
+    read.
+    """
     consumer_wait: float
     """Time that the caller waited for the next tensor. Not part of the lanes' time."""
 

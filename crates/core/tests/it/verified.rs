@@ -520,7 +520,7 @@ fn copied_bytes_are_compared_by_every_engine() {
             names.iter().fold(file, add).build()
         });
         for known in [
-            Known::Tensors(Algorithm::Crc64Nvme),
+            Known::Both(Algorithm::Crc64Nvme),
             Known::Whole(Algorithm::Crc32c),
         ] {
             let folder = folder();
@@ -537,7 +537,7 @@ fn copied_bytes_are_compared_by_every_engine() {
             let middle = tensors.iter().find(|it| it.name() == "b1").expect("is in");
             let start = middle.file_range().start;
             assert_every_way_finds(folder.path(), &expectations, None);
-            for at in [0, 20_000, STEP - 1, STEP, 400_000, bytes - 1] {
+            for at in [0, STEP - 1, STEP, bytes - 1] {
                 let at = start + at as u64;
                 flip(&paths[1], at);
                 assert_every_way_finds(folder.path(), &expectations, Some(at));
@@ -547,10 +547,10 @@ fn copied_bytes_are_compared_by_every_engine() {
     }
 }
 
-/// Loads in every way, with small, medium and large reads; `wrong` is the wrong byte.
+/// Loads in every way, with small and large reads; `wrong` is the wrong byte.
 fn assert_every_way_finds(path: &Path, expectations: &[Expectation], wrong: Option<u64>) {
     for mut way in ways() {
-        for extent_bytes in [65_536, 1 << 20, 4 << 20] {
+        for extent_bytes in [65_536, 4 << 20] {
             way.extent_bytes = Some(extent_bytes);
             let loaded = load(&loader(path, &way, expectations));
             let Some(wrong) = wrong else {
