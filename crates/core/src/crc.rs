@@ -146,7 +146,7 @@ impl Polynomial {
 
     /// Returns the CRC of `len` bytes with this remainder.
     #[cfg(any(test, feature = "object"))]
-    pub(crate) fn from_remainder(self, remainder: u64, len: u64) -> u64 {
+    pub(crate) fn finalize(self, remainder: u64, len: u64) -> u64 {
         let ring = self.ring();
         remainder ^ ring.shift(ring.ones(), len) ^ ring.ones()
     }
@@ -401,7 +401,7 @@ mod tests {
                     if from <= to {
                         let wanted = polynomial.remainder(0, &bytes[from..to]);
                         prop_assert_eq!(prefixes.remainder(&bytes, from..to), wanted);
-                        let crc = polynomial.from_remainder(wanted, (to - from) as u64);
+                        let crc = polynomial.finalize(wanted, (to - from) as u64);
                         prop_assert_eq!(crc, polynomial.checksum(&[&bytes[from..to]]));
                     }
                 }

@@ -332,7 +332,7 @@ impl Filled {
     #[cfg(feature = "object")]
     pub(crate) fn crc(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
         let len = range.len() as u64;
-        polynomial.from_remainder(self.remainder(polynomial, range), len)
+        polynomial.finalize(self.remainder(polynomial, range), len)
     }
 
     /// Returns the [remainder](Polynomial::remainder) of a range of the bytes, which is read only

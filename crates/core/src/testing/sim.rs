@@ -208,18 +208,17 @@ impl SimEngine {
             None
         };
         let range = job.offset..job.offset + job.needed as u64;
-        let result = match failure {
-            Some(error) => Err(error.with_location(source.location()).with_range(range)),
-            None => {
-                let bytes = tail(source, job.offset, arrived);
-                let crc = job.lease.wanted_crc().filter(|_| self.rng.once_in(2));
-                let prefixes = crc.map(|crc| {
-                    let mut prefixes = Prefixes::new(crc, arrived);
-                    prefixes.extend(&bytes[..self.rng.index(arrived + 1)]);
-                    prefixes
-                });
-                Ok(job.lease.fill_from(bytes).with_prefixes(prefixes))
-            }
+        let result = if let Some(error) = failure {
+            Err(error.with_location(source.location()).with_range(range))
+        } else {
+            let bytes = tail(source, job.offset, arrived);
+            let crc = job.lease.wanted_crc().filter(|_| self.rng.once_in(2));
+            let prefixes = crc.map(|crc| {
+                let mut prefixes = Prefixes::new(crc, arrived);
+                prefixes.extend(&bytes[..self.rng.index(arrived + 1)]);
+                prefixes
+            });
+            Ok(job.lease.fill_from(bytes).with_prefixes(prefixes))
         };
         Done {
             extent: job.extent,

@@ -161,9 +161,10 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
                 shared.pause(pause).await;
                 next = read;
             }
-            // SAFETY: the kernel has posted the completion of this job's only read, so it writes
-            // there no more; `Fill` counted from 0 what it reported without leaving a gap.
             Step::Filled(len) => {
+                // SAFETY: the kernel has posted the completion of this job's only read, so it
+                // writes there no more; `Fill` counted from 0 what it reported without leaving a
+                // gap.
                 let filled = unsafe { lease.assume_filled(len) };
                 break (Ok(filled.with_prefixes(state.take_prefixes())), None);
             }
