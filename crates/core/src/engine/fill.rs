@@ -380,7 +380,7 @@ mod tests {
     fn crcs_are_those_of_bytes_that_came_in_steps_and_short_reads() {
         let (file, bytes, _folder) = copied_file();
         let mut job = job(Some(CRC));
-        let (mut fill, mut read) = Fill::new(&job, &file);
+        let (mut state, mut read) = Fill::new(&job, &file);
         let results = [
             Ok(100),
             Err(libc::EINTR),
@@ -397,16 +397,16 @@ mod tests {
                     .bytes_mut(window.clone())
                     .copy_from_slice(&bytes[window]);
             }
-            match fill.after(&file, &mut job.lease, result) {
+            match state.after(&file, &mut job.lease, result) {
                 Step::Read(next) => read = next,
                 Step::Filled(len) => break len,
                 Step::Later(..) | Step::Failed(_) => unreachable!("nothing else fails"),
             }
         };
         assert_eq!((len, results.next()), (LEN, None));
-        let transfer = &fill.transfer;
+        let transfer = &state.transfer;
         assert_eq!((transfer.short_reads, transfer.retries), (2, 1));
-        let prefixes = fill.take_prefixes().expect("wanted");
+        let prefixes = state.take_prefixes().expect("wanted");
         for range in [0..LEN, 1..LEN, 0..COPY_BYTES, 100_000..700_000] {
             let right = CRC.remainder(0, &bytes[range.clone()]);
             assert_eq!(
