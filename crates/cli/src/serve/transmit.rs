@@ -87,7 +87,7 @@ impl Transfer<'_> {
     }
 
     /// Sends all but the last bytes from the page cache. Leaves everything to [`Self::copy`] if the
-    /// file system cannot do this.
+    /// file system cannot do this, or fails.
     #[cfg(target_os = "linux")]
     fn send_pages(&mut self, to: &mut Socket) -> Result<(), Ended> {
         use rustix::fs::sendfile;
@@ -108,9 +108,11 @@ impl Transfer<'_> {
                     self.check()
                 }
                 Err(Errno::INTR) => Ok(()),
-                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(false),
-                Err(errno @ Errno::IO) => Err(Ended::Unreadable(errno.into())),
-                Err(errno) => return Err(errno.into()),
+                Err(errno @ (Errno::AGAIN | Errno::PIPE | Errno::CONNRESET)) => {
+                    return Err(errno.into());
+                }
+                // Of the file or of the socket: a read and a write tell.
+                Err(_) => return Ok(false),
             };
             ended = checked.err();
             Ok(ended.is_none())
@@ -158,5 +160,37 @@ impl Transfer<'_> {
         } else {
             Err(Ended::Changed)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn error_of_the_file_is_not_the_clients() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let len = 4 * CHECKED_END;
+        // Neither `sendfile` nor `read` accepts this descriptor.
+        let file = File::options().write(true).create_new(true).open(path);
+        let file = file.unwrap();
+        file.set_len(len).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let socket = Socket::new(stream, Duration::from_secs(60)).unwrap();
+        let transfer = Transfer {
+            file: &file,
+            version: &Version::new(&file.metadata().unwrap()),
+            range: 0..len,
+            sent_bytes: &AtomicU64::new(0),
+        };
+        let mut to = Transport::new(socket, None).unwrap();
+        let ended = transfer.run(&mut to, &mut Vec::new());
+        assert!(matches!(ended, Err(Ended::Unreadable(_))), "{ended:?}");
     }
 }
