@@ -176,8 +176,12 @@ impl Listening {
 
     /// Serves a client on a thread of its own.
     fn begin(&self, stream: TcpStream) {
-        let Ok(twin) = stream.try_clone() else {
-            return;
+        let twin = match stream.try_clone() {
+            Ok(twin) => twin,
+            Err(error) => {
+                tracing::warn!("cannot set a connection up: {error}");
+                return;
+            }
         };
         let admission = self.server.connections.admit(twin);
         self.server.metrics.accepted.fetch_add(1, Ordering::Relaxed);
