@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tload::storage::{ConfinedDir, ConfinedEntry};
 use tload::verify::{Digest, MANIFEST_NAME};
@@ -17,7 +17,8 @@ use super::target::{Target, is_visible};
 /// Files that are served.
 #[derive(Debug)]
 pub(super) struct Tree {
-    root: ConfinedDir,
+    /// Directory that `path` led to when a file was last found.
+    root: Mutex<Arc<ConfinedDir>>,
     path: PathBuf,
     /// Name of the only file, if it is not a directory.
     only: Option<OsString>,
@@ -51,7 +52,7 @@ impl Tree {
             Some(path.file_name().unwrap_or_default().to_owned())
         };
         Ok(Self {
-            root,
+            root: Mutex::new(Arc::new(root)),
             path,
             only,
             digests: Digests::default(),
@@ -68,20 +69,24 @@ impl Tree {
         if let Some(only) = &self.only {
             return self.find_only(only, target);
         }
-        let entry = self.entry(&target.path())?;
+        let (root, entry) = self.entry(&target.path())?;
         let metadata = entry.metadata()?;
         if metadata.is_dir() {
             if !target.is_directory {
                 return Ok(Found::NeedsSlash);
             }
-            return self.list(&entry, &target.path()).map(Found::Directory);
+            return self
+                .list(&root, &entry, &target.path())
+                .map(Found::Directory);
         }
         if target.is_directory || !metadata.is_file() {
             return Err(not_found());
         }
         let path = target.path();
         // Before the file is opened: a file that takes its place is younger than this manifest.
-        let stated = path.parent().and_then(|directory| self.stated(directory));
+        let stated = path
+            .parent()
+            .and_then(|directory| self.stated(&root, directory));
         let (file, metadata) = entry.open_file()?;
         let digest = stated.zip(path.file_name());
         let digest = digest.and_then(|(stated, name)| stated.of(name, &metadata));
@@ -89,13 +94,13 @@ impl Tree {
     }
 
     /// Returns what the manifest in a directory states.
-    fn stated(&self, directory: &Path) -> Option<Arc<Stated>> {
-        let manifest = self.entry(&directory.join(MANIFEST_NAME)).ok()?;
+    fn stated(&self, root: &ConfinedDir, directory: &Path) -> Option<Arc<Stated>> {
+        let manifest = self.entry_in(root, &directory.join(MANIFEST_NAME)).ok()?;
         self.digests.of(directory, &manifest)
     }
 
     fn find_only(&self, only: &OsStr, target: &Target) -> Result<Found> {
-        let entry = self.entry(Path::new(""))?;
+        let (_, entry) = self.entry(Path::new(""))?;
         match (&*target.components, target.is_directory) {
             ([], _) => Ok(Found::Directory(vec![listed(
                 only,
@@ -110,14 +115,33 @@ impl Tree {
         }
     }
 
-    fn entry(&self, path: &Path) -> Result<ConfinedEntry> {
+    /// Finds what is at `path`, and the directory that it was found in: the present one, if a link
+    /// to it has been switched to another.
+    fn entry(&self, path: &Path) -> Result<(Arc<ConfinedDir>, ConfinedEntry)> {
+        let lock = || self.root.lock().unwrap_or_else(PoisonError::into_inner);
+        let root = Arc::clone(&lock());
+        let found = self.entry_in(&root, path);
+        if let Err(error) = &found
+            && error.kind() == ErrorKind::NotFound
+            && error.errno().is_none()
+        {
+            let root = Arc::new(ConfinedDir::open(&Location::from_path(self.path.clone()))?);
+            let entry = self.entry_in(&root, path)?;
+            *lock() = Arc::clone(&root);
+            return Ok((root, entry));
+        }
+        Ok((root, found?))
+    }
+
+    /// Finds what is at `path`, unless it is outside of `root`.
+    fn entry_in(&self, root: &ConfinedDir, path: &Path) -> Result<ConfinedEntry> {
         // Joining an empty path would add a slash, which the path of a file must not have.
         let path = if path.as_os_str().is_empty() {
             self.path.clone()
         } else {
             self.path.join(path)
         };
-        let found = self.root.find(&Location::from_path(path));
+        let found = root.find(&Location::from_path(path));
         found.map_err(|error| match (error.kind(), error.errno()) {
             // Without a number, the refusal is ours: a link leads out of the directory.
             (ErrorKind::PermissionDenied, None) => not_found(),
@@ -126,9 +150,14 @@ impl Tree {
     }
 
     /// Lists a directory by name. Entries that are not served are left out.
-    fn list(&self, directory: &ConfinedEntry, path: &Path) -> Result<Vec<Entry>> {
+    fn list(
+        &self,
+        root: &ConfinedDir,
+        directory: &ConfinedEntry,
+        path: &Path,
+    ) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
-        let stated = self.stated(path);
+        let stated = self.stated(root, path);
         for entry in directory.read_dir()? {
             let name = entry
                 .map_err(|error| Error::from_io("cannot list the directory", error))?
@@ -136,7 +165,7 @@ impl Tree {
             if !is_visible(name.as_bytes()) {
                 continue;
             }
-            let found = self.entry(&path.join(&name));
+            let found = self.entry_in(root, &path.join(&name));
             let metadata = found.and_then(|it| it.metadata());
             // One that cannot be examined, or is gone by now, cannot be fetched either.
             if let Ok(metadata) = metadata.as_ref()
