@@ -4,7 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tload::{Error, ErrorKind, Result};
+
 use super::store::StoreArgs;
+
+/// Longest time for `--client-timeout`. A deadline far beyond it cannot be represented.
+const CLIENT_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Serve a directory, a file or objects over HTTP, read-only.
 ///
@@ -56,8 +61,17 @@ pub(crate) struct ServeArgs {
     #[arg(
         long,
         value_name = "TIME",
-        value_parser = tload::parse_duration,
+        value_parser = client_timeout,
         default_value = "30s"
     )]
     pub(crate) client_timeout: Duration,
+}
+
+fn client_timeout(text: &str) -> Result<Duration> {
+    let timeout = tload::parse_duration(text)?;
+    if timeout > CLIENT_TIMEOUT_MAX {
+        let message = format!("{text:?} is longer than 24h");
+        return Err(Error::new(ErrorKind::InvalidRequest, message));
+    }
+    Ok(timeout)
 }
