@@ -68,7 +68,7 @@ impl Site {
             Served::Objects(objects) if target.is_directory => {
                 return match objects.list(&target) {
                     Ok(entries) => list(request, &target, &entries),
-                    Err(error) => failed(&error),
+                    Err(error) => self.failed(request, &error),
                 };
             }
             Served::Objects(objects) => {
@@ -80,7 +80,7 @@ impl Site {
                             is_there.then_some(Body::Object(object, range))
                         })
                     }
-                    Err(error) => failed(&error),
+                    Err(error) => self.failed(request, &error),
                 };
             }
         };
@@ -94,8 +94,39 @@ impl Site {
             Ok(Found::Directory(entries)) => list(request, &target, &entries),
             Ok(Found::NeedsSlash) => Response::plain(StatusCode::MOVED_PERMANENTLY)
                 .with("Location", moved(&target, request.uri.query())),
-            Err(error) => failed(&error),
+            Err(error) => self.failed(request, &error),
         }
+    }
+
+    /// Returns the response to a request whose file cannot be opened. Paths and reasons stay on this
+    /// side: they are logged.
+    fn failed(&self, request: &Request, error: &Error) -> Response {
+        let is_of_store = match &self.served {
+            Served::Files(_) => false,
+            Served::Objects(objects) => !objects.is_cache(),
+        };
+        let response = match (error.kind(), error.errno()) {
+            (_, Some(EMFILE | ENFILE)) => {
+                Response::plain(StatusCode::SERVICE_UNAVAILABLE).with("Retry-After", "1")
+            }
+            // The options of the store, or a request that it does not understand.
+            (ErrorKind::InvalidRequest, _) if is_of_store => {
+                Response::plain(StatusCode::BAD_GATEWAY)
+            }
+            (_, Some(ENOTDIR | ELOOP | ENAMETOOLONG))
+            | (ErrorKind::NotFound | ErrorKind::InvalidRequest, _) => {
+                Response::plain(StatusCode::NOT_FOUND)
+            }
+            (ErrorKind::PermissionDenied, _) => Response::plain(StatusCode::FORBIDDEN),
+            (ErrorKind::TimedOut, _) => Response::plain(StatusCode::GATEWAY_TIMEOUT),
+            (ErrorKind::Remote, _) => Response::plain(StatusCode::BAD_GATEWAY),
+            _ => Response::plain(StatusCode::INTERNAL_SERVER_ERROR),
+        };
+        if response.status != StatusCode::NOT_FOUND {
+            let (method, path) = (&request.method, request.uri.path());
+            tracing::warn!("{method} {path}: {}", error.chain());
+        }
+        response
     }
 }
 
@@ -216,23 +247,6 @@ fn wants_json(query: Option<&str>, headers: &HeaderMap) -> bool {
 fn moved(target: &Target, query: Option<&str>) -> String {
     let query = query.map_or_else(String::new, |query| format!("?{query}"));
     target.directory() + &query
-}
-
-/// Returns the response to a request whose file cannot be opened. Paths stay on this side.
-fn failed(error: &Error) -> Response {
-    match (error.kind(), error.errno()) {
-        (_, Some(EMFILE | ENFILE)) => {
-            Response::plain(StatusCode::SERVICE_UNAVAILABLE).with("Retry-After", "1")
-        }
-        (_, Some(ENOTDIR | ELOOP | ENAMETOOLONG))
-        | (ErrorKind::NotFound | ErrorKind::InvalidRequest, _) => {
-            Response::plain(StatusCode::NOT_FOUND)
-        }
-        (ErrorKind::PermissionDenied, _) => Response::plain(StatusCode::FORBIDDEN),
-        (ErrorKind::TimedOut, _) => Response::plain(StatusCode::GATEWAY_TIMEOUT),
-        (ErrorKind::Remote, _) => Response::plain(StatusCode::BAD_GATEWAY),
-        _ => Response::plain(StatusCode::INTERNAL_SERVER_ERROR),
-    }
 }
 
 const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();

@@ -29,6 +29,10 @@ impl Objects {
         })
     }
 
+    pub(super) fn is_cache(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(super) fn find(&self, _target: &Target) -> Result<(Object, Version)> {
         match self.0 {}
     }

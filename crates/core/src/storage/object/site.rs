@@ -9,6 +9,7 @@ use percent_encoding::percent_decode_str;
 use super::cache::CacheDirectory;
 use super::folder::Folder;
 use super::remote::Remote;
+use super::store::object_path;
 use super::{ObjectSource, Opened};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::Protocol;
@@ -147,7 +148,13 @@ impl ObjectSite {
         Ok((below, names))
     }
 
+    /// Returns the location that `names` lead to, if it can be addressed.
     fn locate(&self, names: &[&str]) -> Option<Location> {
+        let located = self.named(names);
+        located.filter(|it| it.remote().is_some_and(|url| object_path(url).is_ok()))
+    }
+
+    fn named(&self, names: &[&str]) -> Option<Location> {
         if let Some(root) = &self.root {
             return match names {
                 [] => None,
