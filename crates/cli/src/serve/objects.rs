@@ -42,6 +42,11 @@ impl Objects {
         })
     }
 
+    /// Returns whether nothing but the cache is read. Its clients may name any store.
+    pub(super) fn is_cache(&self) -> bool {
+        self.is_cache
+    }
+
     /// Finds the object that `target` names, and its version.
     ///
     /// # Errors
@@ -136,7 +141,9 @@ impl Write for Counted<'_> {
         written
     }
 
+    /// Fails also if the client is gone.
     fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
+        let checked = self.to.flush().and_then(|()| self.to.socket().check());
+        checked.inspect_err(|error| self.failed = Some(error.kind().into()))
     }
 }

@@ -35,6 +35,25 @@ impl Socket {
         self.deadline = deadline;
     }
 
+    /// Fails if the client has closed the connection. One that has closed its direction only counts
+    /// as gone too: the two look alike until something is sent.
+    #[cfg(feature = "object")]
+    pub(super) fn check(&self) -> io::Result<()> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+        // Other systems report the end of both directions only.
+        #[cfg(target_os = "linux")]
+        let wanted = PollFlags::RDHUP;
+        #[cfg(not(target_os = "linux"))]
+        let wanted = PollFlags::empty();
+        let mut descriptors = [PollFd::new(&self.stream, wanted)];
+        // An interrupted call counts as none.
+        match poll(&mut descriptors, Some(&Timespec::default())) {
+            Ok(1..) => Err(ErrorKind::ConnectionAborted.into()),
+            Ok(0) | Err(_) => Ok(()),
+        }
+    }
+
     /// Calls `send` with the socket until it returns `false`, and waits while the socket is full. A
     /// call that blocks in the kernel instead is slower: it is woken for each bit of room.
     #[cfg(target_os = "linux")]

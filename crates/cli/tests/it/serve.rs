@@ -2,6 +2,8 @@
 
 #[cfg(feature = "object")]
 mod loads;
+#[cfg(feature = "object")]
+mod passed_on;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -478,6 +480,28 @@ fn replaced_file_is_sent_as_it_was() {
 }
 
 #[test]
+fn switched_link_serves_the_other_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    for version in ["one", "two"] {
+        fs::create_dir(folder.path().join(version)).unwrap();
+        fs::write(folder.path().join(version).join("a"), version).unwrap();
+        symlink("../one/a", folder.path().join(version).join("out")).unwrap();
+    }
+    let served = folder.path().join("served");
+    symlink("one", &served).unwrap();
+    let server = Server::start(&served, &[]);
+    let first = server.get("/a");
+    assert_eq!(first.text(), "one");
+    symlink("two", folder.path().join("new")).unwrap();
+    fs::rename(folder.path().join("new"), &served).unwrap();
+    let second = server.get("/a");
+    assert_eq!(second.text(), "two");
+    assert_ne!(first.header("etag"), second.header("etag"));
+    assert!(server.get("/").text().contains("href=\"a\""));
+    assert_eq!(server.get("/out").status, 404);
+}
+
+#[test]
 fn slow_clients_are_cut_off() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.bin"), vec![0; LARGE]).unwrap();
@@ -598,6 +622,11 @@ fn errors_say_what_to_do() {
             &[root, "--client-timeout", "soon"],
             2,
             &["--client-timeout"],
+        ),
+        (
+            &[root, "--client-timeout", "9e18"],
+            2,
+            &["--client-timeout", "longer than 24h"],
         ),
     ] {
         let output = run([&["serve"], arguments].concat());

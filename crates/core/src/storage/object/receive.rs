@@ -1,5 +1,7 @@
 //! Receivers of reads: bytes, in order, and the events of the requests that bring them.
 
+use tokio::sync::Semaphore;
+
 use crate::error::Error;
 use crate::memory::Provenance;
 
@@ -10,6 +12,12 @@ pub(crate) trait Receive: Send {
 
     /// Receiver of the events: for receivers that pass bytes on, that of the next one.
     fn events(&mut self) -> &mut dyn Events;
+
+    /// Returns the limit of requests at a time, if there is one. Reads of cached bytes, and those
+    /// that wait for the requests of others, do not count.
+    fn turns(&self) -> Option<&'static Semaphore> {
+        None
+    }
 }
 
 /// Receiver of the events of a read.

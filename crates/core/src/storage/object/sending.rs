@@ -3,9 +3,10 @@
 use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::Semaphore;
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use crossbeam_channel::{RecvTimeoutError, Sender, unbounded};
+use tokio::sync::{Semaphore, oneshot};
 
 use super::{Events, ObjectSource, Receive, Source};
 use crate::error::{Error, ErrorKind, Result};
@@ -19,11 +20,14 @@ const READ_BYTES: u32 = 8 << 20;
 /// the one before are written.
 const WAITING_BYTES: u32 = 2 * READ_BYTES;
 
-/// Most reads at a time in the process: fewer than the cache has buffers, each of which a read may
-/// fill while the others wait for one.
-const READS_MAX: usize = 48;
+/// Most requests at a time in the process: fewer than the cache has buffers, each of which a
+/// request may fill while the others wait for one.
+const REQUESTS_MAX: usize = 48;
 
-static READS: Semaphore = Semaphore::const_new(READS_MAX);
+static REQUESTS: Semaphore = Semaphore::const_new(REQUESTS_MAX);
+
+/// Longest time without bytes until the writer is flushed.
+const STEP: Duration = Duration::from_millis(250);
 
 impl ObjectSource {
     /// Reads a range, through the cache if there is one, and writes it to `out` in order. Blocks.
@@ -31,23 +35,25 @@ impl ObjectSource {
     /// However slow the writer is, others wait for no part of the cache that this call holds: it
     /// reads what there is memory for, 16 MiB, and goes on when that has been written.
     ///
+    /// While no bytes arrive, `out` is flushed several times a second. It returns an error if
+    /// nothing is to be written any more: the request is then dropped.
+    ///
     /// # Errors
     ///
     /// Errors of the store, translated, and those of the writer. Some of the range may have been
     /// written.
     pub fn copy_to(&self, range: Range<u64>, out: &mut dyn Write) -> Result<()> {
-        let (sender, mut pieces) = unbounded_channel();
+        let (sender, pieces) = unbounded();
         let waiting = Arc::new(Semaphore::new(WAITING_BYTES as usize));
         let (source, location) = (self.clone(), self.location().clone());
-        let (report, outcome) = crossbeam_channel::bounded(1);
+        let (mut report, outcome) = oneshot::channel();
         let written = Arc::clone(&waiting);
         self.remote().spawn(async move {
-            let mut sending = Sending(sender.clone());
+            let mut sending = Sending(sender);
             let reading = async {
                 for (read, bytes) in reads(range) {
                     let room = waiting.acquire_many(bytes).await;
                     room.expect("is never closed").forget();
-                    let _turn = READS.acquire().await;
                     let retries = source.retries();
                     source.read(read, retries, None, &mut sending).await?;
                 }
@@ -56,19 +62,25 @@ impl ObjectSource {
             let result = tokio::select! {
                 biased;
                 // The writer failed: its error is reported.
-                () = sender.closed() => Ok(()),
+                () = report.closed() => Ok(()),
                 result = reading => result,
             };
             // The caller waits for it after the last piece.
             let _ = report.send(result);
         });
-        while let Some(piece) = pieces.blocking_recv() {
-            out.write_all(&piece).map_err(|error| {
-                Error::from_io("cannot write what was read", error).with_location(&location)
-            })?;
-            written.add_permits(piece.len());
+        let failed =
+            |error| Error::from_io("cannot write what was read", error).with_location(&location);
+        loop {
+            match pieces.recv_timeout(STEP) {
+                Ok(piece) => {
+                    out.write_all(&piece).map_err(failed)?;
+                    written.add_permits(piece.len());
+                }
+                Err(RecvTimeoutError::Timeout) => out.flush().map_err(failed)?,
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
         }
-        outcome.recv().unwrap_or_else(|_| {
+        outcome.blocking_recv().unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Remote, "a request panicked").with_location(&location))
         })
     }
@@ -88,7 +100,7 @@ fn reads(range: Range<u64>) -> impl Iterator<Item = (Range<u64>, u32)> {
 }
 
 /// Receiver that passes bytes on at once. There is room for them before they are read.
-struct Sending(UnboundedSender<Vec<u8>>);
+struct Sending(Sender<Vec<u8>>);
 
 impl Receive for Sending {
     fn bytes(&mut self, bytes: &[u8], _from: Provenance) {
@@ -98,6 +110,10 @@ impl Receive for Sending {
 
     fn events(&mut self) -> &mut dyn Events {
         self
+    }
+
+    fn turns(&self) -> Option<&'static Semaphore> {
+        Some(&REQUESTS)
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 
 use super::TOTALS;
@@ -42,6 +43,7 @@ impl ObjectSource {
         to: &mut impl Receive,
     ) -> Result<()> {
         let Some(entry) = self.entry() else {
+            let _turn = turn(to).await;
             return self.read_anywhere(range, retries, hedging, to).await;
         };
         let (mut at, mut waits) = (range.start, Waits::default());
@@ -55,7 +57,10 @@ impl ObjectSource {
                 }
                 Found::Absent(end) => {
                     let absent = at..end.min(range.end);
+                    // Before the claim, which others wait for.
+                    let turn = turn(to).await;
                     let Some((wanted, claim)) = waits.claim(entry, self.claims(), &absent) else {
+                        drop(turn);
                         waits.pause(entry).await;
                         continue;
                     };
@@ -94,6 +99,14 @@ async fn find(entry: &Arc<Entry>, range: Range<u64>) -> Found {
     let (entry, end) = (Arc::clone(entry), range.end);
     let searched = tokio::task::spawn_blocking(move || entry.find(&range));
     searched.await.unwrap_or(Found::Absent(end))
+}
+
+/// Waits until a request may be sent. It may as long as the returned permit is held.
+async fn turn(to: &impl Receive) -> Option<SemaphorePermit<'static>> {
+    match to.turns() {
+        Some(turns) => turns.acquire().await.ok(),
+        None => None,
+    }
 }
 
 /// Waits for tiles that another load requests.

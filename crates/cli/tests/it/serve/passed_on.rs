@@ -1,0 +1,110 @@
+//! Objects of a store that fails or does not respond, and clients that do not wait for it.
+
+use std::net::TcpStream;
+use std::ops::Range;
+use std::path::Path;
+use std::time::Instant;
+
+use tload_testbed::{Fault, FaultyServer, Rule};
+
+use super::{PATIENCE, Server, read_head, send};
+use crate::stderr;
+
+/// Most requests to the store at a time.
+const REQUESTS_MAX: usize = 48;
+
+const FAR: &str = "Range: bytes=100000-";
+
+fn serve(store: &FaultyServer, arguments: &[&str]) -> Server {
+    for name in ["stalled", "kept", "other"] {
+        store.put(&format!("bucket/{name}"), vec![7; 200_000]);
+    }
+    let endpoint = format!("endpoint={}", store.url());
+    let mut all = arguments.to_vec();
+    for option in [
+        &endpoint,
+        "anonymous=true",
+        "environment=false",
+        "read_timeout=1h",
+    ] {
+        all.extend(["--store", option]);
+    }
+    Server::start(Path::new("s3://bucket"), &all)
+}
+
+/// Begins as many reads as there are requests at a time, none of which gets a byte.
+fn stall(store: &FaultyServer, server: &Server) -> Vec<TcpStream> {
+    let fault = Rule::always(Fault::StallHeaders);
+    store.fault(fault.path("stalled").from_byte(1));
+    let begin = |_| {
+        let mut stream = server.connect();
+        send(&mut stream, "GET", "/stalled", &[FAR]);
+        assert_eq!(read_head(&mut stream).0, 206);
+        stream
+    };
+    (0..REQUESTS_MAX).map(begin).collect()
+}
+
+#[test]
+fn client_that_hung_up_makes_way_while_the_store_is_silent() {
+    let store = FaultyServer::start();
+    let server = serve(&store, &[]);
+    let clients = stall(&store, &server);
+    assert!(store.wait_for_in_flight(REQUESTS_MAX, PATIENCE));
+    drop(clients);
+    let reply = server.ask("GET", "/other", &[FAR]);
+    assert!(reply.body == vec![7; 100_000]);
+    let begun = Instant::now();
+    while server.metric("tload_serve_unfinished_responses_total") < REQUESTS_MAX as u64 {
+        assert!(begun.elapsed() < PATIENCE, "some are still served");
+    }
+    store.clear_faults();
+}
+
+#[test]
+fn silent_store_holds_up_nothing_that_is_cached() {
+    let store = FaultyServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(&store, &["--cache-dir", folder.path().to_str().unwrap()]);
+    let begun = Instant::now();
+    loop {
+        store.forget_requests();
+        assert!(server.ask("GET", "/kept", &[FAR]).body == vec![7; 100_000]);
+        // Those that open the object begin at its first byte.
+        let is_first = |range: &Range<u64>| range.start == 0;
+        if store
+            .requests()
+            .iter()
+            .all(|it| it.range.as_ref().is_none_or(is_first))
+        {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "not cached");
+    }
+    let clients = stall(&store, &server);
+    assert!(store.wait_for_in_flight(1, PATIENCE));
+    for path in ["/kept", "/other"] {
+        assert!(server.ask("GET", path, &[FAR]).body == vec![7; 100_000]);
+    }
+    drop(clients);
+    store.clear_faults();
+}
+
+#[test]
+fn reason_of_a_failure_is_logged() {
+    let store = FaultyServer::start();
+    let server = serve(&store, &["-v"]);
+    store.fault(Rule::always(Fault::status(403, "AccessDenied")).path("kept"));
+    assert_eq!(server.get("/kept").status, 403);
+    assert_eq!(server.get("/gone").status, 404);
+    assert_eq!(server.get("/a%01b").status, 404);
+    let errors = stderr(&server.stop());
+    for text in ["WARN GET /kept: s3://bucket/kept: ", "code AccessDenied"] {
+        assert!(errors.contains(text), "no {text:?} in {errors}");
+    }
+    assert_eq!(errors.matches("WARN").count(), 1, "{errors}");
+    // Not the client's fault.
+    let options = ["--store", "environment=false"];
+    let unknown = Server::start(Path::new("az://container"), &options);
+    assert_eq!(unknown.get("/a").status, 502);
+}
