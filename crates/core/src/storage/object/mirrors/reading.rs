@@ -54,20 +54,10 @@ impl ObjectSource {
                 left != Some(lane) && (lane == ORIGIN || is_there(lane - 1))
             };
             let (lane, end) = mirrors.choose(self.location(), at, may);
-            let replica = lane.checked_sub(1).map(|at| self.0.replicas.get(at));
-            if matches!(replica, Some(None)) {
-                // Given up by another read since the choice.
-                continue;
-            }
             let rest = at..range.end.min(end);
             let turn = Turn::begin(mirrors, lane);
             let mut counted = Counted { to, turn: &turn };
-            let reading = self.read_lane(
-                replica.flatten(),
-                rest.clone(),
-                (retries, hedging),
-                &mut counted,
-            );
+            let reading = self.read_lane(lane, rest.clone(), (retries, hedging), &mut counted);
             let len = rest.end - rest.start;
             let outcome = tokio::select! {
                 biased;
@@ -113,14 +103,15 @@ impl ObjectSource {
         Ok(())
     }
 
-    /// Requests a range from the file of a mirror, or from the origin.
+    /// Requests a range from the origin, or from a mirror whose file has been opened.
     async fn read_lane(
         &self,
-        replica: Option<Self>,
+        lane: usize,
         range: Range<u64>,
         (retries, hedging): (Retries, Option<&Hedging>),
         to: &mut impl Receive,
     ) -> Result<()> {
+        let replica = lane.checked_sub(1).and_then(|at| self.0.replicas.get(at));
         match replica {
             // Another place has the bytes too: neither hedged nor retried for long.
             Some(replica) => {
