@@ -431,6 +431,7 @@ mod tests {
                 files: Arc::clone(&files),
                 depth: 2,
                 copiers: None,
+                lanes: 1,
                 slab: None,
             };
             let mut engine = open(kind, choice, &setup).expect("opens").engine;

@@ -77,7 +77,7 @@ mod tests {
     fn checksums_are_of_tiles_however_the_bytes_arrive() {
         let all: Vec<u8> = (0..=250).cycle().take(2 * TILE + 100).collect();
         let wanted: Vec<u32> = all.chunks(TILE).map(checksum).collect();
-        let supplies = Supplies::share();
+        let supplies = Supplies::default();
         for each in [10_000, TILE - 1, TILE, TILE + 1, all.len()] {
             let buffer = supplies.for_read(2).wait(Duration::MAX).expect("a buffer");
             let mut arriving = Arriving::new(0, buffer);

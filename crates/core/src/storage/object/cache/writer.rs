@@ -173,6 +173,7 @@ pub fn finish_caching(timeout: Duration) -> bool {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use super::super::arriving::Arriving;
     use super::*;
     use crate::options::StoreOptions;
     use crate::storage::object::cache::{Cache, VERSION};
@@ -212,9 +213,11 @@ mod tests {
     }
 
     /// Returns a buffer of the cache with the bytes of an entry.
-    fn filled(cache: &Cache) -> Filled {
+    fn arrived(cache: &Cache) -> Arrived {
         let buffer = cache.shared.supplies.writes.take();
-        buffer.expect("a buffer").fill_from(&[7; 4096])
+        let mut arriving = Arriving::new(0, buffer.expect("a buffer"));
+        arriving.push(&[7; 4096]);
+        arriving.finish()
     }
 
     #[test]
@@ -224,13 +227,13 @@ mod tests {
         let all = stuck.shared.room.take(1 << 20).expect("nothing is there");
         // All writes wait for room.
         for _ in 0..=THREADS {
-            Shared::write_later(&entry, 0, filled(&stuck), None);
+            Shared::write_later(&entry, arrived(&stuck), None);
         }
         let (cache, entry) = open(folders[1].path(), "1MiB", 0);
         let writes = &cache.shared.supplies.writes;
-        let buffer = filled(&cache);
+        let bytes = arrived(&cache);
         let others: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
-        Shared::write_later(&entry, 0, buffer, None);
+        Shared::write_later(&entry, bytes, None);
         let returned = writes.wait(Duration::from_secs(60));
         drop(all);
         assert!(returned.is_some(), "written");
@@ -245,14 +248,11 @@ mod tests {
         let pending = Arc::<Pending>::default();
         let (sender, receiver) = unbounded();
         for _ in 0..2 {
-            let (entry, bytes, counted) =
-                (Arc::clone(&entry), filled(&cache), Counted::new(&pending));
             let write = Write {
-                entry,
-                start: 0,
-                bytes,
+                entry: Arc::clone(&entry),
+                arrived: arrived(&cache),
                 claim: None,
-                counted,
+                counted: Counted::new(&pending),
             };
             sender.send(write).expect("is received below");
         }

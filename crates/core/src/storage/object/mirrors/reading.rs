@@ -54,10 +54,15 @@ impl ObjectSource {
                 left != Some(lane) && (lane == ORIGIN || is_there(lane - 1))
             };
             let (lane, end) = mirrors.choose(self.location(), at, may);
-            let rest = at..range.end.min(end);
+            let replica = lane.checked_sub(1).map(|at| self.0.replicas.get(at));
+            if matches!(replica, Some(None)) {
+                // Given up by another read since the choice.
+                continue;
+            }
+            let (replica, rest) = (replica.flatten(), at..range.end.min(end));
             let turn = Turn::begin(mirrors, lane);
             let mut counted = Counted { to, turn: &turn };
-            let reading = self.read_lane(lane, rest.clone(), (retries, hedging), &mut counted);
+            let reading = self.read_lane(replica, rest.clone(), (retries, hedging), &mut counted);
             let len = rest.end - rest.start;
             let outcome = tokio::select! {
                 biased;
@@ -71,13 +76,7 @@ impl ObjectSource {
                     mirrors.lanes.lock().succeed(lane);
                 }
                 Some(Err(error)) if lane == ORIGIN => {
-                    // Its answers about the object are final; mirrors help if it cannot be reached.
-                    let is_answer =
-                        !matches!(error.kind(), ErrorKind::Remote | ErrorKind::TimedOut);
-                    let usable = mirrors.usable();
-                    let mut others = usable.iter().zip(1..);
-                    let is_alone = !others.any(|(is_usable, lane)| *is_usable && may(lane));
-                    if is_answer || is_alone || has_origin_failed {
+                    if has_origin_failed || !may_go_on(mirrors, &error, may) {
                         return Err(error);
                     }
                     to.events().failed(&error);
@@ -103,15 +102,14 @@ impl ObjectSource {
         Ok(())
     }
 
-    /// Requests a range from the origin, or from a mirror whose file has been opened.
+    /// Requests a range from the file of a mirror, or from the origin.
     async fn read_lane(
         &self,
-        lane: usize,
+        replica: Option<Self>,
         range: Range<u64>,
         (retries, hedging): (Retries, Option<&Hedging>),
         to: &mut impl Receive,
     ) -> Result<()> {
-        let replica = lane.checked_sub(1).and_then(|at| self.0.replicas.get(at));
         match replica {
             // Another place has the bytes too: neither hedged nor retried for long.
             Some(replica) => {
@@ -217,6 +215,15 @@ impl<R: Receive> Receive for Counted<'_, R> {
     fn events(&mut self) -> &mut dyn Events {
         self.to.events()
     }
+}
+
+/// Returns whether a mirror may have the bytes that the origin failed to send.
+fn may_go_on(mirrors: &Mirrors, error: &Error, may: impl Fn(usize) -> bool) -> bool {
+    // Its answers about the object are final; mirrors help if it cannot be reached.
+    let is_answer = !matches!(error.kind(), ErrorKind::Remote | ErrorKind::TimedOut);
+    let usable = mirrors.usable();
+    let mut others = usable.iter().zip(1..);
+    !is_answer && others.any(|(is_usable, lane)| *is_usable && may(lane))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
