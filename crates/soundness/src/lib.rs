@@ -26,6 +26,9 @@ pub mod sync {
     pub mod per_process;
 }
 
+#[expect(dead_code, reason = "the module is compiled as a whole")]
+#[path = "../../core/src/crc.rs"]
+mod crc;
 #[path = "../../core/src/no_cuda.rs"]
 pub mod cuda;
 #[expect(dead_code, unused_imports, reason = "as above")]

@@ -114,7 +114,7 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NoSuchTensor`] for a rule of the selection that selects nothing.
+    /// [`crate::ErrorKind::NoSuchTensor`] for a rule of the selection that selects nothing.
     pub fn within<N: AsRef<str>>(self, names: impl IntoIterator<Item = N>) -> Result<Self> {
         let names: Vec<N> = names.into_iter().collect();
         let names: HashSet<&str> = names.iter().map(AsRef::as_ref).collect();
