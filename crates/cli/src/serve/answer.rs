@@ -98,8 +98,8 @@ impl Site {
         }
     }
 
-    /// Returns the response to a request whose file cannot be opened. Paths and reasons stay on this
-    /// side: they are logged.
+    /// Returns the response to a request whose file cannot be opened. Paths and reasons stay on
+    /// this side: they are logged.
     fn failed(&self, request: &Request, error: &Error) -> Response {
         let is_of_store = match &self.served {
             Served::Files(_) => false,

@@ -106,8 +106,8 @@ impl Loader {
         self
     }
 
-    /// Restricts the selection to tensors with these names, such as a rank's share of a model. Other
-    /// names are ignored.
+    /// Restricts the selection to tensors with these names, such as a rank's share of a model.
+    /// Other names are ignored.
     ///
     /// Unlike [`Selection::names`], this is not the caller's own choice of tensors: verification
     /// requires every file that a manifest lists unless it was not required before.

@@ -43,8 +43,9 @@ impl Selection {
         }
     }
 
-    /// Selects these tensors, which the caller has found by a rule of its own, such as a pattern: like
-    /// [`Self::names`], except that verification still requires every file that a manifest lists.
+    /// Selects these tensors, which the caller has found by a rule of its own, such as a pattern:
+    /// like [`Self::names`], except that verification still requires every file that a manifest
+    /// lists.
     pub fn found<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
         let rules = names.into_iter().map(|name| Rule::Found(name.into()));
         Self {
