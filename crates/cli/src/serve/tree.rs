@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use tload::storage::{ConfinedDir, ConfinedEntry};
 use tload::verify::{Digest, MANIFEST_NAME};
@@ -17,8 +17,7 @@ use super::target::{Target, is_visible};
 /// Files that are served.
 #[derive(Debug)]
 pub(super) struct Tree {
-    /// Directory that `path` led to when a file was last found.
-    root: Mutex<Arc<ConfinedDir>>,
+    /// May be a link: each request follows it, so that it can be switched.
     path: PathBuf,
     /// Name of the only file, if it is not a directory.
     only: Option<OsString>,
@@ -52,7 +51,6 @@ impl Tree {
             Some(path.file_name().unwrap_or_default().to_owned())
         };
         Ok(Self {
-            root: Mutex::new(Arc::new(root)),
             path,
             only,
             digests: Digests::default(),
@@ -69,7 +67,8 @@ impl Tree {
         if let Some(only) = &self.only {
             return self.find_only(only, target);
         }
-        let (root, entry) = self.entry(&target.path())?;
+        let root = self.root()?;
+        let entry = self.entry(&root, &target.path())?;
         let metadata = entry.metadata()?;
         if metadata.is_dir() {
             if !target.is_directory {
@@ -95,12 +94,12 @@ impl Tree {
 
     /// Returns what the manifest in a directory states.
     fn stated(&self, root: &ConfinedDir, directory: &Path) -> Option<Arc<Stated>> {
-        let manifest = self.entry_in(root, &directory.join(MANIFEST_NAME)).ok()?;
+        let manifest = self.entry(root, &directory.join(MANIFEST_NAME)).ok()?;
         self.digests.of(directory, &manifest)
     }
 
     fn find_only(&self, only: &OsStr, target: &Target) -> Result<Found> {
-        let (_, entry) = self.entry(Path::new(""))?;
+        let entry = self.entry(&self.root()?, Path::new(""))?;
         match (&*target.components, target.is_directory) {
             ([], _) => Ok(Found::Directory(vec![listed(
                 only,
@@ -115,26 +114,13 @@ impl Tree {
         }
     }
 
-    /// Finds what is at `path`, and the directory that it was found in: the present one, if a link
-    /// to it has been switched to another.
-    fn entry(&self, path: &Path) -> Result<(Arc<ConfinedDir>, ConfinedEntry)> {
-        let lock = || self.root.lock().unwrap_or_else(PoisonError::into_inner);
-        let root = Arc::clone(&lock());
-        let found = self.entry_in(&root, path);
-        if let Err(error) = &found
-            && error.kind() == ErrorKind::NotFound
-            && error.errno().is_none()
-        {
-            let root = Arc::new(ConfinedDir::open(&Location::from_path(self.path.clone()))?);
-            let entry = self.entry_in(&root, path)?;
-            *lock() = Arc::clone(&root);
-            return Ok((root, entry));
-        }
-        Ok((root, found?))
+    /// Opens the directory outside of which nothing is served.
+    fn root(&self) -> Result<ConfinedDir> {
+        ConfinedDir::open(&Location::from_path(self.path.clone()))
     }
 
     /// Finds what is at `path`, unless it is outside of `root`.
-    fn entry_in(&self, root: &ConfinedDir, path: &Path) -> Result<ConfinedEntry> {
+    fn entry(&self, root: &ConfinedDir, path: &Path) -> Result<ConfinedEntry> {
         // Joining an empty path would add a slash, which the path of a file must not have.
         let path = if path.as_os_str().is_empty() {
             self.path.clone()
@@ -165,7 +151,7 @@ impl Tree {
             if !is_visible(name.as_bytes()) {
                 continue;
             }
-            let found = self.entry_in(root, &path.join(&name));
+            let found = self.entry(root, &path.join(&name));
             let metadata = found.and_then(|it| it.metadata());
             // One that cannot be examined, or is gone by now, cannot be fetched either.
             if let Ok(metadata) = metadata.as_ref()

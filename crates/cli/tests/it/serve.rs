@@ -499,6 +499,14 @@ fn switched_link_serves_the_other_directory() {
     assert_ne!(first.header("etag"), second.header("etag"));
     assert!(server.get("/").text().contains("href=\"a\""));
     assert_eq!(server.get("/out").status, 404);
+    // The directory before contains this one: its other parts are no longer served.
+    let outer = folder.path().join("two");
+    fs::create_dir(outer.join("inner")).unwrap();
+    symlink("../a", outer.join("inner/out")).unwrap();
+    symlink("two/inner", folder.path().join("new")).unwrap();
+    assert_eq!(server.get("/inner/out").text(), "two");
+    fs::rename(folder.path().join("new"), &link).unwrap();
+    assert_eq!(server.get("/out").status, 404);
 }
 
 #[test]

@@ -360,7 +360,6 @@ impl LaneEngine {
         self
     }
 
-    /// Opens the engine on the calling thread, which must be the one that uses it.
     /// Sets the number of lanes from the beginning of this one on.
     pub(crate) fn among(mut self, lanes: usize) -> Self {
         match &mut self {
@@ -372,6 +371,7 @@ impl LaneEngine {
         self
     }
 
+    /// Opens the engine on the calling thread, which must be the one that uses it.
     fn open(&self, group: usize) -> Result<(Box<dyn Engine>, OpenedEngine)> {
         let (opened, requested, reason) = match self {
             Self::Files {

@@ -107,7 +107,7 @@ impl Loader {
     }
 
     /// Restricts the selection to tensors with these names, such as a rank's share of a model.
-    /// Other names are ignored.
+    /// Other names are ignored. A later call of [`Self::tensors`] replaces the restriction.
     ///
     /// Unlike [`Selection::names`], this is not the caller's own choice of tensors: verification
     /// requires every file that a manifest lists unless it was not required before.

@@ -38,6 +38,9 @@ pub fn reserve_descriptors() {
 
 /// Takes the last descriptor for a moment: the table does not shrink again.
 fn make_room() {
-    // Refused if the process may not have so many, or has no standard input.
-    let _ = rustix::io::fcntl_dupfd_cloexec(io::stdin(), DESCRIPTORS - 1);
+    // A pipe of our own: closing a duplicate of a file releases the locks that the process has on
+    // it. Refused if the process may not have so many.
+    if let Ok((reader, _writer)) = io::pipe() {
+        let _ = rustix::io::fcntl_dupfd_cloexec(reader, DESCRIPTORS - 1);
+    }
 }

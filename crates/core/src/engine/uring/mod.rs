@@ -91,6 +91,10 @@ impl UringEngine {
         while done.len() == before
             && let Some((slot, read)) = self.copies.pop_front()
         {
+            if self.stopping {
+                self.fail(slot, cancelled(), done);
+                continue;
+            }
             let pending = self.slots.get_mut(slot);
             let file = &self.files[pending.job.source];
             let lease = &mut pending.job.lease;
@@ -253,6 +257,10 @@ impl UringEngine {
 
 impl Drop for UringEngine {
     fn drop(&mut self) {
+        // The kernel does not know jobs that wait to be copied.
+        for (slot, _) in self.copies.drain(..) {
+            drop(self.slots.take(slot));
+        }
         // The ring itself may have failed, before or only now: entering it must not be relied on.
         let is_drained =
             !std::thread::panicking() && catch_unwind(AssertUnwindSafe(|| self.drain())).is_ok();
@@ -268,7 +276,9 @@ impl Drop for UringEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::crc::Polynomial;
     use crate::engine::given_up_bytes;
+    use crate::error::ErrorKind;
     use crate::memory::Slab;
     use crate::options::{CacheMode, Location};
     use crate::storage::{FileSource, RefusedDirect};
@@ -304,6 +314,49 @@ mod tests {
             needed: SLOT,
             lease: slab.try_lease(SLOT).expect("free"),
         }
+    }
+
+    /// Engine with two jobs that wait to be copied from the page cache.
+    fn engine_that_copies() -> Option<(UringEngine, Arc<Slab>, tempfile::TempDir)> {
+        let (mut engine, slab, folder) = engine()?;
+        for extent in 0..2 {
+            let mut job = job(extent, &slab);
+            job.lease.want_crc(Some(Polynomial::Crc64Nvme));
+            engine.submit(job);
+        }
+        assert_eq!(engine.copies.len(), 2);
+        Some((engine, slab, folder))
+    }
+
+    #[test]
+    fn jobs_that_wait_to_be_copied_are_cancelled_unread() {
+        let Some((mut engine, _slab, _folder)) = engine_that_copies() else {
+            return;
+        };
+        engine.stop();
+        let mut done = Vec::new();
+        while engine.in_flight() > 0 {
+            engine.reap(Wait::ForOne, &mut done);
+        }
+        for Done {
+            result, transfer, ..
+        } in done
+        {
+            let error = result.expect_err("is cancelled");
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+            assert_eq!(transfer.buffered_bytes, 0);
+        }
+    }
+
+    #[test]
+    fn windows_that_wait_to_be_copied_return_from_failed_engine() {
+        let Some((engine, slab, _folder)) = engine_that_copies() else {
+            return;
+        };
+        engine.ring.fail();
+        drop(engine);
+        let both = [(); 2].map(|()| slab.try_lease(SLOT));
+        assert!(both.iter().all(Option::is_some));
     }
 
     #[test]

@@ -157,6 +157,7 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             // The reads that were just queued begin before tensors are handed over: handing over
             // wakes the caller, who may take this lane's core.
             self.engine.reap(Wait::No, &mut self.done);
+            self.watch.lap(Stage::StorageWait);
             (self.lane.deliver)(&mut self.ready);
             self.watch.lap(Stage::Deliver);
         }

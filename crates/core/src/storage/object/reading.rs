@@ -199,7 +199,7 @@ impl ObjectSource {
     }
 
     /// Sends one request for `*at..end`, and a second one if it stalls. `*at` follows the received
-    /// bytes. `is_last` tells that no failure of it is retried.
+    /// bytes. `is_last` tells that a failure of it without progress is not retried.
     async fn request(
         &self,
         at: &mut u64,

@@ -43,6 +43,7 @@ impl ObjectSource {
     /// Errors of the store, translated, and those of the writer. Some of the range may have been
     /// written.
     pub fn copy_to(&self, range: Range<u64>, out: &mut dyn Write) -> Result<()> {
+        self.remote().check_process()?;
         let (sender, pieces) = unbounded();
         let waiting = Arc::new(Semaphore::new(WAITING_BYTES as usize));
         let (source, location) = (self.clone(), self.location().clone());

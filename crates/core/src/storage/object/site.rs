@@ -84,8 +84,11 @@ impl ObjectSite {
         if opening.begun.elapsed() >= FRESH {
             *opening = Opening::begin(&self.options)?;
         }
-        let known = opening.known.get(location).map(ObjectSource::again);
-        Ok((Arc::clone(&opening.remote), known))
+        let known = opening.known.get(location).cloned();
+        let remote = Arc::clone(&opening.remote);
+        // Opening an entry of the cache may take long.
+        drop(opening);
+        Ok((remote, known.as_ref().map(ObjectSource::again)))
     }
 
     /// Opens the object that `names` lead to: below the location, or from the scheme on.

@@ -48,7 +48,7 @@ use crate::storage::object::store::classification::Judged;
 use crate::storage::object::store::response_capture::{ResponseCapture, reach_of_peer};
 use crate::storage::object::store::{Fault, Store};
 use crate::sync::lock::Mutex;
-use crate::sync::retry::Transient;
+use crate::sync::retry::{AskedWait, Transient};
 
 /// Time before a token expires at which it is renewed: `REFRESH_BUFFER_SEC` in `cas_client/auth.rs`
 /// of xet-client 1.6.
@@ -56,6 +56,9 @@ const MARGIN: Duration = Duration::from_secs(30);
 
 /// Longest lifetime of a token that is believed.
 const LIFETIME_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Longest pause of a content store that is waited for while the bridge may be used instead.
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Digits of the name of a file's contents (<https://huggingface.co/docs/xet/file-id>).
 const HASH_DIGITS: usize = 64;
@@ -321,10 +324,13 @@ impl Store {
     }
 }
 
-/// Returns whether a server has asked for a pause, which does not tell that it is of no use.
+/// Returns whether a server has asked for a short pause, which does not tell that it is of no use.
 fn asks_to_wait(fault: &Fault) -> bool {
-    fault.transient == Some(Transient::Busy)
-        && (fault.asked.is_some() || status(&fault.error) == Some(429))
+    let is_short = match fault.asked {
+        Some(AskedWait::Estimate(wait) | AskedWait::Reset(wait)) => wait <= WAIT_MAX,
+        None => status(&fault.error) == Some(429),
+    };
+    fault.transient == Some(Transient::Busy) && is_short
 }
 
 /// Adds to the hint of a failure how the content store is left out.
