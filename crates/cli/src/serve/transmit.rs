@@ -111,7 +111,7 @@ impl Transfer<'_> {
                 Err(errno @ (Errno::AGAIN | Errno::PIPE | Errno::CONNRESET)) => {
                     return Err(errno.into());
                 }
-                // Of the file or of the socket: a read and a write tell.
+                // Is it of the file or of the socket? A read and a write tell.
                 Err(_) => return Ok(false),
             };
             ended = checked.err();

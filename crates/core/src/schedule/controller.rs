@@ -10,6 +10,7 @@ use rest::{REST_MAX, Rest};
 
 mod evidence;
 mod rest;
+mod search;
 
 /// Requirements for a sample during the search: its steps are large, so the sample can be short.
 const SEARCH: Needs = Needs {
@@ -27,10 +28,6 @@ const HOLD: Needs = Needs {
 /// decides (10 to 15 % on a virtual disk).
 const SEARCH_GAIN: f64 = 1.10;
 
-/// Share of a proportional gain that shows a step to be far from the bend, so that the next one may
-/// be larger.
-const NEARLY_ALL: f64 = 0.8;
-
 /// Factor of the step after a slow first sample, and the gain that it must show: in between, since
 /// either sample may be wrong by half.
 const LEAP: u64 = 4;
@@ -44,9 +41,6 @@ const DOWN_COST: f64 = 0.01;
 /// Margin that a single probe below must show in addition; for several probes, it is divided by
 /// their weight.
 const DOUBT: f64 = 0.04;
-
-/// Loss of a step of the search that shows a knee below it.
-const KNEE_LOSS: f64 = 0.05;
 
 /// Gain of a probe below that shows the bend to be far below.
 const FAR_BELOW: f64 = 0.10;
@@ -78,10 +72,6 @@ const ROSE: f64 = 1.3;
 /// Multiple of its bytes in flight that must be left to read for a probe to start: it takes two to
 /// four of them itself.
 const WORTH: u64 = 4;
-
-/// Multiple for a step of the search after one that gained nearly all it could: the next one is
-/// likely to pay off, and is repaid sooner.
-const WORTH_CLIMBING: u64 = 2;
 
 /// Controller of the limit of one group.
 #[derive(Debug)]
@@ -300,101 +290,6 @@ impl Controller {
                 self.weigh(up, Point { bytes, rate: probe }, gain, sample.took, now);
             }
         }
-    }
-
-    /// Tries much more than `base` at once, whatever is left to read: on a slow store, connections
-    /// that gain nothing cost nothing either, and each sample takes long.
-    fn leap(&mut self, base: Point, now: Duration) {
-        let bytes = self.depth.limit_of(base.bytes * LEAP).bytes;
-        let limit_reason = if bytes == self.depth.bytes() {
-            LimitReason::Ceiling
-        } else {
-            LimitReason::Unfinished
-        };
-        self.accept(bytes, limit_reason, now);
-        self.phase = Phase::Leap { base };
-        self.measure_at(bytes, SEARCH);
-    }
-
-    /// Begins the search again at `base`, whose sample was too rough to compare with.
-    fn return_to(&mut self, base: Point, now: Duration) {
-        self.accept(base.bytes, LimitReason::Unfinished, now);
-        self.phase = Phase::Base;
-        self.measure_at(base.bytes, SEARCH);
-    }
-
-    /// Tries `times` as much as `base`, the best limit so far.
-    fn climb(&mut self, base: Point, times: u64, remaining: u64, now: Duration) {
-        let bytes = self.scaled(base.bytes, times, 1);
-        let worth = if times > 2 { WORTH_CLIMBING } else { WORTH };
-        if bytes <= base.bytes && self.report.changes == 0 {
-            // The load began at the maximum: less may be faster.
-            self.remeasure(base, LimitReason::Ceiling, now);
-        } else if bytes <= base.bytes {
-            self.settle(base, LimitReason::Ceiling, now);
-        } else if remaining / worth < bytes {
-            self.settle(base, LimitReason::Unfinished, now);
-        } else {
-            self.accept(base.bytes, LimitReason::Unfinished, now);
-            self.phase = Phase::Climb { base };
-            self.measure_at(bytes, SEARCH);
-        }
-    }
-
-    fn climbed(&mut self, base: Point, here: Point, remaining: u64, now: Duration) {
-        let (gain, times) = (here.rate / base.rate, ratio(here.bytes, base.bytes));
-        let nearly_all = gain >= NEARLY_ALL * times;
-        let between = (u128::from(base.bytes) * u128::from(here.bytes)).isqrt();
-        let between = self.scaled(u64::try_from(between).unwrap_or(here.bytes), 1, 1);
-        if times > 2.5 && !nearly_all && base.bytes < between && between < here.bytes {
-            self.phase = Phase::Middle {
-                low: base,
-                high: here,
-            };
-            self.measure_at(between, SEARCH);
-        } else if gain >= SEARCH_GAIN {
-            self.climb(here, if nearly_all { 4 } else { 2 }, remaining, now);
-        } else if gain < 1.0 - KNEE_LOSS {
-            // Past a knee, and `base` may be past it as well.
-            self.remeasure(base, LimitReason::by(gain), now);
-        } else {
-            self.settle(base, LimitReason::by(gain), now);
-            // A first estimate for smaller steps.
-            self.above.add(gain - 1.0, MEMORY);
-        }
-    }
-
-    /// Measures `base`, the best limit so far, once more before it tries half of it.
-    fn remeasure(&mut self, base: Point, why: LimitReason, now: Duration) {
-        self.accept(base.bytes, why, now);
-        self.phase = Phase::Knee { why };
-        self.measure_at(base.bytes, SEARCH);
-    }
-
-    /// Tries half of `base`, the best limit so far. `why`: the reason why the limit is not higher.
-    fn descend(&mut self, base: Point, why: LimitReason, now: Duration) {
-        let bytes = self.scaled(base.bytes, 1, 2);
-        if bytes >= base.bytes {
-            self.settle(base, why, now);
-            return;
-        }
-        self.accept(base.bytes, why, now);
-        self.phase = Phase::Descend { base, why };
-        self.measure_at(bytes, SEARCH);
-    }
-
-    /// Ends the search: smaller steps from here on.
-    fn settle(&mut self, at: Point, limit_reason: LimitReason, now: Duration) {
-        self.accept(at.bytes, limit_reason, now);
-        self.above = Evidence::default();
-        self.below = Evidence::default();
-        self.usual = Evidence::default();
-        self.usual.add(at.rate, LONG_MEMORY);
-        self.peak = 0.0;
-        self.before_step = None;
-        self.rest = Rest::default();
-        self.phase = Phase::Hold { last: None };
-        self.measure_at(at.bytes, HOLD);
     }
 
     /// Processes a sample at the limit.
