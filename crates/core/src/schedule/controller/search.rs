@@ -16,8 +16,8 @@ const NEARLY_ALL: f64 = 0.8;
 /// Loss of a step of the search that shows a knee below it.
 const KNEE_LOSS: f64 = 0.05;
 
-/// As [`WORTH`], for a step after one that gained nearly all it could: the next one is likely to pay
-/// off, and is repaid sooner.
+/// As [`WORTH`], for a step after one that gained nearly all it could: the next one is likely to
+/// pay off, and is repaid sooner.
 const WORTH_CLIMBING: u64 = 2;
 
 impl Controller {
