@@ -415,17 +415,20 @@ fn late_copy_tells_that_it_can_be_resumed() {
 
 #[test]
 fn interrupt_ends_lists_and_opens() {
-    let lab = Lab::start();
-    lab.checkpoint();
-    let web = format!("{}/bucket/model", lab.server.url());
-    for (location, stalled, target) in [
-        ("s3://bucket/model", Operation::List, "listed"),
-        ("s3://bucket/model", Operation::Get, "opened"),
-        (&web, Operation::Get, "index"),
+    for (is_bucket, stalled) in [
+        (true, Operation::List),
+        (true, Operation::Get),
+        (false, Operation::Get),
     ] {
+        // A server for each: a late request of the command before would count as in flight, and
+        // the next one would be killed before it handles signals.
+        let lab = Lab::start();
+        lab.checkpoint();
+        let web = format!("{}/bucket/model", lab.server.url());
+        let location = if is_bucket { "s3://bucket/model" } else { &web };
         lab.server
             .fault(Rule::always(Fault::StallHeaders).on(stalled));
-        let target = lab.path(target);
+        let target = lab.path("copy");
         // More workers than files: some wait for files that others open.
         let arguments = [
             "cp",
