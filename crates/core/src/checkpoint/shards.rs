@@ -123,12 +123,14 @@ impl ShardSet {
             .open(&index, None, INDEX_FIRST_BYTES)
             .and_then(|opened| Self::from_index(&index, opened, None));
         match found {
-            // Servers whose listing is forbidden answer 403 for objects that do not exist.
+            // Servers whose listing is forbidden answer 403 for objects that do not exist. An error
+            // about another file, such as ca_file, says nothing about the object.
             Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::NotFound | ErrorKind::PermissionDenied
-                ) => {}
+                if error.is_about(&index)
+                    && matches!(
+                        error.kind(),
+                        ErrorKind::NotFound | ErrorKind::PermissionDenied
+                    ) => {}
             found => return found,
         }
         let single = location.join(SINGLE_NAME);

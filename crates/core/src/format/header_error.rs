@@ -186,7 +186,8 @@ pub enum HeaderError {
 
 const CUT_SHORT: &str =
     "the file is truncated: download or copy it again, and compare its length with the original";
-const WRITER_FAULT: &str = "the program that wrote the file is at fault: save the model again";
+const WRITER_FAULT: &str = "the file is damaged (compare its digest with the original's), or the program that wrote it \
+     is at fault (save the model again)";
 
 impl HeaderError {
     /// Returns the tensor whose entry breaks the rule.

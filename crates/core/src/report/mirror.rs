@@ -47,8 +47,29 @@ impl fmt::Display for MirrorReport {
             f.write_str(", dropped")?;
         }
         match &self.failure {
-            Some(failure) => write!(f, "; {}", printable(failure)),
+            Some(failure) => {
+                let lines: Vec<_> = failure.lines().map(str::trim).collect();
+                write!(f, "; {}", printable(&lines.join("; ")))
+            }
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_is_one_line() {
+        let report = MirrorReport {
+            location: "http://peer".to_owned(),
+            failure: Some("it refuses\n  request: GET\n  hint: \u{1b}[0m".to_owned()),
+            ..MirrorReport::default()
+        };
+        assert_eq!(
+            report.to_string(),
+            "mirror   0 B from http://peer; it refuses; request: GET; hint: \\u{1b}[0m"
+        );
     }
 }

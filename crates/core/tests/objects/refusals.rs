@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tload::{Error, ErrorKind, FailedRequest, Result};
+use tload::{Checkpoint, Error, ErrorKind, FailedRequest, Location, OpenOptions, Result};
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
 use crate::fixtures::{even, load, options};
@@ -359,6 +359,18 @@ fn load_retries_override_store_retries() {
 }
 
 /// Error responses of a web server, which have no codes, no request ids and other credentials.
+/// A directory on a web server is searched for names that may be absent. A file of the caller that is
+/// absent is not one of these.
+#[test]
+fn missing_ca_file_is_not_a_missing_checkpoint() {
+    let location = Location::parse("https://localhost:9/model").unwrap();
+    let mut missing = OpenOptions::default();
+    missing.store.set("ca_file", "/nothing/here.pem").unwrap();
+    let error = Checkpoint::open_with(&location, &missing).unwrap_err();
+    assert_eq!(error.location(), Some("/nothing/here.pem"), "{error}");
+    assert_eq!(error.message(), "cannot read ca_file");
+}
+
 #[test]
 fn web_server_refusals_are_classified() {
     for (status, kind, says) in [

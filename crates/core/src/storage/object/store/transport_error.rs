@@ -67,6 +67,11 @@ pub(in crate::storage) fn classification(
         )
         .hint("set read_timeout higher if the store needs longer")
         .transient(Transient::Stalled)
+    } else if says("invalid HTTP version") {
+        // A server for TLS answers a plain request with an alert.
+        Classification::new(ErrorKind::Remote, format!("{host} does not speak HTTP"))
+            .hint("use https:// if the server speaks TLS, or the port where it speaks HTTP")
+            .transient(Transient::Unreachable)
     } else {
         Classification::new(
             ErrorKind::Remote,
@@ -329,6 +334,14 @@ mod tests {
                 ErrorKind::Remote,
                 Some(Transient::Broken),
                 "the connection to host:9 was lost",
+            ),
+            (
+                Request,
+                "invalid HTTP version parsed",
+                None,
+                ErrorKind::Remote,
+                unreachable,
+                "host:9 does not speak HTTP",
             ),
             (
                 Unknown,

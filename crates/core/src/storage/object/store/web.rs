@@ -25,7 +25,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     hints: Hints {
         refusal,
         permissions: None,
-        unreachable: None,
+        unreachable: Some("check the URL, that its server runs, and the network"),
         lists: false,
     },
     states_checksums: false,
@@ -67,10 +67,13 @@ fn refusal(
 ) -> Option<Classification> {
     let code = captured.code.as_deref().unwrap_or_default();
     let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
-    let refused = || match status {
+    let refused = || {
+        match status {
         401 => Some(
             denied("the server requires credentials, or rejects these")
-                .hint("pass https://user:password@host, or header.authorization"),
+                .hint(
+                    "pass https://user:password@host or header.authorization='Bearer TOKEN'; for mirrors and peers, mirror_token",
+                ),
         ),
         403 => skewed(captured).or_else(|| {
             Some(denied("access is denied").hint(if asked.signed_url {
@@ -80,6 +83,7 @@ fn refusal(
             }))
         }),
         _ => None,
+    }
     };
     by_code(code, asked).or_else(refused)
 }
