@@ -161,7 +161,8 @@ class MirrorReport:
     read_bytes: int
     """Bytes received from it."""
     failure: str | None
-    """Last failure: an error, other bytes than the origin's, or too little speed."""
+    """Last failure: an error, other bytes than the origin's, or too little speed. If nothing was
+    received, also the error about a file that it does not have."""
     is_dropped: bool
     """True if it is not used any more: it has other bytes, or failed several times."""
 

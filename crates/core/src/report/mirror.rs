@@ -16,7 +16,8 @@ pub struct MirrorReport {
     pub location: String,
     /// Bytes received from it.
     pub read_bytes: u64,
-    /// Last failure: an error, other bytes than the origin's, or too little speed.
+    /// Last failure: an error, other bytes than the origin's, or too little speed. If nothing was
+    /// received, also the error about a file that it does not have.
     pub failure: Option<String>,
     /// True if it is not used any more: it has other bytes, or failed several times.
     pub is_dropped: bool,

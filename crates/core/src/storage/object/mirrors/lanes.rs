@@ -45,7 +45,9 @@ pub(super) struct Lane {
     pub(super) is_absent: bool,
     pub(super) bytes: u64,
     /// Last failure.
-    pub(super) failure: Option<String>,
+    failure: Option<String>,
+    /// Error about a file that it does not have, which is no failure.
+    lacks: Option<String>,
     pub(super) is_dropped: bool,
 }
 
@@ -150,6 +152,11 @@ impl Lanes {
         self.all[lane].failures = 0;
     }
 
+    /// Records that a mirror does not have a file.
+    pub(super) fn lacks(&mut self, lane: usize, why: String) {
+        self.all[lane].lacks = Some(why);
+    }
+
     /// Records a failure of a mirror. Requests that were running when the first one failed and fail
     /// too count as one.
     pub(super) fn fail(&mut self, lane: usize, why: &str, severity: Severity, now: Instant) {
@@ -170,6 +177,13 @@ impl Lanes {
 }
 
 impl Lane {
+    /// Returns the last failure. A mirror that has sent nothing and lacks files may be the wrong
+    /// location.
+    pub(super) fn failure(&self) -> Option<String> {
+        let lacks = self.lacks.as_ref().filter(|_| self.bytes == 0);
+        self.failure.as_ref().or(lacks).cloned()
+    }
+
     /// Returns the speed that one more request would have; `None` if that is unknown.
     fn expected(&self, now: Instant) -> Option<f64> {
         let (speed, measured) = self.speed?;
@@ -281,6 +295,17 @@ mod tests {
     }
 
     #[test]
+    fn mirror_that_lacks_a_file_says_so_while_it_has_sent_nothing() {
+        let mut lanes = Lanes::new(1, false);
+        lanes.lacks(1, "404".to_owned());
+        assert_eq!(lanes.lane(1).failure().as_deref(), Some("404"));
+        assert!(lanes.is_usable(1, Instant::now()));
+        lanes.begin(1);
+        lanes.end(1, 5);
+        assert_eq!(lanes.lane(1).failure(), None);
+    }
+
+    #[test]
     fn failing_mirror_pauses_and_is_dropped_in_the_end() {
         let (mut lanes, mut now) = (Lanes::new(1, false), Instant::now());
         for failures in 1..=FAILURES_MAX {
@@ -297,7 +322,7 @@ mod tests {
         let mut lanes = Lanes::new(1, false);
         lanes.fail(1, "other bytes", Severity::Final, now);
         assert!(!lanes.is_usable(1, now + Duration::from_secs(1000)));
-        assert_eq!(lanes.lane(1).failure.as_deref(), Some("other bytes"));
+        assert_eq!(lanes.lane(1).failure().as_deref(), Some("other bytes"));
     }
 
     #[test]

@@ -197,7 +197,7 @@ impl Mirrors {
                 MirrorReport::new(
                     place.to_string(),
                     lane.bytes,
-                    lane.failure.clone(),
+                    lane.failure(),
                     lane.is_dropped,
                 )
             })

@@ -159,6 +159,7 @@ impl ObjectSource {
             Ok(file) => Replica::Opened(file),
             Err(error) if is_without_file(&error) => {
                 tracing::info!(%error, "a mirror does not have a file");
+                mirrors.lanes.lock().lacks(index + 1, error.chain());
                 Replica::Failed { again: None }
             }
             Err(error) => {
