@@ -5,11 +5,12 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::SemaphorePermit;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::TOTALS;
@@ -17,7 +18,7 @@ use super::arriving::{Arriving, TILE};
 use super::buffers::BUFFER_BYTES;
 use super::claims::Claim;
 use super::entry::{Entry, Found, PATIENCE};
-use super::stamp::{bytes_of, tiles};
+use super::stamp::{TILE_BYTES, bytes_of, tiles};
 use super::waiting::Announcement;
 use crate::error::Result;
 use crate::memory::{Lease, Provenance};
@@ -43,7 +44,7 @@ impl ObjectSource {
         to: &mut impl Receive,
     ) -> Result<()> {
         let Some(entry) = self.entry() else {
-            let _turn = turn(to).await;
+            let _turn = turn(to.turns()).await;
             return self.read_anywhere(range, retries, hedging, to).await;
         };
         let (mut at, mut waits) = (range.start, Waits::default());
@@ -58,7 +59,9 @@ impl ObjectSource {
                 Found::Absent(end) => {
                     let absent = at..end.min(range.end);
                     // Before the claim, which others wait for.
-                    let turn = turn(to).await;
+                    let Some(turn) = waits.turn(entry, to.turns(), at).await else {
+                        continue;
+                    };
                     let Some((wanted, claim)) = waits.claim(entry, self.claims(), &absent) else {
                         drop(turn);
                         waits.pause(entry).await;
@@ -102,11 +105,8 @@ async fn find(entry: &Arc<Entry>, range: Range<u64>) -> Found {
 }
 
 /// Waits until a request may be sent. It may as long as the returned permit is held.
-async fn turn(to: &impl Receive) -> Option<SemaphorePermit<'static>> {
-    match to.turns() {
-        Some(turns) => turns.acquire().await.ok(),
-        None => None,
-    }
+async fn turn(turns: Option<&'static Semaphore>) -> Option<SemaphorePermit<'static>> {
+    turns?.acquire().await.ok()
 }
 
 /// Waits for tiles that another load requests.
@@ -121,6 +121,36 @@ struct Waits {
 }
 
 impl Waits {
+    /// Waits for a [`turn`]; `None` if the byte at `at`, which was absent, has been written
+    /// meanwhile: what is there needs none.
+    async fn turn(
+        &mut self,
+        entry: &Entry,
+        turns: Option<&'static Semaphore>,
+        at: u64,
+    ) -> Option<Option<SemaphorePermit<'static>>> {
+        let mut turn = pin!(turn(turns));
+        loop {
+            tokio::select! {
+                biased;
+                turn = &mut turn => return Some(turn),
+                () = tokio::time::sleep(PAUSE_MAX) => if self.is_new(entry, at / TILE_BYTES) {
+                    return None;
+                },
+            }
+        }
+    }
+
+    /// Returns whether a tile has been written since the search. Once only: it may turn out to be
+    /// unreadable.
+    fn is_new(&mut self, entry: &Entry, tile: u64) -> bool {
+        if self.is_certain || entry.is_absent(tile) {
+            return false;
+        }
+        (self.is_certain, self.pause) = (true, Duration::ZERO);
+        true
+    }
+
     /// Claims the beginning of a range, none of which was there a moment ago. `None` if another
     /// load has claimed it and still writes, or has just written it.
     fn claim(
@@ -150,9 +180,7 @@ impl Waits {
                 }
                 Some(claim) => claim,
             };
-            if !self.is_certain && !entry.is_absent(wanted.start) {
-                // Written since the search. Once only: it may turn out to be unreadable.
-                (self.is_certain, self.pause) = (true, Duration::ZERO);
+            if self.is_new(entry, wanted.start) {
                 return None;
             }
             let end = bytes_of(&wanted, entry.len()).end;
@@ -306,6 +334,7 @@ impl<R: Receive> Receive for Tee<'_, R> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::stamp::checksum;
     use super::super::tests::opened;
     use super::*;
 
@@ -341,5 +370,30 @@ mod tests {
         tee.bytes(&bytes, Provenance::CACHE);
         tee.finish();
         assert_eq!(dropped(), 3 * BUFFER_BYTES as u64);
+    }
+
+    static NO_TURNS: Semaphore = Semaphore::const_new(0);
+
+    /// Another request may bring them long before there is a turn.
+    #[test]
+    fn bytes_that_have_arrived_wait_for_no_turn() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_cache, entry) = opened(folder.path(), TILE_BYTES);
+        let bytes = vec![7; TILE];
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_time().build().expect("a runtime");
+        let mut waits = Waits::default();
+        runtime.block_on(async {
+            let turn = waits.turn(&entry, Some(&NO_TURNS), 0);
+            let turn = tokio::time::timeout(Duration::from_secs(60), turn);
+            let written = async { entry.write(0, &bytes, &[checksum(&bytes)]) };
+            let (turn, written) = futures_util::join!(turn, written);
+            written.expect("is written");
+            assert!(turn.expect("ends").is_none());
+            // Found unreadable, they have to be requested.
+            let turn = waits.turn(&entry, Some(&NO_TURNS), 0);
+            let turn = tokio::time::timeout(2 * PAUSE_MAX, turn);
+            assert!(turn.await.is_err());
+        });
     }
 }
