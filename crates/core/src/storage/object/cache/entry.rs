@@ -130,12 +130,15 @@ impl Entry {
             // File systems without locks: other processes may evict an entry in use, which stays
             // readable.
             let locked = flock(&stamps, FlockOperation::NonBlockingLockShared);
-            if locked == Err(Errno::WOULDBLOCK) {
+            let open = match locked {
+                Err(Errno::WOULDBLOCK) => None,
+                Ok(()) | Err(_) => OpenEntry::new(&stamps)?,
+            };
+            let Some(open) = open else {
                 // It is about to be evicted: moved away, which takes microseconds.
                 pause();
                 continue;
-            }
-            let open = OpenEntry::new(&stamps)?;
+            };
             // Evicted before the lock?
             let there = std::fs::symlink_metadata(folder.join(STAMPS));
             if there.map_or(0, |there| there.ino()) != stamps.metadata()?.ino() {

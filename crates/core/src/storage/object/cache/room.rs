@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::TOTALS;
 use super::entry::STAMPS;
-use super::open_entries::OpenEntries;
+use super::open_entries::OpenEntry;
 use crate::options::format_bytes;
 use crate::sync::lock::{Condvar, Mutex};
 
@@ -264,11 +264,9 @@ pub(super) fn remove(folder: &Path, entry: &Path) -> io::Result<bool> {
         Err(Errno::NOENT) => return Ok(true),
         Err(error) => return Err(error.into()),
     };
-    // This process has it open, where its lock says nothing.
-    let open = OpenEntries::lock();
-    if let Some(stamps) = &stamps
-        && open.contain(stamps)?
-    {
+    // This process may have it open, where its lock says nothing.
+    let removing = stamps.as_ref().map(OpenEntry::removing).transpose()?;
+    if matches!(removing, Some(None)) {
         return Ok(false);
     }
     let trash = folder.join(TRASH);
@@ -282,9 +280,7 @@ pub(super) fn remove(folder: &Path, entry: &Path) -> io::Result<bool> {
         // Another process was faster.
         Ok(()) | Err(_) => {}
     }
-    drop(open);
     empty_trash(folder);
-    drop(stamps);
     Ok(true)
 }
 
