@@ -2,7 +2,7 @@
 //! arrive, while they are still in the processor's cache.
 
 use super::buffers::{BUFFER_BYTES, BUFFER_TILES};
-use super::stamp::{checksum, joined};
+use super::stamp::continued;
 use crate::memory::{Filled, Filling, Lease};
 
 /// Length of a tile, as the length of a slice.
@@ -40,11 +40,12 @@ impl Arriving {
         while !bytes.is_empty() {
             let begun = self.filling.len() % TILE;
             let (now, later) = bytes.split_at(bytes.len().min(TILE - begun));
-            let crc = checksum(now);
-            match self.checksums.last_mut() {
-                Some(tile) if begun > 0 => *tile = joined(*tile, crc, now.len()),
-                _ => self.checksums.push(crc),
-            }
+            let before = if begun > 0 {
+                self.checksums.pop()
+            } else {
+                None
+            };
+            self.checksums.push(continued(before.unwrap_or(0), now));
             self.filling.push(now);
             bytes = later;
         }
@@ -71,6 +72,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::buffers::Supplies;
+    use super::super::stamp::checksum;
     use super::*;
 
     #[test]

@@ -27,13 +27,14 @@ pub(crate) const TILE_CRC: Polynomial = Polynomial::Crc32c;
 
 /// Computes the CRC-32C of bytes.
 pub(super) fn checksum(bytes: &[u8]) -> u32 {
-    u32::try_from(TILE_CRC.checksum(&[bytes])).expect("a CRC of 32 bits")
+    continued(0, bytes)
 }
 
-/// Returns the checksum of bytes with the checksum `first` and `len` more with the checksum `next`.
-pub(super) fn joined(first: u32, next: u32, len: usize) -> u32 {
-    let joined = Polynomial::Crc32c.combine(first.into(), next.into(), len as u64);
-    u32::try_from(joined).expect("a CRC of 32 bits")
+/// Returns the CRC-32C of bytes with the CRC-32C `before`, which is 0 for none, and `bytes`. It is
+/// the inverted remainder of all bytes behind initial ones.
+pub(super) fn continued(before: u32, bytes: &[u8]) -> u32 {
+    let remainder = TILE_CRC.remainder(u64::from(!before), bytes);
+    !u32::try_from(remainder).expect("a CRC of 32 bits")
 }
 
 /// Returns the stamp of a tile with this checksum, in the entry with this seed.
