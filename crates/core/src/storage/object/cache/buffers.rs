@@ -2,14 +2,11 @@
 //! takes it as it is.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::per_directory::PerDirectory;
 use super::stamp::TILE_BYTES;
 use crate::memory::{EventCount, Lease, Slab};
-use crate::sync::per_process::PerProcess;
 
 /// Length of a buffer, bytes: one read or write of the cache.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
@@ -30,9 +27,6 @@ const WRITE_BUFFERS: usize = 64;
 /// Most reads of cached bytes at a time: as many as there are requests.
 const READ_BUFFERS: usize = 64;
 
-/// Supplies of the process.
-static SUPPLIES: PerProcess<PerDirectory<Supplies>> = PerProcess::new();
-
 /// Buffers of all caches in a directory. Small checkpoints take no memory each.
 #[derive(Debug)]
 pub(super) struct Supplies {
@@ -46,11 +40,6 @@ impl Supplies {
     /// Returns the supply for a read of so many tiles.
     pub(super) fn for_read(&self, tiles: usize) -> &Buffers {
         if tiles == 1 { &self.tiles } else { &self.reads }
-    }
-
-    /// Returns the supplies of this process for the caches in a directory.
-    pub(super) fn share(directory: &Path) -> Arc<Self> {
-        SUPPLIES.lock().share(directory)
     }
 }
 

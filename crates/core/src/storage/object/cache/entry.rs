@@ -226,8 +226,7 @@ impl Entry {
             let end = (at + BUFFER_BYTES as u64).min(whole);
             let missing = self.stamps_of(&tiles(&(at..end)));
             if missing.iter().any(Option::is_none) {
-                let waits = self.shared.waits && self.is_written();
-                let wait = || waits.then(|| self.wait_for_buffer())?;
+                let wait = || self.waits().then(|| self.wait_for_buffer())?;
                 let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
                 match self.buffer().or_else(wait) {
                     Some(buffer) => {
@@ -292,7 +291,7 @@ impl Entry {
             let run = wanted.start..wanted.start + absent.max(1);
             return Found::Absent(bytes_of(&run, self.len).end);
         }
-        let supply = self.shared.supplies.for_read(present.len());
+        let supply = self.shared.disk.supplies.for_read(present.len());
         let Some(mut buffer) = supply.wait(PATIENCE) else {
             return all();
         };

@@ -13,11 +13,11 @@ mod arriving;
 mod buffers;
 mod claims;
 mod directory;
+mod disk;
 mod entry;
 mod files;
 mod key;
 mod open_entries;
-mod per_directory;
 mod room;
 mod stamp;
 mod through;
@@ -31,14 +31,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub(crate) use self::answers::{Question, State};
-use self::buffers::Supplies;
 use self::directory::Description;
 pub use self::directory::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
+use self::disk::Disk;
 pub(crate) use self::entry::Entry;
 pub(in crate::storage::object) use self::key::{hex, is_settled};
 use self::room::Room;
 pub(crate) use self::stamp::{TILE_BYTES, TILE_CRC};
-use self::writer::Writer;
 pub use self::writer::finish_caching;
 use super::ObjectIdentity;
 use super::store::is_hub_offline;
@@ -111,15 +110,12 @@ pub(crate) fn check(options: &StoreOptions) -> Check {
 /// State that entries share with their cache.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    supplies: Arc<Supplies>,
+    disk: Arc<Disk>,
     room: Room,
-    writer: Arc<Writer>,
     written: AtomicU64,
     dropped: AtomicU64,
     damaged: AtomicU64,
     is_stopped: AtomicBool,
-    /// True if the disk has taken nothing for long, until it takes something.
-    is_stalled: AtomicBool,
     /// True if reads wait for the disk instead of leaving out what it is too slow for.
     waits: bool,
     /// First reason why nothing more is written, or why an object has no entry.
@@ -134,7 +130,7 @@ pub(crate) fn cache_totals() -> CacheTotals {
 impl Shared {
     fn count_written(&self, bytes: u64) {
         self.written.fetch_add(bytes, Ordering::Relaxed);
-        self.is_stalled.store(false, Ordering::Relaxed);
+        self.disk.set_stalled(false);
         TOTALS.lock().written_bytes += bytes;
     }
 
@@ -146,10 +142,6 @@ impl Shared {
     fn count_damaged_tile(&self) {
         self.damaged.fetch_add(1, Ordering::Relaxed);
         TOTALS.lock().damaged_bytes += TILE_BYTES;
-    }
-
-    fn is_stalled(&self) -> bool {
-        self.is_stalled.load(Ordering::Relaxed)
     }
 
     fn is_stopped(&self) -> bool {
@@ -183,14 +175,12 @@ impl Cache {
         let folder = std::path::absolute(&directory).unwrap_or_else(|_| directory.clone());
         let folder = folder.join(VERSION);
         let shared = Arc::new(Shared {
-            supplies: Supplies::share(&folder),
+            disk: Disk::share(&folder),
             room: Room::new(&folder, limit),
-            writer: Writer::share(&folder),
             written: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
             is_stopped: AtomicBool::new(false),
-            is_stalled: AtomicBool::new(false),
             waits: options.flag("cache_wait") == Some(true),
             reason: Mutex::default(),
         });
@@ -344,10 +334,19 @@ mod tests {
 
     /// Opens a cache in a folder, and the entry of an object of this length.
     pub(super) fn opened(folder: &Path, len: u64) -> (Arc<Cache>, Arc<Entry>) {
-        let mut options = StoreOptions::default();
+        opened_with(folder, len, &[])
+    }
+
+    /// Like [`opened`], with further options.
+    pub(super) fn opened_with(
+        folder: &Path,
+        len: u64,
+        others: &[(&str, &str)],
+    ) -> (Arc<Cache>, Arc<Entry>) {
         let directory = folder.display().to_string();
-        options.set("cache_dir", &directory).expect("an option");
-        let cache = Cache::from_options(&options).expect("a cache");
+        let pairs = [("cache_dir", &*directory)].into_iter();
+        let options = StoreOptions::from_pairs(pairs.chain(others.iter().copied()));
+        let cache = Cache::from_options(&options.expect("options")).expect("a cache");
         let entry = open(&cache, folder, len);
         (cache, entry)
     }

@@ -2,7 +2,6 @@
 //! request what another one leaves out.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::TOTALS;
@@ -17,19 +16,23 @@ impl Entry {
     /// Returns memory for bytes that will be passed to [`Self::keep`]; `None` if there is none now,
     /// or if nothing is written.
     pub(super) fn buffer(&self) -> Option<Lease> {
-        let writes = &self.shared.supplies.writes;
+        let writes = &self.shared.disk.supplies.writes;
         self.is_written().then(|| writes.take())?
     }
 
     /// Returns memory as [`Self::buffer`] does, as soon as there is some. From a disk that stands
-    /// still none is waited for any more, unless the cache always waits.
+    /// still none is waited for any more: requests would stay open for as long, and a server has
+    /// few of them.
     pub(super) fn wait_for_buffer(&self) -> Option<Lease> {
-        let (started, waits) = (Instant::now(), self.shared.waits);
-        let patience = if waits { Duration::MAX } else { PATIENCE };
-        let buffer = self.shared.supplies.writes.wait(patience);
+        self.buffer_within(PATIENCE)
+    }
+
+    fn buffer_within(&self, patience: Duration) -> Option<Lease> {
+        let (started, disk) = (Instant::now(), &self.shared.disk);
+        let buffer = disk.supplies.writes.wait(patience);
         TOTALS.lock().disk_wait += started.elapsed();
-        if buffer.is_none() && !waits {
-            self.shared.is_stalled.store(true, Ordering::Relaxed);
+        if buffer.is_none() {
+            disk.set_stalled(true);
         }
         buffer
     }
@@ -37,8 +40,9 @@ impl Entry {
     /// Returns whether the load waits for the cache's disk: on request, and if several openings
     /// read the object at the same time. Each would request what another one leaves out.
     pub(super) fn waits(&self) -> bool {
-        let is_contended = || !self.shared.is_stalled() && self.is_contended();
-        self.is_written() && (self.shared.waits || is_contended())
+        self.is_written()
+            && !self.shared.disk.is_stalled()
+            && (self.shared.waits || self.is_contended())
     }
 
     /// Returns whether a read of this opening waits for what another one requests, or one of
@@ -95,7 +99,7 @@ impl Drop for Announcement {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use super::super::tests::{open, opened};
+    use super::super::tests::{open, opened, opened_with};
     use super::*;
 
     const LEN: u64 = 1 << 20;
@@ -106,17 +110,17 @@ mod tests {
         let (cache, one) = opened(folder.path(), LEN);
         let open = || open(&cache, folder.path(), LEN);
         let other = open();
-        let writes = &cache.shared.supplies.writes;
+        let writes = &cache.shared.disk.supplies.writes;
         let mut held: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
         assert!(!one.waits() && one.buffer().is_none());
         let waiting = [other.announce(), other.announce()];
         assert!(one.waits() && other.waits());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| one.wait_for_buffer());
-            held.pop();
-            assert!(waits.join().expect("ends").is_some());
+            drop(held.pop());
+            held.extend(waits.join().expect("ends"));
         });
-        cache.shared.is_stalled.store(true, Ordering::Relaxed);
+        assert!(one.buffer_within(Duration::ZERO).is_none());
         assert!(!one.waits(), "the disk stands still");
         cache.shared.count_written(1);
         assert!(one.waits());
@@ -129,5 +133,24 @@ mod tests {
         assert!(one.waits(), "one has waited a moment ago");
         *one.contended.lock() = None;
         assert!(!one.waits());
+    }
+
+    /// Each opening would wait anew, and a server opens the cache every second.
+    #[test]
+    fn disk_that_stands_still_is_waited_for_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let open = || opened_with(folder.path(), LEN, &[("cache_wait", "true")]);
+        let (cache, entry) = open();
+        let writes = &cache.shared.disk.supplies.writes;
+        let held: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
+        assert!(entry.waits());
+        assert!(entry.buffer_within(Duration::ZERO).is_none());
+        let (next, other) = open();
+        // More directories than have disks of their own share one.
+        let is_own = Arc::ptr_eq(&cache.shared.disk, &next.shared.disk);
+        assert!(!entry.waits() && other.waits() != is_own);
+        cache.shared.count_written(1);
+        assert!(entry.waits() && other.waits());
+        drop(held);
     }
 }

@@ -2,7 +2,6 @@
 //! unless the load waits for one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,17 +11,12 @@ use super::Shared;
 use super::arriving::Arrived;
 use super::claims::Claim;
 use super::entry::Entry;
-use super::per_directory::PerDirectory;
 use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::per_process::PerProcess;
 
 /// Number of writes at a time. One alone would wait behind all reads of a load that reads what the
 /// cache has: 1 MiB behind 128 MiB, which is 15 MB/s on a disk of 2 GB/s.
 const THREADS: usize = 4;
-
-/// Writers of this process. Each of many small checkpoints that stay open would keep threads of its
-/// own.
-static WRITERS: PerProcess<PerDirectory<Writer>> = PerProcess::new();
 
 /// Buffers of this process that are still to be written.
 static PENDING: PerProcess<Arc<Pending>> = PerProcess::new();
@@ -65,28 +59,15 @@ struct Write {
 }
 
 /// Queue to the threads, which begin with the first write and end with the last cache.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Writer {
     queue: Mutex<Option<(Sender<Write>, Arc<Pending>)>>,
-}
-
-impl std::fmt::Debug for Writer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writer").finish_non_exhaustive()
-    }
-}
-
-impl Writer {
-    /// Returns the writer of this process for the caches in a directory.
-    pub(super) fn share(directory: &Path) -> Arc<Self> {
-        WRITERS.lock().share(directory)
-    }
 }
 
 impl Shared {
     /// Queues a write.
     pub(super) fn write_later(entry: &Arc<Entry>, arrived: Arrived, claim: Option<Arc<Claim>>) {
-        let mut queue = entry.shared.writer.queue.lock();
+        let mut queue = entry.shared.disk.writer.queue.lock();
         if queue.is_none() {
             match begin() {
                 Ok(begun) => *queue = Some(begun),
@@ -173,6 +154,8 @@ pub fn finish_caching(timeout: Duration) -> bool {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::path::Path;
+
     use super::super::arriving::Arriving;
     use super::*;
     use crate::options::StoreOptions;
@@ -214,7 +197,7 @@ mod tests {
 
     /// Returns a buffer of the cache with the bytes of an entry.
     fn arrived(cache: &Cache) -> Arrived {
-        let buffer = cache.shared.supplies.writes.take();
+        let buffer = cache.shared.disk.supplies.writes.take();
         let mut arriving = Arriving::new(0, buffer.expect("a buffer"));
         arriving.push(&[7; 4096]);
         arriving.finish()
@@ -230,7 +213,7 @@ mod tests {
             Shared::write_later(&entry, arrived(&stuck), None);
         }
         let (cache, entry) = open(folders[1].path(), "1MiB", 0);
-        let writes = &cache.shared.supplies.writes;
+        let writes = &cache.shared.disk.supplies.writes;
         let bytes = arrived(&cache);
         let others: Vec<_> = std::iter::from_fn(|| writes.take()).collect();
         Shared::write_later(&entry, bytes, None);
