@@ -3,7 +3,7 @@
 use std::net::TcpStream;
 use std::ops::Range;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tload_testbed::{Fault, FaultyServer, Rule};
 
@@ -88,6 +88,24 @@ fn silent_store_holds_up_nothing_that_is_cached() {
     }
     drop(clients);
     store.clear_faults();
+}
+
+/// A server opens its cache every second.
+#[test]
+fn cache_that_takes_nothing_is_logged_once() {
+    let store = FaultyServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let options = ["-v", "--cache-dir", folder, "--cache-limit", "1KiB"];
+    let server = serve(&store, &options);
+    let slow = Rule::always(Fault::Delay(Duration::from_millis(500)));
+    store.fault(slow.path("kept"));
+    for _ in 0..5 {
+        assert!(server.ask("GET", "/kept", &[FAR]).body == vec![7; 100_000]);
+    }
+    let errors = stderr(&server.stop());
+    let told = errors.matches("nothing more is written").count();
+    assert_eq!(told, 1, "{errors}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Resources that all caches in one directory share: memory, threads, and what is known of its disk.
+//! Resources that all caches in one directory share: memory, threads, and the state of its disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +23,8 @@ pub(super) struct Disk {
     pub(super) writer: Writer,
     /// True if it has taken nothing for long, until it takes something.
     is_stalled: AtomicBool,
+    /// True if it has been logged why nothing more is written to it, until something is.
+    is_told: AtomicBool,
 }
 
 impl Disk {
@@ -35,8 +37,20 @@ impl Disk {
         self.is_stalled.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_stalled(&self, is_stalled: bool) {
-        self.is_stalled.store(is_stalled, Ordering::Relaxed);
+    pub(super) fn set_stalled(&self) {
+        self.is_stalled.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes note that it has taken something.
+    pub(super) fn has_written(&self) {
+        self.is_stalled.store(false, Ordering::Relaxed);
+        self.is_told.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns whether to log that nothing more is written. A server opens the cache every second,
+    /// and would log it as often.
+    pub(super) fn tell(&self) -> bool {
+        !self.is_told.swap(true, Ordering::Relaxed)
     }
 }
 
@@ -84,5 +98,13 @@ mod tests {
         let sixth = share("6");
         let mut others = others.iter().chain(&again);
         assert!(others.all(|other| !Arc::ptr_eq(&sixth, other)));
+    }
+
+    #[test]
+    fn end_of_writing_is_told_once_for_all_openings() {
+        let disk = Disk::default();
+        assert!(disk.tell() && !disk.tell());
+        disk.has_written();
+        assert!(disk.tell() && !disk.tell());
     }
 }

@@ -130,7 +130,7 @@ pub(crate) fn cache_totals() -> CacheTotals {
 impl Shared {
     fn count_written(&self, bytes: u64) {
         self.written.fetch_add(bytes, Ordering::Relaxed);
-        self.disk.set_stalled(false);
+        self.disk.has_written();
         TOTALS.lock().written_bytes += bytes;
     }
 
@@ -151,7 +151,9 @@ impl Shared {
     /// Stops writing. The first reason is kept.
     fn stop(&self, reason: &str) {
         if !self.is_stopped.swap(true, Ordering::Relaxed) {
-            tracing::warn!(reason, "nothing more is written to the cache");
+            if self.disk.tell() {
+                tracing::warn!(reason, "nothing more is written to the cache");
+            }
             *self.reason.lock() = Some(reason.to_owned());
         }
     }

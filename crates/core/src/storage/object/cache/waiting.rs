@@ -32,7 +32,7 @@ impl Entry {
         let buffer = disk.supplies.writes.wait(patience);
         TOTALS.lock().disk_wait += started.elapsed();
         if buffer.is_none() {
-            disk.set_stalled(true);
+            disk.set_stalled();
         }
         buffer
     }
