@@ -205,10 +205,11 @@ impl Channel {
             let mut parts = [IoSliceMut::new(&mut bytes)];
             let received = match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
                 Ok(received) => received,
-                Err(Errno::INTR) => continue,
+                // A connection that is closed before all was received is reported as reset, once,
+                // and before what came over it: that may name the cause.
+                Err(Errno::INTR | Errno::CONNRESET) => continue,
                 Err(Errno::AGAIN) if has_ended => return Ok(Peer::Gone),
                 Err(Errno::AGAIN) => return Ok(Peer::Open),
-                Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Peer::Gone),
                 Err(errno) => return Err(errno.into()),
             };
             if received.bytes == 0 {
@@ -370,6 +371,19 @@ mod tests {
         let (one, other) = Channel::pair().expect("sockets");
         drop(one);
         assert_eq!(other.receive(&mut Vec::new()).expect("closed"), Peer::Gone);
+    }
+
+    #[test]
+    fn last_records_of_an_end_that_had_not_received_all_arrive() {
+        let (one, other) = Channel::pair().expect("sockets");
+        other.post(Record::Alive, None);
+        assert!(other.flush().expect("open"));
+        one.post(Record::Whole, None);
+        assert!(one.flush().expect("open"));
+        drop(one);
+        let mut records = Vec::new();
+        assert_eq!(other.receive(&mut records).expect("closed"), Peer::Gone);
+        assert!(matches!(records[..], [(Record::Whole, None)]));
     }
 
     #[test]
