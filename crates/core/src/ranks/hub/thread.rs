@@ -292,8 +292,11 @@ impl<'a> Serving<'a> {
                 follower.channel.post(record, carried);
             }
         }
-        for (index, follower) in self.followers.iter().enumerate() {
-            if follower.channel.has_queued() && follower.channel.flush().is_err() {
+        for index in 0..self.followers.len() {
+            let channel = &self.followers[index].channel;
+            if channel.has_queued() && channel.flush().is_err() {
+                // It may have told that it has finished.
+                self.listen(index);
                 gone.push(index);
             }
         }
@@ -376,5 +379,37 @@ impl AsFd for RegionMemory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         let memory = self.0.published();
         memory.expect("the leader publishes its regions").as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ranks::messages::RankStatistics;
+    use crate::ranks::wait::Wake;
+    use crate::sync::lock::{Condvar, Mutex};
+
+    #[test]
+    fn rank_that_leaves_while_it_is_told_something_has_finished() {
+        let shared = Shared {
+            state: Mutex::default(),
+            changed: Condvar::default(),
+            wake: Wake::new().expect("sockets"),
+        };
+        let (rank, own) = Channel::pair().expect("sockets");
+        let memory = payload::create().expect("memory");
+        let listener = Listener::new("tload-").expect("a socket");
+        let mut serving = Serving::new(&shared, listener, own, memory);
+        serving.followers[0].rank = Some(1);
+        let statistics = payload::write(&RankStatistics::default()).expect("memory");
+        rank.post(Record::Done, Some(statistics));
+        assert!(rank.flush().expect("open"));
+        drop(rank);
+        serving.followers[0].channel.post(Record::Alive, None);
+        let mut gone = Vec::new();
+        serving.send(&mut gone);
+        assert_eq!(gone, [0]);
+        assert!(serving.followers[0].is_done);
+        assert_eq!(shared.state.lock().statistics.len(), 1);
     }
 }
