@@ -78,6 +78,22 @@ fn stopped_client_holds_nothing_of_the_cache() {
     assert_eq!(bench.requested_bytes(), file.len() as u64);
 }
 
+#[test]
+fn program_with_an_async_runtime_copies_objects() {
+    let bench = Bench::new();
+    let file = even("t", 1, 2, 1 << 20);
+    bench.site.put(KEY, &file);
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.build().expect("a runtime");
+    runtime.block_on(async {
+        let mut taken = Vec::new();
+        let object = bench.site.object(KEY);
+        let copied = object.copy_to(0..file.len() as u64, &mut taken);
+        copied.expect("copies");
+        assert!(taken == file);
+    });
+}
+
 /// A server opens the stores again and again: a branch of a hub does not stay at its first commit.
 #[test]
 fn moved_branch_is_noticed() {

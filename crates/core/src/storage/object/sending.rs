@@ -1,5 +1,6 @@
 //! Copies a range of an object to a writer, such as the socket of a client.
 
+use std::convert::Infallible;
 use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,7 +48,8 @@ impl ObjectSource {
         let (sender, pieces) = unbounded();
         let waiting = Arc::new(Semaphore::new(WAITING_BYTES as usize));
         let (source, location) = (self.clone(), self.location().clone());
-        let (mut report, outcome) = oneshot::channel();
+        let mut left = range.end.saturating_sub(range.start);
+        let (mut caller, _until_the_end) = oneshot::channel::<Infallible>();
         let written = Arc::clone(&waiting);
         self.remote().spawn(async move {
             let mut sending = Sending(sender);
@@ -63,27 +65,32 @@ impl ObjectSource {
             let result = tokio::select! {
                 biased;
                 // The writer failed: its error is reported.
-                () = report.closed() => Ok(()),
+                () = caller.closed() => return,
                 result = reading => result,
             };
-            // The caller waits for it after the last piece.
-            let _ = report.send(result);
+            if let Err(error) = result {
+                let _ = sending.0.send(Err(error));
+            }
         });
         let failed =
             |error| Error::from_io("cannot write what was read", error).with_location(&location);
+        // Until the task has ended, also after the last piece: it may have found an error since.
         loop {
             match pieces.recv_timeout(STEP) {
                 Ok(piece) => {
+                    let piece = piece?;
                     out.write_all(&piece).map_err(failed)?;
                     written.add_permits(piece.len());
+                    left -= piece.len() as u64;
                 }
                 Err(RecvTimeoutError::Timeout) => out.flush().map_err(failed)?,
-                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Disconnected) if left == 0 => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let panicked = Error::new(ErrorKind::Remote, "a request panicked");
+                    return Err(panicked.with_location(&location));
+                }
             }
         }
-        outcome.blocking_recv().unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::Remote, "a request panicked").with_location(&location))
-        })
     }
 }
 
@@ -101,12 +108,12 @@ fn reads(range: Range<u64>) -> impl Iterator<Item = (Range<u64>, u32)> {
 }
 
 /// Receiver that passes bytes on at once. There is room for them before they are read.
-struct Sending(Sender<Vec<u8>>);
+struct Sending(Sender<Result<Vec<u8>>>);
 
 impl Receive for Sending {
     fn bytes(&mut self, bytes: &[u8], _from: Provenance) {
         // A writer that has failed is noticed by the task.
-        let _ = self.0.send(bytes.to_vec());
+        let _ = self.0.send(Ok(bytes.to_vec()));
     }
 
     fn events(&mut self) -> &mut dyn Events {
