@@ -68,7 +68,7 @@ impl Tree {
             return self.find_only(only, target);
         }
         let root = self.root()?;
-        let entry = self.entry(&root, &target.path())?;
+        let entry = locate(&root, &target.path())?;
         let metadata = entry.metadata()?;
         if metadata.is_dir() {
             if !target.is_directory {
@@ -94,12 +94,12 @@ impl Tree {
 
     /// Returns what the manifest in a directory states.
     fn stated(&self, root: &ConfinedDir, directory: &Path) -> Option<Arc<Stated>> {
-        let manifest = self.entry(root, &directory.join(MANIFEST_NAME)).ok()?;
+        let manifest = locate(root, &directory.join(MANIFEST_NAME)).ok()?;
         self.digests.of(directory, &manifest)
     }
 
     fn find_only(&self, only: &OsStr, target: &Target) -> Result<Found> {
-        let entry = self.entry(&self.root()?, Path::new(""))?;
+        let entry = locate(&self.root()?, Path::new(""))?;
         match (&*target.components, target.is_directory) {
             ([], _) => Ok(Found::Directory(vec![listed(
                 only,
@@ -119,22 +119,6 @@ impl Tree {
         ConfinedDir::open(&Location::from_path(self.path.clone()))
     }
 
-    /// Finds what is at `path`, unless it is outside of `root`.
-    fn entry(&self, root: &ConfinedDir, path: &Path) -> Result<ConfinedEntry> {
-        // Joining an empty path would add a slash, which the path of a file must not have.
-        let path = if path.as_os_str().is_empty() {
-            self.path.clone()
-        } else {
-            self.path.join(path)
-        };
-        let found = root.find(&Location::from_path(path));
-        found.map_err(|error| match (error.kind(), error.errno()) {
-            // Without a number, the refusal is ours: a link leads out of the directory.
-            (ErrorKind::PermissionDenied, None) => not_found(),
-            _ => error,
-        })
-    }
-
     /// Lists a directory by name. Entries that are not served are left out.
     fn list(
         &self,
@@ -151,7 +135,7 @@ impl Tree {
             if !is_visible(name.as_bytes()) {
                 continue;
             }
-            let found = self.entry(root, &path.join(&name));
+            let found = locate(root, &path.join(&name));
             let metadata = found.and_then(|it| it.metadata());
             // One that cannot be examined, or is gone by now, cannot be fetched either.
             if let Ok(metadata) = metadata.as_ref()
@@ -163,6 +147,22 @@ impl Tree {
         entries.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(entries)
     }
+}
+
+/// Finds what is at `path` in `root`, unless a link leads out of it.
+fn locate(root: &ConfinedDir, path: &Path) -> Result<ConfinedEntry> {
+    // Joining an empty path would add a slash, which the path of a file must not have.
+    let path = if path.as_os_str().is_empty() {
+        root.path().to_owned()
+    } else {
+        root.path().join(path)
+    };
+    let found = root.find(&Location::from_path(path));
+    found.map_err(|error| match (error.kind(), error.errno()) {
+        // Without a number, the refusal is ours: a link leads out of the directory.
+        (ErrorKind::PermissionDenied, None) => not_found(),
+        _ => error,
+    })
 }
 
 fn listed(name: &OsStr, metadata: &Metadata, stated: Option<&Stated>) -> Entry {
@@ -266,5 +266,27 @@ mod tests {
             let error = find(&tree, path).expect_err(path);
             assert_eq!(error.kind(), ErrorKind::NotFound, "{path}");
         }
+    }
+
+    /// A request that has begun sees one of the directories, and no file of it is missing.
+    #[test]
+    fn switch_of_a_link_during_a_request_hides_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["one", "two"] {
+            std::fs::create_dir(at(name)).unwrap();
+            std::fs::write(at(name).join("a"), name).unwrap();
+        }
+        symlink("one", at("served")).unwrap();
+        let tree = Tree::open(&Location::from_path(at("served"))).unwrap();
+        let root = tree.root().unwrap();
+        std::fs::remove_file(at("served")).unwrap();
+        symlink("two", at("served")).unwrap();
+        let read = |root: &ConfinedDir| {
+            let (file, _) = locate(root, Path::new("a")).unwrap().open_file().unwrap();
+            std::io::read_to_string(file).unwrap()
+        };
+        assert_eq!(read(&root), "one");
+        assert_eq!(read(&tree.root().unwrap()), "two");
     }
 }

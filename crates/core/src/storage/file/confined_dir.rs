@@ -56,6 +56,12 @@ impl ConfinedDir {
         })
     }
 
+    /// Returns the path of the directory, without links: it leads there also after a link to the
+    /// directory has been switched.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Opens a file inside the directory, for buffered reads.
     ///
     /// # Errors
