@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use http::{Method, StatusCode};
+use rustix::event::PollFlags;
 
 use super::Server;
 use super::connections::Admission;
@@ -174,6 +175,11 @@ impl<'a> Connection<'a> {
                 .sent_bytes
                 .fetch_add(response.len(), Ordering::Relaxed);
         }
+        // Before the head: a client that has it may hang up.
+        let closed = match &response.body {
+            Body::Object(..) => self.transport.socket().closed(),
+            Body::None | Body::Text(_) | Body::File(..) => PollFlags::empty(),
+        };
         self.transport.write_all(&head).map_err(Ended::Client)?;
         self.transport.flush().map_err(Ended::Client)?;
         if let (Body::File(file, version, range), true) = (&response.body, with_body) {
@@ -186,7 +192,8 @@ impl<'a> Connection<'a> {
             transfer.run(&mut self.transport, &mut self.buffer)?;
         }
         if let (Body::Object(object, range), true) = (&response.body, with_body) {
-            object.send(range.clone(), &mut self.transport, &metrics.sent_bytes)?;
+            let to = (&mut self.transport, closed);
+            object.send(range.clone(), to, &metrics.sent_bytes)?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
+use rustix::event::PollFlags;
 use tload::verify::Digest;
 use tload::{Error, ErrorKind, Location, Result, StoreOptions};
 
@@ -54,7 +55,7 @@ impl Object {
     pub(super) fn send(
         &self,
         _range: Range<u64>,
-        _to: &mut Transport,
+        _to: (&mut Transport, PollFlags),
         _sent_bytes: &AtomicU64,
     ) -> std::result::Result<(), Ended> {
         match self.0 {}

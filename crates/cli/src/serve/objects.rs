@@ -1,9 +1,11 @@
 //! Objects that are served: below a URL, or in the cache.
 
+use std::io::ErrorKind::ConnectionAborted;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::event::PollFlags;
 use tload::storage::{ObjectSite, ObjectSource};
 use tload::verify::{Algorithm, Digest};
 use tload::{Error, ErrorKind, Location, Result, StoreOptions};
@@ -100,15 +102,17 @@ impl Object {
         !self.is_cache || self.source.is_cached(range)
     }
 
-    /// Sends a range to a client.
+    /// Sends a range to a client, which had `closed` these directions before it had anything of the
+    /// response.
     pub(super) fn send(
         &self,
         range: Range<u64>,
-        to: &mut Transport,
+        (to, closed): (&mut Transport, PollFlags),
         sent_bytes: &AtomicU64,
     ) -> std::result::Result<(), Ended> {
         let mut counted = Counted {
             to,
+            closed,
             sent_bytes,
             failed: None,
         };
@@ -124,6 +128,7 @@ impl Object {
 /// Connection that counts, and keeps its own error.
 struct Counted<'a> {
     to: &'a mut Transport,
+    closed: PollFlags,
     sent_bytes: &'a AtomicU64,
     failed: Option<io::Error>,
 }
@@ -141,9 +146,16 @@ impl Write for Counted<'_> {
         written
     }
 
-    /// Fails also if the client is gone.
+    /// Fails also if the client has hung up. One that had closed its direction with its request,
+    /// as `nc -N` does, reads on, or has answered the head with a reset. One that closes it later
+    /// has given up.
     fn flush(&mut self) -> io::Result<()> {
-        let checked = self.to.flush().and_then(|()| self.to.socket().check());
+        let checked = self.to.flush().and_then(|()| {
+            let is_same = self.closed.contains(self.to.socket().closed());
+            is_same
+                .then_some(())
+                .ok_or_else(|| ConnectionAborted.into())
+        });
         checked.inspect_err(|error| self.failed = Some(error.kind().into()))
     }
 }

@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::tls::{Tls, TlsStream};
 
 /// Shortest timeout of a read: zero would mean none.
@@ -35,23 +37,17 @@ impl Socket {
         self.deadline = deadline;
     }
 
-    /// Fails if the client has closed the connection. One that has closed its direction only counts
-    /// as gone too: the two look alike until something is sent.
-    #[cfg(feature = "object")]
-    pub(super) fn check(&self) -> io::Result<()> {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
+    /// Returns which directions of the connection are closed: the client's, or both.
+    pub(super) fn closed(&self) -> PollFlags {
         // Other systems report the end of both directions only.
         #[cfg(target_os = "linux")]
         let wanted = PollFlags::RDHUP;
         #[cfg(not(target_os = "linux"))]
         let wanted = PollFlags::empty();
         let mut descriptors = [PollFd::new(&self.stream, wanted)];
-        // An interrupted call counts as none.
-        match poll(&mut descriptors, Some(&Timespec::default())) {
-            Ok(1..) => Err(ErrorKind::ConnectionAborted.into()),
-            Ok(0) | Err(_) => Ok(()),
-        }
+        // An interrupted call reports nothing.
+        let _ = poll(&mut descriptors, Some(&Timespec::default()));
+        descriptors[0].revents()
     }
 
     /// Calls `send` with the socket until it returns `false`, and waits while the socket is full. A
@@ -80,8 +76,6 @@ impl Socket {
 
     #[cfg(target_os = "linux")]
     fn wait_for_room(&self) -> io::Result<()> {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
         let mut descriptors = [PollFd::new(&self.stream, PollFlags::OUT)];
         let timeout = Timespec::try_from(self.timeout).ok();
         match poll(&mut descriptors, timeout.as_ref()) {

@@ -1,6 +1,7 @@
 //! Objects of a store that fails or does not respond, and clients that do not wait for it.
 
-use std::net::TcpStream;
+use std::io::Read;
+use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -36,13 +37,23 @@ fn serve(store: &FaultyServer, arguments: &[&str]) -> Server {
 fn stall(store: &FaultyServer, server: &Server) -> Vec<TcpStream> {
     let fault = Rule::always(Fault::StallHeaders);
     store.fault(fault.path("stalled").from_byte(1));
-    let begin = |_| {
-        let mut stream = server.connect();
-        send(&mut stream, "GET", "/stalled", &[FAR]);
-        assert_eq!(read_head(&mut stream).0, 206);
-        stream
-    };
-    (0..REQUESTS_MAX).map(begin).collect()
+    (0..REQUESTS_MAX).map(|_| begin(server)).collect()
+}
+
+/// Begins a read that gets no byte.
+fn begin(server: &Server) -> TcpStream {
+    let mut stream = server.connect();
+    send(&mut stream, "GET", "/stalled", &[FAR]);
+    assert_eq!(read_head(&mut stream).0, 206);
+    stream
+}
+
+/// Waits until so many clients have given up.
+fn wait_for_unfinished(server: &Server, wanted: usize) {
+    let begun = Instant::now();
+    while server.metric("tload_serve_unfinished_responses_total") < wanted as u64 {
+        assert!(begun.elapsed() < PATIENCE, "some are still served");
+    }
 }
 
 #[test]
@@ -54,11 +65,31 @@ fn client_that_hung_up_makes_way_while_the_store_is_silent() {
     drop(clients);
     let reply = server.ask("GET", "/other", &[FAR]);
     assert!(reply.body == vec![7; 100_000]);
-    let begun = Instant::now();
-    while server.metric("tload_serve_unfinished_responses_total") < REQUESTS_MAX as u64 {
-        assert!(begun.elapsed() < PATIENCE, "some are still served");
-    }
+    wait_for_unfinished(&server, REQUESTS_MAX);
     store.clear_faults();
+}
+
+/// Some proxies do so, and `nc -N`.
+#[test]
+fn client_that_only_sends_no_more_is_served_while_the_store_is_silent() {
+    let store = FaultyServer::start();
+    let server = serve(&store, &["--max-connections", "2"]);
+    let fault = Rule::always(Fault::StallHeaders);
+    store.fault(fault.path("stalled").from_byte(1));
+    let others = [begin(&server), begin(&server)];
+    // Accepted once there is room: the server then has the request with the end behind it.
+    let mut client = server.connect();
+    send(&mut client, "GET", "/stalled", &[FAR]);
+    client.shutdown(Shutdown::Write).unwrap();
+    drop(others);
+    assert_eq!(read_head(&mut client).0, 206);
+    // A client that hung up later is noticed, so the connection of this one was looked at, too.
+    drop(begin(&server));
+    wait_for_unfinished(&server, 3);
+    store.clear_faults();
+    let mut body = vec![0; 100_000];
+    client.read_exact(&mut body).unwrap();
+    assert!(body == vec![7; 100_000]);
 }
 
 #[test]
