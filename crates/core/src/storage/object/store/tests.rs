@@ -272,6 +272,19 @@ fn signed_url_is_sent_verbatim_and_redacted() {
     assert!(head.to_ascii_lowercase().contains(wanted), "{head}");
 }
 
+/// S3 takes `+` for a space, so `%2B` must stay.
+#[test]
+fn path_of_web_server_is_sent_as_written() {
+    let (url, server) = serve(reply(GOOD, "abcd"));
+    let (store, path) = open(&format!("{url}/m/a%2Bb%20c+d%3D100%25.safetensors"), &[]);
+    assert_eq!(fetch(&store, &path).expect("bytes"), b"abcd");
+    let head = server.join().expect("a request");
+    assert!(
+        head.starts_with("GET /m/a%2Bb%20c+d%3D100%25.safetensors HTTP/1.1"),
+        "{head}"
+    );
+}
+
 #[test]
 fn redirects_are_followed() {
     let (target, second) = serve(reply(

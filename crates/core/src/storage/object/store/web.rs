@@ -1,9 +1,19 @@
 //! Opens plain web servers: base URL, user and password, signed URLs. Called by
 //! [`crate::storage::object::store::Store::open`].
+//!
+//! Paths are requested as they were written. `%2B` and `+` name the same file on most servers, but
+//! not on all: S3 takes `+` for a space, and a signature may cover the spelling. `object_store`
+//! encodes paths itself, so it is given the written path, and its encoding of `%` is undone.
 
+use async_trait::async_trait;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::HeaderValue;
+use http::uri::PathAndQuery;
+use http::{HeaderValue, Uri};
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+};
 use object_store::http::HttpBuilder;
 use percent_encoding::percent_decode_str;
 use url::Url;
@@ -11,6 +21,7 @@ use url::Url;
 use super::builder::{OpenStore, Opening, StoreProtocol, no_retries};
 use super::classification::{Classification, Hints, RequestContext};
 use super::client::Extras;
+use super::connector::Connector;
 use super::credentials::{ANONYMOUS, Credentials};
 use super::response_capture::ResponseCapture;
 use super::status_error::{by_code, skewed};
@@ -53,10 +64,52 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         .with_url(base(url)?)
         .with_client_options(client)
         .with_retry(no_retries())
-        .with_http_connector(opening.connector.clone())
+        .with_http_connector(AsWritten(opening.connector.clone()))
         .build();
     let store = store.map_err(|error| opening.refused(&error))?;
     Ok(OpenStore::new(store, Credentials::known(source)))
+}
+
+/// Connector for requests whose paths were percent-encoded before `object_store` encoded them.
+#[derive(Debug)]
+struct AsWritten(Connector);
+
+impl HttpConnector for AsWritten {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = self.0.connect(options)?;
+        Ok(HttpClient::new(Decoding(client)))
+    }
+}
+
+/// HTTP client that undoes the second encoding.
+#[derive(Debug)]
+struct Decoding(HttpClient);
+
+#[async_trait]
+impl HttpService for Decoding {
+    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        *request.uri_mut() = as_written(request.uri())
+            .map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
+        self.0.execute(request).await
+    }
+}
+
+/// Returns the URL with `%25` replaced by `%` in its path, where that is not a per cent sign of its
+/// own: `%252B` was written as `%2B`, but `100%25` as `100%`.
+fn as_written(uri: &Uri) -> Result<Uri, http::Error> {
+    let mut encoded = uri.path().split("%25");
+    let mut path = encoded.next().unwrap_or_default().to_owned();
+    for text in encoded {
+        let digits = text.bytes().take(2).filter(u8::is_ascii_hexdigit);
+        path.push_str(if digits.count() == 2 { "%" } else { "%25" });
+        path.push_str(text);
+    }
+    if let Some(query) = uri.query() {
+        path = format!("{path}?{query}");
+    }
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::try_from(path)?);
+    Ok(Uri::from_parts(parts)?)
 }
 
 /// Classifies known codes, and refusals: credentials of web servers are in URLs and headers.
@@ -141,6 +194,22 @@ mod tests {
         }
         let error = base(&remote("https://ho st/a")).expect_err("no host");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+    }
+
+    #[test]
+    fn only_the_second_encoding_is_undone() {
+        for (encoded, wanted) in [
+            ("/a%252Bb+c%20d", "/a%2Bb+c%20d"),
+            ("/%25252B", "/%252B"),
+            ("/100%25", "/100%25"),
+            ("/100%25/20", "/100%25/20"),
+            ("/100%252%25e9", "/100%252%e9"),
+            ("/%2525252B?X=%252B", "/%25252B?X=%252B"),
+        ] {
+            let uri = format!("https://host{encoded}").parse().expect(encoded);
+            let uri = as_written(&uri).expect(encoded);
+            assert_eq!(uri.to_string(), format!("https://host{wanted}"));
+        }
     }
 
     #[test]
