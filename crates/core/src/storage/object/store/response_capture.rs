@@ -2,8 +2,8 @@
 //!
 //! `object_store` drops these from its errors, or keeps them in private types. So its HTTP client
 //! is wrapped: each request of [`capture`] leaves its facts in a task-local slot. Responses to
-//! range requests pass through untouched. Responses that are read whole, and those of failures,
-//! which are short texts, are read here up to a limit and handed on.
+//! range requests pass through, with headers that `object_store` accepts. Responses that are read
+//! whole, and those of failures, which are short texts, are read here up to a limit and handed on.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -12,6 +12,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use chrono::DateTime;
 use futures_util::StreamExt;
+use http::header::{
+    CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE,
+    CONTENT_TYPE, HeaderName, HeaderValue, RANGE,
+};
 use http::{HeaderMap, Uri};
 use object_store::client::{
     HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
@@ -204,8 +208,8 @@ impl HttpService for Capturing {
             }
         });
         pages::asked(request.uri().query())?;
-        let is_ranged = request.headers().contains_key(http::header::RANGE);
-        let response = self.inner.execute(request).await?;
+        let is_ranged = request.headers().contains_key(RANGE);
+        let mut response = self.inner.execute(request).await?;
         let status = response.status();
         if status.is_success() {
             update(|captured| {
@@ -217,6 +221,7 @@ impl HttpService for Capturing {
                     captured.stated = stated(response.headers());
                 }
             });
+            make_acceptable(response.headers_mut());
             if is_ranged {
                 return Ok(response);
             }
@@ -233,6 +238,48 @@ impl HttpService for Capturing {
         });
         Ok(HttpResponse::from_parts(head, body.into()))
     }
+}
+
+/// Headers that nothing here reads. `object_store` reads them, and fails unless they are ASCII.
+const UNREAD: [HeaderName; 4] = [
+    CACHE_CONTROL,
+    CONTENT_DISPOSITION,
+    CONTENT_LANGUAGE,
+    CONTENT_TYPE,
+];
+
+/// Beginnings of further ones: metadata of the object's owner at S3, Google and Azure.
+const UNREAD_METADATA: [&str; 3] = ["x-amz-meta-", "x-goog-meta-", "x-ms-meta-"];
+
+/// Changes headers for which `object_store` would refuse the bytes: removes unread ones that are
+/// not ASCII, such as the name of a file, and adds the length of a range that comes in chunks.
+fn make_acceptable(headers: &mut HeaderMap) {
+    let is_unread = |name: &HeaderName| {
+        let is_metadata = |start: &&str| name.as_str().starts_with(start);
+        UNREAD.contains(name) || UNREAD_METADATA.iter().any(is_metadata)
+    };
+    let refused = headers.iter().filter(|(_, value)| value.to_str().is_err());
+    let refused: Vec<_> = refused.map(|(name, _)| name.clone()).collect();
+    for name in refused.iter().filter(|name| is_unread(name)) {
+        headers.remove(name);
+    }
+    if !headers.contains_key(CONTENT_LENGTH)
+        && let Some(len) = headers.get(CONTENT_RANGE).and_then(length_of)
+    {
+        headers.insert(CONTENT_LENGTH, len.into());
+    }
+}
+
+/// Returns the length of a range such as `bytes 4-7/8`.
+fn length_of(range: &HeaderValue) -> Option<u64> {
+    let (range, _) = range
+        .to_str()
+        .ok()?
+        .strip_prefix("bytes ")?
+        .split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+    last.checked_sub(first)?.checked_add(1)
 }
 
 /// Reads the beginning of a failed request's body. The status suffices if the body does not arrive,
@@ -390,7 +437,7 @@ mod tests {
             .iter()
             .map(|(name, value)| {
                 let value = value.parse().expect("a header value");
-                (http::HeaderName::from_static(name), value)
+                (HeaderName::from_static(name), value)
             })
             .collect()
     }

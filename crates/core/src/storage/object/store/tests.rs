@@ -285,6 +285,39 @@ fn path_of_web_server_is_sent_as_written() {
     );
 }
 
+/// A file is named in a header that is not needed to read it.
+#[test]
+fn unneeded_headers_may_be_other_than_ascii() {
+    for name in [
+        "content-disposition",
+        "cache-control",
+        "content-language",
+        "content-type",
+        "x-amz-meta-title",
+    ] {
+        let head = format!("{GOOD}\r\n{name}: inline; filename=\"模型\"");
+        let (url, server) = serve(reply(&head, "abcd"));
+        let (store, path) = s3(&url);
+        let bytes = fetch(&store, &path);
+        assert_eq!(bytes.expect(name), b"abcd", "{name}");
+        server.join().expect("a request");
+    }
+    let (url, server) = serve(reply(&GOOD.replace("\"e\"", "\"模\""), "abcd"));
+    let (store, path) = s3(&url);
+    fetch(&store, &path).expect_err("the identity cannot be read");
+    server.join().expect("a request");
+}
+
+#[test]
+fn range_may_come_without_its_length() {
+    let (url, server) = serve(Answer::Bytes(format!(
+        "HTTP/1.1 {GOOD}\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n2\r\nab\r\n2\r\ncd\r\n0\r\n\r\n"
+    )));
+    let (store, path) = s3(&url);
+    assert_eq!(fetch(&store, &path).expect("bytes"), b"abcd");
+    server.join().expect("a request");
+}
+
 #[test]
 fn redirects_are_followed() {
     let (target, second) = serve(reply(
