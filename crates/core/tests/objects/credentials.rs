@@ -272,6 +272,31 @@ fn configured_endpoints_can_be_ignored() {
     }
 }
 
+/// Bytes must not come from an endpoint without validated cryptography if the profile requires one.
+#[test]
+fn profile_selects_variants_of_endpoints() {
+    for ignored in ["", "true"] {
+        let proxy = Listener::start(|_| "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n".to_owned());
+        let options = format!("profile=dev retries=0 proxy={}", proxy.url());
+        let case = Case::new()
+            .with("AWS_ENDPOINT_URL_S3", "")
+            .with("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ignored)
+            .with("CASE_OPTIONS", options);
+        let keys = "[dev]\naws_access_key_id = AKIADEV\naws_secret_access_key = s\n";
+        case.write("credentials", keys);
+        let variants = "use_fips_endpoint = true\nuse_dualstack_endpoint = true\n";
+        case.write("config", &format!("[profile dev]\n{variants}"));
+        case.run();
+        let host = "models.s3-fips.dualstack.us-east-1.amazonaws.com:443";
+        let heads = proxy.received();
+        let is_of_variant = |head: &String| head.contains(host);
+        assert!(
+            !heads.is_empty() && heads.iter().all(is_of_variant),
+            "{ignored:?}: {heads:?}"
+        );
+    }
+}
+
 /// The variable overrides the profile, and an option overrides both.
 #[test]
 fn ignored_endpoints_can_be_restored() {

@@ -27,6 +27,7 @@ use object_store::aws::AwsCredential;
 
 use super::classification::{Cause, Classification, CredentialFailure, no_credentials, texts};
 use super::credential_cache::{Load, Loaded};
+use super::s3_endpoint::{OfProfile, Variants};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Name of the last source.
@@ -197,9 +198,9 @@ pub(in crate::storage) fn region_of_profile(profile: Option<&str>) -> Result<Opt
     Ok(region.map(|region| region.as_ref().to_owned()))
 }
 
-/// Returns the endpoint that a profile configures for S3 (that of its `services` section, else its
-/// `endpoint_url`), and whether it ignores configured endpoints, which then include its own. No
-/// environment variable is read for either.
+/// Returns what a profile configures about the endpoint of S3: that of its `services` section, else
+/// its `endpoint_url`; whether it ignores configured endpoints, which then include its own; and
+/// variants of AWS's endpoints. No environment variable is read for them.
 ///
 /// Rules of precedence: <https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html>
 ///
@@ -207,9 +208,7 @@ pub(in crate::storage) fn region_of_profile(profile: Option<&str>) -> Result<Opt
 ///
 /// [`ErrorKind::InvalidRequest`] for files that cannot be read, since credentials must not go to
 /// AWS instead; [`ErrorKind::OutOfMemory`] if no thread can be started.
-pub(in crate::storage) fn endpoint_of_profile(
-    profile: Option<&str>,
-) -> Result<(Option<String>, bool)> {
+pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Result<OfProfile> {
     let (fs, env, files) = (Fs::real(), Env::real(), EnvConfigFiles::default());
     let profile = profile.map(|profile| profile.to_owned().into());
     let profiles = run_lookup(load(&fs, &env, &files, profile))?.map_err(|error| {
@@ -224,9 +223,15 @@ pub(in crate::storage) fn endpoint_of_profile(
         let setting = EnvConfigValue::new().profile(key).service_id("s3");
         setting.load(&env, Some(&profiles)).map(|(value, _)| value)
     };
-    let ignores = value("ignore_configured_endpoint_urls");
-    let ignores = ignores.is_some_and(|ignores| ignores.eq_ignore_ascii_case("true"));
-    Ok((value("endpoint_url").map(Cow::into_owned), ignores))
+    let is_true = |key| value(key).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    Ok(OfProfile {
+        endpoint: value("endpoint_url").map(Cow::into_owned),
+        ignores_endpoints: is_true("ignore_configured_endpoint_urls"),
+        variants: Variants {
+            is_fips: is_true("use_fips_endpoint"),
+            is_dual_stack: is_true("use_dualstack_endpoint"),
+        },
+    })
 }
 
 /// Runs a lookup of the SDK, which has no other interface than async, on a thread of its own: the

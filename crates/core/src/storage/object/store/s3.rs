@@ -13,7 +13,9 @@ use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials, files_of_aws};
 use super::environment::{Environment, Variables};
 use super::response_capture::ResponseCapture;
-use super::s3_endpoint::{require_scheme, require_url};
+use super::s3_endpoint::{
+    OfProfile, Variants, endpoint, require_scheme, require_url, with_address,
+};
 use super::status_error::by_code;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -210,7 +212,7 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     {
         builder = builder.with_endpoint(endpoint);
     }
-    builder = with_address(builder, opening, bucket);
+    builder = with_address(builder, opening, configured.variants)?;
     require_label(&builder, opening)?;
     let endpoint = endpoint(&builder);
     require_url(endpoint.as_deref())?;
@@ -229,11 +231,6 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     Ok((builder, credential_source))
 }
 
-fn endpoint(builder: &AmazonS3Builder) -> Option<String> {
-    let value = |key| builder.get_config_value(&key);
-    value(AmazonS3ConfigKey::S3Endpoint).or_else(|| value(AmazonS3ConfigKey::Endpoint))
-}
-
 /// Endpoints that variables and a profile configure, and which of them count.
 struct ConfiguredEndpoint {
     /// True if an option gives the endpoint.
@@ -241,6 +238,8 @@ struct ConfiguredEndpoint {
     /// True if no variable counts, nor the profile.
     is_ignored: bool,
     of_profile: Option<String>,
+    /// Variants of AWS's own endpoints.
+    variants: Variants,
 }
 
 impl ConfiguredEndpoint {
@@ -261,21 +260,23 @@ impl ConfiguredEndpoint {
             is_given,
             is_ignored: is_ignored == Some(true),
             of_profile: None,
+            variants: Variants::default(),
         };
-        if is_given || configured.is_ignored || (has_variable && is_ignored.is_some()) {
+        if is_given || (has_variable && is_ignored == Some(false)) {
             return Ok(configured);
         }
-        let (of_profile, is_ignored_by_profile) = match profile_endpoint(opening) {
+        let profile = match profile_endpoint(opening) {
             // A machine without a usable home directory is configured by variables alone.
-            Err(error) if has_variable => {
-                tracing::debug!(%error, "the endpoint comes from a variable");
-                (None, false)
+            Err(error) if has_variable || configured.is_ignored => {
+                tracing::debug!(%error, "the endpoint comes from variables");
+                OfProfile::default()
             }
             profile => profile?,
         };
         // The variable overrides the profile, also if it is false.
-        configured.is_ignored = is_ignored.unwrap_or(is_ignored_by_profile);
-        configured.of_profile = of_profile.filter(|_| !configured.is_ignored);
+        configured.is_ignored = is_ignored.unwrap_or(profile.ignores_endpoints);
+        configured.of_profile = profile.endpoint.filter(|_| !configured.is_ignored);
+        configured.variants = profile.variants.or_of_variables(opening.environment);
         Ok(configured)
     }
 
@@ -314,11 +315,11 @@ fn profile_region(opening: &Opening) -> Result<Option<String>> {
     super::aws::region_of_profile(opening.options.get("profile"))
 }
 
-/// Returns the endpoint of the profile, and whether the profile ignores configured endpoints.
+/// Returns the settings of endpoints in the profile.
 #[cfg(feature = "aws-config")]
-fn profile_endpoint(opening: &Opening) -> Result<(Option<String>, bool)> {
+fn profile_endpoint(opening: &Opening) -> Result<OfProfile> {
     if !may_read_profile(opening) {
-        return Ok((None, false));
+        return Ok(OfProfile::default());
     }
     super::aws::endpoint_of_profile(opening.options.get("profile"))
 }
@@ -343,47 +344,8 @@ fn profile_region(_: &Opening) -> Result<Option<String>> {
     clippy::unnecessary_wraps,
     reason = "builds with the SDK read files here"
 )]
-fn profile_endpoint(_: &Opening) -> Result<(Option<String>, bool)> {
-    Ok((None, false))
-}
-
-/// Sets where the bucket's name goes. For the host name, the builder needs an endpoint that already
-/// contains it.
-fn with_address(builder: AmazonS3Builder, opening: &Opening, bucket: &str) -> AmazonS3Builder {
-    let value = |key| builder.get_config_value(&key);
-    let region = value(AmazonS3ConfigKey::Region).unwrap_or_default();
-    let mut endpoint = endpoint(&builder);
-    let express = opening.options.flag("express").unwrap_or(
-        value(AmazonS3ConfigKey::S3Express).as_deref() == Some("true")
-            || (endpoint.is_none() && bucket.ends_with("--x-s3")),
-    );
-    let is_virtual = match (opening.options.get("addressing"), &endpoint) {
-        (Some(addressing), _) => addressing == "virtual",
-        (None, Some(_)) => {
-            value(AmazonS3ConfigKey::VirtualHostedStyleRequest).as_deref() == Some("true")
-        }
-        // The wildcard in S3's certificate stands for one label, and host names have no capitals.
-        (None, None) => is_label(bucket),
-    };
-    if endpoint.is_none() && region.starts_with("cn-") && !express {
-        endpoint = Some(format!("https://s3.{region}.amazonaws.com.cn"));
-    }
-    let endpoint = endpoint.map(|endpoint| {
-        if is_virtual && !express {
-            with_bucket(&endpoint, bucket)
-        } else {
-            endpoint
-        }
-    });
-    let builder = builder
-        .with_s3_express(express)
-        .with_virtual_hosted_style_request(is_virtual);
-    match endpoint {
-        Some(endpoint) => builder
-            .with_config(AmazonS3ConfigKey::S3Endpoint, &endpoint)
-            .with_endpoint(endpoint),
-        None => builder,
-    }
+fn profile_endpoint(_: &Opening) -> Result<OfProfile> {
+    Ok(OfProfile::default())
 }
 
 /// Refuses a bucket whose name cannot be part of a URL, or would end the host name. In
@@ -415,20 +377,6 @@ fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
         "the bucket's name cannot be part of a host name",
         "check the bucket's name, or set addressing=path",
     )
-}
-
-fn is_label(bucket: &str) -> bool {
-    bucket
-        .bytes()
-        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-}
-
-fn with_bucket(endpoint: &str, bucket: &str) -> String {
-    let (scheme, host) = endpoint.split_once("://").unwrap_or(("https", endpoint));
-    if host.starts_with(&format!("{bucket}.")) {
-        return endpoint.to_owned();
-    }
-    format!("{scheme}://{bucket}.{host}")
 }
 
 fn credential_source(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
@@ -705,16 +653,29 @@ mod tests {
             ),
             (
                 "s3://b/k",
-                vec![("endpoint", "https://b.oss.com"), is_virtual],
-                Some("https://b.oss.com"),
-                "true",
-            ),
-            (
-                "s3://b/k",
                 vec![("region", "cn-north-1")],
                 Some("https://b.s3.cn-north-1.amazonaws.com.cn"),
                 "true",
             ),
+            (
+                "s3://b/k",
+                vec![("region", "eusc-de-east-1"), ("addressing", "path")],
+                Some("https://s3.eusc-de-east-1.amazonaws.eu"),
+                "false",
+            ),
+            (
+                "s3://b/k",
+                vec![("region", "us-isob-east-1")],
+                Some("https://b.s3.us-isob-east-1.sc2s.sgov.gov"),
+                "true",
+            ),
+            (
+                "s3://b/k",
+                vec![("region", "us-iso-east-1")],
+                Some("https://b.s3.us-iso-east-1.c2s.ic.gov"),
+                "true",
+            ),
+            ("s3://b/k", vec![("region", "us-gov-west-1")], None, "true"),
         ] {
             let mut all = KEYS.to_vec();
             all.extend(&options);
@@ -727,6 +688,98 @@ mod tests {
             let found = builder.get_config_value(&AmazonS3ConfigKey::VirtualHostedStyleRequest);
             assert_eq!(found.as_deref(), Some(virtual_wanted), "{url} {options:?}");
         }
+    }
+
+    #[test]
+    fn bucket_is_added_to_host_names_without_it() {
+        let addressing = ("addressing", "virtual");
+        let setting = ("aws_virtual_hosted_style_request", "true");
+        for (way, given, wanted) in [
+            (
+                addressing,
+                "https://s3.example.com",
+                "https://b.s3.example.com",
+            ),
+            (
+                addressing,
+                "https://b.s3.example.com:81",
+                "https://b.s3.example.com:81",
+            ),
+            (
+                addressing,
+                "https://b.s3-eu.example.com/",
+                "https://b.s3-eu.example.com/",
+            ),
+            (
+                addressing,
+                "https://b.oss-cn-x.aliyuncs.com",
+                "https://b.oss-cn-x.aliyuncs.com",
+            ),
+            (
+                addressing,
+                "https://b.nyc3.digitaloceanspaces.com",
+                "https://b.nyc3.digitaloceanspaces.com",
+            ),
+            // The server is called like the bucket.
+            (
+                addressing,
+                "https://b.example.com",
+                "https://b.b.example.com",
+            ),
+            (
+                addressing,
+                "https://b.digitaloceanspaces.com",
+                "https://b.b.digitaloceanspaces.com",
+            ),
+            // This setting requires that the endpoint contains the bucket.
+            (setting, "https://b.example.com", "https://b.example.com"),
+        ] {
+            let mut all = KEYS.to_vec();
+            all.extend([way, ("endpoint", given)]);
+            let (builder, _) = built("s3://b/k", &all, &[]).expect(given);
+            assert_eq!(endpoint(&builder).as_deref(), Some(wanted), "{way:?}");
+        }
+    }
+
+    #[test]
+    fn variables_select_variants_of_endpoints() {
+        let fips = ("AWS_USE_FIPS_ENDPOINT", "true");
+        let dual_stack = ("AWS_USE_DUALSTACK_ENDPOINT", "True");
+        for (variables, region, wanted) in [
+            (
+                vec![fips],
+                "us-east-1",
+                Some("https://b.s3-fips.us-east-1.amazonaws.com"),
+            ),
+            (
+                vec![dual_stack],
+                "cn-north-1",
+                Some("https://b.s3.dualstack.cn-north-1.amazonaws.com.cn"),
+            ),
+            (
+                vec![fips, dual_stack],
+                "us-gov-west-1",
+                Some("https://b.s3-fips.dualstack.us-gov-west-1.amazonaws.com"),
+            ),
+            (vec![("AWS_USE_FIPS_ENDPOINT", "false")], "us-east-1", None),
+            (
+                vec![fips, AMBIENT[4]],
+                "us-east-1",
+                Some("http://127.0.0.1:9000"),
+            ),
+        ] {
+            let mut all = KEYS.to_vec();
+            all.push(("region", region));
+            let (builder, _) = built("s3://b/k", &all, &variables).expect(region);
+            assert_eq!(endpoint(&builder).as_deref(), wanted, "{variables:?}");
+        }
+        let error = built("s3://b--use1-az4--x-s3/k", &KEYS, &[fips]).expect_err("no variant");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(
+            error
+                .hint()
+                .is_some_and(|hint| hint.contains("AWS_USE_FIPS_ENDPOINT"))
+        );
     }
 
     #[test]

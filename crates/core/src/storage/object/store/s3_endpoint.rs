@@ -1,7 +1,174 @@
-//! Valid endpoints of S3.
+//! Endpoints of S3: which of them are valid, those of AWS, and the bucket in them. Used by `s3.rs`.
 
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+
+use super::builder::Opening;
 use super::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
+
+/// Beginnings of AWS's regions and the domains of their services, outside the partitions whose
+/// domain is [`DOMAIN`] (`partitions.json` of botocore 1.44).
+const DOMAINS: [(&str, &str); 6] = [
+    ("cn-", "amazonaws.com.cn"),
+    ("eusc-", "amazonaws.eu"),
+    ("us-iso-", "c2s.ic.gov"),
+    ("us-isob-", "sc2s.sgov.gov"),
+    ("eu-isoe-", "cloud.adc-e.uk"),
+    ("us-isof-", "csp.hci.ic.gov"),
+];
+
+const DOMAIN: &str = "amazonaws.com";
+
+/// Variants of AWS's own endpoints. An endpoint that is given has none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::storage) struct Variants {
+    /// With cryptography that is validated by FIPS 140.
+    pub(in crate::storage) is_fips: bool,
+    /// Also reachable over IPv6.
+    pub(in crate::storage) is_dual_stack: bool,
+}
+
+impl Variants {
+    /// Returns the variants of the variables, which override the profile, whose variants these are.
+    pub(super) fn or_of_variables(self, environment: &Environment) -> Self {
+        let flag = |name, of_profile| {
+            let text = environment.get(name);
+            text.map_or(of_profile, |text| text.eq_ignore_ascii_case("true"))
+        };
+        Self {
+            is_fips: flag("AWS_USE_FIPS_ENDPOINT", self.is_fips),
+            is_dual_stack: flag("AWS_USE_DUALSTACK_ENDPOINT", self.is_dual_stack),
+        }
+    }
+
+    /// Returns AWS's endpoint in a region; `None` for the one that `object_store` uses by itself.
+    fn endpoint(self, region: &str) -> Option<String> {
+        let domain = DOMAINS.iter().find(|(start, _)| region.starts_with(start));
+        if domain.is_none() && !self.is_fips && !self.is_dual_stack {
+            return None;
+        }
+        let domain = domain.map_or(DOMAIN, |(_, domain)| domain);
+        let fips = if self.is_fips { "-fips" } else { "" };
+        let dual_stack = if self.is_dual_stack { ".dualstack" } else { "" };
+        Some(format!("https://s3{fips}{dual_stack}.{region}.{domain}"))
+    }
+}
+
+/// Settings of endpoints in a profile of the AWS configuration files.
+#[derive(Debug, Default)]
+pub(in crate::storage) struct OfProfile {
+    pub(in crate::storage) endpoint: Option<String>,
+    /// True if endpoints that are configured, there or by variables, do not count.
+    pub(in crate::storage) ignores_endpoints: bool,
+    pub(in crate::storage) variants: Variants,
+}
+
+/// Returns the endpoint that a builder has so far.
+pub(super) fn endpoint(builder: &AmazonS3Builder) -> Option<String> {
+    let value = |key| builder.get_config_value(&key);
+    value(AmazonS3ConfigKey::S3Endpoint).or_else(|| value(AmazonS3ConfigKey::Endpoint))
+}
+
+/// Sets where the bucket's name goes. For the host name, the builder needs an endpoint that already
+/// contains it.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unsupported`] for variants of the endpoints of directory buckets.
+pub(super) fn with_address(
+    builder: AmazonS3Builder,
+    opening: &Opening,
+    variants: Variants,
+) -> Result<AmazonS3Builder> {
+    let bucket = opening.url.host();
+    let value = |key| builder.get_config_value(&key);
+    let region = value(AmazonS3ConfigKey::Region).unwrap_or_default();
+    let given = endpoint(&builder);
+    let express = opening.options.flag("express").unwrap_or(
+        value(AmazonS3ConfigKey::S3Express).as_deref() == Some("true")
+            || (given.is_none() && bucket.ends_with("--x-s3")),
+    );
+    let addressing = opening.options.get("addressing");
+    let is_virtual = match (addressing, &given) {
+        (Some(addressing), _) => addressing == "virtual",
+        (None, Some(_)) => {
+            value(AmazonS3ConfigKey::VirtualHostedStyleRequest).as_deref() == Some("true")
+        }
+        // The wildcard in S3's certificate stands for one label, and host names have no capitals.
+        (None, None) => is_label(bucket),
+    };
+    let endpoint = match given {
+        None if express => no_variants(variants, opening)?,
+        None => variants.endpoint(&region),
+        Some(endpoint) => Some(endpoint),
+    };
+    let endpoint = endpoint.map(|endpoint| {
+        if is_virtual && !express {
+            with_bucket(&endpoint, bucket, addressing.is_some())
+        } else {
+            endpoint
+        }
+    });
+    let builder = builder
+        .with_s3_express(express)
+        .with_virtual_hosted_style_request(is_virtual);
+    Ok(match endpoint {
+        Some(endpoint) => builder
+            .with_config(AmazonS3ConfigKey::S3Endpoint, &endpoint)
+            .with_endpoint(endpoint),
+        None => builder,
+    })
+}
+
+/// Leaves the endpoint of a directory bucket to `object_store`, which knows no variants of it.
+fn no_variants(variants: Variants, opening: &Opening) -> Result<Option<String>> {
+    let variable = match (variants.is_fips, variants.is_dual_stack) {
+        (true, _) => "AWS_USE_FIPS_ENDPOINT",
+        (false, true) => "AWS_USE_DUALSTACK_ENDPOINT",
+        (false, false) => return Ok(None),
+    };
+    let message = "directory buckets can be read from AWS's standard endpoints only";
+    let hint =
+        format!("set {variable}=false, or correct the same setting in the AWS configuration files");
+    let error = Error::new(ErrorKind::Unsupported, message).with_hint(hint);
+    Err(error.with_location(opening.url.shown()))
+}
+
+fn is_label(bucket: &str) -> bool {
+    bucket
+        .bytes()
+        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+/// Domains of stores below which each bucket has a host name of its own, beside hosts that are
+/// called `s3`.
+const STORE_DOMAINS: [&str; 5] = [
+    ".aliyuncs.com",
+    ".digitaloceanspaces.com",
+    ".myqcloud.com",
+    ".r2.cloudflarestorage.com",
+    "storage.googleapis.com",
+];
+
+/// Puts the bucket's name before the host, unless it is there: settings of `object_store` require
+/// an endpoint that contains it. With the option (`is_option`), the endpoint may be either, so that
+/// only known stores count: `minio.example.com` is no bucket called `minio`.
+fn with_bucket(endpoint: &str, bucket: &str, is_option: bool) -> String {
+    let (scheme, host) = endpoint.split_once("://").unwrap_or(("https", endpoint));
+    let is_store = |host: &str| {
+        let name = host.split([':', '/']).next().unwrap_or(host);
+        let label = name.split('.').next().unwrap_or(name);
+        label == "s3"
+            || label.starts_with("s3-")
+            || STORE_DOMAINS.iter().any(|domain| name.ends_with(domain))
+    };
+    let rest = host.strip_prefix(bucket);
+    let rest = rest.and_then(|rest| rest.strip_prefix('.'));
+    if rest.is_some_and(|rest| !is_option || is_store(rest)) {
+        return endpoint.to_owned();
+    }
+    format!("{scheme}://{bucket}.{host}")
+}
 
 /// Requires that the endpoint is a URL: signing a request to anything else panics in
 /// `object_store`. A bucket before an IP address is one example.
