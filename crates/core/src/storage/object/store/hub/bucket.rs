@@ -61,12 +61,12 @@ impl Bucket {
                 .map_err(|_| failed("a URL that is none".into()))?;
             let (headers, page) = ask(&self.client, parsed, refused).await?;
             pages.push(page);
-            match next(&headers) {
+            match next(&headers).map_err(|what| failed(what.into()))? {
                 // Another place would receive the token.
-                Some(next) if !self.is_listing(next) => {
+                Some(next) if !self.is_listing(&next) => {
                     return Err(failed("the next page is elsewhere".into()));
                 }
-                Some(next) => next.clone_into(&mut url),
+                Some(next) => url = next,
                 None => return Ok(pages),
             }
         }
@@ -79,12 +79,58 @@ impl Bucket {
     }
 }
 
-/// Returns the URL of the next page, from headers such as `Link: <URL>; rel="next"`.
-fn next(headers: &HeaderMap) -> Option<&str> {
-    let link = headers.get(http::header::LINK)?.to_str().ok()?;
-    let mut links = link.split(',').filter_map(|link| link.split_once(';'));
-    let (url, _) = links.find(|(_, parameters)| parameters.contains("rel=\"next\""))?;
-    url.trim().strip_prefix('<')?.strip_suffix('>')
+/// Returns the URL of the next page, from headers such as `Link: <URL>; rel="next"` (RFC 8288).
+///
+/// # Errors
+///
+/// A text for a header that seems to name the next page, but cannot be parsed: without that page,
+/// files would be missing.
+fn next(headers: &HeaderMap) -> Result<Option<String>, String> {
+    for field in headers.get_all(http::header::LINK) {
+        let mut links = String::from_utf8_lossy(field.as_bytes()).into_owned();
+        while let Some((url, parameters, others)) = first_link(&links) {
+            if parameters.iter().any(|parameter| is_next(parameter)) {
+                return Ok(Some(url));
+            }
+            links = others;
+        }
+        if links.to_ascii_lowercase().contains("next") {
+            return Err("a link to the next page that cannot be parsed".to_owned());
+        }
+    }
+    Ok(None)
+}
+
+/// Splits a list of links after the first one: its URL, its parameters, and the others. A URL ends
+/// at `>`, and a value in quotes at the second quote, whatever is between.
+fn first_link(links: &str) -> Option<(String, Vec<String>, String)> {
+    let (url, mut rest) = links
+        .trim_start_matches([' ', '\t', ','])
+        .strip_prefix('<')?
+        .split_once('>')?;
+    let mut parameters = Vec::new();
+    loop {
+        let mut is_quoted = false;
+        let end = rest.find(|letter| {
+            is_quoted ^= letter == '"';
+            !is_quoted && [';', ','].contains(&letter)
+        });
+        let (parameter, others) = rest.split_at(end.unwrap_or(rest.len()));
+        parameters.push(parameter.trim().to_owned());
+        match others.strip_prefix(';') {
+            Some(others) => rest = others,
+            None => return Some((url.to_owned(), parameters, others.to_owned())),
+        }
+    }
+}
+
+/// Returns whether a parameter is of a link to the next page: `rel` has one or more types.
+fn is_next(parameter: &str) -> bool {
+    let Some((name, value)) = parameter.split_once('=') else {
+        return false;
+    };
+    let mut types = value.trim().trim_matches('"').split_ascii_whitespace();
+    name.trim().eq_ignore_ascii_case("rel") && types.any(|kind| kind.eq_ignore_ascii_case("next"))
 }
 
 /// Returns the files and directories directly below a prefix, from the pages of its listing. The
@@ -162,24 +208,51 @@ mod tests {
         }
     }
 
+    fn headers(links: &[&str]) -> HeaderMap {
+        let links = links.iter().map(|link| link.parse().expect("a header"));
+        links.map(|link| (http::header::LINK, link)).collect()
+    }
+
     #[test]
     fn next_page_is_named_by_link() {
-        for (link, wanted) in [
+        for (links, wanted) in [
             (
-                "<http://h/t?cursor=a>; rel=\"next\"",
-                Some("http://h/t?cursor=a"),
+                &["<http://h/t?cursor=a>; rel=\"next\""][..],
+                "http://h/t?cursor=a",
             ),
             (
-                "<http://h/p>; rel=\"prev\", <http://h/n>; rel=\"next\"",
-                Some("http://h/n"),
+                &["<http://h/p>; rel=\"prev\", <http://h/n>; rel=\"next\""],
+                "http://h/n",
             ),
-            ("<http://h/p>; rel=\"prev\"", None),
-            ("http://h/n; rel=\"next\"", None),
+            (&["<http://h/p>; rel=\"prev\""], ""),
+            (&["<http://h/t?a=1,2;b>; rel=next"], "http://h/t?a=1,2;b"),
+            (
+                &[
+                    "<http://h/p>; title=\"a, <b>; rel=next\"; rel=prev,<http://h/n>;REL=\"last Next\"",
+                ],
+                "http://h/n",
+            ),
+            (
+                &["<http://h/p>; rel=prev", "<http://h/n>; rel=next"],
+                "http://h/n",
+            ),
+            (&["<http://h/next>; rel=prev", "<http://h/p>"], ""),
         ] {
-            let mut headers = HeaderMap::new();
-            headers.insert(http::header::LINK, link.parse().expect("a header"));
-            assert_eq!(next(&headers), wanted, "{link}");
+            assert_eq!(
+                next(&headers(links)),
+                Ok(Some(wanted)
+                    .filter(|url| !url.is_empty())
+                    .map(str::to_owned)),
+                "{links:?}"
+            );
         }
-        assert_eq!(next(&HeaderMap::new()), None);
+        for link in [
+            "http://h/n; rel=\"next\"",
+            "<http://h/n; rel=\"next\"",
+            "<http://h/p>; rel=prev, rel=next",
+        ] {
+            next(&headers(&[link])).expect_err(link);
+        }
+        assert_eq!(next(&HeaderMap::new()), Ok(None));
     }
 }
