@@ -11,7 +11,6 @@ use std::sync::Arc;
 use http::HeaderValue;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 
-use super::checksums::Signer;
 use super::classification::{Hints, texts};
 use super::client::{Extras, client_options};
 use super::connector::Connector;
@@ -22,6 +21,7 @@ use super::hub::bucket::Bucket;
 use super::hub::repository::Repository;
 use super::oci::Registry;
 use super::redactor::{Redactor, Sent};
+use super::signing::Signer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;

@@ -5,15 +5,13 @@
 //! sends them. Called by [`response_capture`](super::response_capture), once for a request that
 //! carries [`Asks`].
 
-use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
-use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
-use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
+use http::header::{HeaderMap, HeaderValue};
+use object_store::client::{HttpError, HttpRequest};
+
+use super::signing::Signer;
 
 /// Header that makes S3 send checksums (API reference of `HeadObject`).
 const MODE: &str = "x-amz-checksum-mode";
-
-/// Header with the part of the body that S3's signature covers; `UNSIGNED-PAYLOAD` if none.
-const PAYLOAD: &str = "x-amz-content-sha256";
 
 /// Headers about checksums.
 const STATED: [&str; 7] = [
@@ -33,20 +31,6 @@ pub(in crate::storage) struct Asks {
     pub(in crate::storage) signer: Option<Signer>,
 }
 
-/// Signs a request again.
-#[derive(Clone)]
-pub(in crate::storage) struct Signer {
-    pub(in crate::storage) credentials: AwsCredentialProvider,
-    pub(in crate::storage) region: String,
-}
-
-impl std::fmt::Debug for Signer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Omits the credentials.
-        f.debug_struct("Signer").finish_non_exhaustive()
-    }
-}
-
 impl Asks {
     /// Adds the header that S3 requires. Other stores send checksums unasked, and a request that
     /// cannot be signed again stays as it is.
@@ -59,18 +43,7 @@ impl Asks {
         };
         let mode = HeaderValue::from_static("ENABLED");
         request.headers_mut().insert(MODE, mode);
-        if request.headers_mut().remove(AUTHORIZATION).is_none() {
-            // Anonymous requests are not signed.
-            return Ok(());
-        }
-        let failed = |error| HttpError::new(HttpErrorKind::Request, error);
-        let credential = signer.credentials.get_credential().await.map_err(failed)?;
-        let payload = request.headers().get(PAYLOAD);
-        let is_unsigned = payload.is_some_and(|payload| payload == "UNSIGNED-PAYLOAD");
-        AwsAuthorizer::new(&credential, "s3", &signer.region)
-            .with_sign_payload(!is_unsigned)
-            .try_authorize(request, None)
-            .map_err(failed)
+        signer.sign(request).await
     }
 }
 

@@ -33,6 +33,7 @@ mod requests;
 mod response_capture;
 mod s3;
 mod s3_endpoint;
+mod signing;
 mod status_error;
 #[cfg(test)]
 mod tests;
@@ -73,6 +74,7 @@ use self::hub::xet::Xet;
 use self::oci::Registry;
 use self::redactor::Redactor;
 use self::requests::Standing;
+use self::signing::with_signer;
 use super::cache::{Cache, Check, Question, check};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::{Protocol, RemoteUrl};
@@ -384,7 +386,10 @@ impl Store {
             let (pages, captured) = self.request("LIST", pages).await?;
             return level(&pages, prefix).map_err(|what| self.malformed(&what, &captured));
         }
-        let listing = || pages::bounded(self.inner.list_with_delimiter(prefix));
+        let listing = || {
+            let pages = pages::bounded(self.inner.list_with_delimiter(prefix));
+            Box::pin(with_signer(self.asks.signer.clone(), pages))
+        };
         let (listing, _) = self.request("LIST", listing).await?;
         // Consoles mark a directory by an empty object of the same name.
         let is_marker = |object: &ObjectMeta| Some(&object.location) == prefix;

@@ -27,6 +27,7 @@ use super::addresses::{Narrower, Reach, Resolver};
 use super::classification::find;
 use super::connector::LazyClient;
 use super::response_capture::{asks_host, came_over, responded};
+use super::signing::{COVERED, sign_again};
 
 /// Maximum number of redirects of one request: as many as browsers and `reqwest` follow, or fewer.
 const REDIRECTS_MAX: usize = 10;
@@ -81,11 +82,16 @@ impl Following {
         if let Some(named) = &named {
             self.admit(named, request.uri()).map_err(NotAdmitted)?;
         } else if self.number >= self.own.load(Ordering::Relaxed) {
+            let mut is_signature_incomplete = false;
             for (name, value) in &self.headers {
                 let entry = request.headers_mut().entry(name);
                 if let header::Entry::Vacant(entry) = entry {
                     entry.insert(value.clone());
+                    is_signature_incomplete |= name.as_str().starts_with(COVERED);
                 }
+            }
+            if is_signature_incomplete {
+                sign_again(&mut request).await?;
             }
         }
         let method = request.method().clone();

@@ -131,6 +131,11 @@ pub(in crate::storage) fn asks_host(uri: &Uri) {
     });
 }
 
+/// Records that the current request is sent with another signature.
+pub(in crate::storage) fn signed(request: &HttpRequest) {
+    update(|captured| captured.sent.add(request));
+}
+
 /// Records that a connection is opened for the current request.
 pub(in crate::storage) fn connects() {
     update(|captured| captured.connects = true);

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
-use super::checksums::Signer;
 use super::classification::{Classification, Hints, RequestContext};
 use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials, files_of_aws};
@@ -16,6 +15,7 @@ use super::response_capture::ResponseCapture;
 use super::s3_endpoint::{
     OfProfile, Variants, endpoint, require_scheme, require_url, with_address,
 };
+use super::signing::Signer;
 use super::status_error::by_code;
 use crate::error::{Error, ErrorKind, Result};
 

@@ -422,6 +422,31 @@ fn lists_of_s3_and_of_web_servers() {
     }
 }
 
+/// S3 refuses requests with `x-amz-` headers that the signature does not cover.
+#[test]
+fn headers_of_options_are_signed() {
+    let list = "<ListBucketResult></ListBucketResult>";
+    for (is_list, answer) in [(true, reply("200 OK", list)), (false, reply(GOOD, "abcd"))] {
+        let (url, server) = serve(answer);
+        let mut options = KEYS.to_vec();
+        let owner = ("header.x-amz-expected-bucket-owner", "111122223333");
+        options.extend([("endpoint", &*url), owner, ("header.x-team", "weights")]);
+        let (store, path) = open("s3://bucket/m", &options);
+        if is_list {
+            run(store.list(None)).expect("a list");
+        } else {
+            fetch(&store, &path).expect("bytes");
+        }
+        let head = server.join().expect("a request").to_ascii_lowercase();
+        assert!(head.contains("x-team: weights"), "{head}");
+        let signed = head.split_once("signedheaders=").expect("signed").1;
+        let signed = signed.split(',').next().expect("a list").split(';');
+        let names: Vec<_> = signed.filter(|name| name.starts_with("x-amz-e")).collect();
+        assert_eq!(names, ["x-amz-expected-bucket-owner"], "{head}");
+        assert_eq!(head.matches("authorization:").count(), 1, "{head}");
+    }
+}
+
 #[test]
 fn head_returns_length_and_sends_option_headers() {
     let head = "200 OK\r\nlast-modified: Thu, 01 Jan 2026 00:00:00 GMT\r\netag: \"e\"\r\ncontent-length: 7";
