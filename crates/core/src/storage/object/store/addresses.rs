@@ -3,19 +3,26 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use futures_util::future::select_ok;
 use http::Uri;
 use hyper_util::client::legacy::connect::HttpInfo;
 use object_store::client::HttpResponse;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use tokio::time::timeout;
 use url::{Host, Url};
 
 use super::connector::record;
 use super::response_capture::Connection;
 use crate::sync::lock::Mutex;
+
+/// Time after which a name is looked up a second time. The system's resolver takes five seconds to
+/// send a lost packet again (`resolv.conf(5)`, `RES_TIMEOUT`): by then, opening a hub has failed.
+const LOOKUP_AGAIN: Duration = Duration::from_millis(500);
 
 /// Networks that an address can be reached from, widest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -182,9 +189,12 @@ impl Resolve for Resolver {
         let (shuffles, addresses) = (self.shuffles, Arc::clone(&self.addresses));
         let started = Instant::now();
         Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let look_up = || async {
+                let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+                Ok(found.collect::<Vec<_>>())
+            };
+            let mut found = repeated(look_up, LOOKUP_AGAIN).await?;
             record("dns", started);
-            let mut found: Vec<SocketAddr> = found.collect();
             if let Some(limit) = limit {
                 found.retain(|address| Reach::from_ip(address.ip()) <= limit);
                 if found.is_empty() {
@@ -200,6 +210,20 @@ impl Resolve for Resolver {
             Ok(found)
         })
     }
+}
+
+/// Runs a lookup, and a second one beside it if there is no answer `after` some time. Returns the
+/// addresses that are found first, or the last error.
+async fn repeated<F: Future<Output = io::Result<Vec<SocketAddr>>>>(
+    look_up: impl Fn() -> F,
+    after: Duration,
+) -> io::Result<Vec<SocketAddr>> {
+    let mut first = Box::pin(look_up());
+    if let Ok(found) = timeout(after, &mut first).await {
+        return found;
+    }
+    let (found, _) = select_ok([first, Box::pin(look_up())]).await?;
+    Ok(found)
 }
 
 impl fmt::Debug for Resolver {
@@ -296,6 +320,32 @@ mod tests {
             addresses.sort_unstable();
             assert_eq!(addresses, system);
         }
+    }
+
+    #[test]
+    fn lost_lookup_is_repeated() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build();
+        let runtime = runtime.expect("a runtime");
+        let address = SocketAddr::from(([10, 0, 0, 1], 0));
+        let run = |answers: [Option<io::Result<()>>; 2]| {
+            let answers = Mutex::new(answers.into_iter());
+            let look_up = || {
+                let answer = answers.lock().next().expect("at most two lookups");
+                async move {
+                    match answer {
+                        Some(answer) => answer.map(|()| vec![address]),
+                        None => std::future::pending().await,
+                    }
+                }
+            };
+            runtime.block_on(repeated(look_up, Duration::from_millis(1)))
+        };
+        let failed = || Some(Err(io::Error::other("no such host")));
+        assert_eq!(run([Some(Ok(())), None]).expect("the first"), [address]);
+        assert_eq!(run([None, Some(Ok(()))]).expect("the second"), [address]);
+        run([failed(), None]).expect_err("an answer");
     }
 
     #[test]
