@@ -209,7 +209,9 @@ fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
     if !is_redirect {
         return None;
     }
-    let to = response.headers().get(header::LOCATION)?.to_str().ok()?;
+    // Servers also send names that are not percent-encoded.
+    let to = response.headers().get(header::LOCATION)?;
+    let to = std::str::from_utf8(to.as_bytes()).ok()?;
     let from = Url::parse(&at.to_string()).ok()?;
     let mut to = from.join(to).ok()?;
     to.set_fragment(None);
@@ -395,6 +397,17 @@ mod tests {
             let [start, end] = [from, to].map(|text| Url::parse(text).expect(text));
             assert_eq!(check(&start, &end, reach), wanted, "{from} to {to}");
         }
+    }
+
+    #[test]
+    fn target_may_be_other_than_ascii() {
+        let at = Uri::from_static("https://host.example/a/b");
+        let mut response = HttpResponse::new(HttpResponseBody::from(Vec::new()));
+        *response.status_mut() = StatusCode::FOUND;
+        let target = header::HeaderValue::from_str("../模型?x=1#y").expect("bytes");
+        response.headers_mut().insert(header::LOCATION, target);
+        let (_, to) = hop(&at, &response).expect("a redirect");
+        assert_eq!(to.as_str(), "https://host.example/%E6%A8%A1%E5%9E%8B?x=1");
     }
 
     #[test]
