@@ -60,7 +60,7 @@ const CREDENTIALS: [&str; 24] = [
     "azure_tenant_id",
 ];
 
-const EXPLICIT: [&str; 5] = ["account_key", "sas", "token", "client_secret", "anonymous"];
+const EXPLICIT: [&str; 4] = ["account_key", "sas", "token", "client_secret"];
 
 fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, source) = builder(opening)?;
@@ -276,8 +276,7 @@ fn require_trusted(
 
 fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
     let options = opening.options;
-    let explicit =
-        opening.first_option(&EXPLICIT).is_some() || opening.passed_credential().is_some();
+    let explicit = opening.is_explicit(&EXPLICIT);
     let place = place(opening.url)?;
     let mut builder = MicrosoftAzureBuilder::new();
     let mut client_settings = Vec::new();
@@ -568,8 +567,10 @@ mod tests {
         assert_eq!(builder.get_config_value(&AzureConfigKey::AccessKey), None);
         let account = builder.get_config_value(&AzureConfigKey::AccountName);
         assert_eq!(account.as_deref(), Some("acc"));
-        let (_, credential_source) = built("az://c/k", &[], &ambient).expect("a builder");
-        assert_eq!(credential_source, "Azure account key (environment)");
+        for options in [&[][..], &[("anonymous", "false")]] {
+            let (_, credential_source) = built("az://c/k", options, &ambient).expect("a builder");
+            assert_eq!(credential_source, "Azure account key (environment)");
+        }
     }
 
     #[test]

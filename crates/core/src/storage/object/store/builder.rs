@@ -118,6 +118,14 @@ impl Opening<'_> {
         Some(name)
     }
 
+    /// Returns whether options give credentials, or forbid any: those of the environment are then
+    /// left out. `names` are the protocol's own options for them.
+    pub(in crate::storage) fn is_explicit(&self, names: &[&'static str]) -> bool {
+        self.first_option(names).is_some()
+            || self.options.flag("anonymous") == Some(true)
+            || self.passed_credential().is_some()
+    }
+
     /// Returns settings for `object_store`, in ascending precedence: those of the environment, then
     /// those of options.
     ///

@@ -42,7 +42,7 @@ const CREDENTIALS: [&str; 6] = [
     "google_skip_signature",
 ];
 
-const EXPLICIT: [&str; 3] = ["token", "service_account", "anonymous"];
+const EXPLICIT: [&str; 2] = ["token", "service_account"];
 
 fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, source) = builder(opening)?;
@@ -96,8 +96,7 @@ fn files(opening: &Opening) -> Option<Vec<PathBuf>> {
 
 fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
     let options = opening.options;
-    let explicit =
-        opening.first_option(&EXPLICIT).is_some() || opening.passed_credential().is_some();
+    let explicit = opening.is_explicit(&EXPLICIT);
     let mut builder = GoogleCloudStorageBuilder::new();
     let mut client_settings = Vec::new();
     for (key, value) in opening.settings::<GoogleConfigKey>(explicit)? {
@@ -204,6 +203,11 @@ mod tests {
                 "option service_account",
             ),
             (vec![("anonymous", "true")], &ambient, "anonymous"),
+            (
+                vec![("anonymous", "false")],
+                &ambient,
+                "GCS service account of the environment",
+            ),
             (vec![], &ambient, "GCS service account of the environment"),
             (
                 vec![],
@@ -224,7 +228,8 @@ mod tests {
             let (builder, credential_source) = built(&options, variables).expect(wanted);
             assert_eq!(credential_source, wanted);
             let key = builder.get_config_value(&GoogleConfigKey::ServiceAccountKey);
-            assert_eq!(key.is_some(), options.is_empty() && variables == ambient);
+            let is_ambient = credential_source.ends_with("of the environment");
+            assert_eq!(key.is_some(), is_ambient);
         }
         let error = built(&[("environment", "false")], &[]).expect_err("an error");
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);

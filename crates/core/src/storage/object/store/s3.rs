@@ -58,12 +58,11 @@ const CREDENTIALS: [&str; 12] = [
     "aws_profile",
 ];
 
-const EXPLICIT: [&str; 5] = [
+const EXPLICIT: [&str; 4] = [
     "access_key_id",
     "secret_access_key",
     "session_token",
     "profile",
-    "anonymous",
 ];
 
 fn open(opening: &Opening) -> Result<OpenStore> {
@@ -165,8 +164,7 @@ enum CredentialSource {
 fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     let options = opening.options;
     let bucket = opening.url.host();
-    let explicit =
-        opening.first_option(&EXPLICIT).is_some() || opening.passed_credential().is_some();
+    let explicit = opening.is_explicit(&EXPLICIT);
     let mut builder = AmazonS3Builder::new();
     let mut client_settings = Vec::new();
     let passed = opening.passed_settings()?;
