@@ -206,7 +206,10 @@ fn google_key_file_requests_go_to_its_base_url() {
     );
     std::fs::write(&path, key).expect("a temporary folder");
     let path = path.to_str().expect("UTF-8");
-    let variables = [("GOOGLE_BEARER_TOKEN", ""), ("SERVICE_ACCOUNT", path)];
+    let variables = [
+        ("GOOGLE_BEARER_TOKEN", ""),
+        ("GOOGLE_SERVICE_ACCOUNT", path),
+    ];
     let location = "gs://models/m.safetensors";
     let outcome = outcome(location, "google_allow_http=true", &variables);
     assert!(outcome.starts_with("loaded"), "{outcome}");

@@ -60,9 +60,6 @@ fn open(opening: &Opening) -> Result<OpenStore> {
 /// Returns settings from variables that `object_store` does not know.
 fn additions(environment: &Environment) -> Vec<(String, String)> {
     let mut settings = Vec::new();
-    if let Some(path) = environment.get("SERVICE_ACCOUNT") {
-        settings.push(("google_service_account".to_owned(), path.to_owned()));
-    }
     // Google's client libraries use this for host and port of an emulator, which needs no
     // credentials.
     if let Some(host) = environment.get("STORAGE_EMULATOR_HOST") {
@@ -209,6 +206,12 @@ mod tests {
                 "GCS service account of the environment",
             ),
             (vec![], &ambient, "GCS service account of the environment"),
+            // Manifests of Kubernetes use this name for accounts of another kind.
+            (
+                vec![],
+                &[("SERVICE_ACCOUNT", "my-sa")],
+                "application default credentials or instance metadata",
+            ),
             (
                 vec![],
                 &[("STORAGE_EMULATOR_HOST", "localhost:4443")],
