@@ -304,6 +304,35 @@ fn proxy_password_goes_to_proxy_only() {
     assert!(sent(&server, "proxy-authorization").is_empty());
 }
 
+/// Google's metadata service, in place of which a proxy could give any token.
+#[test]
+fn metadata_requests_bypass_proxy_of_variables() {
+    let refusal = || Listener::start(|_| "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n".to_owned());
+    let token = r#"{"access_token": "token", "expires_in": 3600}"#;
+    let (proxy, store) = (refusal(), refusal());
+    let service = Listener::start(move |_| {
+        let len = token.len();
+        format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n{token}")
+    });
+    let host = service.address.to_string();
+    let options = format!("endpoint=http://localhost:{}", store.address.port());
+    let variables = [
+        ("GOOGLE_BEARER_TOKEN", ""),
+        ("GCE_METADATA_HOST", &*host),
+        ("GCE_METADATA_IP", &host),
+        ("HTTP_PROXY", &proxy.url()),
+    ];
+    outcome("gs://models/m.safetensors", &options, &variables);
+    assert!(!service.received().is_empty());
+    let heads = proxy.received();
+    let is_for_store = |head: &String| head.contains("//localhost:");
+    assert!(
+        !heads.is_empty() && heads.iter().all(is_for_store),
+        "{heads:?}"
+    );
+    assert_eq!(store.received(), [""; 0]);
+}
+
 #[test]
 fn option_headers_go_to_store_not_to_credential_services() {
     let google: fn(&str) -> Vec<(&str, &str)> = |host| {

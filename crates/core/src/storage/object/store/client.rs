@@ -8,6 +8,7 @@ use reqwest::Certificate;
 use super::connector::Connector;
 use super::environment::Environment;
 use super::error_body::plain;
+use super::proxy::excluded;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::store_options::StoreOptions;
 
@@ -21,11 +22,6 @@ const POOL_IDLE_MAX: usize = 1024;
 /// Time for which a connection is kept open after its last request: long enough for the next
 /// opening, not so long that those of many stores use up the process's descriptors.
 const POOL_IDLE: std::time::Duration = std::time::Duration::from_secs(30);
-
-/// Hosts that are never reached through a proxy: they answer for the machine that sends the
-/// request.
-const NEVER_BY_PROXY: &str =
-    "169.254.169.254,169.254.170.2,169.254.170.23,metadata.google.internal";
 
 /// Additions of a store's protocol to the options.
 #[derive(Default)]
@@ -82,11 +78,9 @@ pub(in crate::storage) fn client_options(
         connector.trust(certificates(path)?);
     }
     if let Some(proxy) = options.get("proxy") {
-        let excludes = match environment.first(&["NO_PROXY", "no_proxy"]) {
-            Some(hosts) => format!("{NEVER_BY_PROXY},{hosts}"),
-            None => NEVER_BY_PROXY.to_owned(),
-        };
-        client = client.with_proxy_url(proxy).with_proxy_excludes(excludes);
+        client = client
+            .with_proxy_url(proxy)
+            .with_proxy_excludes(excluded(environment));
     }
     let headers = headers(options, extras.authorization)?;
     if !headers.is_empty() {

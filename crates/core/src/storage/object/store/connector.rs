@@ -23,7 +23,7 @@ use super::addresses::Resolver;
 use super::classification::texts;
 use super::environment::Environment;
 use super::first_connection::FirstConnection;
-use super::proxy::Proxies;
+use super::proxy::{Proxies, of_variables};
 use super::redirects::Following;
 use super::response_capture::{Capturing, connects};
 use crate::sync::lock::Mutex;
@@ -145,6 +145,12 @@ impl Connector {
                 proxy = proxy.no_proxy(NoProxy::from_string(&hosts));
             }
             builder = builder.proxy(proxy);
+        } else {
+            // By itself, the client would send requests for credentials through a proxy, too.
+            builder = builder.no_proxy();
+            for proxy in of_variables(&Environment::from_process()) {
+                builder = builder.proxy(proxy);
+            }
         }
         let roots = self.roots.get().cloned().unwrap_or_default();
         builder = if flag(options, Key::NoSystemCertificates)? {

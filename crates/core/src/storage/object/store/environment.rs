@@ -2,9 +2,12 @@
 //!
 //! Cloud tools are configured through these variables, and users expect that a configuration for
 //! `aws s3 cp` works here. They are read once, when a store is opened, into a map; everything
-//! derived from them is pure. The files of the protocols describe theirs as [`Variables`]. There
-//! are two exceptions: the AWS SDK (`aws.rs`) reads its own variables and files, and `object_store`
-//! reads `HOME` and `AZURITE_BLOB_STORAGE_URL`.
+//! derived from them is pure. The files of the protocols describe theirs as [`Variables`].
+//!
+//! Libraries read some of their own, whatever the options say: the AWS SDK (`aws.rs`) its variables
+//! and files; `object_store` `HOME`, `AZURITE_BLOB_STORAGE_URL`, `IDENTITY_HEADER` and
+//! `GCE_METADATA_*`. The variables of proxies count for every client, too: they say how this machine
+//! reaches others.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,6 +15,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::options::store_options::StoreOptions;
+
+/// Variables that name metadata services: Google's, and Azure's in App Service and Container Apps.
+const METADATA_SERVICES: [&str; 4] = [
+    "GCE_METADATA_HOST",
+    "GCE_METADATA_ROOT",
+    "GCE_METADATA_IP",
+    "IDENTITY_ENDPOINT",
+];
 
 /// Variables as they were when a store was opened. Empty ones do not count: `X= tload …` means "not
 /// X".
@@ -67,6 +78,15 @@ impl Environment {
         let yes = ["1", "ON", "YES", "TRUE"];
         self.get(name)
             .is_some_and(|text| yes.iter().any(|yes| text.eq_ignore_ascii_case(yes)))
+    }
+
+    /// Returns the hosts of metadata services that variables name, without ports.
+    pub(in crate::storage) fn metadata_hosts(&self) -> impl Iterator<Item = &str> {
+        METADATA_SERVICES.iter().filter_map(|name| {
+            let address = self.get(name)?;
+            let (_, address) = address.split_once("://").unwrap_or(("http", address));
+            address.split(['/', ':']).next()
+        })
     }
 
     /// Returns the value of the first of these variables that is set.

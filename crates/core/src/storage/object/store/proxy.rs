@@ -1,16 +1,54 @@
-//! Tells which requests go through a proxy and where that proxy is named, for errors. The HTTP
-//! client decides by the same rules.
+//! Proxies of HTTP clients: those that variables name, the hosts that none leads to, and for errors
+//! which requests go through one and where it is named. The HTTP client decides by the same rules.
 
 use std::fmt;
 
 use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
+use reqwest::{NoProxy, Proxy};
 
 use super::environment::Environment;
 
 /// Variables that name the proxy of a scheme, in order of precedence.
 const HTTP: [&str; 4] = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
 const HTTPS: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
+
+/// Hosts that are never reached through a proxy: they answer for the machine that sends the
+/// request.
+const NEVER_BY_PROXY: &str =
+    "169.254.169.254,169.254.170.2,169.254.170.23,metadata.google.internal";
+
+/// Returns the hosts that no proxy leads to, in the form of `NO_PROXY`.
+pub(in crate::storage) fn excluded(environment: &Environment) -> String {
+    let mut hosts = vec![NEVER_BY_PROXY];
+    hosts.extend(environment.metadata_hosts());
+    hosts.extend(environment.first(&["NO_PROXY", "no_proxy"]));
+    hosts.join(",")
+}
+
+/// Returns the proxies that variables name. Invalid ones do not count, as everywhere.
+pub(in crate::storage) fn of_variables(environment: &Environment) -> Vec<Proxy> {
+    let excluded = NoProxy::from_string(&excluded(environment));
+    let plain = named(environment, HTTP).and_then(|(_, url)| Proxy::http(url).ok());
+    let secure = named(environment, HTTPS).and_then(|(_, url)| Proxy::https(url).ok());
+    let proxies = plain.into_iter().chain(secure);
+    proxies
+        .map(|proxy| proxy.no_proxy(excluded.clone()))
+        .collect()
+}
+
+/// Returns the variable that names the proxy of a scheme, and its value. In a CGI program, none
+/// counts: a caller's header `Proxy` becomes `HTTP_PROXY` there.
+fn named<'a>(
+    environment: &'a Environment,
+    names: [&'static str; 4],
+) -> Option<(&'static str, &'a str)> {
+    if environment.get("REQUEST_METHOD").is_some() {
+        return None;
+    }
+    let value = |name| Some((name, environment.get(name)?));
+    names.into_iter().find_map(value)
+}
 
 /// Proxies of a client.
 #[derive(Debug)]
@@ -46,21 +84,16 @@ impl Proxies {
 
     /// Creates those of a client without explicit ones.
     pub(in crate::storage) fn from_environment(environment: &Environment) -> Self {
-        let value = |names: &[&str]| environment.first(names).unwrap_or_default();
-        let origin = |names: [&'static str; 4]| {
-            let set = names
-                .into_iter()
-                .find(|name| environment.get(name).is_some());
-            set.unwrap_or_default()
-        };
+        let [plain, secure] =
+            [HTTP, HTTPS].map(|names| named(environment, names).unwrap_or_default());
         let matcher = Matcher::builder()
-            .http(value(&HTTP))
-            .https(value(&HTTPS))
-            .no(value(&["NO_PROXY", "no_proxy"]))
+            .http(plain.1)
+            .https(secure.1)
+            .no(excluded(environment))
             .build();
         Self {
             matcher,
-            origins: [HTTP, HTTPS].map(origin),
+            origins: [plain.0, secure.0],
         }
     }
 
@@ -112,6 +145,30 @@ mod tests {
             assert_eq!(used(&proxies, url).as_deref(), wanted, "{url}");
         }
         assert_eq!(used(&environment(&[]), "https://a.example"), None);
+        let is_cgi = environment(&[("HTTP_PROXY", "http://proxy"), ("REQUEST_METHOD", "GET")]);
+        assert_eq!(used(&is_cgi, "http://a.example"), None);
+    }
+
+    #[test]
+    fn variables_name_no_proxy_of_metadata_services() {
+        let pairs = [
+            ("HTTP_PROXY", "http://proxy:3128"),
+            ("NO_PROXY", "intern"),
+            ("GCE_METADATA_HOST", "gce.example:8080"),
+            ("IDENTITY_ENDPOINT", "http://msi.example:42356/msi/token"),
+        ];
+        let pairs = pairs.map(|(name, value)| (name.into(), value.into()));
+        let proxies = Proxies::from_environment(&Environment::new(pairs));
+        for url in [
+            "http://169.254.169.254/",
+            "http://metadata.google.internal/",
+            "http://gce.example:8080/",
+            "http://msi.example:42356/msi/token",
+            "http://a.intern/",
+        ] {
+            assert_eq!(used(&proxies, url), None, "{url}");
+        }
+        assert!(used(&proxies, "http://a.example/").is_some());
     }
 
     #[test]
