@@ -427,7 +427,7 @@ fn expired_credentials_are_renewed_during_load() {
 fn failed_credential_renewal_fails_load() {
     for (issue, says) in [
         (hour("AKIATHREE"), "ExpiredToken"),
-        (Issue::Failure(500), "container"),
+        (Issue::Failure(403), "container"),
     ] {
         let case = Case::new();
         let url = case.server.credentials_url();
@@ -447,6 +447,20 @@ fn failed_credential_renewal_fails_load() {
             assert!(!outcome.contains(secret), "{outcome}");
         }
     }
+}
+
+/// The SDK itself gives up after three attempts.
+#[test]
+fn credential_service_that_recovers_is_asked_again() {
+    let case = Case::new();
+    let url = case.server.credentials_url();
+    let case = case.with("AWS_CONTAINER_CREDENTIALS_FULL_URI", url);
+    let failures = (0..4).map(|_| Issue::Failure(503));
+    case.server
+        .issue_credentials(failures.chain([hour("AKIAONE")]));
+    let outcome = case.run();
+    assert!(outcome.starts_with("loaded 4000000 bytes"), "{outcome}");
+    assert_eq!(case.keys(), ["AKIAONE"]);
 }
 
 /// Keys that the store rejects are refused once, with their origin.

@@ -44,6 +44,7 @@ mod sharing;
 mod sites;
 mod stalls;
 mod tampered;
+mod tokens;
 mod unversioned;
 mod verified;
 mod xet;

@@ -7,11 +7,14 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use aws_config::Region;
 use aws_config::ecs::EcsCredentialsProvider;
 use aws_config::environment::EnvironmentVariableCredentialsProvider;
+use aws_config::imds::client::error::ImdsError;
 use aws_config::imds::credentials::ImdsCredentialsProvider;
 use aws_config::meta::region::ProvideRegion;
 use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider, load};
@@ -22,13 +25,18 @@ use aws_credential_types::provider::ProvideCredentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_runtime::env_config::EnvConfigValue;
 use aws_runtime::env_config::file::EnvConfigFiles;
+use aws_runtime::retries::classifiers::THROTTLING_ERRORS;
+use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_types::os_shim_internal::{Env, Fs};
 use object_store::aws::AwsCredential;
 
-use super::classification::{Cause, Classification, CredentialFailure, no_credentials, texts};
-use super::credential_cache::{Load, Loaded};
+use super::classification::{
+    Cause, Classification, CredentialFailure, find, no_credentials, texts,
+};
+use super::credential_cache::{Load, Loaded, failed};
 use super::s3_endpoint::{OfProfile, Variants};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::retry::Transient;
 
 /// Name of the last source.
 const INSTANCE: &str = "instance metadata";
@@ -41,6 +49,8 @@ pub(in crate::storage) struct Chain {
     ambient_profile: Option<String>,
     /// Region for requests to STS.
     region: String,
+    /// True if there were credentials before.
+    has_loaded: AtomicBool,
 }
 
 impl Chain {
@@ -53,6 +63,7 @@ impl Chain {
             profile,
             ambient_profile,
             region,
+            has_loaded: AtomicBool::new(false),
         }
     }
 
@@ -91,7 +102,19 @@ impl fmt::Debug for Chain {
 
 #[async_trait]
 impl Load for Chain {
-    async fn load(&self) -> Result<Loaded, CredentialFailure> {
+    type Credential = AwsCredential;
+
+    async fn load(&self) -> object_store::Result<Loaded<AwsCredential>> {
+        let found = self.search().await;
+        if found.is_ok() {
+            self.has_loaded.store(true, Ordering::Relaxed);
+        }
+        found.map_err(|classification| failed(CredentialFailure(classification)))
+    }
+}
+
+impl Chain {
+    async fn search(&self) -> Result<Loaded<AwsCredential>, Classification> {
         let mut looked_at = Vec::new();
         for (source, provider) in self.sources() {
             match provider.provide_credentials().await {
@@ -102,15 +125,23 @@ impl Load for Chain {
                 Err(error) if source == INSTANCE => {
                     // Outside of AWS, another service may answer at that address.
                     looked_at.push(source);
-                    return Err(CredentialFailure(nothing(&looked_at, Some(&error))));
+                    return Err(Classification {
+                        transient: transient(&error),
+                        ..nothing(&looked_at, Some(&error))
+                    });
                 }
-                Err(error) => return Err(CredentialFailure(failure(&error, &source))),
+                Err(error) => return Err(failure(&error, &source)),
             }
         }
-        Err(CredentialFailure(match &self.profile {
+        // There was a service that gave some.
+        let had_some = self.has_loaded.load(Ordering::Relaxed);
+        Err(match &self.profile {
             Some(_) => no_profile(&looked_at.concat(), None),
-            None => nothing(&looked_at, None),
-        }))
+            None => Classification {
+                transient: had_some.then_some(Transient::Unreachable),
+                ..nothing(&looked_at, None)
+            },
+        })
     }
 }
 
@@ -125,13 +156,13 @@ fn no_profile(source: &str, cause: Option<Cause>) -> Classification {
     .cause(cause)
 }
 
-fn loaded(credentials: &Credentials, source: String) -> Loaded {
+fn loaded(credentials: &Credentials, source: String) -> Loaded<AwsCredential> {
     Loaded {
-        credential: AwsCredential {
+        credential: Arc::new(AwsCredential {
             key_id: credentials.access_key_id().to_owned(),
             secret_key: credentials.secret_access_key().to_owned(),
             token: credentials.session_token().map(str::to_owned),
-        },
+        }),
         expires: credentials.expiry(),
         source,
     }
@@ -146,6 +177,64 @@ fn innermost(error: &CredentialsError) -> Option<String> {
     // The output of a process may contain anything, including secrets.
     let text = texts.last()?.split("Stderr").next()?;
     Some(text.trim_end_matches([' ', '.', ',', ':']).to_owned())
+}
+
+/// Codes of services that failed for a reason of their own.
+const BROKEN: [&str; 8] = [
+    "IdpCommunicationErrorException",
+    "InternalError",
+    "InternalFailure",
+    "InternalServerException",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "ServiceUnavailable",
+    "ServiceUnavailableException",
+];
+
+/// Returns how a service of credentials failed if it was unreachable, busy or broken. The SDK has
+/// made some attempts already, within about two seconds.
+fn transient(error: &CredentialsError) -> Option<Transient> {
+    if let CredentialsError::ProviderTimedOut(_) = error {
+        return Some(Transient::Stalled);
+    }
+    let texts = texts(error);
+    if let Some(failure) = find::<ConnectorError>(error) {
+        let is_untrusted = texts.iter().any(|text| text.contains("certificate"));
+        return (!is_untrusted && !failure.is_user()).then_some(Transient::Unreachable);
+    }
+    if let Some(ImdsError::ErrorResponse(answer)) = find::<ImdsError>(error) {
+        return of_status(answer.response().status().as_u16());
+    }
+    texts.iter().find_map(|text| of_text(text))
+}
+
+/// Classifies a response of which the SDK's public types keep no more than a text.
+fn of_text(text: &str) -> Option<Transient> {
+    if let Some(status) = text.strip_prefix("Non-success status from HTTP credential provider: ") {
+        // `StatusCode(503)`
+        let digits = status.trim_matches(|letter: char| !letter.is_ascii_digit());
+        return of_status(digits.parse().ok()?);
+    }
+    match text {
+        "request has timed out" => return Some(Transient::Stalled),
+        // Without a code it is of a gateway, not of the service.
+        "unhandled error" => return Some(Transient::Broken),
+        _ => {}
+    }
+    let code = text.strip_prefix("unhandled error (").unwrap_or(text);
+    let code = code.split([':', ' ', ')']).next()?;
+    if THROTTLING_ERRORS.contains(&code) {
+        return Some(Transient::Busy);
+    }
+    BROKEN.contains(&code).then_some(Transient::Broken)
+}
+
+fn of_status(status: u16) -> Option<Transient> {
+    match status {
+        429 | 503 => Some(Transient::Busy),
+        500.. => Some(Transient::Broken),
+        _ => None,
+    }
 }
 
 fn failure(error: &CredentialsError, source: &str) -> Classification {
@@ -169,6 +258,16 @@ fn failure(error: &CredentialsError, source: &str) -> Classification {
         )
         .hint("see source_profile in the AWS configuration files")
         .cause(cause);
+    }
+    if let Some(transient) = transient(error) {
+        let kind = match transient {
+            Transient::Stalled => ErrorKind::TimedOut,
+            Transient::Unreachable | Transient::Busy | Transient::Broken => ErrorKind::Remote,
+        };
+        return Classification::new(kind, format!("cannot get credentials from {source}"))
+            .hint("check the network between this machine and the service, or try again later")
+            .transient(transient)
+            .cause(cause);
     }
     let hint = match source.strip_prefix("profile ") {
         Some(profile) if says("sso") => format!("run `aws sso login --profile {profile}`"),
@@ -264,14 +363,88 @@ mod tests {
             .build();
         let name = "tload-no-such-profile".to_owned();
         let chain = Chain::new(Some(name), None, "us-east-1".to_owned());
-        let loaded = runtime.expect("a runtime").block_on(chain.load());
+        let loaded = runtime.expect("a runtime").block_on(chain.search());
         let failure = loaded.err().expect("no such profile");
         assert!(
-            failure.to_string().contains("tload-no-such-profile"),
+            failure.message.contains("tload-no-such-profile"),
             "{failure:?}"
         );
         let region = region_of_profile(Some("tload-no-such-profile"));
         assert_eq!(region.expect("a thread"), None);
+    }
+
+    #[test]
+    fn failures_of_services_are_transient() {
+        let connect = |text: &str| {
+            let refused = ConnectorError::io(text.into());
+            CredentialsError::provider_error(refused)
+        };
+        let status = |code| {
+            let text =
+                format!("Non-success status from HTTP credential provider: StatusCode({code})");
+            CredentialsError::provider_error(text)
+        };
+        let second = std::time::Duration::from_secs(1);
+        for (error, kind, wanted) in [
+            (
+                connect("connection refused"),
+                ErrorKind::Remote,
+                Some(Transient::Unreachable),
+            ),
+            (
+                connect("invalid peer certificate"),
+                ErrorKind::PermissionDenied,
+                None,
+            ),
+            (
+                CredentialsError::provider_timed_out(second),
+                ErrorKind::TimedOut,
+                Some(Transient::Stalled),
+            ),
+            (status(503), ErrorKind::Remote, Some(Transient::Busy)),
+            (status(500), ErrorKind::Remote, Some(Transient::Broken)),
+            (status(403), ErrorKind::PermissionDenied, None),
+            (
+                CredentialsError::provider_error("unhandled error (Throttling)"),
+                ErrorKind::Remote,
+                Some(Transient::Busy),
+            ),
+            (
+                CredentialsError::provider_error("unhandled error (AccessDenied)"),
+                ErrorKind::PermissionDenied,
+                None,
+            ),
+            (
+                CredentialsError::provider_error("unhandled error"),
+                ErrorKind::Remote,
+                Some(Transient::Broken),
+            ),
+            (
+                CredentialsError::provider_error(
+                    "IdpCommunicationErrorException [IDPCommunicationErrorException]: no",
+                ),
+                ErrorKind::Remote,
+                Some(Transient::Broken),
+            ),
+            (
+                CredentialsError::provider_error("ExpiredTokenException: old"),
+                ErrorKind::PermissionDenied,
+                None,
+            ),
+            (
+                CredentialsError::invalid_configuration("no"),
+                ErrorKind::PermissionDenied,
+                None,
+            ),
+        ] {
+            let failure = failure(&error, "web identity");
+            assert_eq!(
+                (failure.kind, failure.transient),
+                (kind, wanted),
+                "{error:?}"
+            );
+            assert!(failure.message.ends_with("web identity"));
+        }
     }
 
     #[test]

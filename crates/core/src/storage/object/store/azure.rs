@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
@@ -69,15 +70,37 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         value(AzureConfigKey::AccountName),
         value(AzureConfigKey::Endpoint),
     );
-    let store = builder
-        .with_http_connector(opening.connector.clone())
-        .build();
-    let store = store.map_err(|error| opening.refused(&error))?;
+    let builder = builder.with_http_connector(opening.connector.clone());
+    let build = |builder: MicrosoftAzureBuilder| {
+        let store = builder.build();
+        store.map_err(|error| opening.refused(&error))
+    };
+    let (store, credentials) = if is_fixed(&builder) {
+        (build(builder)?, Credentials::known(source))
+    } else {
+        let provider = Arc::clone(build(builder.clone())?.credentials());
+        let (cache, credentials) = Credentials::renewed(provider, source);
+        (build(builder.with_credentials(cache))?, credentials)
+    };
     Ok(OpenStore {
         // The account first: an endpoint may have a query, which is cut off.
         origin: format!("{account} {endpoint}"),
-        ..OpenStore::new(store, Credentials::known(source))
+        ..OpenStore::new(store, credentials)
     })
+}
+
+/// Returns whether requests carry no credentials, or the same ones always.
+fn is_fixed(builder: &MicrosoftAzureBuilder) -> bool {
+    let value = |key| builder.get_config_value(&key);
+    let is_set = |key| value(key).as_deref() == Some("true");
+    let keys = [
+        AzureConfigKey::Token,
+        AzureConfigKey::AccessKey,
+        AzureConfigKey::SasKey,
+    ];
+    is_set(AzureConfigKey::SkipSignature)
+        || is_set(AzureConfigKey::UseEmulator)
+        || keys.into_iter().any(|key| value(key).is_some())
 }
 
 /// Returns no files, except for credentials that the Azure command line keeps in its own.

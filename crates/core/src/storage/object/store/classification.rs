@@ -13,7 +13,7 @@ use crate::sync::retry::Transient;
 
 /// Context of a request: operation, store and credentials.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "four independent facts")]
+#[expect(clippy::struct_excessive_bools, reason = "five independent facts")]
 pub(in crate::storage) struct RequestContext<'a> {
     pub(in crate::storage) operation: &'a str,
     /// Peculiarities of the store's protocol.
@@ -27,6 +27,8 @@ pub(in crate::storage) struct RequestContext<'a> {
     pub(in crate::storage) signed_url: bool,
     /// True if the request went to the store itself, false if it fetched credentials.
     pub(in crate::storage) own: bool,
+    /// True if an earlier request to the store succeeded.
+    pub(in crate::storage) has_succeeded: bool,
     /// True if the credentials were refused as expired, and newer ones are or will be available.
     pub(in crate::storage) refreshed: bool,
     /// Holds the secrets that the store was opened with.
@@ -46,6 +48,7 @@ impl RequestContext<'static> {
             region: None,
             signed_url: false,
             own: true,
+            has_succeeded: false,
             refreshed: false,
             redactor: &NOTHING,
         }

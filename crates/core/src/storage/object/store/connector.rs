@@ -98,7 +98,9 @@ impl Connector {
         if self.is_prepared.swap(true, Ordering::Relaxed) {
             return;
         }
-        let clients = std::mem::take(&mut *self.clients.lock());
+        let mut clients = std::mem::take(&mut *self.clients.lock());
+        // Some were made for a store that only provided its credentials.
+        clients.retain(|client| Arc::strong_count(client) > 1);
         if clients.is_empty() {
             return;
         }

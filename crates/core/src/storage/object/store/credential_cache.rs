@@ -1,8 +1,9 @@
 //! Caches credentials until shortly before they expire, and then renews them with one request for
 //! all callers.
 //!
-//! Independent of the source of credentials, which `aws.rs` provides. Called by `object_store`
-//! before each request.
+//! Independent of the source of credentials: the AWS SDK (`aws.rs`), or `object_store`'s own tokens
+//! of Google and Azure, which would otherwise be lost minutes before they expire if their service
+//! fails once. Called by `object_store` before each request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,9 +11,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use object_store::CredentialProvider;
-use object_store::aws::AwsCredential;
 
-use super::classification::CredentialFailure;
+use super::classification::{CredentialFailure, find};
 use super::connector::record;
 use crate::sync::lock::Mutex;
 
@@ -23,30 +23,67 @@ const AHEAD: Duration = Duration::from_secs(300);
 /// Pause after a failed renewal, during which credentials that are still valid are used.
 const PAUSE: Duration = Duration::from_secs(30);
 
+/// Minimum remaining lifetime of the tokens that `object_store` provides, as long as it can renew
+/// them. It does not tell when they expire.
+const ASSURED: Duration = Duration::from_secs(240);
+
 /// Source of credentials.
 #[async_trait]
 pub(in crate::storage) trait Load: fmt::Debug + Send + Sync + 'static {
-    async fn load(&self) -> Result<Loaded, CredentialFailure>;
+    type Credential: fmt::Debug + Send + Sync + 'static;
+
+    async fn load(&self) -> object_store::Result<Loaded<Self::Credential>>;
 }
 
-pub(in crate::storage) struct Loaded {
-    pub(in crate::storage) credential: AwsCredential,
+pub(in crate::storage) struct Loaded<C> {
+    pub(in crate::storage) credential: Arc<C>,
     pub(in crate::storage) expires: Option<SystemTime>,
     /// Name of the source, for display.
     pub(in crate::storage) source: String,
 }
 
-pub(in crate::storage) struct CredentialCache<L> {
+/// Credentials that are fetched, and again before they expire.
+pub(in crate::storage) trait Renewed: fmt::Debug + Send + Sync {
+    /// Returns the source of the credentials in use, if there are any.
+    fn source(&self) -> Option<String>;
+
+    /// Records that the store refused the credentials of a request that began then, and returns
+    /// whether the next request will have others.
+    fn rejected(&self, began: Option<Instant>) -> bool;
+}
+
+/// Tokens of one of `object_store`'s own providers.
+#[derive(Debug)]
+pub(in crate::storage) struct Tokens<C> {
+    pub(in crate::storage) provider: Arc<dyn CredentialProvider<Credential = C>>,
+    /// Name of the source, for display.
+    pub(in crate::storage) source: String,
+}
+
+#[async_trait]
+impl<C: fmt::Debug + Send + Sync + 'static> Load for Tokens<C> {
+    type Credential = C;
+
+    async fn load(&self) -> object_store::Result<Loaded<C>> {
+        Ok(Loaded {
+            credential: self.provider.get_credential().await?,
+            expires: Some(SystemTime::now() + ASSURED),
+            source: self.source.clone(),
+        })
+    }
+}
+
+pub(in crate::storage) struct CredentialCache<L: Load> {
     load: L,
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<Held<L::Credential>>>,
     /// Held by the task that fetches.
     turn: tokio::sync::Mutex<()>,
     /// Last search that found nothing.
     failed: Mutex<Option<(Instant, CredentialFailure)>>,
 }
 
-struct Held {
-    credential: Arc<AwsCredential>,
+struct Held<C> {
+    credential: Arc<C>,
     source: String,
     loaded: Instant,
     expires: Option<SystemTime>,
@@ -58,14 +95,14 @@ struct Held {
     replacement: bool,
 }
 
-impl Held {
-    fn new(loaded: Loaded, now: SystemTime, replacement: bool) -> Self {
+impl<C> Held<C> {
+    fn new(loaded: Loaded<C>, now: SystemTime, replacement: bool) -> Self {
         let renew = loaded.expires.map(|expires| {
             let life = expires.duration_since(now).unwrap_or_default();
             expires - AHEAD.min(life / 2)
         });
         Self {
-            credential: Arc::new(loaded.credential),
+            credential: loaded.credential,
             source: loaded.source,
             loaded: Instant::now(),
             expires: loaded.expires,
@@ -94,31 +131,7 @@ impl<L: Load> CredentialCache<L> {
         }
     }
 
-    /// Returns the source of the credentials in use, if there are any.
-    pub(in crate::storage) fn source(&self) -> Option<String> {
-        self.held.lock().as_ref().map(|held| held.source.clone())
-    }
-
-    /// Records that the store refused the credentials of a request that began then, and returns
-    /// whether the next request will have others.
-    pub(in crate::storage) fn rejected(&self, began: Option<Instant>) -> bool {
-        let mut held = self.held.lock();
-        let Some(held) = held.as_mut() else {
-            return true;
-        };
-        if began.is_some_and(|began| began < held.loaded) {
-            // New ones were fetched since, after the refusal of another request.
-            return true;
-        }
-        if held.replacement && held.loaded.elapsed() < PAUSE {
-            // They were just fetched to replace refused ones, so fetching again will not help.
-            return false;
-        }
-        held.rejected = true;
-        true
-    }
-
-    async fn credential(&self, now: SystemTime) -> Result<Arc<AwsCredential>, CredentialFailure> {
+    async fn credential(&self, now: SystemTime) -> object_store::Result<Arc<L::Credential>> {
         let (fresh, usable) = self.peek(now);
         if let Some(credential) = fresh {
             return Ok(credential);
@@ -132,7 +145,7 @@ impl<L: Load> CredentialCache<L> {
                 let turn = self.turn.lock().await;
                 // Many tasks wait when a load begins: one failed search suffices for all of them.
                 if let Some(failure) = self.failed_since(since) {
-                    return Err(failure);
+                    return Err(failed(failure));
                 }
                 turn
             }
@@ -153,17 +166,23 @@ impl<L: Load> CredentialCache<L> {
                 *held = Some(new);
                 Ok(credential)
             }
-            (Err(failure), Some(credential)) => {
-                tracing::warn!(%failure, "cannot renew credentials; the old ones are still valid");
+            (Err(error), Some(credential)) => {
+                // Other texts may hold secrets.
+                let failure = find::<CredentialFailure>(&error).map(tracing::field::display);
+                tracing::warn!(
+                    failure,
+                    "cannot renew credentials; the old ones are still valid"
+                );
                 if let Some(held) = held.as_mut() {
                     held.renew = Some(now + PAUSE);
                 }
                 Ok(credential)
             }
-            (Err(failure), None) => {
-                let mut failed = self.failed.lock();
-                *failed = Some((Instant::now(), failure.clone()));
-                Err(failure)
+            (Err(error), None) => {
+                if let Some(failure) = find::<CredentialFailure>(&error) {
+                    *self.failed.lock() = Some((Instant::now(), failure.clone()));
+                }
+                Err(error)
             }
         }
     }
@@ -175,9 +194,10 @@ impl<L: Load> CredentialCache<L> {
     }
 
     /// Returns the credential twice: if it need not be renewed, and if it may still be used.
-    fn peek(&self, now: SystemTime) -> (Option<Arc<AwsCredential>>, Option<Arc<AwsCredential>>) {
+    #[expect(clippy::type_complexity, reason = "a pair of the same")]
+    fn peek(&self, now: SystemTime) -> (Option<Arc<L::Credential>>, Option<Arc<L::Credential>>) {
         let held = self.held.lock();
-        let pick = |wanted: fn(&Held, SystemTime) -> bool| {
+        let pick = |wanted: fn(&Held<L::Credential>, SystemTime) -> bool| {
             let held = held.as_ref().filter(|held| wanted(held, now))?;
             Some(Arc::clone(&held.credential))
         };
@@ -195,14 +215,41 @@ impl<L: Load> fmt::Debug for CredentialCache<L> {
 
 #[async_trait]
 impl<L: Load> CredentialProvider for CredentialCache<L> {
-    type Credential = AwsCredential;
+    type Credential = L::Credential;
 
-    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        let credential = self.credential(SystemTime::now()).await;
-        credential.map_err(|failure| object_store::Error::Generic {
-            store: "S3",
-            source: Box::new(failure),
-        })
+    async fn get_credential(&self) -> object_store::Result<Arc<L::Credential>> {
+        self.credential(SystemTime::now()).await
+    }
+}
+
+impl<L: Load> Renewed for CredentialCache<L> {
+    fn source(&self) -> Option<String> {
+        self.held.lock().as_ref().map(|held| held.source.clone())
+    }
+
+    fn rejected(&self, began: Option<Instant>) -> bool {
+        let mut held = self.held.lock();
+        let Some(held) = held.as_mut() else {
+            return true;
+        };
+        if began.is_some_and(|began| began < held.loaded) {
+            // New ones were fetched since, after the refusal of another request.
+            return true;
+        }
+        if held.replacement && held.loaded.elapsed() < PAUSE {
+            // They were just fetched to replace refused ones, so fetching again will not help.
+            return false;
+        }
+        held.rejected = true;
+        true
+    }
+}
+
+/// Returns the form in which a classified failure crosses `object_store`.
+pub(in crate::storage) fn failed(failure: CredentialFailure) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "credentials",
+        source: Box::new(failure),
     }
 }
 
@@ -210,6 +257,9 @@ impl<L: Load> CredentialProvider for CredentialCache<L> {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::UNIX_EPOCH;
+
+    use object_store::aws::AwsCredential;
+    use object_store::gcp::GcpCredential;
 
     use super::*;
     use crate::error::ErrorKind;
@@ -225,19 +275,21 @@ mod tests {
 
     #[async_trait]
     impl Load for Numbered {
-        async fn load(&self) -> Result<Loaded, CredentialFailure> {
+        type Credential = AwsCredential;
+
+        async fn load(&self) -> object_store::Result<Loaded<AwsCredential>> {
             tokio::task::yield_now().await;
             let number = self.loads.fetch_add(1, Ordering::Relaxed) + 1;
             if number >= self.fails_from {
                 let failure = Classification::new(ErrorKind::PermissionDenied, "none left");
-                return Err(CredentialFailure(failure));
+                return Err(failed(CredentialFailure(failure)));
             }
             Ok(Loaded {
-                credential: AwsCredential {
+                credential: Arc::new(AwsCredential {
                     key_id: number.to_string(),
                     secret_key: "hunter2".to_owned(),
                     token: None,
-                },
+                }),
                 expires: self.life.map(at),
                 source: "numbered".to_owned(),
             })
@@ -259,10 +311,31 @@ mod tests {
 
     async fn key(cache: &CredentialCache<Numbered>, second: u64) -> String {
         let credential = cache.credential(at(second)).await;
-        credential.map_or_else(
-            |failure| failure.to_string(),
-            |credential| credential.key_id.clone(),
-        )
+        let failure = |error| find::<CredentialFailure>(&error).map(ToString::to_string);
+        match credential {
+            Ok(credential) => credential.key_id.clone(),
+            Err(error) => failure(error).expect("a classified failure"),
+        }
+    }
+
+    /// Provides one token, and then fails.
+    #[derive(Debug, Default)]
+    struct Once(std::sync::atomic::AtomicBool);
+
+    #[async_trait]
+    impl CredentialProvider for Once {
+        type Credential = GcpCredential;
+
+        async fn get_credential(&self) -> object_store::Result<Arc<GcpCredential>> {
+            if self.0.swap(true, Ordering::Relaxed) {
+                return Err(object_store::Error::Generic {
+                    store: "GCS",
+                    source: "status 500".into(),
+                });
+            }
+            let bearer = "token".to_owned();
+            Ok(Arc::new(GcpCredential { bearer }))
+        }
     }
 
     fn run(test: impl Future<Output = ()>) {
@@ -296,6 +369,26 @@ mod tests {
             }
             // Second 3401 was within the pause.
             assert_eq!(cache.load.loads.load(Ordering::Relaxed), 3);
+        });
+    }
+
+    /// `object_store` asks for a new token minutes before the old one expires, and fails with it.
+    #[test]
+    fn token_outlasts_failed_renewal_until_store_refuses_it() {
+        run(async {
+            let cache = CredentialCache::new(Tokens {
+                provider: Arc::new(Once::default()),
+                source: "instance metadata".to_owned(),
+            });
+            let now = SystemTime::now();
+            for second in [0, 130, 131, 230] {
+                let token = cache.credential(now + Duration::from_secs(second)).await;
+                assert_eq!(token.expect("a token").bearer, "token", "{second}");
+            }
+            let late = now + Duration::from_secs(300);
+            assert!(cache.credential(late).await.is_err());
+            assert!(cache.rejected(Some(Instant::now())));
+            assert!(cache.credential(now).await.is_err());
         });
     }
 

@@ -1,15 +1,17 @@
 //! Origin of a store's credentials: in words, and the files that they may come from.
 //!
-//! Never holds a credential. `credential_cache.rs` holds those of the AWS SDK; all others are
+//! Never holds a credential. `credential_cache.rs` holds those that are renewed; all others are
 //! inside of `object_store`.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
-#[cfg(feature = "aws-config")]
-use {super::aws::Chain, super::credential_cache::CredentialCache, std::sync::Arc};
+use object_store::CredentialProvider;
 
 use super::builder::Opening;
+use super::credential_cache::{CredentialCache, Renewed, Tokens};
 use super::environment::Environment;
 
 /// Origin of requests without credentials.
@@ -20,14 +22,28 @@ pub(in crate::storage) const ANONYMOUS: &str = "anonymous";
 pub(in crate::storage) enum Credentials {
     /// Known when the store was opened.
     Known(String),
-    /// Found by the AWS SDK on first use; later lookups may find others.
-    #[cfg(feature = "aws-config")]
-    Aws(Arc<CredentialCache<Chain>>),
+    /// Fetched on first use; later lookups may find others.
+    Renewed {
+        /// Origin until then.
+        at_first: String,
+        cache: Arc<dyn Renewed>,
+    },
 }
 
 impl Credentials {
     pub(in crate::storage) fn known(source: impl Into<String>) -> Self {
         Self::Known(source.into())
+    }
+
+    /// Returns a cache of the provider's tokens, and their origin. The provider itself loses a valid
+    /// token when it cannot renew it.
+    pub(in crate::storage) fn renewed<C: Debug + Send + Sync + 'static>(
+        provider: Arc<dyn CredentialProvider<Credential = C>>,
+        source: String,
+    ) -> (Arc<dyn CredentialProvider<Credential = C>>, Self) {
+        let at_first = source.clone();
+        let cache = Arc::new(CredentialCache::new(Tokens { provider, source }));
+        (Arc::clone(&cache) as _, Self::Renewed { at_first, cache })
     }
 
     /// Returns whether requests are sent without credentials.
@@ -39,10 +55,7 @@ impl Credentials {
     pub(in crate::storage) fn shown(&self) -> String {
         match self {
             Self::Known(source) => source.clone(),
-            #[cfg(feature = "aws-config")]
-            Self::Aws(cache) => cache
-                .source()
-                .unwrap_or_else(|| "the AWS configuration, not yet looked up".to_owned()),
+            Self::Renewed { at_first, cache } => cache.source().unwrap_or_else(|| at_first.clone()),
         }
     }
 
@@ -50,12 +63,8 @@ impl Credentials {
     /// whether the next request will have others.
     pub(in crate::storage) fn rejected(&self, began: Option<Instant>) -> bool {
         match self {
-            Self::Known(_) => {
-                let _ = began;
-                false
-            }
-            #[cfg(feature = "aws-config")]
-            Self::Aws(cache) => cache.rejected(began),
+            Self::Known(_) => false,
+            Self::Renewed { cache, .. } => cache.rejected(began),
         }
     }
 }

@@ -81,7 +81,7 @@ impl Environment {
     }
 
     /// Returns the hosts of metadata services that variables name, without ports.
-    pub(in crate::storage) fn metadata_hosts(&self) -> impl Iterator<Item = &str> {
+    pub(in crate::storage) fn metadata_hosts(&self) -> impl Iterator<Item = &str> + '_ {
         METADATA_SERVICES.iter().filter_map(|name| {
             let address = self.get(name)?;
             let (_, address) = address.split_once("://").unwrap_or(("http", address));

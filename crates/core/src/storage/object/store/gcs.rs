@@ -47,13 +47,24 @@ const EXPLICIT: [&str; 2] = ["token", "service_account"];
 fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, source) = builder(opening)?;
     let origin = builder.get_config_value(&GoogleConfigKey::BaseUrl);
-    let store = builder
-        .with_http_connector(opening.connector.clone())
-        .build();
-    let store = store.map_err(|error| opening.refused(&error))?;
+    let has_token = builder
+        .get_config_value(&GoogleConfigKey::BearerToken)
+        .is_some();
+    let builder = builder.with_http_connector(opening.connector.clone());
+    let build = |builder: GoogleCloudStorageBuilder| {
+        let store = builder.build();
+        store.map_err(|error| opening.refused(&error))
+    };
+    let (store, credentials) = if has_token || source == ANONYMOUS {
+        (build(builder)?, Credentials::known(source))
+    } else {
+        let provider = Arc::clone(build(builder.clone())?.credentials());
+        let (cache, credentials) = Credentials::renewed(provider, source);
+        (build(builder.with_credentials(cache))?, credentials)
+    };
     Ok(OpenStore {
         origin: origin.unwrap_or_default(),
-        ..OpenStore::new(store, Credentials::known(source))
+        ..OpenStore::new(store, credentials)
     })
 }
 

@@ -14,7 +14,6 @@ mod checksums;
 mod classification;
 mod client;
 mod connector;
-#[cfg(feature = "aws-config")]
 mod credential_cache;
 mod credentials;
 mod environment;

@@ -14,6 +14,7 @@ use super::classification::{
     Cause, Classification, CredentialFailure, Judged, RequestContext, changed, find,
     no_credentials, no_listing, texts,
 };
+use super::environment::Environment;
 use super::response_capture::ResponseCapture;
 use super::{status_error, transport_error};
 use crate::error::{Error, ErrorKind, FailedRequest};
@@ -110,7 +111,7 @@ fn judge(
         return if asked.own {
             classification
         } else {
-            without_credentials(classification, host)
+            without_credentials(classification, host, None, asked)
         };
     }
     match captured.status {
@@ -119,7 +120,7 @@ fn judge(
             if asked.own {
                 classification
             } else {
-                without_credentials(classification, host)
+                without_credentials(classification, host, Some(status), asked)
             }
         }
         Some(_) => malformed_response(error, asked),
@@ -127,8 +128,8 @@ fn judge(
     }
 }
 
-/// Hosts that hand out credentials to the machine they run on. If they do not answer, there are
-/// none.
+/// Hosts that hand out credentials to the machine they run on. If they never answer, there are
+/// none. Variables may name others.
 const METADATA_HOSTS: [&str; 5] = [
     "169.254.169.254",
     "169.254.170.2",
@@ -137,14 +138,60 @@ const METADATA_HOSTS: [&str; 5] = [
     "metadata",
 ];
 
-/// Classifies the failure of a request for credentials.
-fn without_credentials(classification: Classification, host: &str) -> Classification {
-    let name = host.split(':').next().unwrap_or(host);
-    if METADATA_HOSTS.contains(&name) && classification.transient != Some(Transient::Busy) {
-        return no_credentials(
+/// Classifies the failure of a request to a metadata service, on a machine that may have none;
+/// `None` if it is to be classified like that of any other host.
+fn of_metadata_service(
+    classification: &Classification,
+    status: Option<u16>,
+    asked: &RequestContext,
+) -> Option<Classification> {
+    let cause = classification.cause.clone();
+    let is_refused = cause == Some(Cause::System(libc::ECONNREFUSED));
+    let transient = match status {
+        // Responses of Azure's while it is updated. Others have nothing at this path.
+        Some(404) => Some(Transient::Unreachable),
+        Some(410) => Some(Transient::Broken),
+        // In a new pod, Google's takes some seconds to start.
+        None if is_refused => Some(Transient::Broken),
+        None if !asked.has_succeeded => None,
+        Some(_) | None => classification.transient,
+    };
+    let is_absent = transient.is_none() || is_refused || status == Some(404);
+    if is_absent && !asked.has_succeeded {
+        let none = no_credentials(
             "options, environment variables, configuration files and the machine's metadata service",
-        )
-        .cause(classification.cause);
+        );
+        return Some(Classification {
+            transient,
+            cause,
+            ..none
+        });
+    }
+    let status = status.filter(|status| matches!(status, 404 | 410))?;
+    let message = format!("the machine's metadata service is not ready (status {status})");
+    let unready = Classification::new(ErrorKind::Remote, message).hint("try again later");
+    Some(Classification {
+        transient,
+        cause,
+        ..unready
+    })
+}
+
+/// Classifies the failure of a request for credentials, with the status of the response if there
+/// was one.
+fn without_credentials(
+    classification: Classification,
+    host: &str,
+    status: Option<u16>,
+    asked: &RequestContext,
+) -> Classification {
+    let name = host.split(':').next().unwrap_or(host);
+    let is_local = METADATA_HOSTS.contains(&name)
+        || Environment::from_process()
+            .metadata_hosts()
+            .any(|it| it == name);
+    if is_local && let Some(local) = of_metadata_service(&classification, status, asked) {
+        return local;
     }
     let refused = [
         ErrorKind::NotFound,
@@ -253,8 +300,17 @@ mod tests {
 
     use super::*;
 
-    fn unreachable(host: &str, own: bool) -> Fault {
-        let refused = io::Error::from_raw_os_error(libc::ECONNREFUSED);
+    fn asked(own: bool, has_succeeded: bool) -> RequestContext<'static> {
+        RequestContext {
+            credentials: "instance metadata",
+            own,
+            has_succeeded,
+            ..RequestContext::sample()
+        }
+    }
+
+    fn unreachable(host: &str, errno: i32, asked: &RequestContext) -> Fault {
+        let refused = io::Error::from_raw_os_error(errno);
         let error = object_store::Error::Generic {
             store: "S3",
             source: Box::new(HttpError::new(HttpErrorKind::Connect, refused)),
@@ -263,32 +319,61 @@ mod tests {
             host: Some(host.to_owned()),
             ..ResponseCapture::default()
         };
-        let asked = RequestContext {
-            credentials: "instance metadata",
-            own,
-            ..RequestContext::sample()
-        };
-        translate(&error, &captured, &asked)
+        translate(&error, &captured, asked)
     }
+
+    const METADATA: &str = "169.254.169.254";
 
     #[test]
     fn unreachable_metadata_host_means_no_credentials() {
-        let fault = unreachable("169.254.169.254", false);
-        assert_eq!(fault.error.kind(), ErrorKind::PermissionDenied);
-        assert_eq!(fault.transient, None);
-        assert!(
-            fault
-                .error
-                .message()
-                .starts_with("no credentials were found")
-        );
-        assert!(
-            fault
-                .error
-                .hint()
-                .expect("a hint")
-                .contains("anonymous=true")
-        );
+        for (errno, transient) in [
+            (libc::ENETUNREACH, None),
+            (libc::ECONNREFUSED, Some(Transient::Broken)),
+        ] {
+            let fault = unreachable(METADATA, errno, &asked(false, false));
+            let error = &fault.error;
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+            assert_eq!(fault.transient, transient);
+            let message = error.message();
+            assert!(message.starts_with("no credentials were found"), "{error}");
+            let hint = error.hint().expect("a hint");
+            assert!(hint.contains("anonymous=true"), "{hint}");
+        }
+    }
+
+    /// It existed before, or it responds: a retry may help.
+    #[test]
+    fn failing_metadata_host_is_transient() {
+        let fault = unreachable(METADATA, libc::ENETUNREACH, &asked(false, true));
+        assert_eq!(fault.transient, Some(Transient::Unreachable));
+        assert_eq!(fault.error.kind(), ErrorKind::Remote);
+        for (status, has_succeeded, kind, transient) in [
+            (401, false, ErrorKind::PermissionDenied, None),
+            (
+                404,
+                false,
+                ErrorKind::PermissionDenied,
+                Some(Transient::Unreachable),
+            ),
+            (404, true, ErrorKind::Remote, Some(Transient::Unreachable)),
+            (410, false, ErrorKind::Remote, Some(Transient::Broken)),
+            (429, false, ErrorKind::Remote, Some(Transient::Busy)),
+            (500, false, ErrorKind::Remote, Some(Transient::Broken)),
+            (500, true, ErrorKind::Remote, Some(Transient::Broken)),
+        ] {
+            let captured = ResponseCapture {
+                host: Some(METADATA.to_owned()),
+                status: Some(status),
+                ..ResponseCapture::default()
+            };
+            let error = object_store::Error::Generic {
+                store: "GCS",
+                source: "refused".into(),
+            };
+            let fault = translate(&error, &captured, &asked(false, has_succeeded));
+            let found = (fault.error.kind(), fault.transient);
+            assert_eq!(found, (kind, transient), "{status} {has_succeeded}");
+        }
     }
 
     #[test]
@@ -297,7 +382,7 @@ mod tests {
             (false, "cannot get credentials from sts: "),
             (true, "sts refuses"),
         ] {
-            let fault = unreachable("sts", own);
+            let fault = unreachable("sts", libc::ECONNREFUSED, &asked(own, false));
             assert_eq!(fault.transient, Some(Transient::Unreachable));
             assert!(fault.error.message().starts_with(start), "{}", fault.error);
         }

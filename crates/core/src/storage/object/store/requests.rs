@@ -88,9 +88,12 @@ impl Store {
             Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired")
         );
         let credentials = self.credentials();
+        let asked = self.asked(captured, operation, &credentials);
+        // Google and Azure name no code for a token that has expired.
+        let is_refused = expired || asked.own && captured.status == Some(401);
         let asked = RequestContext {
-            refreshed: expired && self.credentials.rejected(captured.began),
-            ..self.asked(captured, operation, &credentials)
+            refreshed: is_refused && self.credentials.rejected(captured.began),
+            ..asked
         };
         let fault = translate(error, captured, &asked);
         // Working credentials are denied single objects, too.
@@ -118,6 +121,7 @@ impl Store {
             region: self.region.as_deref(),
             signed_url: self.signed_url,
             own: captured.client == 0 || captured.client >= self.own_client,
+            has_succeeded: self.standing.has_succeeded.load(Ordering::Relaxed),
             refreshed: false,
             redactor: &self.redactor,
         }

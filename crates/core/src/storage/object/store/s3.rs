@@ -78,7 +78,8 @@ fn open(opening: &Opening) -> Result<OpenStore> {
             let cache = super::credential_cache::CredentialCache::new(chain);
             let cache = Arc::new(cache);
             let builder = builder.with_credentials(Arc::clone(&cache) as _);
-            (builder, Credentials::Aws(cache))
+            let at_first = "the AWS configuration, not yet looked up".to_owned();
+            (builder, Credentials::Renewed { at_first, cache })
         }
     };
     let store = builder

@@ -136,10 +136,15 @@ fn unauthenticated(asked: &RequestContext) -> Classification {
     if asked.anonymous {
         denied("the store requires credentials").hint("pass credentials instead of anonymous=true")
     } else {
-        denied("the store does not accept the credentials").hint(format!(
+        let refused = denied("the store does not accept the credentials").hint(format!(
             "renew the credentials, which come from: {}",
             asked.credentials
-        ))
+        ));
+        if asked.refreshed {
+            refused.transient(Transient::Broken)
+        } else {
+            refused
+        }
     }
 }
 
@@ -264,10 +269,15 @@ mod tests {
 
     #[test]
     fn expired_credentials_are_transient_if_refreshed() {
-        let mut asked = asked(&s3::PROTOCOL);
-        asked.refreshed = true;
-        let classification = classification(400, &captured(400, "ExpiredToken"), &asked);
-        assert_eq!(classification.transient, Some(Transient::Broken));
+        for (protocol, status, code) in [
+            (&s3::PROTOCOL, 400, "ExpiredToken"),
+            (&gcs::PROTOCOL, 401, ""),
+        ] {
+            let mut asked = asked(protocol);
+            asked.refreshed = true;
+            let classification = classification(status, &captured(status, code), &asked);
+            assert_eq!(classification.transient, Some(Transient::Broken));
+        }
     }
 
     #[test]
