@@ -52,7 +52,7 @@ fn heading(place: Place) -> &'static str {
 }
 
 /// Faults without a row: the fault, its outcome, and the test that covers it.
-const ELSEWHERE: [(&str, &str, &str); 15] = [
+const ELSEWHERE: [(&str, &str, &str); 17] = [
     (
         "the files of ranks have equal headers",
         "each rank gets its own elements",
@@ -72,6 +72,16 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
         "a redirect leads to another origin",
         "loads; the range is sent there, without credentials and caller headers",
         "crates/core/tests/objects/redirects.rs::cross_origin_redirect_forwards_only_range",
+    ),
+    (
+        "the metadata service fails while its token is valid",
+        "loads, with that token",
+        "crates/core/tests/objects/tokens.rs::token_outlasts_failures_of_metadata_service",
+    ),
+    (
+        "a service of credentials is busy at first",
+        "loads; it is asked again",
+        "crates/core/tests/objects/credentials.rs::credential_service_that_recovers_is_asked_again",
     ),
     (
         "a server echoes a secret",
