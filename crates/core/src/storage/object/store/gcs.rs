@@ -8,11 +8,11 @@ use object_store::StaticCredentialProvider;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
 
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
-use super::classification::Hints;
+use super::classification::{Hints, texts};
 use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials};
 use super::environment::{Environment, Variables};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Google Cloud Storage.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
@@ -53,7 +53,9 @@ fn open(opening: &Opening) -> Result<OpenStore> {
     let builder = builder.with_http_connector(opening.connector.clone());
     let build = |builder: GoogleCloudStorageBuilder| {
         let store = builder.build();
-        store.map_err(|error| opening.refused(&error))
+        store.map_err(|error| {
+            unsupported(&error, opening).unwrap_or_else(|| opening.refused(&error))
+        })
     };
     let (store, credentials) = if has_token || source == ANONYMOUS {
         (build(builder)?, Credentials::known(source))
@@ -66,6 +68,28 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         origin: origin.unwrap_or_default(),
         ..OpenStore::new(store, credentials)
     })
+}
+
+/// Returns the error for a file with credentials of a type that `object_store` cannot use, such as
+/// `external_account`.
+fn unsupported(error: &object_store::Error, opening: &Opening) -> Option<Error> {
+    let texts = texts(error);
+    let mut types = texts.iter().filter_map(|text| {
+        let (_, rest) = text.split_once("unknown variant `")?;
+        Some(rest.split_once('`')?.0)
+    });
+    let name = types.next()?;
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+    let name = Some(name).filter(|name| name.bytes().all(is_plain))?;
+    let message = format!("Google credentials of type {name} are not supported");
+    Some(
+        Error::new(ErrorKind::Unsupported, message)
+            .with_location(opening.url.shown())
+            .with_hint(
+                "use the key of a service account, those of `gcloud auth application-default login`, \
+                 or the metadata service; or pass a token as option token",
+            ),
+    )
 }
 
 /// Returns settings from variables that `object_store` does not know.
@@ -182,7 +206,6 @@ fn source(builder: &GoogleCloudStorageBuilder, opening: &Opening) -> Option<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
     use crate::options::{Location, StoreOptions};
 
     fn built(
@@ -247,6 +270,30 @@ mod tests {
         }
         let error = built(&[("environment", "false")], &[]).expect_err("an error");
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn credentials_of_other_types_are_unsupported() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("key.json");
+        std::fs::write(
+            &file,
+            r#"{"type": "external_account", "audience": "hunter2"}"#,
+        )
+        .expect("a file");
+        let variables = [(
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            file.to_str().expect("UTF-8"),
+        )];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let location = Location::parse("gs://b/k").expect("a location");
+        let (options, environment) = (StoreOptions::default(), Environment::new(variables));
+        let url = location.remote().expect("a URL");
+        let opening = Opening::without_secrets(&PROTOCOL, url, &options, &environment);
+        let error = open(&opening).err().expect("an error");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("external_account"), "{error}");
+        assert!(!error.chain().contains("hunter2"), "{}", error.chain());
     }
 
     #[test]
