@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tload::{Checkpoint, Location, Options, Report, Result, StoreOptions};
-use tload_testbed::{Fault, FaultyServer, Issue, Rule};
+use tload_testbed::{Fault, FaultyServer, Issue, Nginx, Rule, require};
 
 use crate::alone::{command, variable};
 use crate::fixtures::{even, folder, load, options};
@@ -447,6 +447,50 @@ fn failed_credential_renewal_fails_load() {
             assert!(!outcome.contains(secret), "{outcome}");
         }
     }
+}
+
+/// Runs a case with a role of a web identity.
+fn with_role(variables: &[(&'static str, &str)], options: &str) -> String {
+    let mut case = Case::new()
+        .with("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/x")
+        .with("CASE_OPTIONS", format!("retries=0 {options}"));
+    let token = case.write("token", "hunter2");
+    case = case.with(
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        token.to_str().expect("UTF-8"),
+    );
+    for (name, value) in variables {
+        case = case.with(name, *value);
+    }
+    case.run()
+}
+
+/// Proxy and certificates are those of the store.
+#[test]
+fn role_is_assumed_with_options_of_store() {
+    let proxy = Listener::start(|_| "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n".to_owned());
+    let outcome = with_role(&[], &format!("proxy={}", proxy.url()));
+    assert!(outcome.contains("web identity"), "{outcome}");
+    let heads = proxy.received();
+    let is_of_sts = |head: &String| head.starts_with("CONNECT sts.us-east-1.amazonaws.com:443");
+    assert!(
+        !heads.is_empty() && heads.iter().all(is_of_sts),
+        "{heads:?}"
+    );
+
+    let Some(nginx) = require(Nginx::start()) else {
+        return;
+    };
+    let url = nginx.tls_url();
+    let endpoint = ("AWS_ENDPOINT_URL_STS", &*url);
+    let untrusted = with_role(&[endpoint], "");
+    assert!(untrusted.contains("certificate"), "{untrusted}");
+    let bundle = nginx.ca_file().to_str().expect("UTF-8").to_owned();
+    let trusting = with_role(&[endpoint, ("AWS_CA_BUNDLE", &bundle)], "");
+    assert!(
+        trusting.contains("unhandled error") || !trusting.contains("certificate"),
+        "{trusting}"
+    );
 }
 
 /// The SDK itself gives up after three attempts.

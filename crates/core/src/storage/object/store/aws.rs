@@ -1,7 +1,7 @@
 //! Finds credentials and region as the AWS command line does: environment, profiles, web identity,
 //! containers, instances.
 //!
-//! The only module that names types of the AWS SDK. The SDK reads its own variables and files each
+//! Beside `aws_http.rs` the only module that names types of the AWS SDK. The SDK reads its own variables and files each
 //! time credentials are needed, so the next attempt after an `aws sso login` works. Used by
 //! `s3.rs`.
 
@@ -30,6 +30,7 @@ use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_types::os_shim_internal::{Env, Fs};
 use object_store::aws::AwsCredential;
 
+use super::aws_http::SdkHttp;
 use super::classification::{
     Cause, Classification, CredentialFailure, find, no_credentials, texts,
 };
@@ -49,6 +50,7 @@ pub(in crate::storage) struct Chain {
     ambient_profile: Option<String>,
     /// Region for requests to STS.
     region: String,
+    http: SdkHttp,
     /// True if there were credentials before.
     has_loaded: AtomicBool,
 }
@@ -58,11 +60,13 @@ impl Chain {
         profile: Option<String>,
         ambient_profile: Option<String>,
         region: String,
+        http: SdkHttp,
     ) -> Self {
         Self {
             profile,
             ambient_profile,
             region,
+            http,
             has_loaded: AtomicBool::new(false),
         }
     }
@@ -71,7 +75,9 @@ impl Chain {
     /// for each lookup.
     fn sources(&self) -> Vec<(String, Box<dyn ProvideCredentials>)> {
         let region = Region::new(self.region.clone());
-        let config = ProviderConfig::without_region().with_region(Some(region));
+        let config = ProviderConfig::without_region()
+            .with_region(Some(region))
+            .with_http_client(self.http.clone());
         let profiles = ProfileFileCredentialsProvider::builder().configure(&config);
         if let Some(profile) = &self.profile {
             let profiles = profiles.profile_name(profile);
@@ -354,7 +360,10 @@ fn run_lookup<T: Send>(lookup: impl Future<Output = T> + Send) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
+    use object_store::ClientOptions;
+
     use super::*;
+    use crate::storage::object::store::connector::Connector;
 
     #[test]
     fn missing_profile_is_invalid_request() {
@@ -362,7 +371,8 @@ mod tests {
             .enable_all()
             .build();
         let name = "tload-no-such-profile".to_owned();
-        let chain = Chain::new(Some(name), None, "us-east-1".to_owned());
+        let http = SdkHttp::new(Connector::default(), ClientOptions::new());
+        let chain = Chain::new(Some(name), None, "us-east-1".to_owned(), http);
         let loaded = runtime.expect("a runtime").block_on(chain.search());
         let failure = loaded.err().expect("no such profile");
         assert!(

@@ -117,6 +117,21 @@ impl Connector {
         drop(thread.spawn(make));
     }
 
+    /// Makes a client that sends no headers of options, for requests beside those of
+    /// `object_store`.
+    pub(in crate::storage) fn client(&self, options: &ClientOptions) -> Result<LazyClient> {
+        self.lazy(options, &Resolver::new(false))
+    }
+
+    fn lazy(&self, options: &ClientOptions, resolver: &Resolver) -> Result<LazyClient> {
+        Ok(LazyClient {
+            parts: Mutex::new(Some(self.builder(options, resolver)?)),
+            client: OnceLock::new(),
+            is_secure: !flag(options, Key::AllowHttp)?,
+            timeline: self.timeline.clone(),
+        })
+    }
+
     fn builder(
         &self,
         options: &ClientOptions,
@@ -260,12 +275,7 @@ impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
         let shuffles = flag(options, Key::RandomizeAddresses)?;
         let resolver = Resolver::new(shuffles);
-        let client = Arc::new(LazyClient {
-            parts: Mutex::new(Some(self.builder(options, &resolver)?)),
-            client: OnceLock::new(),
-            is_secure: !flag(options, Key::AllowHttp)?,
-            timeline: self.timeline.clone(),
-        });
+        let client = Arc::new(self.lazy(options, &resolver)?);
         if self.roots.get().is_some() {
             // They are checked now.
             client.get().map_err(failed)?;

@@ -8,6 +8,8 @@
 mod addresses;
 #[cfg(feature = "aws-config")]
 mod aws;
+#[cfg(feature = "aws-config")]
+mod aws_http;
 mod azure;
 mod builder;
 mod checksums;

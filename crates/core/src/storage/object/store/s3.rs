@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use object_store::ClientOptions;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
@@ -223,10 +224,10 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     };
     let client = opening.client(extras)?;
     builder = builder
-        .with_client_options(client)
+        .with_client_options(client.clone())
         .with_retry(no_retries())
         .with_bucket_name(bucket);
-    let credential_source = credential_source(&builder, opening)?;
+    let credential_source = credential_source(&builder, opening, client)?;
     Ok((builder, credential_source))
 }
 
@@ -378,7 +379,12 @@ fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
     )
 }
 
-fn credential_source(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
+/// Returns the origin of the credentials; `client` configures connections to services of them.
+fn credential_source(
+    builder: &AmazonS3Builder,
+    opening: &Opening,
+    client: ClientOptions,
+) -> Result<CredentialSource> {
     let value = |key| builder.get_config_value(&key);
     if value(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true") {
         return Ok(CredentialSource::Known(ANONYMOUS.to_owned()));
@@ -420,7 +426,7 @@ fn credential_source(builder: &AmazonS3Builder, opening: &Opening) -> Result<Cre
     if opening.options.get("profile").is_none() {
         opening.needs_credentials()?;
     }
-    found(builder, opening)
+    found(builder, opening, client)
 }
 
 #[cfg(feature = "aws-config")]
@@ -428,18 +434,27 @@ fn credential_source(builder: &AmazonS3Builder, opening: &Opening) -> Result<Cre
     clippy::unnecessary_wraps,
     reason = "builds without the SDK refuse profiles here"
 )]
-fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
+fn found(
+    builder: &AmazonS3Builder,
+    opening: &Opening,
+    client: ClientOptions,
+) -> Result<CredentialSource> {
     let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
     Ok(CredentialSource::Chain(super::aws::Chain::new(
         opening.options.get("profile").map(str::to_owned),
         opening.environment.get("AWS_PROFILE").map(str::to_owned),
         region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
+        super::aws_http::SdkHttp::new(opening.connector.clone(), client),
     )))
 }
 
 /// Follows the order of `object_store`'s own search.
 #[cfg(not(feature = "aws-config"))]
-fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
+fn found(
+    builder: &AmazonS3Builder,
+    opening: &Opening,
+    _client: ClientOptions,
+) -> Result<CredentialSource> {
     if opening.options.get("profile").is_some() {
         return Err(Error::new(
             ErrorKind::Unsupported,
