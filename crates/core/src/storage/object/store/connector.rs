@@ -119,6 +119,7 @@ impl Connector {
 
     /// Makes a client that sends no headers of options, for requests beside those of
     /// `object_store`.
+    #[cfg(feature = "aws-config")]
     pub(in crate::storage) fn client(&self, options: &ClientOptions) -> Result<LazyClient> {
         self.lazy(options, &Resolver::new(false))
     }
