@@ -26,7 +26,7 @@ type Timeouts = (Option<Duration>, Option<Duration>);
 #[derive(Clone)]
 pub(in crate::storage) struct SdkHttp {
     connector: Connector,
-    options: ClientOptions,
+    options: Arc<ClientOptions>,
     made: Arc<Mutex<Vec<(Timeouts, SdkClient)>>>,
 }
 
@@ -35,13 +35,13 @@ impl SdkHttp {
         Self {
             connector,
             // The services of machines and containers have no TLS.
-            options: options.with_allow_http(true),
+            options: Arc::new(options.with_allow_http(true)),
             made: Arc::default(),
         }
     }
 
     fn make(&self, (connect, read): Timeouts) -> SdkClient {
-        let mut options = self.options.clone();
+        let mut options = (*self.options).clone();
         if let Some(timeout) = connect {
             options = options.with_connect_timeout(timeout);
         }
