@@ -110,3 +110,34 @@ def test_rank_that_leads_no_node_may_leave_while_others_connect(exchange: StoreE
     exchange._store.set("failure", json.dumps(left | {"ranks": [1]}))
     with pytest.raises(tload.PeerError, match="has left the group"):
         exchange.transport([0, 1], 10.0)
+
+
+def test_rank_that_has_left_a_group_out_meets_the_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = require("torch")
+    if not torch.distributed.is_available():
+        pytest.skip("torch was built without torch.distributed")
+    from tload import _torch_group
+
+    store = torch.distributed.HashStore()
+
+    def new(rank: int) -> StoreExchange:
+        monkeypatch.setattr(_torch_group, "_members", lambda _distributed, _pg: (rank, 3, store))
+        return _torch_group.StoreExchange(None, None)
+
+    def wait_in_vain(*groups: StoreExchange) -> None:
+        groups[-1]._store.set(f"message/0/{groups[-1].rank}", b"")
+        for group in groups:
+            with pytest.raises(tload.PeerError, match="rank 2 of 3 did not join the load"):
+                group.exchange(b"", 0.01)
+            group.close()
+
+    wait_in_vain(new(0), new(1))
+    # It cannot know whether it is late, or for which load.
+    wait_in_vain(new(2))
+    wait_in_vain(new(0), new(1))
+    groups = [new(rank) for rank in (2, 0, 1)]
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda group: group.exchange(b"here", 240.0), groups)) == [[b"here"] * 3] * 3
+    for group in groups:
+        group.close()
+    assert store.num_keys() == 3, "one count of groups for each rank"

@@ -44,8 +44,7 @@ class StoreExchange:
         # Another thread may wait in the store's own connection, which is locked meanwhile.
         with contextlib.suppress(AttributeError, NotImplementedError):
             store = store.clone()
-        number = store.add(f"tload/groups/{self.rank}", 1)
-        self._store: Any = distributed.PrefixStore(f"tload/group/{number}", store)
+        self._store: Any = None
         self._lost_connection = distributed.DistNetworkError
         self._timeout = timeout
         self._exchanges = 0
@@ -53,6 +52,33 @@ class StoreExchange:
         """This rank's keys for its last connections."""
         self._failed = False
         self._interrupted = threading.Event()
+        self._begin(store)
+
+    def _begin(self, store: Any) -> None:
+        """Begin this rank's next group in the store of the process group.
+
+        The others give up a group that a rank does not join in time. A rank that is late has made as
+        many groups as they have, and reads alone once. One that has left a group out would be too
+        late for every other one: it is so for the second in a row, which it leaves out, too.
+        """
+        late = f"tload/late/{self.rank}"
+        while True:
+            number = store.add(f"tload/groups/{self.rank}", 1)
+            self._store = _distributed().PrefixStore(f"tload/group/{number}", store)
+            if not self._is_given_up():
+                store.delete_key(late)
+                return
+            if store.add(late, 1) == 1:
+                return
+            self.close()
+            self._failed = False
+
+    def _is_given_up(self) -> bool:
+        """Return whether the others have given up waiting for this rank to join the group."""
+        if not self._store.check(["failure"]):
+            return False
+        failure = json.loads(self._store.get("failure"))
+        return failure["exchange"] == 0 and self.rank in failure["ranks"]
 
     def exchange(self, message: bytes, timeout: float) -> list[bytes]:
         """Send a message to every rank, and return those of all ranks."""
