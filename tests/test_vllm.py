@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -159,17 +159,36 @@ def test_all_config_keys_accepted() -> None:
 
 
 def test_ranks_that_do_not_share_use_the_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = _settings.read({"share": "none"})
-    options = tload.Options(order="file", share="none")
+    alone = _settings.read({})
+    options = tload.Options(order="file")
     assert alone.for_ranks(1) == options
     assert alone.for_ranks(2) == dataclasses.replace(options, cache="buffered")
-    assert _settings.read({}).for_ranks(2) == tload.Options(order="file")
-    assert _settings.read({"cache": "direct", "share": "none"}).for_ranks(2).cache == "direct"
+    assert alone.for_ranks(2, together=True) == options
+    assert _settings.read({"cache": "direct"}).for_ranks(2).cache == "direct"
     monkeypatch.setenv("TLOAD_CACHE", "drop")
     monkeypatch.setenv("TLOAD_ORDER", "ready")
     assert alone.for_ranks(2).cache == "buffered"
-    again = _settings.read({"share": "none"}).for_ranks(2)
-    assert again == tload.Options(order="ready", cache="drop", share="none")
+    assert _settings.read({}).for_ranks(2) == tload.Options(order="ready", cache="drop")
+
+
+def test_ranks_that_end_up_alone_use_the_page_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    begin = tload.stream
+
+    def begin_alone(*args: Any, options: tload.Options, group: tload.Group | None = None, **how: Any) -> Any:
+        seen.append(options.cache)
+        if group is not None:
+            message = "rank 1 is missing"
+            raise tload.PeerError(message)
+        return begin(*args, options=options, **how)
+
+    monkeypatch.setattr(tload, "stream", begin_alone)
+    # Sharing is on, but there is no process group; or the others do not come.
+    dict(stream(str(folder), ranks=8))
+    assert seen == ["buffered"]
+    monkeypatch.setattr(_weights, "_group", lambda *_: nullcontext(object()))
+    dict(stream(str(folder), ranks=8))
+    assert seen == ["buffered", None, "buffered"]
 
 
 def test_ranks_share_unless_they_verify(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,17 +46,17 @@ class Settings:
     ignored: tuple[str, ...] = ()
     """Keys of Run:ai Model Streamer that are ignored."""
 
-    def for_ranks(self, ranks: int) -> Options:
+    def for_ranks(self, ranks: int, *, together: bool = False) -> Options:
         """Return the options with which each of `ranks` processes here loads the same files.
 
         The default order is that of the files, as with the engine's own loaders. The default cache
-        for several processes that do not share is the page cache, so that a file is read from its
-        disk only once.
+        for several processes that do not load `together` is the page cache, so that a file is read
+        from its disk only once.
         """
         options = self.options
         if options.order is None:
             options = dataclasses.replace(options, order="file")
-        if options.cache is None and ranks > 1 and not self.shares():
+        if options.cache is None and ranks > 1 and not together:
             options = dataclasses.replace(options, cache="buffered")
         return options
 

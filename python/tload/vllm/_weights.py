@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from tload._checkpoint import Checkpoint
-    from tload._options import Options
     from tload.vllm._settings import Settings
 
 
@@ -107,16 +106,15 @@ def stream(
     """
     shown = show(shown)
     try:
-        options = settings.for_ranks(ranks)
         # First, so that a rank that fails below has left the group, and the others need not wait.
         joined = _group(process_group, logger) if settings.shares() else None
         with joined or nullcontext() as group, open_source(source, settings) as opened:
             names = wanted(list(opened), keep, unused)
-            _load.require_files(opened, options)
+            _load.require_files(opened, settings.options)
             if names == []:
                 return
             with (
-                _start(opened, names, settings.device, options, group, logger) as tensors,
+                _start(opened, names, settings, ranks, group, logger) as tensors,
                 open_bar(sum(info.nbytes for info in tensors.tensors)) as bar,
             ):
                 for name, tensor in tensors:
@@ -142,20 +140,22 @@ def _group(process_group: ProcessGroup | None, logger: logging.Logger) -> tload.
 def _start(  # noqa: PLR0917
     checkpoint: Checkpoint,
     names: list[str] | None,
-    device: str,
-    options: Options,
+    settings: Settings,
+    ranks: int,
     group: tload.Group | None,
     logger: logging.Logger,
 ) -> tload.TensorStream[torch.Tensor]:
     """Start to read together with the other ranks, or alone if some of them do not load now."""
-    try:
-        return tload.stream(checkpoint, names=names, device=device, options=options, group=group)
-    except PeerError as error:
-        # With other files or options on some ranks, the model would not be right.
-        if group is None or error.expected is not None:
-            raise
-        logger.warning("tload reads on every rank, as they do not load together: %s", error)
-        return tload.stream(checkpoint, names=names, device=device, options=options)
+    if group is not None:
+        options = settings.for_ranks(ranks, together=True)
+        try:
+            return tload.stream(checkpoint, names=names, device=settings.device, options=options, group=group)
+        except PeerError as error:
+            # With other files or options on some ranks, the model would not be right.
+            if error.expected is not None:
+                raise
+            logger.warning("tload reads on every rank, as they do not load together: %s", error)
+    return tload.stream(checkpoint, names=names, device=settings.device, options=settings.for_ranks(ranks))
 
 
 def _is_consolidated(location: str) -> bool:
