@@ -438,7 +438,7 @@ fn regions(
         matches!(&prepared.destinations.list()[destination],
             Destination::Cuda(other) if other.ordinal() == context.ordinal())
     };
-    let wanted = beginnings(&plan, options.order);
+    let wanted = beginnings(&plan, options.order, &prepared.groups());
     let wanted = wanted.into_iter().filter(of_device).collect();
     Ok(DeviceRegions::given(
         Arc::clone(&plan),

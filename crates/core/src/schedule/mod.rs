@@ -67,9 +67,7 @@ impl Schedule {
     /// Creates a schedule for `plan`. [`Order::Ready`] reads sources in parallel, [`Order::File`]
     /// one after another.
     pub fn new(plan: &Plan, order: Order, groups: Groups) -> Self {
-        let group_of = |source| groups.member(source).group;
-        let in_order = |group| order == Order::File || groups.is_sequential(group);
-        let (queues, numbers) = Queues::new(plan, groups.len(), in_order, group_of);
+        let (queues, numbers) = queues(plan, order, &groups);
         let depths = (0..groups.len()).map(|group| groups.limits(group));
         let controllers = depths.map(Controller::new).collect();
         let turns = order == Order::File && groups.len() > 1;
@@ -214,22 +212,23 @@ impl Schedule {
     }
 }
 
+/// Creates the queues of all groups. Also returns the index of each source in those of its group.
+fn queues(plan: &Plan, order: Order, groups: &Groups) -> (Vec<Queues>, Vec<usize>) {
+    let group_of = |source| groups.member(source).group;
+    let in_order = |group| order == Order::File || groups.is_sequential(group);
+    Queues::new(plan, groups.len(), in_order, group_of)
+}
+
 /// Returns the order in which regions may be given memory ahead of the reads. Whatever each
 /// destination's budget is, and in whatever order the reads of sources complete, the first region
-/// in this order that has not begun is the next of its source, so the load can always make
-/// progress.
-pub fn beginnings(plan: &Plan, order: Order) -> Vec<usize> {
-    let mut regions: Vec<usize> = (0..plan.regions.len()).collect();
-    if order == Order::Ready {
-        let mut places = Vec::with_capacity(regions.len());
-        let mut place = 0;
-        for (index, region) in plan.regions.iter().enumerate() {
-            let same = index > 0 && plan.regions[index - 1].source == region.source;
-            place = if same { place + 1 } else { 0 };
-            places.push(place);
-        }
-        // The sort is stable: regions at the same place stay in the order of their sources.
-        regions.sort_by_key(|region| places[*region]);
+/// in this order that has not begun is the next of its queue, so the load can always make progress.
+pub fn beginnings(plan: &Plan, order: Order, groups: &Groups) -> Vec<usize> {
+    if order == Order::File {
+        return (0..plan.regions.len()).collect();
     }
-    regions
+    let (queues, _) = queues(plan, order, groups);
+    // Regions at the same place of their queues stay in file order.
+    let mut regions: Vec<_> = queues.iter().flat_map(Queues::places).collect();
+    regions.sort_unstable();
+    regions.into_iter().map(|(_, region)| region).collect()
 }

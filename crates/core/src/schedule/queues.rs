@@ -89,6 +89,12 @@ impl Queues {
         (queues.collect(), numbers)
     }
 
+    /// Returns the regions that have not begun, each behind its place in the queue of its source.
+    pub(super) fn places(&self) -> impl Iterator<Item = (usize, usize)> {
+        let sources = self.sources.iter();
+        sources.flat_map(|source| source.regions.iter().copied().enumerate())
+    }
+
     /// Returns the bytes for which no read has begun.
     pub(super) fn remaining(&self) -> u64 {
         self.remaining

@@ -278,11 +278,61 @@ fn file_order_group_waits_for_its_turn() {
 #[test]
 fn beginnings_follow_order() {
     let plan = plan(3);
+    let one = Groups::one(Depth::fixed(1, MIB));
     assert_eq!(
-        beginnings(&plan, Order::Ready),
+        beginnings(&plan, Order::Ready, &one),
         [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
     );
-    assert_eq!(beginnings(&plan, Order::File), (0..12).collect::<Vec<_>>());
+    let in_order: Vec<_> = (0..12).collect();
+    assert_eq!(beginnings(&plan, Order::File, &one), in_order);
+    let sequential = one.in_file_order(Some(0));
+    assert_eq!(beginnings(&plan, Order::Ready, &sequential), in_order);
+}
+
+/// Regions get memory ahead of their reads, which a region that has not begun keeps.
+#[test]
+fn memory_in_the_order_of_beginnings_is_never_stuck() {
+    let plan = plan(3);
+    for sequential in [None, Some(0), Some(1)] {
+        for order in [Order::Ready, Order::File] {
+            let depths = vec![Depth::fixed(8, 64 * MIB); 2];
+            // Source 1 is alone in its group.
+            let members = [(0, 0), (1, 0), (0, 1)].map(|(group, index)| Member { group, index });
+            let groups = Groups::new(depths, members.to_vec()).in_file_order(sequential);
+            let mut wanted = beginnings(&plan, order, &groups).into_iter();
+            let mut given: Vec<usize> = wanted.by_ref().take(2).collect();
+            let mut schedule = Schedule::new(&plan, order, groups);
+            let mut read = 0;
+            while read < plan.extents.len() {
+                let mut ended = Vec::new();
+                for group in 0..2 {
+                    let mut admit = |region| {
+                        let found = given.iter().position(|given| *given == region);
+                        Ok::<_, Infallible>(found.map(|at| given.remove(at)).is_some())
+                    };
+                    let mut next = || {
+                        schedule
+                            .next(group, Duration::ZERO, &plan, &mut admit)
+                            .expect("infallible")
+                    };
+                    while let Next::Extent(extent) = next() {
+                        ended.push(extent);
+                    }
+                }
+                assert!(
+                    !ended.is_empty(),
+                    "{order:?}, {sequential:?}: stuck at {given:?}"
+                );
+                for extent in ended {
+                    schedule.ended(&plan.extents[extent], Duration::ZERO);
+                    read += 1;
+                    // The caller receives the region.
+                    let is_last = plan.regions.iter().any(|it| it.extents.end == extent + 1);
+                    given.extend(is_last.then(|| wanted.next()).flatten());
+                }
+            }
+        }
+    }
 }
 
 #[test]

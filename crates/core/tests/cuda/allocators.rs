@@ -19,7 +19,7 @@ use crate::stub::cuda;
 
 /// Calls and memory, recorded for the test.
 #[derive(Debug, Default)]
-struct Seen {
+pub(crate) struct Seen {
     calls: AtomicUsize,
     /// Bytes of each GPU that are allocated, and their peak.
     out: Mutex<[(usize, usize); 2]>,
@@ -45,7 +45,7 @@ impl Seen {
 }
 
 /// Allocator in the order of its own streams, with work of its own still to run there.
-struct Ordered {
+pub(crate) struct Ordered {
     streams: Vec<Arc<foreign::Stream>>,
     seen: Arc<Seen>,
     /// First call that fails, counted from 1.
@@ -56,7 +56,7 @@ struct Ordered {
 }
 
 impl Ordered {
-    fn new(seen: &Arc<Seen>) -> Self {
+    pub(crate) fn new(seen: &Arc<Seen>) -> Self {
         Self {
             streams: (0..2)
                 .map(|ordinal| Arc::new(foreign::Stream::new(ordinal)))

@@ -47,6 +47,20 @@ impl Files {
         files
     }
 
+    /// Returns one file of `count` matrices of 2 bytes an element: `m0`, `m1`, …
+    pub(crate) fn matrices(count: usize, rows: usize, columns: usize) -> Self {
+        let mut files = Self::new();
+        let mut file = FileBuilder::new();
+        let mut rng = Rng::new(3);
+        for index in 0..count {
+            let (name, contents) = (format!("m{index}"), rng.bytes(rows * columns * 2));
+            file = file.tensor(&name, Dtype::Bf16, &[rows, columns], &contents);
+            files.contents.insert(name, contents);
+        }
+        std::fs::write(files.file("0"), file.build()).expect("the temporary folder is writable");
+        files
+    }
+
     /// Writes a shard; with `padding`, its tensors are unaligned.
     pub(crate) fn shard(
         &mut self,

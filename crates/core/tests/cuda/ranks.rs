@@ -8,13 +8,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::process::Signal;
-use tload::testing::fixtures::Rng;
 use tload::testing::ranks_as_threads;
 use tload::{
-    Device, Dtype, Error, ErrorKind, Group, Loader, LocalGroup, Options, Report, Result, Slice,
-    Steps, Tensor, finish_serving,
+    Device, Error, ErrorKind, Group, Loader, LocalGroup, Options, Order, Report, Result, Slice,
+    Steps, Tensor, TensorStream, finish_serving,
 };
 
+use crate::allocators::Ordered;
 use crate::child::{self, Child, PATIENCE};
 use crate::fixtures::{Files, MIB, load, options};
 use crate::stub::{Cuda, bytes, cuda};
@@ -31,13 +31,23 @@ fn load_all(
     files: &Files,
     set: impl Fn(usize, Loader) -> Loader + Sync,
 ) -> Vec<(Vec<Tensor>, Report)> {
-    let set = &set;
+    load_by(Loader::stream, size, files, set)
+}
+
+/// As [`load_all`]; `stream` starts the load of each.
+fn load_by(
+    stream: impl Fn(&Loader) -> Result<TensorStream> + Sync,
+    size: usize,
+    files: &Files,
+    set: impl Fn(usize, Loader) -> Loader + Sync,
+) -> Vec<(Vec<Tensor>, Report)> {
+    let (set, stream) = (&set, &stream);
     std::thread::scope(|scope| {
         let start = |(rank, group): (usize, Arc<dyn Group>)| {
             scope.spawn(move || {
                 let loader = files.loader().options(options(little));
                 let loader = loader.device(Device::Cuda(rank % 2));
-                let mut stream = set(rank, loader).group(group).stream()?;
+                let mut stream = stream(&set(rank, loader).group(group))?;
                 let tensors = stream.by_ref().collect::<Result<Vec<_>>>()?;
                 // The leader may be done before it has read everything for the others.
                 assert!(finish_serving(PATIENCE));
@@ -100,20 +110,6 @@ fn ranks_that_want_everything_read_it_once() {
     }
 }
 
-/// Matrices `m0` and `m1` of 2 bytes an element.
-fn matrices(rows: usize, columns: usize) -> Files {
-    let mut files = Files::new();
-    let mut file = tload::testing::fixtures::FileBuilder::new();
-    let mut rng = Rng::new(3);
-    for name in ["m0", "m1"] {
-        let contents = rng.bytes(rows * columns * 2);
-        file = file.tensor(name, Dtype::Bf16, &[rows, columns], &contents);
-        files.contents.insert(name.to_owned(), contents);
-    }
-    std::fs::write(files.file("0"), file.build()).expect("the temporary folder is writable");
-    files
-}
-
 /// Returns the tensors of a rank as a load to the host without a group has them.
 fn on_host(files: &Files, slices: impl IntoIterator<Item = (String, Slice)>) -> Vec<Tensor> {
     let (mut tensors, _) = load(&files.loader().slices(slices)).expect("loads");
@@ -125,6 +121,13 @@ fn both(slice: &Slice) -> [(String, Slice); 2] {
     ["m0", "m1"].map(|name| (name.to_owned(), slice.clone()))
 }
 
+/// Returns a rank's columns of a matrix.
+fn of_columns(rows: usize, columns: usize, rank: usize, size: usize) -> Slice {
+    let share = columns / size;
+    let part = Steps::from(rank * share..(rank + 1) * share);
+    Slice::new([Steps::from(0..rows), part])
+}
+
 #[test]
 fn slices_of_rows_and_of_columns_are_right() {
     let (rows, columns) = (4096, 512);
@@ -132,12 +135,7 @@ fn slices_of_rows_and_of_columns_are_right() {
         let share = rows / size;
         Slice::new([Steps::from(rank * share..(rank + 1) * share)])
     };
-    let of_columns = |rank: usize, size: usize| {
-        let share = columns / size;
-        let part = Steps::from(rank * share..(rank + 1) * share);
-        Slice::new([Steps::from(0..rows), part])
-    };
-    let files = matrices(rows, columns);
+    let files = Files::matrices(2, rows, columns);
     for size in [2, 4] {
         for is_by_row in [true, false] {
             let cuda = cuda();
@@ -145,7 +143,7 @@ fn slices_of_rows_and_of_columns_are_right() {
                 if is_by_row {
                     of_rows(rank, size)
                 } else {
-                    of_columns(rank, size)
+                    of_columns(rows, columns, rank, size)
                 }
             };
             let loaded = load_all(size, &files, |rank, it| it.slices(both(&slice(rank))));
@@ -164,6 +162,44 @@ fn slices_of_rows_and_of_columns_are_right() {
             assert_read_once(&loaded);
             assert_only_slabs_were_pinned(&cuda, &loaded);
         }
+    }
+}
+
+/// A region of the node holds several matrices, and each rank has a region for each of its slices:
+/// the caller's allocator must provide their memory in the order in which the node's are read.
+#[test]
+fn tight_budgets_of_the_caller_never_deadlock() {
+    let (rows, columns, count) = (256, 512, 40);
+    for order in [Order::Ready, Order::File] {
+        let cuda = cuda();
+        let files = Files::matrices(count, rows, columns);
+        let slices = |rank| {
+            let slice = of_columns(rows, columns, rank, 2);
+            (0..count).map(move |index| (format!("m{index}"), slice.clone()))
+        };
+        let stream = |loader: &Loader| loader.stream_with(Box::new(Ordered::new(&Arc::default())));
+        let loaded = load_by(stream, 2, &files, |rank, loader| {
+            let options = options(|it| {
+                little(it);
+                it.order = order;
+                it.device_memory_limit = Some((2 * rows * columns) as u64);
+                it.timeout = Some(PATIENCE);
+            });
+            loader.options(options).slices(slices(rank))
+        });
+        for (rank, (tensors, report)) in loaded.iter().enumerate() {
+            let wanted = on_host(&files, slices(rank));
+            assert_eq!(tensors.len(), count);
+            for tensor in tensors {
+                let wanted = wanted.iter().find(|it| it.name() == tensor.name());
+                let wanted = wanted.expect("loaded too");
+                assert!(bytes(tensor) == wanted.bytes(), "{}", tensor.name());
+            }
+            let device = &report.devices[0];
+            assert!(device.memory_peak <= device.memory_limit);
+            assert!(report.received_bytes > 0, "{report}");
+        }
+        cuda.assert_in_order();
     }
 }
 
