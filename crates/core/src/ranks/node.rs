@@ -13,9 +13,9 @@ use super::holdings::NODE_RANKS_MAX;
 use super::hub::Hub;
 use super::link::Joining;
 use super::messages::{Failure, Request};
-use super::payload;
 use super::{Group, TIMEOUT_MAX};
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::SharedMemory;
 use crate::options::Options;
 
 /// Default time that ranks have to begin a load together.
@@ -162,7 +162,12 @@ pub(crate) fn join(
 
 /// Listens for the other ranks of this node, or returns the reason why it cannot share with them.
 fn listen(prefix: &str) -> Result<Listener, String> {
-    payload::write(&()).map_err(|error| format!("cannot share memory: {error}"))?;
+    // As regions are: the kernel may be too old for their seals, or a filter refuse them.
+    SharedMemory::new(1).map_err(|error| {
+        let cause = error.source().map(ToString::to_string);
+        let cause = cause.unwrap_or_else(|| error.message().to_owned());
+        format!("cannot share memory: {cause}")
+    })?;
     Listener::new(prefix).map_err(|error| format!("cannot share: {error}"))
 }
 

@@ -359,10 +359,10 @@ fn rank_whose_time_is_over_leaves_the_others() {
 #[test]
 fn refused_memory_is_a_reason_or_an_error() {
     let setting = Setting::new();
-    for refused in [3, 0] {
+    let refusals = ["refuse-memfd", "refuse-seals"];
+    for (refusal, refused) in refusals.into_iter().flat_map(|it| [(it, 3), (it, 0)]) {
         let mut ranks = setting.group(4);
-        ranks[refused].tell("refuse-memfd");
-        assert_eq!(ranks[refused].answer(), "refused");
+        assert_eq!(ranks[refused].ask(refusal), "refused");
         tell(&mut ranks, "load join_timeout=20s");
         for (rank, answer) in answers(&ranks).iter().enumerate() {
             assert!(answer.starts_with("complete 0 "), "{rank}: {answer}");

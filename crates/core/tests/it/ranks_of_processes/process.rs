@@ -15,6 +15,7 @@ use tload::{Error, Group, Loader, LocalGroup, Options, Tensor};
 
 use crate::child::{self, Child, PATIENCE, answer};
 use crate::files::{location, read};
+use crate::seccomp::{install, instruction};
 
 /// Not a test: the processes that [`group`] starts run this function.
 #[test]
@@ -51,9 +52,29 @@ fn serves() {
                 crate::seccomp::refuse(libc::SYS_memfd_create, libc::EPERM);
                 answer("refused");
             }
+            "refuse-seals" => {
+                refuse_seals();
+                answer("refused");
+            }
             _ => unreachable!("{line}"),
         }
     }
+}
+
+/// Refuses seals, as kernels before 5.1 do, which do not know all of them.
+fn refuse_seals() {
+    let add_seals = u32::try_from(libc::F_ADD_SEALS).expect("positive");
+    // Load the lower half of the second argument; allow the call if it is another one.
+    let lower = if cfg!(target_endian = "little") {
+        24
+    } else {
+        28
+    };
+    let only = [
+        instruction(0x20, 0, 0, lower),
+        instruction(0x15, 0, 3, add_seals),
+    ];
+    install(&only, libc::SYS_fcntl, libc::EINVAL);
 }
 
 fn limit_descriptors(limit: u64) {
