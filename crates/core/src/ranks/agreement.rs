@@ -7,10 +7,13 @@ use super::messages::Failure;
 use crate::error::{Comparison, Error, ErrorKind, Result};
 
 /// Version of the protocol between ranks.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
-/// Most bytes of the files' states that a rank sends in full: the rest of a message is short.
+/// Most bytes of the files' states that a rank sends: they must fit into one message.
 const STATES_BYTES_MAX: usize = 40 << 10;
+
+/// Name and state of each file.
+pub(crate) type FileStates = Vec<(String, String)>;
 
 /// Facts about one rank's load.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,8 +22,10 @@ pub(crate) struct Hello {
     failure: Option<Failure>,
     /// Facts that must be equal on all ranks: name, in the notation of error messages, and value.
     facts: Vec<(String, String)>,
-    /// Name and state of each file, as many as fit.
-    files: Vec<(String, String)>,
+    /// Name and state of each file. Every rank receives the message of every other, so these are
+    /// sent only by two ranks that differ.
+    #[serde(skip)]
+    files: FileStates,
     /// Digests of the states of all files: without the time of change, which differs between the
     /// disks of two nodes, and with it.
     digests: (String, String),
@@ -40,7 +45,7 @@ pub(crate) struct NodeChoice {
 impl Hello {
     /// Describes a load of `files`, each with its name and state, with these `options`, each with
     /// its name and value.
-    pub(crate) fn new(options: Vec<(&str, String)>, files: Vec<(String, String)>) -> Self {
+    pub(crate) fn new(options: Vec<(&str, String)>, files: FileStates) -> Self {
         let mut facts = vec![
             ("the protocol".to_owned(), PROTOCOL.to_string()),
             (
@@ -60,17 +65,11 @@ impl Hello {
             let start: [u8; 8] = std::array::from_fn(|index| digest[index]);
             format!("{:016x}", u64::from_be_bytes(start))
         };
-        let digests = (digest(contents), digest(|state| state));
-        let mut bytes = 0;
-        let fits = |(name, state): &(String, String)| {
-            bytes += name.len() + state.len() + 8;
-            bytes <= STATES_BYTES_MAX
-        };
         Self {
             failure: None,
             facts,
-            digests,
-            files: files.into_iter().take_while(fits).collect(),
+            digests: (digest(contents), digest(|state| state)),
+            files,
             socket: None,
         }
     }
@@ -91,7 +90,7 @@ fn contents(state: &str) -> &str {
         .map_or(state, |(contents, _)| contents)
 }
 
-/// Compares what all ranks have said.
+/// Compares what all ranks have said, except of their files.
 ///
 /// # Errors
 ///
@@ -107,88 +106,122 @@ pub(crate) fn compare(hellos: &[Hello]) -> Result<()> {
     let Some(first) = hellos.first() else {
         return Ok(());
     };
-    let all: Vec<_> = hellos.iter().enumerate().collect();
     for (index, (name, expected)) in first.facts.iter().enumerate() {
         let value = |hello: &Hello| {
             let fact = hello.facts.get(index).filter(|(found, _)| found == name);
             fact.map_or_else(|| "nothing".to_owned(), |(_, value)| value.clone())
         };
-        differing(&all, name, expected, value)?;
+        let values: Vec<_> = hellos.iter().map(value).enumerate().collect();
+        differing(&values, name, expected)?;
     }
-    compare_files(&all, contents, |hello| &hello.digests.0)
+    Ok(())
 }
 
-/// Compares what the ranks of one node have said of the files, including their time of change.
-///
-/// # Errors
-///
-/// As [`compare`]; `hellos` are those of all ranks, and `node` the ranks of the node.
-pub(crate) fn compare_node(hellos: &[Hello], node: &[usize]) -> Result<()> {
-    let of_node: Vec<_> = node.iter().map(|rank| (*rank, &hellos[*rank])).collect();
-    compare_files(&of_node, |state| state, |hello| &hello.digests.1)
-}
-
-/// Compares what some ranks have said, each with its number, of the files.
-fn compare_files(
-    hellos: &[(usize, &Hello)],
+/// Two of several ranks whose files differ.
+#[derive(Debug)]
+pub(crate) struct Difference {
+    /// The first of the ranks, and the digest of its files.
+    first: (usize, String),
+    /// Ranks whose files differ from those, but not from each other, and the digest.
+    others: (Vec<usize>, String),
+    /// Part of a file's state that counts.
     state: fn(&str) -> &str,
-    digest: fn(&Hello) -> &str,
-) -> Result<()> {
-    let Some((_, first)) = hellos.first() else {
-        return Ok(());
-    };
-    if (hellos.iter()).all(|(_, hello)| digest(hello) == digest(first)) {
-        return Ok(());
+}
+
+impl Difference {
+    /// Compares the files of all ranks, without their times of change.
+    pub(crate) fn of_contents(hellos: &[Hello]) -> Option<Self> {
+        let ranks: Vec<usize> = (0..hellos.len()).collect();
+        Self::find(hellos, &ranks, contents, |hello| &hello.digests.0)
     }
-    for (index, (name, expected)) in first.files.iter().enumerate() {
-        let file = |hello: &Hello| {
-            let found = hello.files.get(index);
-            found.map_or_else(
-                || "no such file".to_owned(),
-                |(found, text)| {
-                    let text = state(text);
-                    if found == name {
-                        text.to_owned()
-                    } else {
-                        format!("{found}, {text}")
-                    }
-                },
-            )
+
+    /// Compares the files of the ranks of one node, including their times of change.
+    pub(crate) fn of_node(hellos: &[Hello], node: &[usize]) -> Option<Self> {
+        Self::find(hellos, node, |state| state, |hello| &hello.digests.1)
+    }
+
+    fn find(
+        hellos: &[Hello],
+        ranks: &[usize],
+        state: fn(&str) -> &str,
+        digest: fn(&Hello) -> &str,
+    ) -> Option<Self> {
+        let of = |rank: usize| digest(&hellos[rank]);
+        let (first, rest) = ranks.split_first()?;
+        let other = rest.iter().find(|rank| of(**rank) != of(*first))?;
+        let others = rest.iter().copied().filter(|rank| of(*rank) == of(*other));
+        Some(Self {
+            first: (*first, of(*first).to_owned()),
+            others: (others.collect(), of(*other).to_owned()),
+            state,
+        })
+    }
+
+    /// Returns the states that `rank`, which has sent `hello`, sends to explain the difference: as
+    /// many as fit, or none if it is not one of the two.
+    pub(crate) fn states<'h>(&self, rank: usize, hello: &'h Hello) -> &'h [(String, String)] {
+        if rank != self.first.0 && rank != self.others.0[0] {
+            return &[];
+        }
+        let mut bytes = 0;
+        let fits = |(name, state): &&(String, String)| {
+            bytes += name.len() + state.len() + 8;
+            bytes <= STATES_BYTES_MAX
         };
-        differing(hellos, name, state(expected), file)?;
+        &hello.files[..hello.files.iter().take_while(fits).count()]
     }
-    let value = |hello: &Hello| format!("files with digest {}", digest(hello));
-    differing(hellos, "the files", &value(first), value)
+
+    /// Returns the error, which names the first file that differs, if it is among the `states` that
+    /// all ranks have sent.
+    pub(crate) fn error(&self, states: &[FileStates]) -> Error {
+        let ((first, _), (others, _)) = (&self.first, &self.others);
+        let (expected, found) = (&states[*first], &states[others[0]]);
+        for (index, (name, expected)) in expected.iter().enumerate() {
+            let expected = (self.state)(expected);
+            let found = match found.get(index) {
+                Some((found, state)) if found == name => (self.state)(state).to_owned(),
+                Some((found, state)) => format!("{found}, {}", (self.state)(state)),
+                None => "no such file".to_owned(),
+            };
+            if found != expected {
+                return disagreement((*first, expected), (others, &found), name);
+            }
+        }
+        let text = |digest: &str| format!("files with digest {digest}");
+        let (expected, found) = (text(&self.first.1), text(&self.others.1));
+        disagreement((*first, &expected), (others, &found), "the files")
+    }
 }
 
 /// Returns an error if the value of any rank is not `expected`, that of the first one.
-fn differing(
-    hellos: &[(usize, &Hello)],
-    what: &str,
-    expected: &str,
-    value: impl Fn(&Hello) -> String,
-) -> Result<()> {
-    let values = hellos.iter().map(|(rank, hello)| (*rank, value(hello)));
-    let values: Vec<(usize, String)> = values.collect();
+fn differing(values: &[(usize, String)], what: &str, expected: &str) -> Result<()> {
     let Some((_, found)) = values.iter().find(|(_, value)| value != expected) else {
         return Ok(());
     };
     let same = values.iter().filter(|(_, value)| value == found);
     let ranks: Vec<usize> = same.map(|(rank, _)| *rank).collect();
+    Err(disagreement((values[0].0, expected), (&ranks, found), what))
+}
+
+/// Returns the error for ranks that have something else than the first one.
+fn disagreement(
+    (first, expected): (usize, &str),
+    (ranks, found): (&[usize], &str),
+    what: &str,
+) -> Error {
     let have = if ranks.len() == 1 { "has" } else { "have" };
     let message = format!(
-        "the ranks disagree on {what}: rank {} has {expected}, {} {have} {found}",
-        values[0].0,
-        listed(&ranks)
+        "the ranks disagree on {what}: rank {first} has {expected}, {} {have} {found}",
+        listed(ranks)
     );
-    Err(Error::new(ErrorKind::Peer, message)
+    Error::new(ErrorKind::Peer, message)
         .with_hint("start every rank with the same files, options and version of tload")
         .with_comparison(Comparison {
             expected: expected.to_owned(),
-            found: found.clone(),
+            found: found.to_owned(),
             by: what.trim_matches(['‹', '›']).to_owned(),
         })
-        .with_ranks(ranks))
+        .with_ranks(ranks.iter().copied())
 }
 
 /// Returns the error for ranks that did not do `what` in time.
@@ -221,11 +254,19 @@ mod tests {
         )
     }
 
+    /// Returns the error for a difference, once all ranks have sent what explains it.
+    fn explained(difference: &Difference, hellos: &[Hello]) -> Error {
+        let states = |(rank, hello)| difference.states(rank, hello).to_vec();
+        let states: Vec<_> = hellos.iter().enumerate().map(states).collect();
+        difference.error(&states)
+    }
+
     #[test]
     fn equal_loads_agree() {
         let hellos = [hello("1 GiB", 1), hello("1 GiB", 1)];
         compare(&hellos).expect("equal");
-        compare_node(&hellos, &[0, 1]).expect("equal");
+        assert!(Difference::of_contents(&hellos).is_none());
+        assert!(Difference::of_node(&hellos, &[0, 1]).is_none());
     }
 
     #[test]
@@ -289,9 +330,10 @@ mod tests {
     #[test]
     fn times_of_change_count_on_one_node_only() {
         let hellos = [hello("", 1), hello("", 2), hello("", 1)];
-        compare(&hellos).expect("equal contents");
-        compare_node(&hellos, &[0, 2]).expect("one file");
-        let error = compare_node(&hellos, &[1, 2]).expect_err("another file");
+        assert!(Difference::of_contents(&hellos).is_none());
+        assert!(Difference::of_node(&hellos, &[0, 2]).is_none());
+        let difference = Difference::of_node(&hellos, &[1, 2]).expect("another file");
+        let error = explained(&difference, &hellos);
         assert_eq!(
             error.message(),
             "the ranks disagree on a.safetensors: rank 1 has length 100, CRC-32C of the header 01020304, \
@@ -301,26 +343,52 @@ mod tests {
     }
 
     #[test]
+    fn states_are_sent_by_two_ranks_that_differ() {
+        let many = |last: &str| {
+            let file = |index: usize| format!("model-{index:05}.safetensors");
+            let files = (0..2000).map(|index| (file(index), "length 5".to_owned()));
+            let mut files: Vec<_> = files.collect();
+            files[2].1 = format!("length {last}");
+            Hello::new(Vec::new(), files)
+        };
+        let hellos = ["5", "5", "6", "7", "6"].map(many);
+        for hello in &hellos {
+            let text = serde_json::to_vec(hello).expect("serializes");
+            assert!(text.len() < 2 << 10, "{}", text.len());
+        }
+        let difference = Difference::of_contents(&hellos).expect("differs");
+        for (rank, hello) in hellos.iter().enumerate() {
+            let states = difference.states(rank, hello);
+            assert_eq!(states.is_empty(), ![0, 2].contains(&rank));
+            let text = serde_json::to_vec(states).expect("serializes");
+            assert!(text.len() < crate::ranks::MESSAGE_BYTES_MAX);
+        }
+        let error = explained(&difference, &hellos);
+        assert_eq!(
+            error.message(),
+            "the ranks disagree on model-00002.safetensors: rank 0 has length 5, ranks 2 and 4 have \
+             length 6"
+        );
+        assert_eq!(error.ranks(), [2, 4]);
+    }
+
+    #[test]
     fn files_beyond_the_message_are_compared_by_digest() {
         let many = |last: &str| {
-            let mut files: Vec<_> = (0..2000)
-                .map(|index| {
-                    (
-                        format!("model-{index:05}.safetensors"),
-                        "length 5".to_owned(),
-                    )
-                })
-                .collect();
+            let file = |index: usize| {
+                (
+                    format!("model-{index:05}.safetensors"),
+                    "length 5".to_owned(),
+                )
+            };
+            let mut files: Vec<_> = (0..2000).map(file).collect();
             files.push((last.to_owned(), "length 5".to_owned()));
             Hello::new(Vec::new(), files)
         };
-        let error = compare(&[many("a"), many("b")]).expect_err("differs");
-        assert!(
-            error
-                .message()
-                .starts_with("the ranks disagree on the files: ")
-        );
-        let text = serde_json::to_vec(&many("a")).expect("serializes");
-        assert!(text.len() < crate::ranks::MESSAGE_BYTES_MAX);
+        let hellos = [many("a"), many("b")];
+        let difference = Difference::of_contents(&hellos).expect("differs");
+        let error = explained(&difference, &hellos);
+        let start = "the ranks disagree on the files: rank 0 has files with digest ";
+        assert!(error.message().starts_with(start), "{error}");
     }
 }

@@ -7,7 +7,7 @@
 use std::error::Error as _;
 use std::time::{Duration, Instant};
 
-use super::agreement::{Hello, NodeChoice, compare, compare_node};
+use super::agreement::{Difference, FileStates, Hello, NodeChoice, compare};
 use super::channel::{Channel, Listener};
 use super::holdings::NODE_RANKS_MAX;
 use super::hub::Hub;
@@ -101,6 +101,9 @@ pub(crate) fn join(
     hello.socket = listener.as_ref().ok().map(|it| it.name().to_owned());
     let hellos: Vec<Hello> = exchange(group, &hello, deadline)?;
     compare(&hellos)?;
+    if let Some(difference) = Difference::of_contents(&hellos) {
+        return Err(difference.error(&states(group, &difference, &hello, deadline)?));
+    }
     let alone = |reason: Option<String>| Node {
         ranks: vec![rank],
         leader: rank,
@@ -135,18 +138,14 @@ pub(crate) fn join(
     } else {
         Vec::new()
     };
+    let agreed = compare_nodes(group, (&hello, &hellos), (&choices, &leaders), deadline);
+    agreed.inspect_err(|_| close(&role))?;
     let shares = ranks.len() > 1 || leaders.contains(&rank);
     if !shares || ranks.len() > NODE_RANKS_MAX {
         close(&role);
         let many = (ranks.len() > NODE_RANKS_MAX)
             .then(|| format!("more than {NODE_RANKS_MAX} ranks on one node"));
         return Ok(alone(reason.or(many)));
-    }
-    // With several nodes, each rank compares those of all, so that none waits for the failed ones.
-    let nodes = leaders.iter().copied();
-    for leader in nodes.chain(leaders.is_empty().then_some(leader)) {
-        let compared = compare_node(&hellos, &ranks_of(&choices, leader));
-        compared.inspect_err(|_| close(&role))?;
     }
     Ok(match role {
         Some(role) => Node {
@@ -158,6 +157,47 @@ pub(crate) fn join(
         },
         None => alone(reason),
     })
+}
+
+/// Compares the files of the ranks of each node.
+///
+/// # Errors
+///
+/// [`ErrorKind::Peer`] if those of this rank's node differ, or those of a node that it shares with:
+/// none waits for failed ones.
+fn compare_nodes(
+    group: &dyn Group,
+    (hello, hellos): (&Hello, &[Hello]),
+    (choices, leaders): (&[NodeChoice], &[usize]),
+    deadline: Instant,
+) -> Result<()> {
+    let leader = choices[group.rank()].leader;
+    let of_node = |leader: usize| {
+        let ranks = ranks_of(choices, leader);
+        let node = (ranks.len() <= NODE_RANKS_MAX).then_some(&*ranks)?;
+        Some((leader, Difference::of_node(hellos, node)?))
+    };
+    let differences: Vec<_> = (0..choices.len()).filter_map(of_node).collect();
+    let Some((_, first)) = differences.first() else {
+        return Ok(());
+    };
+    // Every rank takes part, so that all of them have exchanged as many messages.
+    let states = states(group, first, hello, deadline)?;
+    let counts = |of: usize| of == leader || leaders.contains(&leader);
+    let mut differences = differences.iter();
+    let own = differences.find(|(leader, _)| counts(*leader));
+    own.map_or(Ok(()), |(_, difference)| Err(difference.error(&states)))
+}
+
+/// Exchanges the states of the files that explain a difference, which every rank has found.
+fn states(
+    group: &dyn Group,
+    difference: &Difference,
+    hello: &Hello,
+    deadline: Instant,
+) -> Result<Vec<FileStates>> {
+    let own = difference.states(group.rank(), hello);
+    exchange(group, &own.to_vec(), deadline)
 }
 
 /// Listens for the other ranks of this node, or returns the reason why it cannot share with them.
