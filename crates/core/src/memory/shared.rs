@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use rustix::param::page_size;
 
-use super::mapping::Mapping;
+use super::mapping::{HUGE_PAGE_BYTES, Mapping};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::per_process::forks;
 
@@ -226,11 +226,31 @@ impl SharedView {
     /// [`ErrorKind::OutOfMemory`] when the process has no addresses left.
     pub fn reserve(len: usize, users: usize, on_end: OnEnd) -> Result<Self> {
         let len = Mapping::charge(len);
+        // A huge page of the memory is mapped as one only where the address is a multiple of its
+        // length, as the offset in the memory is.
+        let alignment = if len >= HUGE_PAGE_BYTES {
+            HUGE_PAGE_BYTES
+        } else {
+            0
+        };
+        let mapped_len = len + alignment;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a null hint and an anonymous mapping: no existing memory is touched.
-        let mapped = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) };
-        let start = mapped.map_err(|errno| cannot_map(len, errno))?;
-        let start = NonNull::new(start.cast()).expect("mmap never returns null");
+        let mapped =
+            unsafe { mmap_anonymous(ptr::null_mut(), mapped_len, ProtFlags::empty(), flags) };
+        let mapped: *mut u8 = mapped.map_err(|errno| cannot_map(len, errno))?.cast();
+        let front = mapped.align_offset(alignment.max(1));
+        let start = mapped.wrapping_add(front);
+        for (unused, len) in [
+            (mapped, front),
+            (start.wrapping_add(len), alignment - front),
+        ] {
+            if len > 0 {
+                // SAFETY: whole pages of the range that was just mapped, outside of the view.
+                let _ = unsafe { munmap(unused.cast(), len) };
+            }
+        }
+        let start = NonNull::new(start).expect("mmap never returns null");
         Ok(Self {
             start,
             len,
@@ -396,6 +416,19 @@ mod tests {
         write(&memory, b"after ");
         // SAFETY: as above.
         assert_eq!(unsafe { view.bytes(0..6) }, b"after ");
+    }
+
+    #[test]
+    fn long_views_begin_where_huge_pages_may() {
+        // Reservations are made from top to bottom: each one of these moves the next.
+        for len in [HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1, 3 << 20, 5 << 20] {
+            let page = SharedView::reserve(1, 1, Box::new(|_| ())).expect("addresses");
+            let view = SharedView::reserve(len, 1, Box::new(|_| ())).expect("addresses");
+            assert!(view.start().addr().get().is_multiple_of(HUGE_PAGE_BYTES));
+            let memory = SharedMemory::new(len).expect("room");
+            view.show(&memory).expect("maps");
+            drop(page);
+        }
     }
 
     #[test]
