@@ -48,7 +48,7 @@ impl SharedMemory {
     /// refuses such memory.
     pub fn new(len: usize) -> Result<Self> {
         let len = Mapping::charge(len);
-        let memory = create(len).map_err(|error| {
+        let memory = create(len, !overcommits()).map_err(|error| {
             let kind = match error.raw_os_error() {
                 Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EINVAL) => {
                     ErrorKind::Unsupported
@@ -144,18 +144,32 @@ impl Drop for SharedMemory {
     }
 }
 
+/// Creates memory; with `allocates`, all of its pages.
 #[cfg(target_os = "linux")]
-fn create(len: usize) -> io::Result<OwnedFd> {
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+fn create(len: usize, allocates: bool) -> io::Result<OwnedFd> {
+    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = memfd_create("tload", flags)?;
     ftruncate(&memory, len as u64)?;
+    if allocates {
+        fallocate(&memory, FallocateFlags::empty(), 0, len as u64)?;
+    }
     Ok(memory)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn create(_len: usize) -> io::Result<OwnedFd> {
+fn create(_len: usize, _allocates: bool) -> io::Result<OwnedFd> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
+}
+
+/// Returns whether the system lets processes reserve more memory than it has. Where it does not, it
+/// counts a page of a memfd when it is touched first, and kills the process if there is none left.
+fn overcommits() -> bool {
+    static OVERCOMMITS: OnceLock<bool> = OnceLock::new();
+    *OVERCOMMITS.get_or_init(|| {
+        let setting = fs::read_to_string("/proc/sys/vm/overcommit_memory");
+        setting.map_or(true, |setting| setting.trim() != "2")
+    })
 }
 
 /// Fixes the length and rejects further mappings for writing.
@@ -416,6 +430,15 @@ mod tests {
         write(&memory, b"after ");
         // SAFETY: as above.
         assert_eq!(unsafe { view.bytes(0..6) }, b"after ");
+    }
+
+    #[test]
+    fn memory_is_allocated_at_once_where_it_could_run_out() {
+        for (allocates, bytes) in [(false, 0), (true, 1 << 20)] {
+            let memory = create(1 << 20, allocates).expect("room");
+            let found = rustix::fs::fstat(&memory).expect("open");
+            assert_eq!(found.st_blocks * 512, bytes);
+        }
     }
 
     #[test]
