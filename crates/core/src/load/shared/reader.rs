@@ -224,6 +224,7 @@ impl Reader {
             &across.expected(),
             self.options.verify != Verify::Off,
             listener,
+            deadline,
         )
     }
 

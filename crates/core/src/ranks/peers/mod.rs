@@ -39,8 +39,8 @@ use crate::memory::Lease;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
 
-/// Time in which a peer must take a message, and without a message after which it has stopped: it
-/// gives a sign of life every second or two.
+/// Time in which a peer must take a message, and without a message after which it has stopped: once
+/// it has begun, it gives a sign of life every second or two.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// Time in which a failed leader tells the others, before the load began.
@@ -230,7 +230,7 @@ impl Peers {
 
     /// Begins to serve the peers and to receive from them. `served` says, by peer, what it wants of
     /// this node, and `expected` how many bytes this node wants of it; `listener` hears of
-    /// changes.
+    /// changes. The peers may take until the `deadline` to begin, too.
     ///
     /// # Errors
     ///
@@ -242,6 +242,7 @@ impl Peers {
         expected: &[u64],
         is_verified: bool,
         listener: Listener,
+        deadline: Instant,
     ) -> Result<()> {
         let shared = &self.shared;
         shared.is_unverified.store(!is_verified, Ordering::SeqCst);
@@ -251,6 +252,7 @@ impl Peers {
             let peer = &shared.peers[index];
             let mut state = peer.state.lock();
             (state.missing, state.expected) = (expected[index], expected[index]);
+            state.begins_by = Some(deadline);
             drop(state);
             let _ = peer.wake.set(Arc::clone(link.events()));
             links.push(link);

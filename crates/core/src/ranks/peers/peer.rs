@@ -3,9 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
-use super::Claim;
 use super::frame::{Frame, Kind};
+use super::{Claim, SILENCE};
 use crate::error::{Error, ErrorKind};
 use crate::ranks::messages::Failure;
 use crate::sync::event_count::EventCount;
@@ -49,6 +50,8 @@ pub(super) struct PeerState {
     pub(super) is_closing: bool,
     /// The peer has been heard since the hub was told so.
     pub(super) was_heard: bool,
+    /// Time by which the load must begin, until the peer is heard for the first time.
+    pub(super) begins_by: Option<Instant>,
 }
 
 /// Claim of which some bytes are missing.
@@ -58,6 +61,12 @@ pub(super) struct Unfilled {
 }
 
 impl PeerState {
+    /// Records a message of the peer.
+    pub(super) fn heard(&mut self) {
+        self.was_heard = true;
+        self.begins_by = None;
+    }
+
     /// Queues the failure of this node, as the last message.
     pub(super) fn close(&mut self, failure: Vec<u8>) {
         let failed = (Frame::new(Kind::Failed), failure);
@@ -67,6 +76,14 @@ impl PeerState {
 }
 
 impl Peer {
+    /// Returns the time by which the peer must take or send the next message. It may still have to
+    /// open its files and to fetch what they are verified with, without a thread that answers.
+    pub(super) fn deadline(&self) -> Instant {
+        let deadline = Instant::now() + SILENCE;
+        let begins_by = self.state.lock().begins_by;
+        begins_by.map_or(deadline, |begins_by| deadline.max(begins_by))
+    }
+
     pub(super) fn notify(&self) {
         if let Some(wake) = self.wake.get() {
             wake.notify();

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::frame::{Frame, Kind, decode_ranges};
-use super::{Outcome, PeerEvent, SILENCE, Shared, Unfilled};
+use super::{Outcome, PeerEvent, Shared, Unfilled};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Receives until the peer says that it sends nothing more, or is lost.
@@ -37,16 +37,16 @@ fn receive_all(shared: &Shared, index: usize) {
 /// Receives one message. Returns whether more will follow.
 fn step(shared: &Shared, index: usize) -> Result<bool> {
     let peer = &shared.peers[index];
-    let deadline = Instant::now() + SILENCE;
+    let deadline = peer.deadline();
     let frame = shared.receive_frame(peer, deadline)?;
     if frame.kind == Kind::Bytes {
         receive_bytes(shared, index, &frame)?;
-        peer.state.lock().was_heard = true;
+        peer.state.lock().heard();
         return Ok(true);
     }
     let payload = shared.receive_payload(peer, &frame, deadline)?;
     let mut state = peer.state.lock();
-    state.was_heard = true;
+    state.heard();
     match frame.kind {
         Kind::Claim => {
             let ranges = decode_ranges(&payload).ok_or_else(|| peer.unintelligible())?;
@@ -87,7 +87,7 @@ fn step(shared: &Shared, index: usize) -> Result<bool> {
 /// Receives bytes of a claim, straight into its window.
 fn receive_bytes(shared: &Shared, index: usize, frame: &Frame) -> Result<()> {
     let peer = &shared.peers[index];
-    let deadline = Instant::now() + SILENCE;
+    let deadline = peer.deadline();
     let len = usize::try_from(frame.len).map_err(|_| peer.unintelligible())?;
     // Out of the table while it is written to: nothing else ends it meanwhile.
     let found = peer.state.lock().claims.remove(&frame.extent);
@@ -142,4 +142,74 @@ fn fill(
         return Err(peer.damaged());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use crossbeam_channel::{Receiver, Sender, unbounded};
+
+    use super::*;
+    use crate::ranks::channel::Channel;
+    use crate::ranks::link::Joining;
+    use crate::ranks::messages::{RankPlan, Request};
+    use crate::ranks::peers::{Peers, Served};
+    use crate::ranks::transport::Transport;
+
+    /// Longer than anything here takes.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Transport from a peer that gives each sign of life when it is told to, and is lost at the
+    /// end. Passes on all deadlines.
+    #[derive(Debug)]
+    struct Deadlines {
+        sent: Sender<Instant>,
+        received: Sender<Instant>,
+        signs: Receiver<()>,
+    }
+
+    impl Transport for Deadlines {
+        fn send(&self, _to: usize, _bytes: &[u8], deadline: Instant) -> Result<()> {
+            let _ = self.sent.send(deadline);
+            Ok(())
+        }
+
+        fn receive(&self, _from: usize, bytes: &mut [u8], deadline: Instant) -> Result<()> {
+            let _ = self.received.send(deadline);
+            let lost = |_| Error::new(ErrorKind::Peer, "the connection was closed");
+            self.signs.recv().map_err(lost)?;
+            bytes.copy_from_slice(&Frame::new(Kind::Alive).with_payload(&[]).encode());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn silence_counts_once_peer_has_begun() {
+        let (own, _hub) = Channel::pair().expect("sockets");
+        let joining = Joining::join_own((own, 4), 9, &Request::default()).expect("open");
+        let ((sent, is_sent), (received, is_received)) = (unbounded(), unbounded());
+        let (sign, signs) = unbounded();
+        let transport = Deadlines {
+            sent,
+            received,
+            signs,
+        };
+        let peers = Peers::new(Arc::new(transport), 4, &[4, 6]);
+        let begins_by = Instant::now() + Duration::from_secs(3600);
+        let joined = vec![(joining, RankPlan::default())];
+        let listener = Arc::new(|_: &PeerEvent<'_>| ());
+        let served = vec![Served::default()];
+        let begun = peers.begin(joined, served, &[0], false, listener, begins_by);
+        begun.expect("threads");
+        peers.done();
+        let next = |deadlines: &Receiver<Instant>| deadlines.recv_timeout(PATIENCE).expect("one");
+        assert_eq!((next(&is_sent), next(&is_received)), (begins_by, begins_by));
+        sign.send(()).expect("is awaited");
+        assert!(next(&is_received) < begins_by);
+        // The last message to a lost peer.
+        drop(sign);
+        while next(&is_sent) == begins_by {}
+    }
 }

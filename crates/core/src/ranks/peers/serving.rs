@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind};
-use super::{Peer, SILENCE, Shared};
+use super::{Peer, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ranks::link::{Availability, Link};
 use crate::ranks::messages::RankStatistics;
@@ -174,8 +174,8 @@ impl Serving<'_> {
 
     fn send(&mut self, frame: Frame, payload: &[u8]) -> Result<()> {
         self.sent = Instant::now();
-        self.shared
-            .send(self.peer, frame, payload, self.sent + SILENCE)
+        let deadline = self.peer.deadline();
+        self.shared.send(self.peer, frame, payload, deadline)
     }
 
     fn take_claims(&mut self) -> Result<()> {
@@ -239,7 +239,8 @@ impl Serving<'_> {
             ..Frame::new(Kind::Bytes)
         };
         let sent = Instant::now();
-        self.shared.send(self.peer, frame, bytes, sent + SILENCE)?;
+        let deadline = self.peer.deadline();
+        self.shared.send(self.peer, frame, bytes, deadline)?;
         self.sent = sent;
         let missing = &mut self.missing[piece.region];
         *missing = missing.saturating_sub(bytes.len() as u64);
