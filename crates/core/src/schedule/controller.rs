@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::meter::{Meter, Needs, Sample};
+use super::meter::{Meter, Needs, Sample, float};
 use super::{Depth, DepthReport, InFlight, LimitReason};
 use evidence::Evidence;
 use rest::{REST_MAX, Rest};
@@ -104,8 +104,13 @@ struct Point {
 enum Phase {
     /// Measures the starting point of a search.
     Base,
-    /// Tries a much higher limit than `base`, whose sample was slow.
-    Leap { base: Point },
+    /// Tries a much higher limit than `base`, whose sample was slow and `took` so long. Reads that
+    /// end before `until` began under the old limit.
+    Leap {
+        base: Point,
+        took: Duration,
+        until: Duration,
+    },
     /// Tries a higher limit than `base`.
     Climb { base: Point },
     /// A jump from `low` to `high` gained less than it could: tries the middle.
@@ -131,6 +136,8 @@ enum Phase {
 impl Controller {
     pub(super) fn new(depth: Depth) -> Self {
         let limit = depth.limit_of(depth.start().bytes);
+        // Only requests are throttled one by one.
+        let may_leap = depth.stride() > 0 && ratio(depth.bytes(), depth.start().bytes) > LEAP_GAIN;
         let limit_reason = if depth.is_fixed() {
             LimitReason::Fixed
         } else {
@@ -140,8 +147,7 @@ impl Controller {
             depth,
             in_flight: InFlight::default(),
             limit,
-            // Only requests are throttled one by one.
-            meter: Meter::new(SEARCH, depth.stride() > 0),
+            meter: Meter::new(SEARCH, may_leap),
             phase: Phase::Base,
             above: Evidence::default(),
             below: Evidence::default(),
@@ -189,7 +195,8 @@ impl Controller {
 
     /// Records that a read would have started if there had been memory for it.
     pub(super) fn starved(&mut self) {
-        if self.report.limit_reason == LimitReason::NeverDeep {
+        let is_leap = matches!(self.phase, Phase::Leap { .. });
+        if is_leap || self.report.limit_reason == LimitReason::NeverDeep {
             self.report.limit_reason = LimitReason::Memory;
         }
     }
@@ -201,29 +208,34 @@ impl Controller {
         if self.depth.is_fixed() || remaining == 0 {
             return;
         }
+        if let Phase::Leap { base, took, until } = &mut self.phase
+            && now < *until
+        {
+            base.rate += float(window as u64) / took.as_secs_f64();
+        }
         let Some(sample) = self.meter.ended(window, now) else {
             return;
         };
-        // After a leap, memory may be what restricts the load: a gain is one all the same.
-        if sample.counts || matches!(self.phase, Phase::Leap { .. }) {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "rates are positive and far below 2^64"
-            )]
-            let rate = sample.rate as u64;
-            self.report.best_rate = self.report.best_rate.max(rate);
-            self.step(sample, remaining, now);
-        } else {
-            self.void();
+        if !sample.counts && self.void() {
+            return;
         }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "rates are positive and far below 2^64"
+        )]
+        let rate = sample.rate as u64;
+        self.report.best_rate = self.report.best_rate.max(rate);
+        self.step(sample, remaining, now);
     }
 
-    /// Discards a sample in which the limit did not restrict the load: an attempt is undone, and
-    /// repeated when the limit restricts the load again.
-    fn void(&mut self) {
+    /// Discards a sample in which the limit did not restrict the load, and returns whether it did:
+    /// an attempt is undone, and repeated when the limit restricts the load again.
+    fn void(&mut self) -> bool {
         match self.phase {
-            Phase::Base | Phase::Leap { .. } | Phase::Knee { .. } => {}
+            // Memory may be what restricts the load then: a gain is one all the same.
+            Phase::Leap { .. } => return false,
+            Phase::Base | Phase::Knee { .. } => {}
             Phase::Climb { base: point }
             | Phase::Descend { base: point, .. }
             | Phase::Middle { low: point, .. } => {
@@ -235,6 +247,7 @@ impl Controller {
                 self.measure_at(self.report.limit.bytes, HOLD);
             }
         }
+        true
     }
 
     fn step(&mut self, sample: Sample, remaining: u64, now: Duration) {
@@ -243,12 +256,15 @@ impl Controller {
             rate: sample.rate,
         };
         match self.phase {
-            Phase::Base if sample.is_slow => self.leap(here, now),
-            Phase::Base => self.climb(here, 2, remaining, now),
-            Phase::Leap { base } if here.rate >= base.rate * LEAP_GAIN => {
-                self.climb(here, 4, remaining, now);
+            Phase::Base => match sample.slow {
+                Some(first_took) => self.leap(here, sample.took, first_took, now),
+                None => self.climb(here, 2, remaining, now),
+            },
+            Phase::Leap { base, .. } if here.rate < base.rate * LEAP_GAIN => {
+                self.return_to(base, now);
             }
-            Phase::Leap { base } => self.return_to(base, now),
+            Phase::Leap { .. } if sample.counts => self.climb(here, 4, remaining, now),
+            Phase::Leap { .. } => self.settle(here, self.report.limit_reason, now),
             Phase::Climb { base } => self.climbed(base, here, remaining, now),
             Phase::Middle { low, high } => {
                 if high.rate >= here.rate * SEARCH_GAIN && high.rate >= low.rate * SEARCH_GAIN {

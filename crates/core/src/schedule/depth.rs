@@ -14,7 +14,8 @@
 //!   middle is measured. A load of objects that has read less than half of what is in flight after
 //!   half a second leaps to ×4 at once: stores that throttle each connection are that slow, and
 //!   bursts, which hide a gain of ×2, do not hide one of ×4. Without a gain of ×2 the search begins
-//!   again below.
+//!   again below. The rate that it is compared with begins with the store's first bytes, however
+//!   late these are.
 //! * **Hold and probe**, like BBR (Cardwell et al. 2016): between two samples at the limit, take
 //!   one at ½ more or ⅓ less. Each probe is compared with its two neighbours in time, so drift
 //!   cancels; evidence is averaged, and a single comparison must show twice as much as many must.

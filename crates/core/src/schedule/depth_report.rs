@@ -11,8 +11,8 @@ pub enum LimitReason {
     Fixed,
     /// Depth never limited the load: it was too short to tell.
     NeverDeep,
-    /// Memory limited the load, and depth never did: the memory limit was reached and the consumer
-    /// was slow to take tensors.
+    /// Memory limited the load, and depth never did, or not at this limit: the memory limit was
+    /// reached and the consumer was slow to take tensors.
     Memory,
     /// The load ended before a higher limit was tried, or too little was left to read for a higher
     /// limit to pay off.

@@ -13,7 +13,7 @@ const FULL_SHARE_MIN: f64 = 0.8;
 /// flight, as in stores that throttle connections: 320 MiB in flight at 12.5 MB/s for each of 16
 /// connections are 1.7 s a turn, and three turns passed before a load had more connections. The
 /// first such sample of a load is discarded, since many throttles let a burst pass first, unless
-/// it is slow: see [`Sample::is_slow`].
+/// it is slow: see [`Sample::slow`].
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Minimum requirements for a sample.
@@ -34,10 +34,10 @@ pub(super) struct Sample {
     /// True if the limit restricted the load. If not, the rate says nothing about the limit.
     pub(super) counts: bool,
     pub(super) took: Duration,
-    /// True for the first sample of a load if not even half of a turn passed in [`PATIENCE`]. Its
-    /// rate is rough: bursts raise it, and reads of which a part has arrived lower it, each by up
-    /// to a half.
-    pub(super) is_slow: bool,
+    /// Time until the first read ended, for the first sample of a load if not even half of a turn
+    /// passed in [`PATIENCE`]. Its rate is rough: bursts raise it, and reads of which a part has
+    /// arrived lower it, each by up to a half.
+    pub(super) slow: Option<Duration>,
 }
 
 /// Measures one sample after another.
@@ -65,14 +65,17 @@ pub(super) struct Meter {
     is_steady: bool,
     /// True if the first sample may be a slow one.
     may_be_slow: bool,
+    /// Time until the first read of the load ended.
+    first_took: Option<Duration>,
 }
 
 impl Meter {
-    /// Creates a meter. `may_be_slow`: see [`Sample::is_slow`].
+    /// Creates a meter. `may_be_slow`: see [`Sample::slow`].
     pub(super) fn new(needs: Needs, may_be_slow: bool) -> Self {
         Self {
             needs,
             may_be_slow,
+            first_took: None,
             expected: 0.0,
             last: None,
             since: Duration::ZERO,
@@ -137,6 +140,7 @@ impl Meter {
         }
         self.last = Some(now);
         let took = now.saturating_sub(self.since);
+        let first_took = *self.first_took.get_or_insert(took);
         if self.skip > 0 {
             self.skip = self.skip.saturating_sub(window as u64);
             if took >= PATIENCE {
@@ -173,7 +177,7 @@ impl Meter {
             rate: float(self.bytes) / took.as_secs_f64(),
             counts: self.full_for.as_secs_f64() >= FULL_SHARE_MIN * took.as_secs_f64(),
             took,
-            is_slow,
+            slow: is_slow.then_some(first_took),
         };
         self.clear();
         Some(sample)
@@ -184,7 +188,7 @@ impl Meter {
     clippy::cast_precision_loss,
     reason = "a sample has far fewer than 2^52 bytes, and an error of one byte is harmless"
 )]
-fn float(bytes: u64) -> f64 {
+pub(super) fn float(bytes: u64) -> f64 {
     bytes as f64
 }
 
@@ -225,7 +229,7 @@ mod tests {
             rate: float((reads * READ) as u64) / ms(took).as_secs_f64(),
             counts,
             took: ms(took),
-            is_slow: false,
+            slow: None,
         }
     }
 

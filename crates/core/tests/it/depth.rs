@@ -346,6 +346,27 @@ fn leap_of_slow_store_that_gains_little_costs_no_time() {
     }
 }
 
+/// The first bytes come late, from a link that 16 requests saturate: four times as many gain
+/// nothing, and do not stay.
+#[test]
+fn leap_of_saturated_link_with_late_first_bytes_is_undone() {
+    for (latency, rate) in [(400, 0.1), (500, 0.15), (500, 0.2), (900, 0.1)] {
+        for seed in 0..3 {
+            let mut case = throttled(1.0 * GB, rate * GB, 0, 8 * GIB);
+            case.storage.latency = ms(latency);
+            case.storage.noise = 0.12;
+            let outcome = case.run(case.adaptive(), seed);
+            println!(
+                "{latency} {rate}: {:?} {:?}",
+                outcome.report, outcome.limits
+            );
+            assert!(outcome.report.limit.bytes <= 2 * case.start_bytes);
+            let share = share_of_best(&case, seed, Outcome::rate);
+            assert!(share >= 0.9, "seed {seed}: {share}");
+        }
+    }
+}
+
 /// Returns the rate from some time after a change on, as a share of the best fixed depth's.
 fn after_change(case: &Case, seed: u64, from: u64) -> f64 {
     share_of_best(case, seed, |outcome| outcome.steady_rate(ms(from)))

@@ -23,7 +23,18 @@ const WORTH_CLIMBING: u64 = 2;
 impl Controller {
     /// Tries much more than `base` at once, whatever is left to read: on a slow store, connections
     /// that gain nothing cost nothing either, and each sample takes long.
-    pub(super) fn leap(&mut self, base: Point, now: Duration) {
+    ///
+    /// The sample of `base` `took` its time from the start of the load, and its first read ended
+    /// after `first_took`, in which hardly a byte came from a store that answers late. For as long
+    /// from now on, all reads that end began before: with them, the rate of `base` is that of its
+    /// sample's time, but from the end of the first read on.
+    pub(super) fn leap(
+        &mut self,
+        base: Point,
+        took: Duration,
+        first_took: Duration,
+        now: Duration,
+    ) {
         let bytes = self.depth.limit_of(base.bytes * LEAP).bytes;
         let limit_reason = if bytes == self.depth.bytes() {
             LimitReason::Ceiling
@@ -31,7 +42,8 @@ impl Controller {
             LimitReason::Unfinished
         };
         self.accept(bytes, limit_reason, now);
-        self.phase = Phase::Leap { base };
+        let until = now + first_took;
+        self.phase = Phase::Leap { base, took, until };
         self.measure_at(bytes, SEARCH);
     }
 

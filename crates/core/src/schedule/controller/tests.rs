@@ -465,19 +465,31 @@ fn step_up_without_lasting_gain_is_undone() {
     assert!(deep * 4 < samples, "{deep} of {samples}");
 }
 
-/// Returns a controller of a slow store: 8 of 32 reads have ended after 0.6 s, at 56 MB/s.
-fn leaping(stride: u64, now: &mut Duration) -> Controller {
-    let depth = Depth::adaptive(limit(128), 4 * MIB, limit(512)).with_stride(stride);
+/// Returns the depth of a load of requests that begins with 128 MiB.
+fn requests(most: u64) -> Depth {
+    Depth::adaptive(limit(128), 4 * MIB, limit(most)).with_stride(32 * MIB)
+}
+
+/// Ends a read and begins the next one.
+fn replace(controller: &mut Controller, now: Duration) {
+    controller.ended(READ, 1 << 40, now);
+    controller.began(READ, now);
+    controller.full();
+}
+
+/// Returns a controller of a slow store: 8 of 32 reads have ended after 0.6 s, at 56 MB/s, the
+/// first one after `first` milliseconds.
+fn leaping(depth: Depth, first: u64, now: &mut Duration) -> Controller {
     let mut controller = Controller::new(depth);
     while controller.admits(READ) {
         controller.began(READ, *now);
     }
     controller.full();
-    *now += Duration::from_millis(600);
-    for _ in 0..8 {
-        controller.ended(READ, 1 << 40, *now);
-        controller.began(READ, *now);
-        controller.full();
+    *now += Duration::from_millis(first);
+    replace(&mut controller, *now);
+    *now += Duration::from_millis(600 - first);
+    for _ in 1..8 {
+        replace(&mut controller, *now);
     }
     controller
 }
@@ -485,21 +497,24 @@ fn leaping(stride: u64, now: &mut Duration) -> Controller {
 #[test]
 fn slow_start_of_requests_leaps_to_four_times_as_many() {
     let mut now = Duration::ZERO;
-    let mut controller = leaping(32 * MIB, &mut now);
+    let mut controller = leaping(requests(512), 300, &mut now);
     assert_eq!(controller.limit, limit(512));
     assert_eq!(controller.explain().limit, limit(512));
     turns(&mut controller, 8, &mut now, true, |_| 200e6);
     assert_eq!(controller.explain().limit, limit(512));
     assert_eq!(controller.explain().limit_reason, LimitReason::Ceiling);
-    // Files are no requests.
-    let controller = leaping(0, &mut Duration::default());
-    assert_eq!(controller.limit, limit(128));
+    // Files are no requests, and twice as many cannot gain a factor of two.
+    for depth in [requests(512).with_stride(0), requests(256), requests(128)] {
+        let controller = leaping(depth, 300, &mut Duration::default());
+        assert_eq!(controller.limit, limit(128));
+        assert_eq!(controller.explain().changes, 0);
+    }
 }
 
 #[test]
 fn leap_without_gain_starts_search_at_base() {
     let mut now = Duration::ZERO;
-    let mut controller = leaping(32 * MIB, &mut now);
+    let mut controller = leaping(requests(512), 300, &mut now);
     turns(&mut controller, 3, &mut now, true, |_| 80e6);
     assert_eq!(controller.limit, limit(128));
     assert!(matches!(controller.phase, Phase::Base));
@@ -507,11 +522,44 @@ fn leap_without_gain_starts_search_at_base() {
     assert_eq!(controller.explain().limit, limit(128));
 }
 
+/// The store's first bytes come after half a second, and then at 200 MB/s.
+#[test]
+fn leap_without_gain_but_for_late_first_bytes_is_undone() {
+    let mut now = Duration::ZERO;
+    let mut controller = leaping(requests(512), 500, &mut now);
+    assert_eq!(controller.limit, limit(512));
+    // Those that were in flight.
+    for _ in 0..24 {
+        now += Duration::from_millis(20);
+        replace(&mut controller, now);
+    }
+    turns(&mut controller, 3, &mut now, true, |_| 200e6);
+    assert_eq!(controller.limit, limit(128));
+}
+
+#[test]
+fn leap_with_memory_as_limit_reports_memory() {
+    let mut now = Duration::ZERO;
+    let mut controller = leaping(requests(512), 300, &mut now);
+    // A quarter of the limit has memory.
+    for _ in 0..3 {
+        let reads = controller.in_flight.jobs;
+        now += Duration::from_millis(600);
+        for _ in 0..reads {
+            controller.ended(READ, 1 << 40, now);
+            controller.began(READ, now);
+            controller.starved();
+        }
+    }
+    assert_eq!(controller.explain().limit, limit(512));
+    assert_eq!(controller.explain().limit_reason, LimitReason::Memory);
+}
+
 /// Requests that have begun may still wait for a connection.
 #[test]
 fn limit_stays_once_all_reads_have_begun() {
     let mut now = Duration::ZERO;
-    let mut controller = leaping(32 * MIB, &mut now);
+    let mut controller = leaping(requests(512), 300, &mut now);
     while controller.in_flight.jobs > 0 {
         now += Duration::from_millis(100);
         controller.ended(READ, 0, now);
