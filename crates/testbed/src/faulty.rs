@@ -34,6 +34,7 @@ pub use credentials::Issue;
 pub use hub::{Access, Hub, HubRequest};
 pub use rule::{Fault, Operation, Rule};
 pub use state::{Counts, Request};
+pub use xet::reconstruction;
 
 use credentials::Gatekeeper;
 use state::Shared;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tload::ErrorKind::{Remote, TimedOut};
 use tload::{Loader, Location, StoreOptions};
-use tload_testbed::{Fault, Hub, Rule};
+use tload_testbed::{Fault, Hub, Rule, reconstruction};
 
 use crate::bench::{Oracle, load, watched};
 use crate::files::even;
@@ -119,17 +119,6 @@ fn drips() -> Fault {
     }
 }
 
-/// Returns a reconstruction with one term of `len` bytes at `url`.
-fn reconstruction(len: usize, url: &str) -> Value {
-    json!({
-        "offset_into_first_range": 0,
-        "terms": [{"hash": "a", "unpacked_length": len, "range": {"start": 0, "end": 100}}],
-        "fetch_info": {"a": [{
-            "range": {"start": 0, "end": 100}, "url": url, "url_range": {"start": 0, "end": 99},
-        }]},
-    })
-}
-
 /// Address that no server on this machine may name.
 const METADATA: &str = "http://169.254.169.254/";
 
@@ -156,6 +145,10 @@ fn left() -> Vec<HubFault> {
         left(
             "the content store does not know the file",
             Fail::Queries(404, None, ALWAYS),
+        ),
+        left(
+            "the content store does not know version 2 of the query",
+            Fail::Queries(404, None, 1),
         ),
         left("the content store fails", Fail::Queries(503, None, ALWAYS)),
         left(
@@ -249,17 +242,17 @@ fn queries() -> Vec<HubFault> {
         ),
         hostile(
             "the content store sends too few terms",
-            reconstruction(1000, METADATA),
+            reconstruction(2, 1000, METADATA),
             &["the terms have 1000 of"],
         ),
         hostile(
             "the content store sends terms that are too long for their chunks",
-            reconstruction(usize::MAX, METADATA),
+            reconstruction(2, usize::MAX, METADATA),
             &["a length that its chunks cannot have"],
         ),
         hostile(
             "the content store names a metadata service",
-            reconstruction(1 << 20, METADATA),
+            reconstruction(2, 1 << 20, METADATA),
             &["names an address of a private network"],
         ),
     ]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tload::storage::{ObjectSource, Source};
 use tload::testing::fixtures::Rng;
 use tload::{Checkpoint, Error, ErrorKind, Location};
-use tload_testbed::{Fault, Hub, Request, Rule};
+use tload_testbed::{Fault, Hub, Request, Rule, reconstruction};
 
 use crate::fixtures::{assert_all, even, folder, in_file_order, load, options};
 use crate::hosts::outcome;
@@ -36,6 +36,13 @@ fn served(hub: &Hub) -> (Vec<Request>, Vec<Request>) {
     requests.partition(|request| !request.path.starts_with("xorbs/"))
 }
 
+/// Returns the versions of all queries so far.
+fn versions(hub: &Hub) -> Vec<String> {
+    let queries = hub.queries().into_iter();
+    let version = |path: &str| path.split('/').next().map(str::to_owned);
+    queries.filter_map(|query| version(&query.path)).collect()
+}
+
 fn tokens(hub: &Hub) -> usize {
     let requests = hub.requests();
     let is_token = |path: &str| path.contains("/xet-read-token/");
@@ -56,7 +63,10 @@ impl Opened {
     fn new(pairs: &[(&str, &str)]) -> Self {
         let mut rng = Rng::new(7);
         let (period, other) = (rng.bytes(PERIOD), rng.bytes(PERIOD));
-        let bytes = [&period[..], &other, &period, &period].concat();
+        Self::of([&period[..], &other, &period, &period].concat(), pairs)
+    }
+
+    fn of(bytes: Vec<u8>, pairs: &[(&str, &str)]) -> Self {
         let hub = Hub::start();
         hub.keep_in_xet();
         hub.commit(MODEL, "main", &[("m.safetensors", &bytes)]);
@@ -255,7 +265,51 @@ fn expired_url_is_asked_for_again() {
         let rule = Rule::once(Fault::status(status, "AccessDenied"));
         opened.hub.files().fault(rule.path("xorbs/").after(2));
         opened.assert_reads(0, opened.bytes.len());
-        assert!(opened.hub.queries().len() > 2);
+        assert_eq!(versions(&opened.hub), ["v2", "v2", "v2"]);
+        assert!(!opened.has_used_bridge());
+    }
+}
+
+/// It lasts for as long as the content store is kept.
+#[test]
+fn content_store_without_version_2_is_asked_by_version_1() {
+    for status in [404, 501] {
+        let opened = Opened::new(&[("retries", "0")]);
+        opened.hub.forget_xet_version(2, status);
+        opened.assert_reads(0, opened.bytes.len());
+        opened.assert_reads(5, 5);
+        let options = store(&opened.hub, &[("token", "hf_hunter2"), ("retries", "0")]);
+        let again = ObjectSource::at(&location("/m.safetensors"), &options).expect("opens");
+        assert_eq!(again.fetch(5, 7).expect("reads"), opened.bytes[5..12]);
+        assert_eq!(versions(&opened.hub), ["v2", "v1", "v1", "v1"]);
+        // Version 1 is gone, and the token is replaced by the other opening's.
+        opened.hub.forget_xet_version(1, status);
+        opened.assert_reads(5, 5);
+        opened.assert_reads(5, 5);
+        assert_eq!(versions(&opened.hub)[4..], ["v1", "v2", "v2", "v2"]);
+        let bridge = served(&opened.hub).0;
+        assert_eq!(bridge.len(), 2, "one for each opening: {bridge:?}");
+    }
+}
+
+/// The read needs the seventh chunk of the first xorb and its first one, which have one URL.
+#[test]
+fn refused_url_of_several_ranges_is_replaced_by_version_1() {
+    for has_version_1 in [true, false] {
+        let opened = Opened::delivered_with(&[("retries", "0")]);
+        let rule = Rule::once(Fault::status(403, "AccessDenied"));
+        opened.hub.files().fault(rule.path("xorbs/"));
+        if !has_version_1 {
+            opened.hub.forget_xet_version(1, 404);
+        }
+        opened.assert_reads(PERIOD + 131_072, PERIOD);
+        opened.assert_reads(PERIOD + 131_072, PERIOD);
+        let wanted: &[_] = if has_version_1 {
+            &["v2", "v2", "v1", "v1"]
+        } else {
+            &["v2", "v2", "v1", "v2", "v2"]
+        };
+        assert_eq!(versions(&opened.hub), wanted);
         assert!(!opened.has_used_bridge());
     }
 }
@@ -306,6 +360,26 @@ fn whole_xorb_is_read_only_where_its_beginning_was_requested() {
     assert!(!opened.has_used_bridge());
 }
 
+/// The second term begins at the sixth chunk of its xorb.
+#[test]
+fn whole_xorb_in_place_of_later_term_is_refused() {
+    let mut rng = Rng::new(7);
+    let (first, second) = (rng.bytes(PERIOD), rng.bytes(PERIOD));
+    let opened = Opened::of([&first[..], &second, &second].concat(), &[]);
+    let (offset, len) = (PERIOD + 139_264, PERIOD);
+    let rule = Rule::always(Fault::IgnoreRange).path("xorbs/").after(1);
+    opened.hub.files().fault(rule);
+    let error = opened.refused_in(offset, len);
+    let words = "other bytes than requested";
+    assert!(error.chain().contains(words), "{}", error.chain());
+    assert_eq!(error.request().expect("a request").attempts, 1);
+    let read = error.range().expect("a range").start;
+    assert_eq!(read, 2 * PERIOD as u64, "the first term has been read");
+    opened.hub.files().clear_faults();
+    opened.assert_reads(offset, len);
+    assert!(!opened.has_used_bridge());
+}
+
 /// The first two chunks of the file have 128 and 8 KiB.
 #[test]
 fn bytes_are_handed_on_before_xorb_is_complete() {
@@ -321,13 +395,14 @@ fn bytes_are_handed_on_before_xorb_is_complete() {
 
 #[test]
 fn failed_query_is_repeated_and_then_an_error() {
-    for (status, attempts) in [(404, 1), (429, 3), (500, 3)] {
+    // A query of each version for the first one.
+    for (status, attempts, queries) in [(404, 1, 2), (429, 3, 3), (500, 3, 3)] {
         let opened = Opened::delivered();
         if attempts > 1 {
             opened.hub.fail_query(status, None);
             opened.assert_reads(0, opened.bytes.len());
         }
-        (0..attempts).for_each(|_| opened.hub.fail_query(status, None));
+        (0..queries).for_each(|_| opened.hub.fail_query(status, None));
         let error = opened.refused();
         assert_eq!(error.kind(), ErrorKind::Remote);
         assert!(
@@ -341,37 +416,38 @@ fn failed_query_is_repeated_and_then_an_error() {
     }
 }
 
-/// Returns a reconstruction with one term, whose URL is this one.
-fn reconstruction(len: usize, url: &str) -> Value {
-    json!({
-        "offset_into_first_range": 0,
-        "terms": [{"hash": "a", "unpacked_length": len, "range": {"start": 0, "end": 100}}],
-        "fetch_info": {"a": [{
-            "range": {"start": 0, "end": 100}, "url": url, "url_range": {"start": 0, "end": 99},
-        }]},
-    })
-}
-
 #[test]
 fn hostile_reconstruction_is_refused() {
     let metadata = "http://169.254.169.254/xorb?signature=hunter2";
     let len = 4 * PERIOD;
-    for (body, words) in [
+    let reconstructions = [1, 2].into_iter().flat_map(|version| {
+        let one_term = |len, url| reconstruction(version, len, url);
+        [
+            (one_term(len - 1, metadata), "of 939216 bytes"),
+            (
+                one_term(len, metadata),
+                "the server names an address of a private network",
+            ),
+            (
+                one_term(len, "ftp://host/hunter2"),
+                "names a URL for the bytes of a file that is neither http nor https",
+            ),
+            (one_term(len, "nowhere"), "names a URL"),
+        ]
+        .map(|(body, words)| (version, body, words))
+    });
+    let others = [
         (json!({}), "not a reconstruction"),
         (json!("hunter2"), "not a reconstruction"),
         (Value::from("x".repeat(5 << 20)), "more than 4194304 bytes"),
-        (reconstruction(len - 1, metadata), "of 939216 bytes"),
-        (
-            reconstruction(len, metadata),
-            "the server names an address of a private network",
-        ),
-        (
-            reconstruction(len, "ftp://host/hunter2"),
-            "names a URL for the bytes of a file that is neither http nor https",
-        ),
-        (reconstruction(len, "nowhere"), "names a URL"),
-    ] {
+        (reconstruction(1, len, metadata), "not a reconstruction"),
+    ]
+    .map(|(body, words)| (2, body, words));
+    for (version, body, words) in reconstructions.chain(others) {
+        let forget_other = |hub: &Hub| hub.forget_xet_version(3 - version, 404);
         let opened = Opened::delivered();
+        forget_other(&opened.hub);
+        opened.assert_reads(0, 1000);
         opened.hub.fail_query(200, Some(body.clone()));
         let error = opened.refused();
         assert!(error.chain().contains(words), "{}", error.chain());
@@ -379,6 +455,7 @@ fn hostile_reconstruction_is_refused() {
         assert_eq!(error.request().expect("a request").attempts, 1);
         // A store that begins like this is left.
         let opened = Opened::new(&[]);
+        forget_other(&opened.hub);
         opened.hub.fail_query(200, Some(body));
         opened.assert_reads(0, len);
         assert!(opened.has_used_bridge());
@@ -393,7 +470,9 @@ fn content_store_of_no_use_is_left_for_bridge() {
     let told = Told::of_process();
     let failures: [Failure; 6] = [
         ("no token", &Hub::issue_no_xet_tokens),
-        ("404", &|hub| hub.fail_query(404, None)),
+        ("404", &|hub| {
+            (0..2).for_each(|_| hub.fail_query(404, None));
+        }),
         ("429", &|hub| hub.fail_query(429, None)),
         ("500", &|hub| hub.fail_query(500, None)),
         ("403", &|hub| {

@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::FaultyServer;
 use super::bucket;
 use super::hub_files::{
-    Repository, SMALL, cut, file, is_large, refusal, resolve, sha256, small, tell,
+    Repository, SMALL, cut, file, identity, is_large, refusal, resolve, small, tell,
 };
 use super::reply::Reply;
 use super::wire::{self, Head, Wanted};
@@ -154,9 +154,12 @@ impl Hub {
 
     /// Keeps large files of later commits in a content store, too, for clients that know it (xet).
     pub fn keep_in_xet(&self) {
-        let mut store = ContentStore::default();
-        store.set_lifetime(3600);
-        self.shared.lock().xet = Some(store);
+        self.shared.lock().xet = Some(ContentStore::default());
+    }
+
+    /// Sets the number of chunks in each xorb of later commits.
+    pub fn set_xorb_len(&self, chunks: usize) {
+        self.with_xet(|store| store.xorb_len = chunks);
     }
 
     /// Returns every request to the content store itself so far.
@@ -182,6 +185,12 @@ impl Hub {
     /// Makes each chunk a term of its own. The URL of neighbouring terms is the same one.
     pub fn split_xet_terms(&self) {
         self.with_xet(ContentStore::split_terms);
+    }
+
+    /// Responds to queries of this version with this status from now on, as content stores that do
+    /// not know it.
+    pub fn forget_xet_version(&self, version: u8, status: u16) {
+        self.with_xet(|store| store.forget_version(version, status));
     }
 
     /// Issues no tokens for the content store from now on, as compatible hubs without one.
@@ -237,10 +246,12 @@ impl Hub {
         let mut commit = BTreeMap::new();
         for (file, bytes) in files {
             if is_large(file) {
-                self.files
-                    .put(&format!("{repository}/{name}/{file}"), *bytes);
+                let place = format!("{name}/{file}");
+                found.identities.insert(place.clone(), identity(bytes, 64));
+                self.files.put(&format!("{repository}/{place}"), *bytes);
                 if let Some(store) = &mut inner.xet {
-                    store.put(bytes, &self.files);
+                    let hash = store.put(bytes, &self.files);
+                    found.hashes.insert(place, hash);
                 }
             }
             commit.insert((*file).to_owned(), Arc::new(bytes.to_vec()));
@@ -446,14 +457,14 @@ fn answer(inner: &mut Inner, shared: &Shared, head: &Head) -> Reply {
         }
         Ok(found) => {
             let mut reply = resolve(found, repository, rest, &shared.elsewhere);
-            if let (true, Some((commit, bytes))) = (inner.xet.is_some(), file(found, rest))
-                && rest.split_once('/').is_some_and(|(_, path)| is_large(path))
+            if let (Some((commit, _)), Some((_, path))) = (file(found, rest), rest.split_once('/'))
+                && let Some(hash) = found.hashes.get(&format!("{commit}/{path}"))
             {
                 let route = format!(
                     "{}/api/models/{repository}/xet-read-token/{commit}",
                     shared.hub
                 );
-                reply.set("X-Xet-Hash", sha256(bytes));
+                reply.set("X-Xet-Hash", hash);
                 reply.set("X-Xet-Refresh-Route", &route);
                 reply.set("Link", format!("<{route}>; rel=\"xet-auth\""));
             }

@@ -1,9 +1,9 @@
 //! Content store of the hub in this process: xorbs, their terms, and queries for them.
 //!
-//! Implements the protocol of <https://huggingface.co/docs/xet> as `hf_xet` 1.8 reads it: version 1
-//! of queries (version 2 is answered with 404, on which clients use version 1) and all three
-//! schemes of compression. Xorbs are short, so that a file has several; equal chunks are stored
-//! once; names are digests of another kind, which readers do not check. Called by `hub.rs`.
+//! Implements the protocol of <https://huggingface.co/docs/xet> as `hf_xet` 1.8 reads it: both
+//! versions of queries and all three schemes of compression. Xorbs are short, so that a file has
+//! several; equal chunks are stored once; names are digests of another kind, which readers do not
+//! check. Called by `hub.rs`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
@@ -21,14 +21,14 @@ use super::wire::Head;
 /// Lengths of chunks, bytes, in turn: the longest permitted one, odd ones, a very short one.
 const LENGTHS: [usize; 5] = [128 << 10, 8 << 10, 30_001, 64 << 10, 3];
 
-/// Chunks of a xorb.
+/// Chunks of a xorb, unless set otherwise.
 const XORB_LEN: usize = 7;
 
 /// Folder of the xorbs on the server of large files.
 pub(super) const FOLDER: &str = "xorbs";
 
-/// Path prefix of queries.
-const QUERIES: &str = "v1/reconstructions/";
+/// Path prefixes of queries, and their versions.
+const QUERIES: [(&str, u8); 2] = [("v1/reconstructions/", 1), ("v2/reconstructions/", 2)];
 
 /// Chunk in a xorb.
 #[derive(Clone, Copy)]
@@ -51,8 +51,9 @@ struct Term {
 }
 
 /// All files and xorbs.
-#[derive(Default)]
 pub(super) struct ContentStore {
+    /// Chunks of a xorb that is stored from now on.
+    pub(super) xorb_len: usize,
     xorbs: Vec<Xorb>,
     known: HashMap<Vec<u8>, Stored>,
     files: BTreeMap<String, Vec<Stored>>,
@@ -65,6 +66,25 @@ pub(super) struct ContentStore {
     lifetime: i64,
     /// True if each chunk is a term of its own.
     is_split: bool,
+    /// Version of queries that is not known, and the status that tells so.
+    unknown: Option<(u8, u16)>,
+}
+
+impl Default for ContentStore {
+    fn default() -> Self {
+        Self {
+            xorb_len: XORB_LEN,
+            xorbs: Vec::new(),
+            known: HashMap::new(),
+            files: BTreeMap::new(),
+            tokens: 0,
+            faults: Vec::new(),
+            spared: 0,
+            lifetime: 3600,
+            is_split: false,
+            unknown: None,
+        }
+    }
 }
 
 impl ContentStore {
@@ -82,7 +102,7 @@ impl ContentStore {
         let is_new = |piece: &&[u8]| !self.known.contains_key(&key(piece));
         let mut fresh: Vec<_> = pieces.iter().copied().filter(is_new).collect();
         fresh.dedup();
-        for pieces in fresh.chunks(XORB_LEN) {
+        for pieces in fresh.chunks(self.xorb_len) {
             self.put_xorb(pieces, server);
         }
         let stored = pieces.iter().map(|piece| self.known[&key(piece)]);
@@ -127,6 +147,10 @@ impl ContentStore {
         self.is_split = true;
     }
 
+    pub(super) fn forget_version(&mut self, version: u8, status: u16) {
+        self.unknown = Some((version, status));
+    }
+
     /// Answers as many queries before the next fault.
     pub(super) fn spare(&mut self, queries: usize) {
         self.spared = queries;
@@ -157,9 +181,13 @@ impl ContentStore {
 
     /// Responds to a query. Presigned URLs are on `elsewhere`.
     pub(super) fn answer(&mut self, head: &Head, elsewhere: &str) -> Reply {
-        let Some(name) = head.path.strip_prefix(QUERIES) else {
+        let query = |(prefix, version)| Some((head.path.strip_prefix(prefix)?, version));
+        let Some((name, version)) = QUERIES.into_iter().find_map(query) else {
             return refusal(404, "", "Not found");
         };
+        if let Some((_, status)) = self.unknown.filter(|unknown| unknown.0 == version) {
+            return refusal(status, "", "No such version");
+        }
         if head.header("authorization") != Some(&format!("Bearer {}", self.current())) {
             return refusal(
                 401,
@@ -208,12 +236,12 @@ impl ContentStore {
             }
             at = behind;
         }
-        let body = self.described(&terms, offset, elsewhere);
+        let body = self.described(version, &terms, offset, elsewhere);
         Reply::text(200, "application/json", body.to_string())
     }
 
-    /// Returns terms as JSON. Ranges of one xorb that meet have one URL.
-    fn described(&self, terms: &[Term], offset: usize, elsewhere: &str) -> Value {
+    /// Returns terms as JSON. Ranges of one xorb that meet are one place.
+    fn described(&self, version: u8, terms: &[Term], offset: usize, elsewhere: &str) -> Value {
         let mut places: BTreeMap<usize, Vec<Range<usize>>> = BTreeMap::new();
         let mut sorted: Vec<&Term> = terms.iter().collect();
         sorted.sort_by_key(|term| (term.xorb, term.chunks.start));
@@ -226,36 +254,90 @@ impl ContentStore {
                 Some(_) | None => places.push(term.chunks.clone()),
             }
         }
-        let place = |xorb: &Xorb, chunks: &Range<usize>| {
-            let first = chunks
-                .start
-                .checked_sub(1)
-                .map_or(0, |before| xorb.packed[before]);
-            json!({
-                "range": {"start": chunks.start, "end": chunks.end},
-                "url": format!("{elsewhere}/{FOLDER}/{}?X-Amz-Signature=hunter2&Expires=1", xorb.name),
-                "url_range": {"start": first, "end": xorb.packed[chunks.end - 1] - 1},
-            })
-        };
-        let fetch_info = places.iter().map(|(xorb, places)| {
-            let xorb = &self.xorbs[*xorb];
-            let places: Vec<_> = places.iter().map(|chunks| place(xorb, chunks)).collect();
-            (xorb.name.clone(), Value::from(places))
+        let places = places.into_iter().map(|(xorb, places)| {
+            let Xorb { name, packed, .. } = &self.xorbs[xorb];
+            let start = |chunk: usize| chunk.checked_sub(1).map_or(0, |before| packed[before]);
+            let place = |chunks: Range<usize>| Place {
+                bytes: start(chunks.start)..packed[chunks.end - 1],
+                chunks,
+            };
+            let places: Vec<_> = places.into_iter().map(place).collect();
+            (name.clone(), places)
         });
         let terms = terms.iter().map(|term| {
             let xorb = &self.xorbs[term.xorb];
-            json!({
-                "hash": xorb.name,
-                "unpacked_length": xorb.lens[term.chunks.clone()].iter().sum::<usize>(),
-                "range": {"start": term.chunks.start, "end": term.chunks.end},
-            })
+            let len = xorb.lens[term.chunks.clone()].iter().sum();
+            (&*xorb.name, len, term.chunks.clone())
         });
-        json!({
-            "offset_into_first_range": offset,
-            "terms": terms.collect::<Vec<_>>(),
-            "fetch_info": fetch_info.collect::<serde_json::Map<_, _>>(),
-        })
+        let places: Vec<_> = places.collect();
+        // Signed like those of the Hub, but no server checks that.
+        let url = |name: &str, places: &[Place]| {
+            let range = |place: &Place| format!("{}-{}", place.bytes.start, place.bytes.end - 1);
+            let ranges: Vec<_> = places.iter().map(range).collect();
+            let ranges = ranges.join("%2C");
+            format!(
+                "{elsewhere}/{FOLDER}/{name}?X-Xet-Signed-Range=bytes%3D{ranges}\
+                 &X-Amz-Signature=hunter2&Expires=1"
+            )
+        };
+        answer(version, offset, terms, &places, url)
     }
+}
+
+/// Returns an answer to a query with one term of `len` bytes, which has 100 chunks at `url`.
+pub fn reconstruction(version: u8, len: usize, url: &str) -> Value {
+    let place = Place {
+        chunks: 0..100,
+        bytes: 0..100,
+    };
+    let places = [("a".to_owned(), vec![place])];
+    let terms = [("a", len, 0..100)].into_iter();
+    answer(version, 0, terms, &places, |_, _| url.to_owned())
+}
+
+/// Place of some chunks of a xorb.
+struct Place {
+    chunks: Range<usize>,
+    bytes: Range<usize>,
+}
+
+/// Returns an answer to a query, with one URL for each place in version 1, and for each xorb in
+/// version 2. Its terms have the names of their xorbs, lengths and chunks.
+fn answer<'a>(
+    version: u8,
+    offset: usize,
+    terms: impl Iterator<Item = (&'a str, usize, Range<usize>)>,
+    places: &[(String, Vec<Place>)],
+    url: impl Fn(&str, &[Place]) -> String,
+) -> Value {
+    let numbers = |start: usize, end: usize| json!({"start": start, "end": end});
+    let bytes = |place: &Place| numbers(place.bytes.start, place.bytes.end - 1);
+    let chunks = |place: &Place| numbers(place.chunks.start, place.chunks.end);
+    let of_xorb = |name: &str, places: &[Place]| match version {
+        1 => {
+            let place = |place: &Place| {
+                let url = url(name, std::slice::from_ref(place));
+                json!({"range": chunks(place), "url": url, "url_range": bytes(place)})
+            };
+            places.iter().map(place).collect()
+        }
+        _ => {
+            let range = |place: &Place| json!({"chunks": chunks(place), "bytes": bytes(place)});
+            let ranges: Vec<_> = places.iter().map(range).collect();
+            json!([{"url": url(name, places), "ranges": ranges}])
+        }
+    };
+    let places = places.iter();
+    let places = places.map(|(name, places)| (name.clone(), of_xorb(name, places)));
+    let terms = terms.map(|(name, len, chunks)| {
+        json!({"hash": name, "unpacked_length": len, "range": numbers(chunks.start, chunks.end)})
+    });
+    let key = if version == 1 { "fetch_info" } else { "xorbs" };
+    json!({
+        "offset_into_first_range": offset,
+        "terms": terms.collect::<Vec<_>>(),
+        key: places.collect::<serde_json::Map<_, _>>(),
+    })
 }
 
 fn key(piece: &[u8]) -> Vec<u8> {

@@ -29,8 +29,15 @@ fn client_of_hub_reads_content_store() {
     let Some(python) = require_named("hf_xet", python()) else {
         return;
     };
+    for version in [2, 1] {
+        assert_read_by(&python, version);
+    }
+}
+
+fn assert_read_by(python: &Path, version: u8) {
     let (hub, folder) = (Hub::start(), tempfile::tempdir().expect("a folder"));
     hub.keep_in_xet();
+    hub.forget_xet_version(3 - version, 404);
     let bytes: Vec<u8> = (0..300_000_u32)
         .flat_map(|at| (at / 3).to_le_bytes())
         .collect();
@@ -52,7 +59,8 @@ fn client_of_hub_reads_content_store() {
     assert_eq!(out.trim(), "True", "{err}");
     let queries = hub.queries();
     let is_answered = |query: &tload_testbed::HubRequest| {
-        query.path.starts_with("v1/reconstructions/") && query.with_token
+        let path = format!("v{version}/reconstructions/");
+        query.path.starts_with(&path) && query.with_token
     };
     assert!(queries.iter().any(is_answered), "{queries:?}");
     let served = hub.files().requests();

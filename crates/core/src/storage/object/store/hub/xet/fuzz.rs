@@ -6,7 +6,7 @@ use std::io::Write;
 use bytes::Bytes;
 use lz4_flex::frame::FrameEncoder;
 
-use super::terms;
+use super::terms::{self, Version};
 use super::unpack::{PACKED_MAX, UNPACKED_MAX, Unpacker};
 
 /// Chunks of some bytes, and why the next one is refused.
@@ -20,7 +20,9 @@ type Unpacked = (Vec<Bytes>, Option<String>);
 /// they arrive, or if contents come back changed.
 pub(crate) fn assert_content_store_is_bounded(input: &[u8]) {
     for len in [1, 100, 4 << 20] {
-        assert_terms_cover(input, len);
+        for version in [Version::One, Version::Two] {
+            assert_terms_cover(input, version, len);
+        }
     }
     let run = 1 + usize::from(input.first().copied().unwrap_or_default());
     let at_once = unpacked(input, usize::MAX);
@@ -31,8 +33,8 @@ pub(crate) fn assert_content_store_is_bounded(input: &[u8]) {
     assert_contents_come_back(&input[..input.len().min(UNPACKED_MAX)]);
 }
 
-fn assert_terms_cover(answer: &[u8], len: u64) {
-    let steps = match terms::parse(answer, len) {
+fn assert_terms_cover(answer: &[u8], version: Version, len: u64) {
+    let steps = match terms::parse(answer, version, len) {
         Ok(steps) => steps,
         Err(refusal) => {
             assert!(refusal.len() < 200, "{refusal}");

@@ -4,7 +4,7 @@
 //! ```text
 //!  resolve/COMMIT/FILE ──▶ X-Xet-Hash                       at the opening, by the bridge
 //!  api/models/…/xet-read-token/COMMIT ──▶ token, content store           once per repository
-//!  STORE/v1/reconstructions/HASH ──▶ terms, presigned URLs               per range
+//!  STORE/v2/reconstructions/HASH ──▶ terms, presigned URLs               per range
 //!  presigned URLs ──▶ chunks                              per run of terms in one place
 //! ```
 //!
@@ -41,6 +41,7 @@ use url::Url;
 #[cfg(feature = "testing")]
 pub(crate) use self::fuzz::assert_content_store_is_bounded;
 use self::reading::Reading;
+use self::terms::Version;
 use super::repository::ask;
 use crate::storage::object::asking::status;
 use crate::storage::object::store::addresses::Reach;
@@ -80,6 +81,8 @@ pub(in crate::storage) struct Xet {
     /// True once it has failed before it delivered anything. Shared by the openings that send their
     /// requests alike: they are as many minutes at most as a store is kept.
     is_off: Arc<AtomicBool>,
+    /// True if it is asked by version 1 of the query. Shared like the above.
+    is_version_1: Arc<AtomicBool>,
 }
 
 /// File in the content store.
@@ -119,6 +122,7 @@ impl Xet {
             access: tokio::sync::Mutex::default(),
             has_delivered: AtomicBool::new(false),
             is_off: Arc::default(),
+            is_version_1: Arc::default(),
         })
     }
 
@@ -132,6 +136,7 @@ impl Xet {
             access: tokio::sync::Mutex::default(),
             has_delivered: AtomicBool::new(false),
             is_off: Arc::clone(&self.is_off),
+            is_version_1: Arc::clone(&self.is_version_1),
         }
     }
 
@@ -162,6 +167,20 @@ impl Xet {
             return None;
         }
         self.files.lock().get(file).cloned()
+    }
+
+    /// Returns the version of the query to ask with: 2 unless that has turned out to be of no use.
+    fn version(&self) -> Version {
+        if self.is_version_1.load(Ordering::Relaxed) {
+            Version::One
+        } else {
+            Version::Two
+        }
+    }
+
+    fn use_version(&self, version: Version) {
+        let is_version_1 = version == Version::One;
+        self.is_version_1.store(is_version_1, Ordering::Relaxed);
     }
 
     /// Stops using the content store after a failure, unless it has delivered something; returns

@@ -15,7 +15,7 @@ use http::header::{AUTHORIZATION, CONTENT_RANGE, RANGE};
 use http::{HeaderValue, StatusCode, Uri};
 use object_store::client::{HttpError, HttpRequest, HttpRequestBody, HttpResponse};
 
-use super::terms::{self, Step};
+use super::terms::{self, Step, Version};
 use super::unpack::Unpacker;
 use super::{Access, Arrived, File, Xet};
 use crate::error::{Error, ErrorKind};
@@ -131,6 +131,10 @@ impl<'a> Reading<'a> {
             Err(fault) if !self.is_renewed && is_denied(&fault) => {
                 tracing::debug!("a presigned URL was refused");
                 self.is_renewed = true;
+                // The documents demand all ranges of such a URL in one request.
+                if step.is_shared {
+                    sender.xet.use_version(Version::One);
+                }
                 self.steps.clear();
                 return Ok(());
             }
@@ -169,27 +173,26 @@ impl Sender<'_> {
     }
 
     /// Asks for the places of the beginning of a range. If the token is refused, another one is
-    /// asked for, once.
+    /// asked for, once; if the version of the query is not known, the other one is used.
     async fn ask_places(&self, rest: &Range<u64>) -> Result<(VecDeque<Step>, Reach), Fault> {
         let end = rest.end.min(rest.start.saturating_add(PLACES_BYTES_MAX));
         let range = format!("bytes={}-{}", rest.start, end - 1);
-        let ask = async |access: &Access| {
-            let url = format!("{}/v1/reconstructions/{}", access.url, self.file.hash);
-            let url = url.parse().map_err(|_| {
-                let message = "the hub names a content store that is not a URL";
-                fault(self.store, &ResponseCapture::default(), message, None)
-            })?;
-            self.send(&url, &range, access.reach, Some(&access.token))
-                .await
-        };
         let mut access = self.access(None).await?;
-        let (response, captured) = match ask(&access).await {
-            Err(fault) if is_denied(&fault) => {
-                access = self.access(Some(&access)).await?;
-                ask(&access).await?
+        let asked = self.xet.version();
+        let (mut version, mut is_renewed) = (asked, false);
+        let (response, captured) = loop {
+            match self.query(&access, version, &range).await {
+                Err(fault) if !is_renewed && is_denied(&fault) => {
+                    access = self.access(Some(&access)).await?;
+                    is_renewed = true;
+                }
+                Err(fault) if version == asked && is_unknown(&fault) => version = version.other(),
+                answer => break answer?,
             }
-            answer => answer?,
         };
+        if version != asked {
+            self.xet.use_version(version);
+        }
         let mut answer = Vec::new();
         let mut frames = response.into_body().bytes_stream();
         while let Some(bytes) = frames.next().await {
@@ -201,9 +204,26 @@ impl Sender<'_> {
                 return Err(fault(self.store, &captured, &message, None));
             }
         }
-        let steps = terms::parse(&answer, end - rest.start)
+        let steps = terms::parse(&answer, version, end - rest.start)
             .map_err(|what| fault(self.store, &captured, &what, None))?;
         Ok((steps, access.reach))
+    }
+
+    /// Sends a query for the places of a range.
+    async fn query(
+        &self,
+        access: &Access,
+        version: Version,
+        range: &str,
+    ) -> Result<(HttpResponse, ResponseCapture), Fault> {
+        let (url, version) = (&access.url, version.name());
+        let url = format!("{url}/{version}/reconstructions/{}", self.file.hash);
+        let url = url.parse().map_err(|_| {
+            let message = "the hub names a content store that is not a URL";
+            fault(self.store, &ResponseCapture::default(), message, None)
+        })?;
+        self.send(&url, range, access.reach, Some(&access.token))
+            .await
     }
 
     /// Sends a request to a host that the hub has named, with the token if it is the store's own.
@@ -307,6 +327,12 @@ impl Body {
 /// Returns whether a token or a presigned URL was refused.
 fn is_denied(fault: &Fault) -> bool {
     matches!(status(&fault.error), Some(401 | 403))
+}
+
+/// Returns whether a version of the query is not known, or the file is not: xet-core takes these
+/// statuses for the former.
+fn is_unknown(fault: &Fault) -> bool {
+    matches!(status(&fault.error), Some(404 | 501))
 }
 
 /// Classifies an error response of the content store, of the host of a presigned URL, or of the hub

@@ -3,9 +3,10 @@
 //!
 //! A file is a sequence of terms: runs of chunks of xorbs, which are objects of at most 64 MiB. The
 //! response has the terms of the range, the offset of the range in the first one, and presigned
-//! URLs for the bytes of each xorb (<https://huggingface.co/docs/xet/download-protocol>). This is
-//! version 1 of the query, whose URLs are for one range each; those of version 2 may be for several
-//! ranges at once, which servers answer with `multipart/byteranges`.
+//! URLs for the bytes of each xorb (<https://huggingface.co/docs/xet/download-protocol>): in version
+//! 1 of the query one for each range of a xorb, in version 2 one for several ranges. They are
+//! requested one range at a time either way, as xet-core does by default
+//! (`enable_multirange_fetching`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -27,13 +28,38 @@ const PLACES_MAX: usize = TERMS_MAX;
 /// Longest presigned URL, bytes. Those of the Hub have about 1 KiB.
 const URL_MAX: usize = 8 * 1024;
 
-/// Response to a reconstruction query.
+/// Version of the reconstruction query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    One,
+    Two,
+}
+
+impl Version {
+    /// Returns the first part of the query's path.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::One => "v1",
+            Self::Two => "v2",
+        }
+    }
+
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::One => Self::Two,
+            Self::Two => Self::One,
+        }
+    }
+}
+
+/// Response to a reconstruction query, whose version determines `P`.
 #[derive(Deserialize)]
-struct Answer {
+struct Answer<P> {
     offset_into_first_range: u64,
     terms: Vec<Term>,
-    /// Places of xorbs by their hashes.
-    fetch_info: BTreeMap<String, Vec<Place>>,
+    /// Places of xorbs by their hashes. Version 1 has another name for them.
+    #[serde(alias = "fetch_info")]
+    xorbs: BTreeMap<String, Vec<P>>,
 }
 
 #[derive(Deserialize)]
@@ -51,6 +77,36 @@ struct Place {
     url: Option<Uri>,
     /// The end is inclusive.
     url_range: Numbers<u64>,
+    /// True if the URL is for other ranges, too.
+    #[serde(skip)]
+    is_shared: bool,
+}
+
+/// Places with one URL, as version 2 has them.
+#[derive(Deserialize)]
+struct Places {
+    #[serde(deserialize_with = "short_url")]
+    url: Option<Uri>,
+    ranges: Vec<RangePlace>,
+}
+
+#[derive(Deserialize)]
+struct RangePlace {
+    chunks: Numbers<u32>,
+    /// The end is inclusive.
+    bytes: Numbers<u64>,
+}
+
+impl Places {
+    fn each(self) -> impl Iterator<Item = Place> {
+        let is_shared = self.ranges.len() > 1;
+        self.ranges.into_iter().map(move |range| Place {
+            range: range.chunks,
+            url: self.url.clone(),
+            url_range: range.bytes,
+            is_shared,
+        })
+    }
 }
 
 /// Parses a URL once for all terms: clones of it share its bytes.
@@ -69,6 +125,8 @@ struct Numbers<T> {
 /// Request for the chunks of one term.
 pub(super) struct Step {
     pub(super) url: Uri,
+    /// True if the URL is for other ranges, too.
+    pub(super) is_shared: bool,
     /// Bytes of the xorb to request.
     pub(super) bytes: Range<u64>,
     /// Number of chunks in front of the first one of the term.
@@ -83,14 +141,24 @@ pub(super) struct Step {
 
 /// Parses the response to a query for `len` bytes. The error describes what is wrong with it, and
 /// quotes nothing: URLs are secrets.
-pub(super) fn parse(answer: &[u8], len: u64) -> Result<VecDeque<Step>, String> {
-    let answer: Answer = serde_json::from_slice(answer)
-        .map_err(|_| "the content store's response is not a reconstruction".to_owned())?;
+pub(super) fn parse(answer: &[u8], version: Version, len: u64) -> Result<VecDeque<Step>, String> {
+    let answer = match version {
+        Version::One => serde_json::from_slice(answer),
+        Version::Two => serde_json::from_slice(answer).map(|answer: Answer<Places>| Answer {
+            offset_into_first_range: answer.offset_into_first_range,
+            terms: answer.terms,
+            xorbs: (answer.xorbs.into_iter())
+                .map(|(hash, places)| (hash, places.into_iter().flat_map(Places::each).collect()))
+                .collect(),
+        }),
+    };
+    let answer: Answer<Place> =
+        answer.map_err(|_| "the content store's response is not a reconstruction".to_owned())?;
     if answer.terms.is_empty() || answer.terms.len() > TERMS_MAX {
         let count = answer.terms.len();
         return Err(format!("the content store sent {count} terms"));
     }
-    let places: usize = answer.fetch_info.values().map(Vec::len).sum();
+    let places: usize = answer.xorbs.values().map(Vec::len).sum();
     if places > PLACES_MAX {
         return Err(format!("the content store sent {places} places"));
     }
@@ -101,7 +169,7 @@ pub(super) fn parse(answer: &[u8], len: u64) -> Result<VecDeque<Step>, String> {
         if total >= len.saturating_add(answer.offset_into_first_range) {
             return Err(format!("term {index} lies behind the range"));
         }
-        let step = step(term, &answer.fetch_info, skip);
+        let step = step(term, &answer.xorbs, skip);
         steps.push_back(step.map_err(|what| format!("term {index} {what}"))?);
         total += term.unpacked_length;
         skip = 0;
@@ -146,6 +214,7 @@ fn step(
     }
     Ok(Step {
         url: place.url.clone().ok_or("has no valid URL")?,
+        is_shared: place.is_shared,
         bytes: first..last + 1,
         leading: start - place.range.start,
         count,
@@ -160,27 +229,56 @@ mod tests {
 
     use super::*;
 
-    fn answer() -> Value {
-        let place = |start: u32, end: u32, first: u64, last: u64| {
-            json!({"range": {"start": start, "end": end}, "url": format!("https://h/{start}?s=1"),
-                   "url_range": {"start": first, "end": last}})
+    const VERSIONS: [Version; 2] = [Version::One, Version::Two];
+
+    fn answer(version: Version) -> Value {
+        let numbers = |start: u64, end: u64| json!({"start": start, "end": end});
+        let place = |start, end, first, last| {
+            json!({"range": numbers(start, end), "url": format!("https://h/{start}?s=1"),
+                   "url_range": numbers(first, last)})
         };
-        json!({
+        let chunks = |start, end, first, last| json!({"chunks": numbers(start, end), "bytes": numbers(first, last)});
+        let mut answer = json!({
             "offset_into_first_range": 10,
             "terms": [
-                {"hash": "a", "unpacked_length": 100, "range": {"start": 2, "end": 4}},
-                {"hash": "b", "unpacked_length": 50, "range": {"start": 0, "end": 1}},
+                {"hash": "a", "unpacked_length": 100, "range": numbers(2, 4)},
+                {"hash": "b", "unpacked_length": 50, "range": numbers(0, 1)},
             ],
-            "fetch_info": {
-                "a": [place(0, 9, 0, 999), place(1, 5, 100, 499)],
-                "b": [place(0, 1, 0, 57)],
-            },
-        })
+        });
+        match version {
+            Version::One => {
+                answer["fetch_info"] = json!({
+                    "a": [place(0, 9, 0, 999), place(1, 5, 100, 499)],
+                    "b": [place(0, 1, 0, 57)],
+                });
+            }
+            Version::Two => {
+                answer["xorbs"] = json!({
+                    "a": [
+                        {"url": "https://h/0?s=1", "ranges": [chunks(0, 9, 0, 999)]},
+                        {"url": "https://h/1?s=1",
+                         "ranges": [chunks(1, 5, 100, 499), chunks(7, 8, 600, 699)]},
+                    ],
+                    "b": [{"url": "https://h/0?s=1", "ranges": [chunks(0, 1, 0, 57)]}],
+                });
+            }
+        }
+        answer
+    }
+
+    fn steps(answer: &Value, version: Version, len: u64) -> Result<VecDeque<Step>, String> {
+        parse(answer.to_string().as_bytes(), version, len)
     }
 
     #[test]
     fn terms_become_requests() {
-        let steps = parse(answer().to_string().as_bytes(), 140).expect("valid");
+        for version in VERSIONS {
+            assert_requests(version);
+        }
+    }
+
+    fn assert_requests(version: Version) {
+        let steps = steps(&answer(version), version, 140).expect("valid");
         let found: Vec<_> = steps
             .iter()
             .map(|step| {
@@ -195,22 +293,35 @@ mod tests {
             .collect();
         assert_eq!(found, [(100..500, 1, 2, 100, 10), (0..58, 0, 1, 50, 0)]);
         assert_eq!(steps[0].url, "https://h/1?s=1");
+        let are_shared: Vec<_> = steps.iter().map(|step| step.is_shared).collect();
+        assert_eq!(are_shared, [version == Version::Two, false]);
     }
 
     #[test]
     fn terms_of_one_place_share_its_url() {
-        let mut answer = answer();
-        answer["terms"][1] = answer["terms"][0].clone();
-        let steps = parse(answer.to_string().as_bytes(), 190).expect("valid");
-        let [first, second] = [&steps[0].url, &steps[1].url].map(|url| url.path().as_ptr());
-        assert_eq!(first, second);
+        for version in VERSIONS {
+            let mut answer = answer(version);
+            answer["terms"][1] = answer["terms"][0].clone();
+            let steps = steps(&answer, version, 190).expect("valid");
+            let [first, second] = [&steps[0].url, &steps[1].url].map(|url| url.path().as_ptr());
+            assert_eq!(first, second);
+        }
+    }
+
+    #[test]
+    fn version_is_as_asked_for() {
+        for version in VERSIONS {
+            let error = steps(&answer(version), version.other(), 140).err();
+            let wanted = "the content store's response is not a reconstruction";
+            assert_eq!(error.as_deref(), Some(wanted));
+        }
     }
 
     /// Checks that an answer with another value at `pointer` is refused, and why.
-    fn is_refused((pointer, value, words): (&str, Value, &str)) {
-        let mut answer = answer();
+    fn is_refused(version: Version, (pointer, value, words): (&str, Value, &str)) {
+        let mut answer = answer(version);
         *answer.pointer_mut(pointer).expect(pointer) = value;
-        let Err(error) = parse(answer.to_string().as_bytes(), 140) else {
+        let Err(error) = steps(&answer, version, 140) else {
             panic!("{pointer}: {words}");
         };
         assert!(error.contains(words), "{pointer}: {error}");
@@ -219,11 +330,17 @@ mod tests {
 
     #[test]
     fn hostile_terms_are_refused() {
+        for version in VERSIONS {
+            refuse_hostile_terms(version);
+        }
+    }
+
+    fn refuse_hostile_terms(version: Version) {
         let pointers = [
             ("/terms", json!([]), "0 terms"),
             (
                 "/terms",
-                Value::from(vec![answer()["terms"][0].clone(); TERMS_MAX + 1]),
+                Value::from(vec![answer(version)["terms"][0].clone(); TERMS_MAX + 1]),
                 "8193 terms",
             ),
             ("/terms/0/range/end", json!(2), "term 0 has no valid range"),
@@ -261,10 +378,12 @@ mod tests {
             ("/offset_into_first_range", json!(11), "139 of 140 bytes"),
             ("/terms/1/unpacked_length", json!(49), "139 of 140 bytes"),
         ];
-        pointers.into_iter().for_each(is_refused);
-        let mut behind = answer();
+        for pointer in pointers {
+            is_refused(version, pointer);
+        }
+        let mut behind = answer(version);
         behind["offset_into_first_range"] = json!(0);
-        let error = parse(behind.to_string().as_bytes(), 100).err();
+        let error = steps(&behind, version, 100).err();
         assert_eq!(error.as_deref(), Some("term 1 lies behind the range"));
     }
 
@@ -300,11 +419,60 @@ mod tests {
             ),
             (
                 "/fetch_info/a",
-                Value::from(vec![answer()["fetch_info"]["a"][0].clone(); PLACES_MAX]),
+                Value::from(vec![
+                    answer(Version::One)["fetch_info"]["a"][0].clone();
+                    PLACES_MAX
+                ]),
                 "8193 places",
             ),
             ("/fetch_info", json!([]), "not a reconstruction"),
         ];
-        pointers.into_iter().for_each(is_refused);
+        for pointer in pointers {
+            is_refused(Version::One, pointer);
+        }
+    }
+
+    #[test]
+    fn hostile_places_of_several_ranges_are_refused() {
+        let range = answer(Version::Two)["xorbs"]["a"][0]["ranges"][0].clone();
+        let pointers = [
+            ("/terms/0/hash", json!("c"), "term 0 has no URL"),
+            ("/xorbs/b", json!([]), "term 1 has no URL"),
+            ("/xorbs/b/0/ranges", json!([]), "term 1 has no URL"),
+            (
+                "/xorbs/b/0/ranges/0/chunks/end",
+                json!(u32::MAX),
+                "term 1 has a place",
+            ),
+            (
+                "/xorbs/b/0/ranges/0/bytes/end",
+                json!(u64::MAX),
+                "term 1 has a place",
+            ),
+            (
+                "/xorbs/b/0/ranges/0/bytes/start",
+                json!(58),
+                "term 1 has a place",
+            ),
+            (
+                "/xorbs/b/0/url",
+                Value::from(format!("https://h/{}", "x".repeat(URL_MAX))),
+                "term 1 has no valid URL",
+            ),
+            (
+                "/xorbs/a/0/ranges",
+                Value::from(vec![range; PLACES_MAX]),
+                "8195 places",
+            ),
+            (
+                "/xorbs/b/0/ranges/0/bytes",
+                json!("bytes=0-57"),
+                "not a reconstruction",
+            ),
+            ("/xorbs", json!(null), "not a reconstruction"),
+        ];
+        for pointer in pointers {
+            is_refused(Version::Two, pointer);
+        }
     }
 }
