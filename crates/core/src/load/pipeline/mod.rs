@@ -101,8 +101,9 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
     fn run(mut self) -> Result<()> {
         loop {
             let rung = self.feed.events.count();
+            let in_flight = self.engine.in_flight();
             let is_exhausted = self.submit();
-            self.deliver();
+            self.deliver(self.engine.in_flight() > in_flight);
             if !self.wait(rung, is_exhausted) {
                 return self.failure.map_or(Ok(()), Err);
             }
@@ -151,16 +152,19 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
         is_exhausted
     }
 
-    /// Hands finished tensors over.
-    fn deliver(&mut self) {
-        if !self.ready.is_empty() {
-            // The reads that were just queued begin before tensors are handed over: handing over
-            // wakes the caller, who may take this lane's core.
+    /// Hands finished tensors over. `has_submitted`: reads were just submitted. They begin before
+    /// that: it wakes the caller, who may take this lane's core. Without any, no engine is reaped,
+    /// which may copy first.
+    fn deliver(&mut self, has_submitted: bool) {
+        if self.ready.is_empty() {
+            return;
+        }
+        if has_submitted {
             self.engine.reap(Wait::No, &mut self.done);
             self.watch.lap(Stage::StorageWait);
-            (self.lane.deliver)(&mut self.ready);
-            self.watch.lap(Stage::Deliver);
         }
+        (self.lane.deliver)(&mut self.ready);
+        self.watch.lap(Stage::Deliver);
     }
 
     /// Waits for a copy if only a slot is missing, else for a completion, or for memory if nothing

@@ -110,6 +110,40 @@ impl Sink for Copies {
     }
 }
 
+/// Sink that completes a tensor with each extent.
+#[derive(Default)]
+struct AtOnce {
+    ready: Vec<()>,
+}
+
+impl Sink for AtOnce {
+    type Tensor = ();
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn submit(&mut self, _: &Extent, _: Filled) -> Result<()> {
+        self.ready.push(());
+        Ok(())
+    }
+
+    fn reap(&mut self, _: Wait, ready: &mut Vec<()>) -> Result<()> {
+        ready.append(&mut self.ready);
+        Ok(())
+    }
+}
+
+/// Engine that copies a job whenever it is reaped, or only when it is waited for.
+fn one_by_one(is_eager: bool, submitted: &Rc<Cell<usize>>) -> OneByOne {
+    OneByOne {
+        is_eager,
+        jobs: VecDeque::new(),
+        waits: Vec::new(),
+        submitted: Rc::clone(submitted),
+    }
+}
+
 /// Runs a lane of eight reads through two slots. Returns how many reads were in flight whenever it
 /// waited for one, and how many had begun by each copy.
 fn through_two_slots(is_eager: bool, polls: u32) -> (Vec<usize>, Vec<usize>) {
@@ -119,12 +153,7 @@ fn through_two_slots(is_eager: bool, polls: u32) -> (Vec<usize>, Vec<usize>) {
     let origins = vec![LeaseOrigin::Slots];
     let feed = Feed::new(plan, schedule, origins, Some(slab), Arc::default());
     let submitted = Rc::<Cell<usize>>::default();
-    let mut engine = OneByOne {
-        is_eager,
-        jobs: VecDeque::new(),
-        waits: Vec::new(),
-        submitted: Rc::clone(&submitted),
-    };
+    let mut engine = one_by_one(is_eager, &submitted);
     let mut sink = Copies {
         polls,
         copying: VecDeque::new(),
@@ -151,6 +180,26 @@ fn lane_without_slots_waits_for_copies_before_reads() {
 fn slot_of_finished_copy_is_read_into_before_the_next_copy() {
     let (_, begun) = through_two_slots(true, 2);
     assert_eq!(begun, [2, 3, 4, 5, 6, 7, 8, 8]);
+}
+
+#[test]
+fn finished_tensors_are_handed_over_before_the_next_job_is_copied() {
+    let plan = plan(1, 4, Arrangement::InPlace);
+    let schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(8, u64::MAX)));
+    let pool = Pool::new(1 << 20, Arc::default());
+    let events = Arc::clone(pool.events());
+    let origins = vec![LeaseOrigin::Regions(pool)];
+    let feed = Feed::new(plan, schedule, origins, None, events);
+    let mut engine = one_by_one(true, &Rc::default());
+    let lane = LaneWork {
+        index: 0,
+        deliver: &|ready| ready.clear(),
+        failing: &|_| (),
+        counters: &Counters::default(),
+    };
+    run(&feed, 0, &mut engine, &mut AtOnce::default(), &lane).expect("nothing fails");
+    // Each but the first is copied only when it is waited for.
+    assert_eq!(engine.waits, [4, 3, 2, 1]);
 }
 
 #[test]
