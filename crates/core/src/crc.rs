@@ -269,11 +269,12 @@ impl Prefixes {
 
     /// Adds the prefixes of `bytes`, all of them so far.
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
-        let mut remainder = self.remainders.last().copied().unwrap_or(0);
+        let before = self.remainders.last().copied().unwrap_or(0);
         let known = self.remainders.len() * PREFIX_STEP;
+        let mut digest = Digest::new_with_init_state(self.polynomial.ring().algorithm, before);
         for step in bytes[known..].chunks_exact(PREFIX_STEP) {
-            remainder = self.polynomial.remainder(remainder, step);
-            self.remainders.push(remainder);
+            digest.update(step);
+            self.remainders.push(digest.get_state());
         }
     }
 
