@@ -24,6 +24,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -124,17 +125,22 @@ impl Manifest {
             return Err(invalid("it does not begin with '{'"));
         }
         let failed = |error: serde_json::Error| invalid(cut(&wrong_json(&error), TEXT_MAX));
-        let marked: Marked = serde_json::from_slice(text).map_err(failed)?;
-        if marked.tload_manifest != VERSION {
+        let whole = serde_json::from_slice::<Document>(text);
+        // The text of another version may be no document of this one.
+        let marked = match &whole {
+            Ok(whole) => Ok(whole.tload_manifest),
+            Err(_) => serde_json::from_slice(text).map(|it: Marked| it.tload_manifest),
+        };
+        let version = marked.map_err(failed)?;
+        if version != VERSION {
             return Err(Error::unsupported(format!(
-                "is a manifest of version {}, and this release reads version {VERSION}",
-                marked.tload_manifest
+                "is a manifest of version {version}, and this release reads version {VERSION}"
             ))
             .with_hint(
                 "use a newer tload, or write a new manifest: tload verify --write --force",
             ));
         }
-        let whole: Document = serde_json::from_slice(text).map_err(failed)?;
+        let whole = whole.map_err(failed)?;
         let manifest = Self { files: whole.files };
         manifest
             .files
@@ -381,10 +387,14 @@ fn distinct<'de, D: Deserializer<'de>, V: Deserialize<'de>>(
             let mut values = BTreeMap::new();
             while let Some(name) = map.next_key::<String>()? {
                 let value = map.next_value::<V>()?;
-                let shown = clipped(&name);
-                if values.insert(name, value).is_some() {
-                    let message = format!("the name {shown:?} appears twice");
-                    return Err(de::Error::custom(message));
+                match values.entry(name) {
+                    Entry::Vacant(entry) => {
+                        entry.insert(value);
+                    }
+                    Entry::Occupied(entry) => {
+                        let message = format!("the name {:?} appears twice", clipped(entry.key()));
+                        return Err(de::Error::custom(message));
+                    }
                 }
             }
             Ok(values)
