@@ -28,8 +28,6 @@ pub(super) struct CachedEngine {
     setup: Arc<ObjectSetup>,
     /// Jobs that `files` has or has read, by extent, until they are confirmed.
     reading: HashMap<usize, Reading>,
-    /// Jobs that `files` has ended.
-    ended: Vec<Done>,
     /// Latencies of `files`. The store is slower, and its engine watches it.
     latencies: LatencyHistogram,
 }
@@ -65,7 +63,6 @@ impl CachedEngine {
             store: ObjectEngine::open(Arc::clone(setup)),
             setup: Arc::clone(setup),
             reading: HashMap::new(),
-            ended: Vec::new(),
             latencies: LatencyHistogram::default(),
         }
     }
@@ -134,12 +131,11 @@ impl Engine for CachedEngine {
         let before = done.len();
         loop {
             if self.files.in_flight() > 0 {
-                let mut ended = std::mem::take(&mut self.ended);
-                self.files.reap(wait, &mut ended);
-                for one in ended.drain(..) {
+                let passed = done.len();
+                self.files.reap(wait, done);
+                for one in done.split_off(passed) {
                     self.receive(one, done);
                 }
-                self.ended = ended;
             }
             // Files are quick: they are waited for first.
             let is_last = done.len() == before && self.files.in_flight() == 0;

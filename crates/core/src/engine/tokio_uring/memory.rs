@@ -37,7 +37,7 @@ struct Stretch<K> {
 }
 
 // SAFETY: `keep` keeps these bytes mapped at this address, wherever the value itself is moved
-// (`of_lease` and `of_slots` put it there); no byte is reported as initialised, so no slice of them
+// (`from_lease` and `from_slots` put it there); no byte is reported as initialised, so no slice of them
 // is made.
 unsafe impl<K: Unpin + 'static> IoBuf for Stretch<K> {
     fn stable_ptr(&self) -> *const u8 {
