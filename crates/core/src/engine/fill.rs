@@ -1,5 +1,5 @@
 //! State of one extent and the interpretation of read results. Shared by the engines that read
-//! files; pure except for what it learns about the file.
+//! files; pure except for what it learns about the file and copies from the page cache.
 //!
 //! ```text
 //!            ┌────────────── short read, EINTR, EAGAIN, direct I/O refused ──────────────┐
@@ -15,6 +15,8 @@
 
 use std::io;
 use std::time::Duration;
+
+use rustix::io::Errno;
 
 use super::{Job, Transfer};
 use crate::crc::Prefixes;
@@ -113,7 +115,7 @@ impl Fill {
         let access = file.access(job.offset, job.needed);
         let crc = job.lease.wanted_crc();
         let is_copied = access == Access::Buffered && file.is_copied() && !file.must_be_punted();
-        let crc = crc.filter(|_| is_copied);
+        let crc = crc.filter(|_| is_copied && !job.lease.is_view());
         let mut new = Self {
             offset: job.offset,
             window: job.lease.len(),
@@ -136,12 +138,46 @@ impl Fill {
     /// Returns the next read, for the file's current opening.
     fn read(&mut self, file: &ReadFile) -> Read {
         let left = self.window - self.filled;
-        let copied = self.prefixes.is_some();
-        self.read_up_to(file, if copied { left.min(COPY_BYTES) } else { left })
+        let has_steps = self.has_steps();
+        self.read_up_to(
+            file,
+            if has_steps {
+                left.min(COPY_BYTES)
+            } else {
+                left
+            },
+        )
+    }
+
+    /// Copies bytes of `read` from the page cache, if the extent is read in steps. Returns `None` if
+    /// `read` has to be made otherwise: it is then one of all that is missing, unless the system
+    /// cannot tell which bytes are there.
+    pub(super) fn copy(
+        &mut self,
+        file: &ReadFile,
+        window: &mut Lease,
+        read: &mut Read,
+    ) -> Option<Step> {
+        if !self.has_steps() {
+            return None;
+        }
+        let bytes = window.bytes_mut(read.window_offset..read.window_offset + read.len);
+        match file.copy_cached(bytes, read.offset) {
+            // Linux 5.9 and 5.10 may return 0 before the end of the file (preadv2(2)).
+            Ok(0) | Err(Errno::AGAIN) => {
+                *read = self.read_rest(file);
+                None
+            }
+            Ok(count) => {
+                // What is in the page cache is no short read.
+                self.requested = count;
+                Some(self.after(file, window, Ok(count)))
+            }
+            Err(_) => None,
+        }
     }
 
     /// Returns the next read, of all that is missing.
-    #[cfg(all(target_os = "linux", feature = "uring"))]
     pub(super) fn read_rest(&mut self, file: &ReadFile) -> Read {
         self.read_up_to(file, self.window - self.filled)
     }
@@ -157,14 +193,7 @@ impl Fill {
         }
     }
 
-    /// Limits the last read to what is in the page cache: it is no short read.
-    #[cfg(all(target_os = "linux", feature = "uring"))]
-    pub(super) fn ends_after(&mut self, count: usize) {
-        self.requested = count;
-    }
-
     /// Returns whether the extent is read in small steps, each followed by its CRC.
-    #[cfg(all(target_os = "linux", feature = "uring"))]
     pub(super) fn has_steps(&self) -> bool {
         self.prefixes.is_some()
     }
@@ -337,22 +366,23 @@ impl Fill {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::path::Path;
     use std::sync::Arc;
 
     use super::*;
     use crate::crc::Polynomial;
     use crate::engine::{EngineKind, EngineSetup, Wait, open, probe_ring};
-    use crate::memory::Slab;
+    use crate::memory::{RegionWriter, Slab};
     use crate::options::{CacheMode, EngineChoice, Location};
-    use crate::storage::{FileSource, RefusedDirect};
+    use crate::storage::{FileSource, RefusedDirect, evict, residency};
     use crate::testing::fixtures::Rng;
 
-    const CRC: Polynomial = Polynomial::Crc64Nvme;
+    pub(in crate::engine) const CRC: Polynomial = Polynomial::Crc64Nvme;
     const LEN: usize = 3 * COPY_BYTES + 777;
 
     /// File in the page cache, its bytes and its folder.
-    fn copied_file() -> (ReadFile, Vec<u8>, tempfile::TempDir) {
+    pub(in crate::engine) fn copied_file() -> (ReadFile, Vec<u8>, tempfile::TempDir) {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, bytes) = (folder.path().join("m"), Rng::new(1).bytes(LEN));
         std::fs::write(&path, &bytes).expect("ours");
@@ -363,9 +393,21 @@ mod tests {
         (file, bytes, folder)
     }
 
-    fn job(crc: Option<Polynomial>) -> Job {
+    /// Drops the pages of a file in `folder`. Returns whether reads that do not wait notice that:
+    /// those of file systems in memory, of overlays and of old kernels do not.
+    pub(in crate::engine) fn lets_go(file: &ReadFile, folder: &Path) -> bool {
+        let path = folder.join("m");
+        file.copy_cached(&mut [0], 0) == Ok(1)
+            && evict(&path).is_ok()
+            && residency(&path).is_ok_and(|found| found.resident_bytes == 0)
+    }
+
+    pub(in crate::engine) fn job(crc: Option<Polynomial>) -> Job {
         let slab = Slab::new(1 << 20, 1, Arc::default()).expect("little memory");
-        let mut lease = slab.try_lease(1 << 20).expect("free");
+        job_into(slab.try_lease(1 << 20).expect("free"), crc)
+    }
+
+    fn job_into(mut lease: Lease, crc: Option<Polynomial>) -> Job {
         lease.want_crc(crc);
         Job {
             extent: 0,
@@ -374,6 +416,37 @@ mod tests {
             needed: LEN,
             lease,
         }
+    }
+
+    #[test]
+    fn bytes_that_left_page_cache_are_read_at_once() {
+        let (file, bytes, folder) = copied_file();
+        let mut job = job(Some(CRC));
+        let (mut state, mut read) = Fill::new(&job, &file);
+        if !lets_go(&file, folder.path()) {
+            return;
+        }
+        assert_eq!(read.len, COPY_BYTES);
+        let step = state.copy(&file, &mut job.lease, &mut read);
+        assert!(step.is_none(), "{step:?}");
+        assert_eq!((read.window_offset, read.len), (0, job.lease.len()));
+        job.lease.bytes_mut(0..LEN).copy_from_slice(&bytes);
+        let step = state.after(&file, &mut job.lease, Ok(LEN));
+        assert!(matches!(step, Step::Filled(LEN)), "{step:?}");
+        let prefixes = state.take_prefixes().expect("wanted");
+        assert_eq!(
+            prefixes.remainder(&bytes, 1..LEN),
+            CRC.remainder(0, &bytes[1..])
+        );
+    }
+
+    #[test]
+    fn views_get_no_crcs() {
+        let (mut file, _bytes, _folder) = copied_file();
+        let view = Arc::clone(file.map(false).expect("maps"));
+        let lease = RegionWriter::over(&view, 0, LEN, 1).carve(LEN);
+        let (mut state, _) = Fill::new(&job_into(lease, Some(CRC)), &file);
+        assert!(state.take_prefixes().is_none());
     }
 
     #[test]

@@ -154,6 +154,18 @@ fn engines_keep_contract_on_files_in_page_cache() {
     }
 }
 
+/// Engines copy what was in the page cache when the file was opened.
+#[test]
+fn engines_keep_contract_on_files_that_left_page_cache() {
+    for kind in kinds() {
+        engine_suite(&format!("{kind:?}, in the page cache before"), &|request| {
+            let (folder, files) = opened_files(request, CacheMode::Auto, true);
+            crate::files::evict(folder.path());
+            over((folder, files), request, kind, false)
+        });
+    }
+}
+
 #[test]
 fn simulated_engine_keeps_contract() {
     for seed in 0..20 {

@@ -147,15 +147,20 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
         if shared.is_stopping() {
             break (Err(cancelled()), Some(lease));
         }
-        let opened = match shared.files.open(source, next.access) {
-            Ok(opened) => opened,
-            Err(error) => break (Err(error), Some(lease)),
+        let step = if let Some(step) = state.copy(file, &mut lease, &mut next) {
+            step
+        } else {
+            let opened = match shared.files.open(source, next.access) {
+                Ok(opened) => opened,
+                Err(error) => break (Err(error), Some(lease)),
+            };
+            shared.turns.queued();
+            let (count, back) = read_once(shared.slots.as_ref(), lease, &opened, next).await;
+            lease = back;
+            let count = count.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
+            state.after(file, &mut lease, count)
         };
-        shared.turns.queued();
-        let (count, back) = read_once(shared.slots.as_ref(), lease, &opened, next).await;
-        lease = back;
-        let count = count.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
-        match state.after(file, &mut lease, count) {
+        match step {
             Step::Read(read) => next = read,
             Step::Later(read, pause) => {
                 shared.pause(pause).await;

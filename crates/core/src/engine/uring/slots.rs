@@ -66,13 +66,13 @@ impl Slots {
     pub(super) fn get_mut(&mut self, index: usize) -> &mut Pending {
         self.pending[index]
             .as_mut()
-            .expect("only slots with a job are in the kernel")
+            .expect("a slot is used while it has a job")
     }
 
     pub(super) fn take(&mut self, index: usize) -> Pending {
         let pending = self.pending[index]
             .take()
-            .expect("only slots with a job are in the kernel");
+            .expect("a slot is used while it has a job");
         self.free.push(index);
         pending
     }

@@ -15,6 +15,7 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use rustix::io::Errno;
 use rustix::param::page_size;
 
 use super::page_cache::Cached;
@@ -369,6 +370,16 @@ impl ReadFile {
     /// Starts reading bytes into the page cache, without waiting for them.
     pub fn read_ahead(&self, offset: u64, len: usize) {
         residency::read_ahead(self.source.file(), offset, len as u64);
+    }
+
+    /// Copies bytes from the page cache without waiting for storage, as many as are there.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if none are there; other errors where the system cannot tell, as on overlays and in
+    /// file systems in memory.
+    pub(crate) fn copy_cached(&self, window: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        residency::copy(self.descriptor(Access::Buffered), window, offset)
     }
 
     /// Returns the descriptor for a read of this kind.

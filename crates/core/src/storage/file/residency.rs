@@ -1,4 +1,4 @@
-//! Page cache residency of files: queries it and evicts pages.
+//! Page cache residency of files: queries it, copies resident bytes, and evicts pages.
 //!
 //! Used by loads, which copy resident bytes; by benches, which must prove "cold"; by
 //! `tload doctor`. Supported on Linux; other systems return an error.
@@ -12,9 +12,11 @@
 )]
 
 use std::fs::File;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::param::page_size;
 
 use crate::error::{Error, Result};
@@ -173,6 +175,20 @@ pub(in crate::storage) fn is_resident(file: &File, offset: u64) -> bool {
     linux::is_resident(file, offset, COPIED_WITHIN)
 }
 
+/// Copies bytes from the page cache without waiting for a device, as many as are there.
+///
+/// # Errors
+///
+/// `EAGAIN` if none are there; other errors where the system cannot tell, as on overlays and in
+/// file systems in memory.
+pub(in crate::storage) fn copy(
+    file: BorrowedFd<'_>,
+    window: &mut [u8],
+    offset: u64,
+) -> Result<usize, Errno> {
+    linux::copy(file, window, offset)
+}
+
 /// Drops the pages of `file` that lie entirely in the range from the page cache. Advisory.
 pub(in crate::storage) fn let_go(file: &File, offset: u64, len: u64) {
     linux::let_go(file, offset, len);
@@ -198,7 +214,7 @@ mod linux {
     use std::fs::File;
     use std::io::IoSliceMut;
     use std::num::NonZeroU64;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsRawFd, BorrowedFd};
     use std::ptr;
     use std::time::{Duration, Instant};
 
@@ -334,6 +350,15 @@ mod linux {
         }
     }
 
+    pub(in crate::storage) fn copy(
+        file: BorrowedFd<'_>,
+        window: &mut [u8],
+        offset: u64,
+    ) -> Result<usize, Errno> {
+        let mut windows = [IoSliceMut::new(window)];
+        preadv2(file, &mut windows, offset, ReadWriteFlags::NOWAIT)
+    }
+
     pub(in crate::storage) fn disable_read_ahead(file: &File) {
         let _ = rustix::fs::fadvise(file, 0, None, Advice::Random);
     }
@@ -360,7 +385,10 @@ mod linux {
 #[cfg(not(target_os = "linux"))]
 mod linux {
     use std::fs::File;
+    use std::os::fd::BorrowedFd;
     use std::time::Duration;
+
+    use rustix::io::Errno;
 
     use crate::error::{Error, Result};
 
@@ -386,6 +414,14 @@ mod linux {
         _copied_within: Duration,
     ) -> bool {
         false
+    }
+
+    pub(in crate::storage) fn copy(
+        _file: BorrowedFd<'_>,
+        _window: &mut [u8],
+        _offset: u64,
+    ) -> Result<usize, Errno> {
+        Err(Errno::NOTSUP)
     }
 
     pub(in crate::storage) fn disable_read_ahead(_file: &File) {}
