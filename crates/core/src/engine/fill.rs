@@ -138,20 +138,17 @@ impl Fill {
     /// Returns the next read, for the file's current opening.
     fn read(&mut self, file: &ReadFile) -> Read {
         let left = self.window - self.filled;
-        let has_steps = self.has_steps();
-        self.read_up_to(
-            file,
-            if has_steps {
-                left.min(COPY_BYTES)
-            } else {
-                left
-            },
-        )
+        let len = if self.has_steps() {
+            left.min(COPY_BYTES)
+        } else {
+            left
+        };
+        self.read_up_to(file, len)
     }
 
-    /// Copies bytes of `read` from the page cache, if the extent is read in steps. Returns `None` if
-    /// `read` has to be made otherwise: it is then one of all that is missing, unless the system
-    /// cannot tell which bytes are there.
+    /// Copies bytes of `read` from the page cache, if the extent is read in steps. Returns `None`
+    /// if `read` has to be made otherwise: it is then one of all that is missing, unless the
+    /// system cannot tell which bytes are there.
     pub(super) fn copy(
         &mut self,
         file: &ReadFile,

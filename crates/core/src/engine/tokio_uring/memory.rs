@@ -37,8 +37,8 @@ struct Stretch<K> {
 }
 
 // SAFETY: `keep` keeps these bytes mapped at this address, wherever the value itself is moved
-// (`from_lease` and `from_slots` put it there); no byte is reported as initialised, so no slice of them
-// is made.
+// (`from_lease` and `from_slots` put it there); no byte is reported as initialised, so no slice of
+// them is made.
 unsafe impl<K: Unpin + 'static> IoBuf for Stretch<K> {
     fn stable_ptr(&self) -> *const u8 {
         self.start
