@@ -424,8 +424,10 @@ pub(super) mod tests {
             return;
         }
         assert_eq!(read.len, COPY_BYTES);
-        let step = state.copy(&file, &mut job.lease, &mut read);
-        assert!(step.is_none(), "{step:?}");
+        if state.copy(&file, &mut job.lease, &mut read).is_some() {
+            // The disk was faster than this thread.
+            return;
+        }
         assert_eq!((read.window_offset, read.len), (0, job.lease.len()));
         job.lease.bytes_mut(0..LEN).copy_from_slice(&bytes);
         let step = state.after(&file, &mut job.lease, Ok(LEN));

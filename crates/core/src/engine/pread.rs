@@ -263,6 +263,8 @@ mod tests {
         };
         let filled = done.result.expect("read");
         assert!(filled.has_crcs() && filled.bytes() == bytes);
-        assert_eq!(made, 2, "one that does not wait, and one that does");
+        // One that does not wait and one that does, or few more where the disk is faster than this
+        // thread.
+        assert!(made < 4, "{made} reads");
     }
 }
