@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import pty
@@ -21,6 +22,7 @@ from files import Content, tile, write_file
 from tload import _progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 MIB = 1 << 20
@@ -76,6 +78,30 @@ def test_callback_exception_stops_load(megabytes: Path, monkeypatch: pytest.Monk
         list(stream)
     assert stream.report.outcome == "cancelled"
     assert next(stream, None) is None
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
+def test_callback_does_not_end_a_load_as_if_it_were_complete(
+    kind: type[Exception], megabytes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would take its `StopIteration` for the end of the stream."""
+    monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
+
+    def stop(_: tload.Progress) -> None:
+        raise kind
+
+    async def collect() -> None:
+        async for _ in tload.stream(megabytes, framework="dlpack", progress=stop):
+            pass
+
+    calls: list[Callable[[], object]] = [
+        lambda: list(tload.stream(megabytes, framework="dlpack", progress=stop)),
+        lambda: tload.load(megabytes, framework="dlpack", progress=stop),
+        lambda: asyncio.run(collect()),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match=f"^progress: the callable raised {kind.__name__}$"):
+            call()
 
 
 def test_invalid_progress_raises_type_error(megabytes: Path) -> None:

@@ -71,7 +71,12 @@ class CallbackWatcher:
         self._callback = callback
 
     def update(self, progress: Progress) -> None:
-        self._callback(progress)
+        try:
+            self._callback(progress)
+        except (StopIteration, StopAsyncIteration) as error:
+            # A loop over the stream would end as after the last tensor.
+            message = f"progress: the callable raised {type(error).__name__}"
+            raise RuntimeError(message) from error
 
     def close(self) -> None:
         pass
