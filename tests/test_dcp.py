@@ -86,6 +86,17 @@ def test_links_out_of_the_directory_need_permission(folder: Path, tmp_path_facto
     }
 
 
+def test_files_of_a_named_manifest_are_required(tmp_path: Path) -> None:
+    for name in ("scale", "norm.weight"):
+        write_file(tmp_path / f"{name}.safetensors", {name: TENSORS[name]})
+    manifest = tload.verify(tmp_path, write=True).written
+    options = tload.Options(verify=manifest)
+    state = empty({"scale": TENSORS["scale"]})
+    dcp().load(state, storage_reader=reader(tmp_path, options=options))
+    (tmp_path / "norm.weight.safetensors").unlink()
+    assert "norm.weight.safetensors" in failure(state, reader(tmp_path, options=options))
+
+
 def test_metadata_equal_those_of_torch_reader(folder: Path) -> None:
     ours, theirs = reader(folder).read_metadata(), dcp().HuggingFaceStorageReader(str(folder)).read_metadata()
     assert ours.state_dict_metadata == theirs.state_dict_metadata

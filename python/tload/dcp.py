@@ -41,6 +41,7 @@ from tload._checkpoint import Checkpoint, open, show  # noqa: A004
 from tload._errors import Error, FormatError, InvalidRequestError, UnsupportedError, advise
 from tload._group import Group
 from tload._into import load_into
+from tload._load import require_files
 from tload._options import OptionKeywords, resolve
 from tload._store import take, takes_keywords
 
@@ -197,10 +198,13 @@ class StorageReader(_StorageReader):
                 `CheckpointException`.)
             FormatError: The files of the ranks do not form whole tensors, or come from several
                 saves.
+            CorruptError: A file is missing that the manifest of `verify` lists.
             UnsupportedError: torch lacks the dtype of a tensor.
         """
         self._close()
         self._checkpoints = list(self._open())
+        for checkpoint in self._checkpoints:
+            require_files(checkpoint, self._options)
         self._refuse_unlisted()
         for position, checkpoint in enumerate(self._checkpoints):
             offsets = [_saved_offsets(shard.location, shard.metadata) for shard in checkpoint.shards]
