@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parent.parent
 REGION = "us-east-1"
@@ -177,6 +177,8 @@ class Web:
     requests: list[Request] = field(default_factory=list)
     stall_from: int | None = None
     """Responses send no bytes from here on: they stall. `None`: no response does."""
+    refuses: Callable[[], bool] = bool
+    """Called for each request: whether it is answered with status 503. Default: none is."""
     stalled: set[str] = field(default_factory=set)
     """Paths with a stalled request."""
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -215,8 +217,8 @@ def web() -> Iterator[Web]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             served.requests.append(Request(self.command, self.path, headers))
             content = served.files.get(urllib.parse.unquote(self.path.partition("?")[0]).removeprefix("/"))
-            if content is None:
-                self.send_response(404)
+            if content is None or served.refuses():
+                self.send_response(404 if content is None else 503)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return

@@ -1,4 +1,4 @@
-"""Logging of loads with Python's `logging`: the logger `"tload"` and the variable `TLOAD_LOG`."""
+"""Logging with Python's `logging`: the logger `"tload"`, those below it, and the variable `TLOAD_LOG`."""
 
 from __future__ import annotations
 
@@ -60,6 +60,19 @@ def configure(text: str | None) -> None:
 def configure_from_environment() -> None:
     """Configure the logger from the variable `TLOAD_LOG`."""
     configure(os.environ.get(VARIABLE))
+
+
+def log_events(events: list[tuple[int, str, str, str, int, float]]) -> None:
+    """Log events of the core: level, logger, message, source file and line, time.
+
+    Called by the extension module, on a thread that calls the core.
+    """
+    for level, name, message, path, line, created in events:
+        logger = logging.getLogger(name)
+        if logger.isEnabledFor(level):
+            record = logger.makeRecord(name, level, path, line, "%s", (message,), None)
+            record.created, record.msecs = created, created % 1 * 1000
+            logger.handle(record)
 
 
 def log_end(report: Report) -> None:

@@ -227,5 +227,6 @@ def _finish_caching() -> None:
     _tload.finish_caching(EXIT_SECONDS)
 
 
-# Loads do not wait for the cache; what it has not written by then would be fetched again.
+# Loads do not wait for the cache; what it has not written by then would be fetched again. Events
+# that wait are logged then, too.
 at_exit(_finish_caching)

@@ -263,6 +263,7 @@ class TensorStream(Generic[T]):
         """
         if self._told:
             return
+        _tload.forward_events()
         with contextlib.suppress(InvalidRequestError):
             report = self.report
             self._told = True

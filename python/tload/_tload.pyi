@@ -30,6 +30,7 @@ __all__ = [
     "finish_caching",
     "finish_serving",
     "format_bytes",
+    "forward_events",
     "has_secret",
     "list_files",
     "metrics_text",
@@ -162,6 +163,9 @@ def finish_caching(timeout: float) -> bool:
 
 def finish_serving(timeout: float) -> bool:
     """Wait until this process reads for no other rank any more, for `timeout` seconds at most."""
+
+def forward_events() -> None:
+    """Log the events of the core that wait."""
 
 def format_bytes(bytes: int) -> str:
     """Format a size with one decimal and a binary unit."""

@@ -1,7 +1,8 @@
 //! Waits for the core without blocking Python: other threads run, and Ctrl-C interrupts.
 //!
 //! When a signal arrives, Python only sets a flag, and acts on it when its main thread checks. So
-//! every wait here is cut into steps of [`SIGNAL_STEP`] with a check for signals after each.
+//! every wait here is cut into steps of [`SIGNAL_STEP`] with a check for signals after each. Events
+//! of the core are logged then, too.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -12,7 +13,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tload::{Error, ErrorKind};
 
-use crate::error;
+use crate::{error, events};
 
 /// Longest time between two checks for signals: a quarter of the promised 0.2 s for Ctrl-C.
 pub(crate) const SIGNAL_STEP: Duration = Duration::from_millis(50);
@@ -56,6 +57,7 @@ impl<T: Send + 'static> Running<T> {
         py: Python<'_>,
         work: impl FnOnce(Caller) -> tload::Result<T> + Send + 'static,
     ) -> PyResult<Self> {
+        events::listen();
         let (give, messages) = mpsc::channel();
         let caller = give.clone();
         let caller = Caller(Arc::new(move |call| {
@@ -87,14 +89,21 @@ impl<T: Send + 'static> Running<T> {
         let Self { messages } = self;
         let (message, messages) = py.detach(move || (messages.recv_timeout(step), messages));
         match message {
-            Ok(Message::Ended(outcome)) => Ok(Ok(outcome)),
+            Ok(Message::Ended(outcome)) => match events::forward(py) {
+                Ok(()) => Ok(Ok(outcome)),
+                Err(raised) => {
+                    // Dropping a load waits for its lanes.
+                    py.detach(|| drop(outcome));
+                    Err(raised)
+                }
+            },
             Ok(Message::Call(call)) => {
                 call(py);
-                py.check_signals()?;
+                attend(py)?;
                 Ok(Err(Self { messages }))
             }
             Err(RecvTimeoutError::Timeout) => {
-                py.check_signals()?;
+                attend(py)?;
                 Ok(Err(Self { messages }))
             }
             Err(RecvTimeoutError::Disconnected) => Err(PyRuntimeError::new_err(
@@ -127,7 +136,7 @@ pub(crate) fn run_calling<T: Send + 'static>(
 }
 
 /// Calls `finish`, which waits for the given time at most, until it returns true or `timeout`
-/// seconds have passed. Returns its last result.
+/// seconds have passed. Returns its last result. Events are logged at least once.
 pub(crate) fn wait_in_steps(
     py: Python<'_>,
     timeout: f64,
@@ -138,9 +147,15 @@ pub(crate) fn wait_in_steps(
     loop {
         let left = timeout.saturating_sub(started.elapsed());
         let is_finished = py.detach(|| finish(SIGNAL_STEP.min(left)));
+        attend(py)?;
         if is_finished || left.is_zero() {
             return Ok(is_finished);
         }
-        py.check_signals()?;
     }
+}
+
+/// Logs the events of the core, and checks for signals.
+pub(crate) fn attend(py: Python<'_>) -> PyResult<()> {
+    events::forward(py)?;
+    py.check_signals()
 }

@@ -10,6 +10,7 @@ mod checkpoint;
 mod copy;
 mod dlpack;
 mod error;
+mod events;
 mod forked;
 mod group;
 mod index;
@@ -75,6 +76,12 @@ mod _tload {
         return wait_in_steps(py, timeout, tload::finish_caching);
         #[cfg(not(feature = "object"))]
         return wait_in_steps(py, timeout, |_| true);
+    }
+
+    /// Passes the events that wait to `logging`.
+    #[pyfunction]
+    fn forward_events(py: Python<'_>) -> PyResult<()> {
+        crate::events::forward(py)
     }
 
     /// Returns the counters of this process's loads and caches, in the text format of Prometheus.

@@ -18,7 +18,8 @@ use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorInfo, TensorStr
 
 use crate::checkpoint::{Described, describe};
 use crate::error::exception;
-use crate::interrupt::SIGNAL_STEP;
+use crate::events;
+use crate::interrupt::{SIGNAL_STEP, attend};
 use crate::raised::Raised;
 use crate::readiness::Readiness;
 use crate::tensor::{Empties, Tensor};
@@ -74,6 +75,8 @@ impl Stream {
                     .ok_or_else(|| PyValueError::new_err("timeout is out of range"))?,
             ),
         };
+        // Before a tensor is taken, which an exception of a handler would lose.
+        events::forward(py)?;
         loop {
             let step = deadline.map_or(SIGNAL_STEP, |deadline| {
                 deadline
@@ -89,7 +92,7 @@ impl Stream {
                 }
                 Poll::Ready(Some(Err(error))) => return Err(self.raised.exception(py, &error)),
                 Poll::Ready(None) => return Err(PyStopIteration::new_err(())),
-                Poll::Pending => py.check_signals()?,
+                Poll::Pending => attend(py)?,
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(None);
@@ -122,7 +125,7 @@ impl Stream {
         match polled {
             Poll::Ready(Some(Err(error))) => return Err(self.raised.exception(py, &error)),
             Poll::Ready(None) if received.is_empty() => return Err(PyStopIteration::new_err(())),
-            Poll::Ready(Some(Ok(_)) | None) | Poll::Pending => py.check_signals()?,
+            Poll::Ready(Some(Ok(_)) | None) | Poll::Pending => attend(py)?,
         }
         let tensors = received.into_iter();
         Ok(tensors
@@ -135,6 +138,7 @@ impl Stream {
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
         self.check_process(py)?;
         self.check_receiving(py)?;
+        events::forward(py)?;
         let ready = self.ready()?;
         ready.reset()?;
         let waker = Waker::from(Arc::clone(ready));

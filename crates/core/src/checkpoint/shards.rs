@@ -166,7 +166,8 @@ impl ShardSet {
         require_whole_set(location, &model.chosen)?;
         let note = model.note();
         if let Some(note) = &note {
-            tracing::info!(%location, "{note}");
+            // As in `load/start.rs`: the report has it too.
+            tracing::info!(target: "tload::notes", %location, "{note}");
         }
         let locations = |names: Vec<&str>| names.into_iter().map(|it| location.join(it)).collect();
         Ok(Some(Self {

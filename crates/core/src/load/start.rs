@@ -207,7 +207,8 @@ fn bridge(
     })
 }
 
-/// Logs, once per process each, fallbacks that make loads slower; every report has them too.
+/// Logs, once per process each, fallbacks that make loads slower. The target: every report has them
+/// too, as notes, and Python logs these.
 fn warn_once(opened: &OpenedEngine, slab: Option<&Slab>) {
     static NO_RING: AtomicBool = AtomicBool::new(false);
     static NOT_PINNED: AtomicBool = AtomicBool::new(false);
@@ -217,6 +218,7 @@ fn warn_once(opened: &OpenedEngine, slab: Option<&Slab>) {
         && is_first(&NO_RING)
     {
         tracing::warn!(
+            target: "tload::notes",
             reason = %refusal.reason,
             hint = %refusal.hint,
             "io_uring cannot be used; reading with threads instead"
@@ -226,6 +228,6 @@ fn warn_once(opened: &OpenedEngine, slab: Option<&Slab>) {
     if let Some(refusal) = staging.and_then(|facts| facts.refusal.as_ref())
         && is_first(&NOT_PINNED)
     {
-        tracing::warn!(%refusal, "not all staging memory can be pinned; the driver makes an extra copy of the rest");
+        tracing::warn!(target: "tload::notes", %refusal, "not all staging memory can be pinned; the driver makes an extra copy of the rest");
     }
 }
