@@ -1,8 +1,8 @@
 //! Events of the core for Python's `logging`.
 //!
 //! No thread of the core waits for the interpreter: an event is queued as text. Threads that call
-//! the core forward the queue while they are attached, between their waits. One of these waits is at
-//! the exit of Python. `python/tload/_logging.py` logs the events.
+//! the core forward the queue while they are attached, between their waits. One of these waits is
+//! at the exit of Python. `python/tload/_logging.py` logs the events.
 
 use std::fmt::{self, Write as _};
 use std::mem;
