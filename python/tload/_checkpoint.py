@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, Union, overloa
 
 from tload import _spans, _store, _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
+from tload._options import OptionKeywords, resolve
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from tload._options import Duration
+    from tload._options import Duration, Options
     from tload._store import Store, StoreKeywords
 
 Location: TypeAlias = str | os.PathLike[str]
@@ -94,7 +95,9 @@ class Origin:
     follow_symlinks: bool
 
     def open(self, timeout: Duration | None = None) -> _tload.Checkpoint:
-        """Open the checkpoint within `timeout`."""
+        """Open the checkpoint within `timeout`. Default: `TLOAD_TIMEOUT`."""
+        if timeout is None:
+            timeout = resolve(None, OptionKeywords(), variables=("timeout",)).timeout
         pairs = _store.merge(self.store, os.environ, timeout)
         with _spans.around("tload.open") as describe:
             if isinstance(self.source, list):
@@ -318,6 +321,8 @@ def open(
 ) -> Checkpoint:
     """Open a checkpoint and read its headers. No tensor is read.
 
+    The variable `TLOAD_TIMEOUT` bounds the time that this takes, unless `open_timeout` in `store` does.
+
     Args:
         source: A safetensors file, a directory (the files that its index file lists, or without one
             the files of one model, chosen by their names), an index file, or a list of files, which
@@ -435,11 +440,19 @@ def open(
         >>> with tload.open("s3://bucket/model", store=store) as checkpoint:
         ...     print(checkpoint.total_bytes)
     """
-    store = _store.take(store, keywords)
+    return open_for(source, _store.take(store, keywords), None, follow_symlinks=follow_symlinks)
+
+
+def open_for(
+    source: Source, store: Store | None, options: Options | None, *, follow_symlinks: bool | None
+) -> Checkpoint:
+    """Open a checkpoint for loads with these options, within their timeout."""
+    timeout = resolve(options, OptionKeywords(), variables=()).timeout
     if isinstance(source, Checkpoint):
-        return Checkpoint(open_raw(source, store, follow_symlinks=follow_symlinks), source._origin)  # noqa: SLF001
+        raw = open_raw(source, store, timeout, follow_symlinks=follow_symlinks)
+        return Checkpoint(raw, source._origin)  # noqa: SLF001
     origin = _origin(source, store, follow_symlinks=follow_symlinks)
-    return Checkpoint(origin.open(), origin)
+    return Checkpoint(origin.open(timeout), origin)
 
 
 def open_raw(

@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
 
 from tload import _boxes, _read, _torch
-from tload._checkpoint import Checkpoint, open, show  # noqa: A004
+from tload._checkpoint import Checkpoint, open, open_for, show  # noqa: A004
 from tload._errors import Error, FormatError, InvalidRequestError, UnsupportedError, advise
 from tload._group import Group
 from tload._into import load_into
@@ -421,7 +421,7 @@ class StorageReader(_StorageReader):
             yield self._source
             return
         try:
-            yield open(self._source, store=self._store, follow_symlinks=self._follow_symlinks)
+            yield open_for(self._source, self._store, self._options, follow_symlinks=self._follow_symlinks)
         except FormatError:
             # Ranks that have boxes of one tensor: their files do not form a checkpoint, but each is
             # one.
@@ -429,7 +429,7 @@ class StorageReader(_StorageReader):
             if not files:
                 raise
             for file in files:
-                yield open(file)
+                yield open_for(file, None, self._options, follow_symlinks=None)
 
     def _close(self) -> None:
         for checkpoint in self._checkpoints:

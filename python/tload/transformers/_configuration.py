@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tload import _store, _tload
-from tload._checkpoint import SCHEMES, open, show  # noqa: A004
+from tload._checkpoint import SCHEMES, open_for, show
 from tload._errors import FormatError, InvalidRequestError, PermissionDeniedError, UnsupportedError, advise
 from tload._options import OptionKeywords, resolve
 
@@ -55,7 +55,7 @@ def fetched(
     config = read(CONFIG)
     if config is None:
         # A bucket or prefix that does not exist has an error of its own.
-        open(location, store=store).close()
+        open_for(location, store, options, follow_symlinks=None).close()
         message = f"{show(location)}: there is no {CONFIG}, so config= is needed"
         hint = "pass config=: a configuration, or a local directory or Hub id that has one"
         raise advise(InvalidRequestError, message, hint)

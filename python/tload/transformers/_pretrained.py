@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tload import _read
-from tload._checkpoint import SCHEMES, Checkpoint, open, opened_with, show  # noqa: A004
+from tload._checkpoint import SCHEMES, Checkpoint, open_for, opened_with, show
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._group import raw_group
 from tload._load import require_files
@@ -139,7 +139,9 @@ def from_pretrained(
         if checkpoint is None and _is_on_hub(source):
             # A revision may move on, and the cache of the Hub's tools may be at another commit: the
             # files beside the weights are those of the commit of the weights.
-            checkpoint = stack.enter_context(open(_weights(source), store=store, follow_symlinks=follow_symlinks))
+            checkpoint = stack.enter_context(
+                open_for(_weights(source), store, options, follow_symlinks=follow_symlinks)
+            )
         # The location of an open checkpoint is shown without secrets.
         url, url_store = (source, store) if checkpoint is None else opened_with(checkpoint)
         if config is None:
@@ -154,7 +156,7 @@ def from_pretrained(
             if config is None:
                 if isinstance(location, (str, os.PathLike)) and not isinstance(source, Checkpoint):
                     # A path that does not exist has an error of its own, with what was meant.
-                    open(location, store=store, follow_symlinks=follow_symlinks).close()
+                    open_for(location, store, options, follow_symlinks=follow_symlinks).close()
                 hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
                 is_list = not isinstance(location, (str, os.PathLike))
                 found = "is a list of files" if is_list else "is not a local file or directory"
@@ -167,7 +169,9 @@ def from_pretrained(
         if kwargs.get("generation_config") is None and place is not None and cls.can_generate():
             kwargs["generation_config"] = _generation_config(place, kwargs)
         if checkpoint is None:
-            checkpoint = stack.enter_context(open(_weights(source), store=store, follow_symlinks=follow_symlinks))
+            checkpoint = stack.enter_context(
+                open_for(_weights(source), store, options, follow_symlinks=follow_symlinks)
+            )
         loaded = _load(cls, checkpoint, model_args, {"config": config, **kwargs}, options=options, group=group)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     _check_memory(model, checkpoint)
