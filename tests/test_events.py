@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,7 +65,10 @@ def test_failed_mirror_is_a_warning(url: str, web: Web, caplog: pytest.LogCaptur
     failed = threading.Event()
     web.refuses = lambda: not failed.wait(PATIENCE)
     with caplog.at_level(logging.WARNING, "tload"), tload.stream(checkpoint, framework="dlpack") as tensors:
+        deadline = time.monotonic() + PATIENCE
         while not caplog.records:
+            assert time.monotonic() < deadline, "the mirror has not failed"
+            time.sleep(0.01)
             tload._tload.forward_events()
         failed.set()
         assert len(list(tensors)) == 4
