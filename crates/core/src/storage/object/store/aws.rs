@@ -1,9 +1,9 @@
 //! Finds credentials and region as the AWS command line does: environment, profiles, web identity,
 //! containers, instances.
 //!
-//! Beside `aws_http.rs` the only module that names types of the AWS SDK. The SDK reads its own variables and files each
-//! time credentials are needed, so the next attempt after an `aws sso login` works. Used by
-//! `s3.rs`.
+//! Beside `aws_http.rs` the only module that names types of the AWS SDK. The SDK reads its own
+//! variables and files each time credentials are needed, so the next attempt after an
+//! `aws sso login` works. Used by `s3.rs`.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -35,8 +35,8 @@ impl Credentials {
         Self::Known(source.into())
     }
 
-    /// Returns a cache of the provider's tokens, and their origin. The provider itself loses a valid
-    /// token when it cannot renew it.
+    /// Returns a cache of the provider's tokens, and their origin. The provider itself loses a
+    /// valid token when it cannot renew it.
     pub(in crate::storage) fn renewed<C: Debug + Send + Sync + 'static>(
         provider: Arc<dyn CredentialProvider<Credential = C>>,
         source: String,

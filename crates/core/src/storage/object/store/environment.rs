@@ -6,8 +6,8 @@
 //!
 //! Libraries read some of their own, whatever the options say: the AWS SDK (`aws.rs`) its variables
 //! and files; `object_store` `HOME`, `AZURITE_BLOB_STORAGE_URL`, `IDENTITY_HEADER` and
-//! `GCE_METADATA_*`. The variables of proxies count for every client, too: they say how this machine
-//! reaches others.
+//! `GCE_METADATA_*`. The variables of proxies count for every client, too: they say how this
+//! machine reaches others.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

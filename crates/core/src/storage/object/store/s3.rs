@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use object_store::ClientOptions;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
@@ -224,10 +223,10 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     };
     let client = opening.client(extras)?;
     builder = builder
-        .with_client_options(client.clone())
+        .with_client_options(client)
         .with_retry(no_retries())
         .with_bucket_name(bucket);
-    let credential_source = credential_source(&builder, opening, client)?;
+    let credential_source = credential_source(&builder, opening)?;
     Ok((builder, credential_source))
 }
 
@@ -379,12 +378,7 @@ fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
     )
 }
 
-/// Returns the origin of the credentials; `client` configures connections to services of them.
-fn credential_source(
-    builder: &AmazonS3Builder,
-    opening: &Opening,
-    client: ClientOptions,
-) -> Result<CredentialSource> {
+fn credential_source(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
     let value = |key| builder.get_config_value(&key);
     if value(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true") {
         return Ok(CredentialSource::Known(ANONYMOUS.to_owned()));
@@ -426,19 +420,15 @@ fn credential_source(
     if opening.options.get("profile").is_none() {
         opening.needs_credentials()?;
     }
-    found(builder, opening, client)
+    found(builder, opening)
 }
 
 #[cfg(feature = "aws-config")]
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "builds without the SDK refuse profiles here"
-)]
-fn found(
-    builder: &AmazonS3Builder,
-    opening: &Opening,
-    client: ClientOptions,
-) -> Result<CredentialSource> {
+fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
+    let client = opening.client(Extras {
+        ca_file: opening.environment.get("AWS_CA_BUNDLE"),
+        ..Extras::default()
+    })?;
     let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
     Ok(CredentialSource::Chain(super::aws::Chain::new(
         opening.options.get("profile").map(str::to_owned),
@@ -450,11 +440,7 @@ fn found(
 
 /// Follows the order of `object_store`'s own search.
 #[cfg(not(feature = "aws-config"))]
-fn found(
-    builder: &AmazonS3Builder,
-    opening: &Opening,
-    _client: ClientOptions,
-) -> Result<CredentialSource> {
+fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
     if opening.options.get("profile").is_some() {
         return Err(Error::new(
             ErrorKind::Unsupported,
