@@ -32,5 +32,6 @@ pub(crate) fn run(args: &ServeArgs, interrupt: &Interrupt, out: &mut dyn Write) 
     writeln!(out, "serving {location} at {}", listening.url())
         .and_then(|()| out.flush())
         .map_err(standard_output)?;
-    Err(listening.run(interrupt))
+    listening.run(interrupt);
+    Ok(())
 }

@@ -142,15 +142,9 @@ impl Listening {
         format!("{scheme}://{}/", self.address)
     }
 
-    /// Serves until a signal arrives, and then ends responses in progress within a second. Returns
-    /// the error of the interruption.
-    pub(crate) fn run(&self, interrupt: &Interrupt) -> Error {
-        loop {
-            if let Err(interrupted) = interrupt.check() {
-                let ended = self.server.connections.stop(STOP_GRACE);
-                tracing::info!("stopped; {ended} responses were cut off");
-                return interrupted;
-            }
+    /// Serves until a signal arrives, and then ends responses in progress within a second.
+    pub(crate) fn run(&self, interrupt: &Interrupt) {
+        while interrupt.check().is_ok() {
             // Above the limit, clients wait in the kernel's queue.
             if self.server.connections.has_room(STEP) && self.has_client() {
                 match self.listener.accept() {
@@ -164,6 +158,8 @@ impl Listening {
                 }
             }
         }
+        let ended = self.server.connections.stop(STOP_GRACE);
+        tracing::info!("stopped; {ended} responses were cut off");
     }
 
     /// Waits until a client connects, for a short time.

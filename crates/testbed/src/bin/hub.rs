@@ -8,6 +8,7 @@ use tload_testbed::Hub;
 /// Chunks in a xorb, of 47 KiB on average: the Hub's have up to 64 MiB.
 const XORB_LEN: usize = 1024;
 
+#[expect(clippy::disallowed_methods, reason = "this program loads nothing")]
 fn main() -> std::io::Result<()> {
     let folder = std::env::args_os().nth(1);
     let folder = folder.ok_or_else(|| std::io::Error::other("usage: hub FOLDER"))?;

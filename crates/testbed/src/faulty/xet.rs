@@ -313,15 +313,14 @@ fn answer<'a>(
     let numbers = |start: usize, end: usize| json!({"start": start, "end": end});
     let bytes = |place: &Place| numbers(place.bytes.start, place.bytes.end - 1);
     let chunks = |place: &Place| numbers(place.chunks.start, place.chunks.end);
-    let of_xorb = |name: &str, places: &[Place]| match version {
-        1 => {
+    let of_xorb = |name: &str, places: &[Place]| {
+        if version == 1 {
             let place = |place: &Place| {
                 let url = url(name, std::slice::from_ref(place));
                 json!({"range": chunks(place), "url": url, "url_range": bytes(place)})
             };
             places.iter().map(place).collect()
-        }
-        _ => {
+        } else {
             let range = |place: &Place| json!({"chunks": chunks(place), "bytes": bytes(place)});
             let ranges: Vec<_> = places.iter().map(range).collect();
             json!([{"url": url(name, places), "ranges": ranges}])
