@@ -18,8 +18,8 @@ pub(crate) fn instruction(code: u16, jump_true: u8, jump_false: u8, k: u32) -> l
     }
 }
 
-/// As [`refuse`], for calls that `only` does not skip: instructions before the four of every filter,
-/// the last of which allows the call.
+/// As [`refuse`], for calls that `only` does not skip: instructions before the four of every
+/// filter, the last of which allows the call.
 pub(crate) fn install(only: &[libc::sock_filter], call: libc::c_long, errno: i32) {
     let number = |number: libc::c_long| u32::try_from(number).expect("positive");
     // Load the number of the system call; return the error if it is this one, else allow the call.

@@ -359,8 +359,8 @@ fn load_retries_override_store_retries() {
 }
 
 /// Error responses of a web server, which have no codes, no request ids and other credentials.
-/// A directory on a web server is searched for names that may be absent. A file of the caller that is
-/// absent is not one of these.
+/// A directory on a web server is searched for names that may be absent. A file of the caller is
+/// not one of these.
 #[test]
 fn missing_ca_file_is_not_a_missing_checkpoint() {
     let location = Location::parse("https://localhost:9/model").unwrap();
