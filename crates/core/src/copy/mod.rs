@@ -252,7 +252,7 @@ impl Copy {
             return Err(Error::new(ErrorKind::NotFound, "there is nothing to copy")
                 .with_location(&self.source)
                 .with_hint(
-                    "check the path and the patterns; hidden files are excluded by default",
+                    "check the path and the patterns; hidden files are excluded by default, and web servers list nothing",
                 ));
         }
         for name in self.options.names.iter().flatten() {

@@ -461,7 +461,7 @@ fn offline(url: &RemoteUrl, options: &StoreOptions) -> Option<(String, String)> 
     if check(options) == Check::Offline {
         return Some((
             "is not in the cache, and cache_check=offline forbids requests".to_owned(),
-            "load it once with the same cache_dir and without cache_check=offline".to_owned(),
+            "do the same once with this cache_dir and without cache_check=offline: files beside the weights come with a copy only".to_owned(),
         ));
     }
     let is_hub = url.protocol == Protocol::Hub;
