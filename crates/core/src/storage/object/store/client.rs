@@ -78,9 +78,16 @@ pub(in crate::storage) fn client_options(
         connector.trust(certificates(path)?);
     }
     if let Some(proxy) = options.get("proxy") {
-        client = client
-            .with_proxy_url(proxy)
-            .with_proxy_excludes(excluded(environment));
+        client = client.with_proxy_url(proxy);
+    }
+    // A setting of `object_store` can name one, too.
+    if client
+        .get_config_value(&ClientConfigKey::ProxyUrl)
+        .is_some()
+    {
+        let mut all = vec![excluded(environment)];
+        all.extend(client.get_config_value(&ClientConfigKey::ProxyExcludes));
+        client = client.with_proxy_excludes(all.join(","));
     }
     let headers = headers(options, extras.authorization)?;
     if !headers.is_empty() {
@@ -182,6 +189,31 @@ mod tests {
         let excludes = excludes.expect("excludes");
         assert!(
             excludes.contains("169.254.169.254") && excludes.ends_with(",intern"),
+            "{excludes}"
+        );
+    }
+
+    #[test]
+    fn metadata_requests_bypass_proxy_of_a_setting() {
+        let settings = [
+            (ClientConfigKey::ProxyUrl, "http://proxy:3128".to_owned()),
+            (ClientConfigKey::ProxyExcludes, "mine".to_owned()),
+        ];
+        let extras = Extras {
+            settings: settings.into(),
+            ..Extras::default()
+        };
+        let client = client_options(
+            &StoreOptions::new(),
+            &Environment::default(),
+            &Connector::default(),
+            extras,
+        );
+        let excludes = client.expect("a client");
+        let excludes = excludes.get_config_value(&ClientConfigKey::ProxyExcludes);
+        let excludes = excludes.expect("excludes");
+        assert!(
+            excludes.contains("169.254.169.254") && excludes.ends_with(",mine"),
             "{excludes}"
         );
     }

@@ -174,7 +174,7 @@ impl<L: Load> CredentialCache<L> {
                     "cannot renew credentials; the old ones are still valid"
                 );
                 if let Some(held) = held.as_mut() {
-                    held.renew = Some(now + PAUSE);
+                    held.renew = Some(now + started.elapsed() + PAUSE);
                 }
                 Ok(credential)
             }

@@ -16,8 +16,13 @@ use std::path::{Path, PathBuf};
 
 use crate::options::store_options::StoreOptions;
 
-/// Variables that name metadata services: Google's, and Azure's in App Service and Container Apps.
-const METADATA_SERVICES: [&str; 4] = [
+/// Variables that name metadata services: those of AWS's containers and machines, Google's, and
+/// Azure's in App Service and Container Apps.
+const METADATA_SERVICES: [&str; 8] = [
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    "AZURE_IDENTITY_ENDPOINT",
+    "AZURE_MSI_ENDPOINT",
     "GCE_METADATA_HOST",
     "GCE_METADATA_ROOT",
     "GCE_METADATA_IP",
@@ -80,12 +85,20 @@ impl Environment {
             .is_some_and(|text| yes.iter().any(|yes| text.eq_ignore_ascii_case(yes)))
     }
 
-    /// Returns the hosts of metadata services that variables name, without ports.
+    /// Returns the hosts of metadata services that variables name, without ports and brackets. A
+    /// service behind TLS may be on another machine, and is none of them.
     pub(in crate::storage) fn metadata_hosts(&self) -> impl Iterator<Item = &str> + '_ {
         METADATA_SERVICES.iter().filter_map(|name| {
             let address = self.get(name)?;
-            let (_, address) = address.split_once("://").unwrap_or(("http", address));
-            address.split(['/', ':']).next()
+            let (scheme, address) = address.split_once("://").unwrap_or(("http", address));
+            if scheme == "https" {
+                return None;
+            }
+            let authority = address.split('/').next()?;
+            match authority.strip_prefix('[') {
+                Some(ipv6) => ipv6.split(']').next(),
+                None => authority.split(':').next(),
+            }
         })
     }
 

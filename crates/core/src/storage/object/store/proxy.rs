@@ -15,8 +15,8 @@ const HTTPS: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"
 
 /// Hosts that are never reached through a proxy: they answer for the machine that sends the
 /// request.
-const NEVER_BY_PROXY: &str =
-    "169.254.169.254,169.254.170.2,169.254.170.23,metadata.google.internal";
+const NEVER_BY_PROXY: &str = "169.254.169.254,169.254.170.2,169.254.170.23,fd00:ec2::254,\
+     fd00:ec2::23,metadata.google.internal";
 
 /// Returns the hosts that no proxy leads to, in the form of `NO_PROXY`.
 pub(in crate::storage) fn excluded(environment: &Environment) -> String {
@@ -156,6 +156,12 @@ mod tests {
             ("NO_PROXY", "intern"),
             ("GCE_METADATA_HOST", "gce.example:8080"),
             ("IDENTITY_ENDPOINT", "http://msi.example:42356/msi/token"),
+            (
+                "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+                "http://localhost:9911/creds",
+            ),
+            ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://[fd00::1]:80/"),
+            ("AZURE_MSI_ENDPOINT", "https://tls.example/msi"),
         ];
         let pairs = pairs.map(|(name, value)| (name.into(), value.into()));
         let proxies = Proxies::from_environment(&Environment::new(pairs));
@@ -164,11 +170,16 @@ mod tests {
             "http://metadata.google.internal/",
             "http://gce.example:8080/",
             "http://msi.example:42356/msi/token",
+            "http://localhost:9911/creds",
+            "http://[fd00::1]/",
+            "http://[fd00:ec2::23]/v1/credentials",
             "http://a.intern/",
         ] {
             assert_eq!(used(&proxies, url), None, "{url}");
         }
-        assert!(used(&proxies, "http://a.example/").is_some());
+        for url in ["http://a.example/", "http://tls.example/"] {
+            assert!(used(&proxies, url).is_some(), "{url}");
+        }
     }
 
     #[test]
