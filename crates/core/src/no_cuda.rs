@@ -79,11 +79,6 @@ absent!(Allocation {
     fn len() -> usize;
 });
 
-absent!(PendingFrees {
-    new new() -> Result<Self>;
-    fn wait(&dyn Fn() -> bool) -> Result<()>;
-});
-
 absent!(Pinned {
     new [unsafe] register(*mut u8, usize) -> Result<Self>;
 });

@@ -31,7 +31,7 @@ pub struct Allocation {
 impl Allocation {
     /// Allocates `len` bytes (at least 1) on the device of `context`, for use on `stream` from here
     /// on, and on other streams behind an event of it; returns `None` when the device has too
-    /// little memory, of which more may be [about to be freed](PendingFrees).
+    /// little memory.
     ///
     /// # Errors
     ///
@@ -39,12 +39,24 @@ impl Allocation {
     pub fn new(context: &Context, len: usize, stream: &Stream) -> Result<Option<Self>> {
         let _bound = context.bind()?;
         free_leftovers();
-        let allocated = if context.has_pools() {
-            // SAFETY: the stream is live, and the memory has no other user yet.
-            unsafe { result::malloc_async(stream.raw(), len) }
-        } else {
-            // SAFETY: the memory has no other user yet.
-            unsafe { result::malloc_sync(len) }
+        let allocate = || {
+            if context.has_pools() {
+                // SAFETY: the stream is live, and the memory has no other user yet.
+                unsafe { result::malloc_async(stream.raw(), len) }
+            } else {
+                // SAFETY: the memory has no other user yet.
+                unsafe { result::malloc_sync(len) }
+            }
+        };
+        let allocated = match allocate() {
+            Err(error) if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                // Memory that was just dropped may be free now.
+                if let Ok(freeing) = context.freeing() {
+                    let _ = freeing.synchronize();
+                }
+                allocate()
+            }
+            allocated => allocated,
         };
         match allocated {
             Ok(address) => Ok(Some(Self {
@@ -86,45 +98,6 @@ impl Drop for Allocation {
             let left = (self.context.clone(), self.address);
             UNFREED.lock().push(left);
         }
-    }
-}
-
-/// Memory that was dropped, and that a GPU frees once it is done with it.
-#[derive(Debug)]
-pub struct PendingFrees {
-    context: Context,
-    freed: Event,
-}
-
-impl PendingFrees {
-    /// Returns everything that was dropped so far on the device of `context`.
-    ///
-    /// # Errors
-    ///
-    /// [`crate::ErrorKind::Device`].
-    pub fn new(context: &Context) -> Result<Self> {
-        let _bound = context.bind()?;
-        let freed = Event::new(context)?;
-        freed.record(context.freeing()?)?;
-        Ok(Self {
-            context: context.clone(),
-            freed,
-        })
-    }
-
-    /// Waits until all of it is free, which may take as long as the work of any stream, or until
-    /// `is_over` returns true.
-    ///
-    /// # Errors
-    ///
-    /// [`crate::ErrorKind::Device`].
-    pub fn wait(&self, is_over: &dyn Fn() -> bool) -> Result<()> {
-        if self.freed.wait_unless(is_over)? {
-            // Pools keep their memory until a stream is waited for.
-            let _bound = self.context.bind()?;
-            self.context.freeing()?.synchronize()?;
-        }
-        Ok(())
     }
 }
 

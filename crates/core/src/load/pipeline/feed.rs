@@ -4,14 +4,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::in_flight::{InFlightReads, Waiting};
-use crate::cuda::PendingFrees;
 use crate::engine::Job;
 use crate::error::{Error, Result};
 use crate::memory::{Begun, Evicted, FileView, Lease, Pool, PublishedPool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::ranks::link::Link;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
-use crate::sink::{DeviceBegun, DeviceRegions};
+use crate::sink::DeviceRegions;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -97,8 +96,6 @@ pub(in crate::load) enum NextJob {
 enum NotBegun {
     /// There will be memory once this is dropped.
     Evicts(Evicted),
-    /// There may be memory once this is free.
-    Frees(PendingFrees),
     Failed(Error),
 }
 
@@ -336,12 +333,7 @@ impl Feed {
     }
 
     /// Allocates memory for a region. Returns whether there was any.
-    fn begin(
-        &self,
-        region: usize,
-        writer: &mut Option<RegionWriter>,
-        has_waited: bool,
-    ) -> Result<bool, NotBegun> {
+    fn begin(&self, region: usize, writer: &mut Option<RegionWriter>) -> Result<bool, NotBegun> {
         let planned = &self.plan.regions[region];
         match &self.origins[planned.destination] {
             LeaseOrigin::Regions(pool) => {
@@ -373,11 +365,7 @@ impl Feed {
                 *writer = Some(RegionWriter::over(view, offset, len, planned.tensors));
                 Ok(true)
             }
-            LeaseOrigin::Device(regions) => match regions.try_begin(region, has_waited)? {
-                DeviceBegun::Begun => Ok(true),
-                DeviceBegun::Full => Ok(false),
-                DeviceBegun::Frees(frees) => Err(NotBegun::Frees(frees)),
-            },
+            LeaseOrigin::Device(regions) => Ok(regions.try_begin(region)?),
             // Windows are taken extent by extent.
             LeaseOrigin::Slots | LeaseOrigin::Whole(_) => Ok(true),
         }
@@ -385,29 +373,17 @@ impl Feed {
 
     /// Returns the next job of a lane that has `held` bytes in flight.
     pub(in crate::load) fn take(&self, group: usize, lane: usize, held: u64) -> Result<NextJob> {
-        let mut has_waited = false;
         loop {
-            match self.try_take(group, lane, held, has_waited) {
+            match self.try_take(group, lane, held) {
                 Ok(next) => return Ok(next),
                 Err(NotBegun::Failed(error)) => return Err(error),
                 // Without the lock: unmapping can take a while.
                 Err(NotBegun::Evicts(evicted)) => drop(evicted),
-                // Without the lock: the GPU may be busy for long.
-                Err(NotBegun::Frees(frees)) => {
-                    frees.wait(&|| self.cancel.is_cancelled())?;
-                    has_waited = true;
-                }
             }
         }
     }
 
-    fn try_take(
-        &self,
-        group: usize,
-        lane: usize,
-        held: u64,
-        has_waited: bool,
-    ) -> Result<NextJob, NotBegun> {
+    fn try_take(&self, group: usize, lane: usize, held: u64) -> Result<NextJob, NotBegun> {
         let plan = &*self.plan;
         let mut state = self.state.lock();
         if let Some(lanes) = state.lanes.get(group) {
@@ -436,7 +412,7 @@ impl Feed {
         } = &mut *state;
         let (turn, now) = (schedule.turn(), self.started.elapsed());
         let next = schedule.next(group, now, plan, |region| {
-            self.begin(region, &mut writers[region], has_waited)
+            self.begin(region, &mut writers[region])
         })?;
         if schedule.turn() != turn {
             self.events.notify();

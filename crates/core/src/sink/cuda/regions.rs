@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::cuda::{Allocation, Context, Event, PendingFrees, Stream};
+use crate::cuda::{Allocation, Context, Event, Stream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{DeviceBudget, DeviceCharge, DeviceRegion, ForeignMemory, KeepAlive};
 use crate::options::format_bytes;
@@ -46,17 +46,6 @@ pub(super) struct OpenRegion {
     pub(super) memory: Arc<DeviceRegion>,
     /// Event that fires when the memory may be written to.
     pub(super) usable: Event,
-}
-
-/// Outcome of an attempt to begin a region.
-#[derive(Debug)]
-pub enum DeviceBegun {
-    /// It has memory.
-    Begun,
-    /// The budget is used up, or the caller's allocator has not provided the memory yet.
-    Full,
-    /// The device is full, but may have room once this is free.
-    Frees(PendingFrees),
 }
 
 /// Request to the caller's allocator.
@@ -152,47 +141,34 @@ impl DeviceRegions {
         &self.budget
     }
 
-    /// Begins a region if there is memory for it. `has_waited` states that the caller has waited
-    /// for memory to be freed.
+    /// Returns whether a region that is to begin has memory now.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::OutOfMemory`] when the device has none, [`ErrorKind::Device`].
-    pub fn try_begin(&self, region: usize, has_waited: bool) -> Result<DeviceBegun> {
-        let Some(stream) = &self.own else {
-            let given = self.state.lock().given.remove(&region);
-            return Ok(given.map_or(DeviceBegun::Full, |memory| self.begin(region, memory)));
+    pub fn try_begin(&self, region: usize) -> Result<bool> {
+        let memory = match &self.own {
+            None => self.state.lock().given.remove(&region),
+            Some(stream) => self.allocate(region, stream)?,
         };
-        let bytes = self.plan.regions[region].bytes;
-        let Some(charge) = self.budget.try_charge(bytes as u64) else {
-            return Ok(DeviceBegun::Full);
+        let Some(memory) = memory else {
+            return Ok(false);
         };
-        match self.allocate(region, stream, charge)? {
-            Some(memory) => Ok(self.begin(region, memory)),
-            None if has_waited => Err(self.no_room(region, bytes)),
-            None => Ok(DeviceBegun::Frees(PendingFrees::new(&self.context)?)),
-        }
-    }
-
-    fn begin(&self, region: usize, memory: OpenRegion) -> DeviceBegun {
         let extents = self.plan.regions[region].extents.len();
         let mut state = self.state.lock();
         if !state.closed {
             state.open.insert(region, (Arc::new(memory), extents));
         }
-        DeviceBegun::Begun
+        Ok(true)
     }
 
-    /// Allocates memory; returns `None` if the device has too little.
-    fn allocate(
-        &self,
-        region: usize,
-        stream: &Stream,
-        charge: DeviceCharge,
-    ) -> Result<Option<OpenRegion>> {
+    fn allocate(&self, region: usize, stream: &Stream) -> Result<Option<OpenRegion>> {
         let planned = &self.plan.regions[region];
-        let Some(memory) = Allocation::new(&self.context, planned.bytes, stream)? else {
+        let Some(charge) = self.budget.try_charge(planned.bytes as u64) else {
             return Ok(None);
+        };
+        let Some(memory) = Allocation::new(&self.context, planned.bytes, stream)? else {
+            return Err(self.no_room(region, planned.bytes));
         };
         let usable = Event::new(&self.context)?;
         usable.record(stream)?;
