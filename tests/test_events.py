@@ -16,6 +16,7 @@ import pytest
 import tload
 from files import Content, tile, write_file
 from servers import unused_port
+from tload._logging import log_events
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,3 +180,17 @@ assert stops(sys.argv[4]) == 2, kept
 def test_no_event_is_logged_when_logging_is_off(url: str, tmp_path: Path) -> None:
     script = FULL + "logging.getLogger('tload').setLevel(logging.CRITICAL + 1); load(sys.argv[2]); print(kept)"
     assert run(script, url, tmp_path / "cache").stdout == "[]\n"
+
+
+def test_handler_does_not_end_a_load_as_if_it_were_complete() -> None:
+    class Ends(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise StopIteration(record)
+
+    logger, ends = logging.getLogger("tload.handled"), Ends()
+    logger.addHandler(ends)
+    try:
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            log_events([(logging.ERROR, logger.name, "a mirror failed", "mod.rs", 1, time.time())])
+    finally:
+        logger.removeHandler(ends)

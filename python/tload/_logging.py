@@ -67,12 +67,16 @@ def log_events(events: list[tuple[int, str, str, str, int, float]]) -> None:
 
     Called by the extension module, on a thread that calls the core.
     """
-    for level, name, message, path, line, created in events:
-        logger = logging.getLogger(name)
-        if logger.isEnabledFor(level):
-            record = logger.makeRecord(name, level, path, line, "%s", (message,), None)
-            record.created, record.msecs = created, created % 1 * 1000
-            logger.handle(record)
+    try:
+        for level, name, message, path, line, created in events:
+            logger = logging.getLogger(name)
+            if logger.isEnabledFor(level):
+                record = logger.makeRecord(name, level, path, line, "%s", (message,), None)
+                record.created, record.msecs = created, created % 1 * 1000
+                logger.handle(record)
+    except (StopIteration, StopAsyncIteration) as error:
+        # It would end the loop over a load's tensors as if that were complete.
+        raise RuntimeError("logging: a handler or filter raised StopIteration") from error
 
 
 def log_end(report: Report) -> None:

@@ -79,7 +79,7 @@ pub(crate) fn forward(py: Python<'_>) -> PyResult<()> {
     // Logging runs code of the program, perhaps on other threads too.
     drop(queue);
     if lost > 0 {
-        let text = format!("{lost} more warnings: too many at a time to log");
+        let text = format!("{lost} more warnings and errors: too many at a time to log");
         events.push((WARNING, "tload".to_owned(), text, file!(), line!(), now()));
     }
     let log = LOG.get_or_try_init(py, || {
@@ -129,7 +129,13 @@ impl<S: Subscriber> Layer<S> for Listener {
         let Some(mut queue) = lock() else {
             return;
         };
-        if queue.events.len() < EVENTS_MAX {
+        // Warnings find room among events that a program may not even log.
+        let most = if level >= WARNING {
+            EVENTS_MAX
+        } else {
+            EVENTS_MAX / 2
+        };
+        if queue.events.len() < most {
             queue.events.push(queued);
         } else {
             queue.lost += u64::from(level >= WARNING);

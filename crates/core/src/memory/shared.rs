@@ -148,11 +148,18 @@ impl Drop for SharedMemory {
 #[cfg(target_os = "linux")]
 fn create(len: usize, allocates: bool) -> io::Result<OwnedFd> {
     use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+    use rustix::io::retry_on_intr;
+    const ALLOCATED_BYTES: usize = 4 << 20;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = memfd_create("tload", flags)?;
     ftruncate(&memory, len as u64)?;
     if allocates {
-        fallocate(&memory, FallocateFlags::empty(), 0, len as u64)?;
+        // In steps: a signal undoes all of a call, and profilers send one every few milliseconds.
+        for offset in (0..len).step_by(ALLOCATED_BYTES) {
+            let step = ALLOCATED_BYTES.min(len - offset) as u64;
+            let none = FallocateFlags::empty();
+            retry_on_intr(|| fallocate(&memory, none, offset as u64, step))?;
+        }
     }
     Ok(memory)
 }
