@@ -166,7 +166,7 @@ impl Fill {
                 None
             }
             Ok(count) => {
-                // What is in the page cache is no short read.
+                // Fewer bytes mean that the next ones are not cached, not that the file ends.
                 self.requested = count;
                 Some(self.after(file, window, Ok(count)))
             }
