@@ -3,7 +3,6 @@ server stalls."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import logging
 import os
@@ -280,34 +279,6 @@ def test_stalled_server_raises_timeout_error(stalling: Web) -> None:
         list(stream)
     assert isinstance(caught.value, tload.LoadTimeoutError)
     assert caught.value.attempts == 1
-
-
-@pytest.mark.parametrize("way", ["open", "safe_open", "from_pretrained", "StorageReader"])
-def test_timeout_of_a_load_bounds_opening(way: str, stalling: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In seconds, not in the minutes that the retries of a store take."""
-    stalling.stall_from = 0
-    url, store = f"{stalling.url}/a.safetensors", {"read_timeout": 5, "retries": 0}
-    options = tload.Options(timeout="200ms")
-
-    def begin() -> object:
-        if way == "from_pretrained":
-            transformers = require("transformers")
-            config = transformers.LlamaConfig()
-            model = transformers.LlamaForCausalLM
-            return importlib.import_module("tload.transformers").from_pretrained(
-                model, url, config=config, store=store, options=options
-            )
-        if way == "StorageReader":
-            require("torch")
-            return importlib.import_module("tload.dcp").StorageReader(url, store=store, options=options).read_metadata()
-        monkeypatch.setenv("TLOAD_TIMEOUT", "200ms")
-        if way == "safe_open":
-            require("numpy")
-            return importlib.import_module("tload.safetensors").safe_open(url, "np", store=store)
-        return tload.open(url, store=store)
-
-    with pytest.raises(TimeoutError, match="opening took longer than its timeout"):
-        begin()
 
 
 # The child prints the time at which it was interrupted, by the system's clock.
