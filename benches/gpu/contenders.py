@@ -54,6 +54,13 @@ OURS = tload("tload, defaults")
 PEERS = [
     Contender("safetensors prefetch", "load_prefetch.py", site="prefetch"),
     Contender("InstantTensor", "load_instanttensor.py", site="instanttensor"),
+    # Off by default: it registers its mapping of the files with the driver and copies from it.
+    Contender(
+        "InstantTensor, registered",
+        "load_instanttensor.py",
+        site="instanttensor",
+        environment={"INSTANTTENSOR_USE_INTERNAL_MEMORY_REGISTER": "1"},
+    ),
     Contender("fastsafetensors, nogds", "load_fastsafetensors.py", site="fastsafetensors"),
     Contender("Run:ai + .to()", "load_runai.py", site="runai", environment={"RUNAI_STREAMER_CONCURRENCY": "16"}),
     Contender("safetensors load_file", "load_safetensors.py"),

@@ -97,6 +97,14 @@ SECTIONS = [
         again=1,
     ),
     Section(
+        "disk-warm-large",
+        "Large tensors, on disk, in the page cache",
+        "disk",
+        "warm",
+        [COPY_CEILING, OURS, BUFFERED, *PEERS],
+        weight=6,
+    ),
+    Section(
         "tuning",
         "Options of tload, in memory",
         "large",
