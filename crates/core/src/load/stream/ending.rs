@@ -185,6 +185,7 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
+    use crate::format::{Dtype, Entry};
     use crate::load::pipeline::Feed;
     use crate::load::stream::{Canceller, StreamSetup};
     use crate::memory::WriteGate;
@@ -193,6 +194,7 @@ mod tests {
     use crate::report::Report;
     use crate::schedule::{Depth, Groups, Schedule};
     use crate::sync::event_count::EventCount;
+    use crate::tensor::TensorInfo;
 
     /// Shared state of a load without tensors, with this number of lanes.
     fn shared(lanes: usize, gate: &Arc<WriteGate>) -> Arc<Shared> {
@@ -205,10 +207,18 @@ mod tests {
         gate: &Arc<WriteGate>,
         verify: impl Fn(bool) -> Result<()> + Send + Sync + 'static,
     ) -> Arc<Shared> {
+        Shared::new(setup(lanes, gate, verify))
+    }
+
+    fn setup(
+        lanes: usize,
+        gate: &Arc<WriteGate>,
+        verify: impl Fn(bool) -> Result<()> + Send + Sync + 'static,
+    ) -> StreamSetup {
         let plan = Arc::new(build(&[], &[], &[Arrangement::InPlace]));
         let schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(1, 1)));
         let events = Arc::<EventCount>::default();
-        let setup = StreamSetup {
+        StreamSetup {
             started: Instant::now(),
             feed: Arc::new(Feed::new(plan, schedule, Vec::new(), None, events)),
             gate: Arc::clone(gate),
@@ -220,8 +230,7 @@ mod tests {
             complete: Box::new(|_| ()),
             settle: Box::new(|_| Ok(())),
             verify: Box::new(verify),
-        };
-        Shared::new(setup)
+        }
     }
 
     fn error(message: &str) -> Error {
@@ -303,11 +312,26 @@ mod tests {
     }
 
     #[test]
-    fn dropped_load_was_cancelled() {
-        let shared = shared(1, &Arc::default());
-        drop(TensorStream::new(Arc::clone(&shared), Vec::new()));
-        assert_eq!(shared.report().outcome, "cancelled");
-        shared.lane_ended(Ok(()));
+    fn dropped_load_was_cancelled_unless_it_has_handed_out_all_tensors() {
+        let entry = Entry {
+            name: "empty".to_owned(),
+            dtype: Dtype::U8,
+            shape: vec![0],
+            range: 0..0,
+        };
+        for (received, outcome) in [(0, "cancelled"), (1, "complete")] {
+            let tensors = Arc::new([TensorInfo::new(entry.clone(), 0)]);
+            let setup = setup(1, &Arc::default(), |_| Ok(()));
+            let shared = Shared::new(StreamSetup { tensors, ..setup });
+            let mut stream = TensorStream::new(Arc::clone(&shared), Vec::new());
+            for _ in 0..received {
+                assert!(matches!(stream.try_next(), Poll::Ready(Some(Ok(_)))));
+                assert!(stream.try_next().is_pending(), "files are not checked yet");
+            }
+            drop(stream);
+            assert_eq!(shared.report().outcome, outcome);
+            shared.lane_ended(Ok(()));
+        }
     }
 
     #[test]
