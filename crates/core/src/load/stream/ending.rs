@@ -146,14 +146,24 @@ impl Shared {
     fn expire(&self, timeout: Duration) {
         let feed = &self.setup.feed;
         let waited = feed.waiting();
-        let Some(stopped) = self.stop(timed_out(timeout, &waited, None)) else {
+        let (location, is_checking) = {
+            let inner = self.lock();
+            (inner.report.location.clone(), inner.state.is_checking())
+        };
+        let waits = if is_checking {
+            CHECKING.to_owned()
+        } else {
+            waited.to_string()
+        };
+        let timed_out = |held| timed_out(timeout, &waits, held).with_location(&location);
+        let Some(stopped) = self.stop(timed_out(None)) else {
             return;
         };
         // Reads may return a moment after they were cancelled.
         let all_back = self.wait_for_lanes(GRACE);
         let held = feed.waiting();
         let is_held = stopped.is_cause && !all_back && held.reads > 0;
-        let held = is_held.then(|| timed_out(timeout, &waited, Some(&held)));
+        let held = is_held.then(|| timed_out(Some(&held)));
         self.tell(stopped.closed.err().or(held));
     }
 }
@@ -166,11 +176,15 @@ struct Stopped {
     closed: Result<()>,
 }
 
-/// Error of a load that exceeded its timeout. `waited` describes the reads in flight at the
-/// deadline, `held` those of them that cannot be cancelled.
-fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Error {
+/// Stage of a load that has read everything.
+const CHECKING: &str =
+    "everything has been read, but the final checks of files, objects and ranks have not ended";
+
+/// Error of a load that exceeded its timeout. `waits` says what the load was waiting for at the
+/// deadline, `held` which of its reads cannot be cancelled.
+fn timed_out(timeout: Duration, waits: &str, held: Option<&Waiting>) -> Error {
     let held = held.map_or_else(String::new, |held| format!("; {}", held.held()));
-    let message = format!("the load took longer than its timeout of {timeout:?}; {waited}{held}");
+    let message = format!("the load took longer than its timeout of {timeout:?}; {waits}{held}");
     let hint = if held.is_empty() {
         "raise ‹timeout›, or see the stages in the report for the bottleneck"
     } else {

@@ -148,6 +148,11 @@ impl<T> State<T> {
         }
     }
 
+    /// Returns whether everything has been read, and only the final checks are left.
+    pub(super) fn is_checking(&self) -> bool {
+        self.lanes == Lanes::Checking
+    }
+
     /// Returns whether all lanes have ended.
     pub(super) fn lanes_ended(&self) -> bool {
         self.lanes == Lanes::Ended
@@ -198,8 +203,8 @@ impl<T> State<T> {
         }
     }
 
-    /// Records that the caller waits for the next item. After the last tensor, that is the result of
-    /// the final checks.
+    /// Records that the caller waits for the next item. After the last tensor, that is the result
+    /// of the final checks.
     pub(super) fn awaited(&mut self) {
         self.awaits_end = self.has_all();
     }
