@@ -1,5 +1,5 @@
 """Outcomes of loads in metrics, logs and spans: a load that handed out all its tensors is complete,
-whoever ends it and however."""
+in whatever way its stream ends."""
 
 from __future__ import annotations
 
