@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -176,9 +177,9 @@ def test_expired_deadline_raises_timeout_error(tmp_path: Path) -> None:
     # The budget holds less than the rest, and no tensor is received: the load cannot end before its
     # deadline.
     with tload.open(path) as checkpoint:
-        stream = tload.stream(checkpoint, framework="dlpack", memory_limit="2 MiB", timeout=1)
-    while stream.report.seconds <= 1:
-        pass
+        stream = tload.stream(checkpoint, framework="dlpack", memory_limit="2 MiB", timeout=4)
+    while stream.report.seconds <= 4:
+        time.sleep(0.01)
     with pytest.raises(TimeoutError) as caught:
         list(stream)
     assert isinstance(caught.value, tload.LoadTimeoutError)

@@ -269,6 +269,7 @@ def test_deadline_expires_while_server_stalls(stalling: Web) -> None:
 def test_stalled_server_raises_timeout_error(stalling: Web) -> None:
     stalling.stall_from = 0
     with pytest.raises(TimeoutError) as caught:
+        # No request is answered: a busy machine only takes longer.
         tload.open(f"{stalling.url}/a.safetensors", store={"read_timeout": 0.2, "retries": 1})
     assert isinstance(caught.value, tload.LoadTimeoutError)
     assert caught.value.attempts == 2

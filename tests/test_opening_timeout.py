@@ -20,6 +20,7 @@ def test_timeout_of_a_load_bounds_opening(way: str, web: Web, monkeypatch: pytes
     web.files["a.safetensors"] = bytes(64)
     web.stall_from = 0
     url, store = f"{web.url}/a.safetensors", {"read_timeout": 5, "retries": 0}
+    # Any stage of the opening may be the one that it ends.
     options = tload.Options(timeout="200ms")
 
     def begin() -> object:

@@ -385,6 +385,7 @@ def test_load_ending_midway_raises_error(web: Web, tmp_path: Path) -> None:
 def test_deadline_includes_opening() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
+        # Any stage of the opening may be the one that it ends.
         settings = _settings.read({"timeout": 0.2, "store": store})
         with pytest.raises(tload.LoadTimeoutError):
             _weights.open_source("s3://bucket/model", settings)

@@ -107,6 +107,7 @@ def read_alone(rank: int, folder: str) -> None:
     import torch.distributed
 
     if rank == 0:
+        # The other rank does not come: a busy machine only takes longer.
         tensors, lines = stream(folder, {"join_timeout": 0.2})
         check(tensors)
         assert lines[0].startswith("tload reads on every rank, as they do not load together: rank 1 of 2 did not join")

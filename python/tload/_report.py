@@ -325,7 +325,7 @@ class Report:
     """Maximum bytes of one read."""
     outcome: str
     """Outcome: `"complete"`, `"running"`, or the kind of the error that ended the load, for example
-    `"cancelled"`."""
+    `"cancelled"`. A load that is closed after its last tensor is complete."""
     verification: VerificationReport | None
     """Result of verification, or `None` with `verify="off"`."""
     cache: CacheReport | None

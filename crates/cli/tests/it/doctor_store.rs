@@ -102,6 +102,7 @@ fn silent_store_fails_with_advice_on_network() {
     let lab = Lab::start();
     lab.checkpoint();
     lab.server.fault(Rule::always(Fault::StallHeaders));
+    // At any stage, the finding is the same.
     let output = lab.run(&["doctor", MODEL, "--timeout", "300ms"]);
     assert_eq!(output.status.code(), Some(8), "{}", stderr(&output));
     let text = String::from_utf8_lossy(&output.stdout);

@@ -110,7 +110,7 @@ fn target(link: &Path) -> PathBuf {
 }
 
 /// Panics unless one of several runs takes less than `limit`: a busy machine may delay any single
-/// one.
+/// one, or all of them.
 #[track_caller]
 fn assert_prompt(limit: Duration, mut run: impl FnMut()) {
     let taken: Vec<_> = (0..20)
@@ -121,7 +121,15 @@ fn assert_prompt(limit: Duration, mut run: impl FnMut()) {
         })
         .take_while(|taken| *taken >= limit)
         .collect();
-    assert!(taken.len() < 20, "{taken:?}");
+    assert!(taken.len() < 20 || is_busy(), "{taken:?}");
+}
+
+/// Returns whether processes compete for the cores, so that no time says anything.
+fn is_busy() -> bool {
+    let load = fs::read_to_string("/proc/loadavg").unwrap();
+    let running: f64 = load.split(' ').next().unwrap().parse().unwrap();
+    let cores = std::thread::available_parallelism().unwrap().get();
+    running > f64::from(u32::try_from(cores).unwrap())
 }
 
 #[test]
@@ -152,7 +160,7 @@ fn unreachable_hub_is_reported_soon() {
             });
         }
     }
-    // As long as the caller says.
+    // As long as the caller says: a busy machine only takes longer.
     let options = ["--store", "connect_timeout=0.2", "--store", "retries=0"];
     let arguments = [&["ls", URL][..], &options].concat();
     assert_prompt(BY_DEFAULT, || {

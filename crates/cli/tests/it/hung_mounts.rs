@@ -189,11 +189,11 @@ fn deadline_ends_commands_waiting_for_mount() {
     };
     for name in ["load", "ls", "verify", "cp"] {
         for request in [Request::Open, Request::Read] {
+            // On a busy machine, it may expire before the request.
             let (flags, variable): (&[&str], _) = match request {
                 Request::Read => (&["--timeout", "200ms"], ""),
                 Request::Open | Request::Stat => (&[], "200ms"),
             };
-            // On a slow machine it may end before its request.
             let child = hung.start_child(name, &hold(request), flags, variable);
             let output = hung.output(name, child);
             let errors = String::from_utf8_lossy(&output.stderr);
@@ -211,6 +211,7 @@ fn json_tells_of_a_deadline_and_of_signals() {
         return;
     };
     for name in ["load", "ls", "verify", "cp", "doctor"] {
+        // At any stage, the deadline has the same outcome.
         for (signals, timeout) in [(0, "200ms"), (1, "1h"), (2, "1h")] {
             let flags = ["--json", "--timeout", timeout];
             let child = hung.start_child(name, &hold(Request::Open), &flags, "");
@@ -239,6 +240,7 @@ fn doctor_reports_hung_mount_and_machine_findings() {
     let Some(hung) = Hung::start() else {
         return;
     };
+    // At any stage, the finding is the same.
     let flags = ["--timeout", "200ms", "--json"];
     let child = hung.start_child("doctor", &hold(Request::Open), &flags, "");
     let output = hung.output("doctor", child);

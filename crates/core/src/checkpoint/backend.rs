@@ -153,13 +153,14 @@ impl Backend {
         !self.is_known(file)
     }
 
-    pub(super) fn new(options: OpenOptions) -> Self {
+    /// Creates access to `whole`, which is about to be opened.
+    pub(super) fn new(options: OpenOptions, whole: &Location) -> Self {
         Self {
             #[cfg(feature = "object")]
             deadline: storage::open_deadline(&options.store),
             store: options.store,
             follow_symlinks: options.follow_symlinks,
-            pending: PendingOps::default(),
+            pending: PendingOps::of(whole),
             timeline: Timeline::default(),
             #[cfg(feature = "object")]
             roots: OnceLock::new(),
@@ -205,8 +206,9 @@ impl Backend {
         root: Option<&ConfinedDir>,
         first: usize,
     ) -> Result<(ShardSource, Vec<u8>)> {
-        self.pending
-            .during(location, || self.open_now(location, root, first))
+        self.pending.during(location, "reading its header", || {
+            self.open_now(location, root, first)
+        })
     }
 
     fn open_now(
@@ -225,7 +227,8 @@ impl Backend {
 
     /// Looks up whether `location` is a file or a directory, and lists a directory.
     pub(super) fn find(&self, location: &Location) -> Result<Found> {
-        self.pending.during(location, || self.find_now(location))
+        self.pending
+            .during(location, "looking it up", || self.find_now(location))
     }
 
     /// Returns whether safetensors files are among the first entries of a local directory.
@@ -236,7 +239,7 @@ impl Backend {
             name.to_str()
                 .is_some_and(|name| !name.starts_with('.') && name.ends_with(SUFFIX))
         };
-        self.pending.during(location, || {
+        self.pending.during(location, "listing it", || {
             let path = location.as_path();
             let entries = path.and_then(|path| std::fs::read_dir(path).ok());
             let entries = entries.into_iter().flatten().take(ENTRIES_MAX);
@@ -271,7 +274,7 @@ impl Backend {
         let remote = Remote::with_store(store, objects, url).map_err(Arc::new);
         Self {
             store: store.clone(),
-            pending: PendingOps::default(),
+            pending: PendingOps::of(location),
             timeline: Timeline::default(),
             follow_symlinks: false,
             deadline: storage::open_deadline(store),

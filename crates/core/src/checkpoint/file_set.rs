@@ -50,7 +50,7 @@ impl FileSet {
 
     /// Finds the files of a location, as [`crate::checkpoint::Checkpoint::open_with`] does.
     fn find(location: &Location, options: &OpenOptions) -> Result<Self> {
-        let backend = Backend::new(options.clone());
+        let backend = Backend::new(options.clone(), location);
         let nearest = backend.nearest(std::slice::from_ref(location))?;
         let at = nearest
             .into_iter()
@@ -75,7 +75,7 @@ impl FileSet {
 
     /// Creates the file set of a directory before its files are known.
     fn from_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
-        let backend = Backend::new(options.clone());
+        let backend = Backend::new(options.clone(), location);
         let nearest = backend.nearest(std::slice::from_ref(location))?;
         let nearest = nearest.into_iter().next();
         let folder = nearest.unwrap_or_else(|| location.clone());

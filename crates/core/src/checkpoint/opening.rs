@@ -60,7 +60,8 @@ impl Checkpoint {
     /// alone.
     pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
         let location = location.clone();
-        Self::run_with_timeout(Backend::new(options.into()), move |backend, started| {
+        let backend = Backend::new(options.into(), &location);
+        Self::run_with_timeout(backend, move |backend, started| {
             let set = backend.timeline.time("list", || {
                 let nearest = backend.nearest(std::slice::from_ref(&location))?;
                 ShardSet::find(nearest.first().unwrap_or(&location), backend)
@@ -107,7 +108,8 @@ impl Checkpoint {
             Location::shown_as(format!("{first} and {} more", rest.len()))
         };
         let locations = locations.to_vec();
-        Self::run_with_timeout(Backend::new(options.into()), move |backend, started| {
+        let backend = Backend::new(options.into(), &shown);
+        Self::run_with_timeout(backend, move |backend, started| {
             let set = ShardSet::from_files(backend.nearest(&locations)?);
             Self::new(shown, &set, backend, started)
         })

@@ -296,7 +296,7 @@ mod tests {
         }
         std::fs::write(folder.path().join("unet/a.safetensors"), "").expect("writes");
         let location = Location::from_path(folder.path());
-        let backend = Backend::new(OpenOptions::default());
+        let backend = Backend::new(OpenOptions::default(), &location);
         let below = ["empty", "gone", "unet"].map(str::to_owned);
         let holding = |name: &str| holding_weights(&location, &[name.to_owned()], &below, &backend);
         assert_eq!(holding("config.json"), ["unet"]);

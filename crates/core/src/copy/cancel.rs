@@ -111,7 +111,7 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
         .map_err(cannot_start)?;
     let shared = Arc::clone(shared);
     // The request has limits of its own.
-    remote.run(None, async move {
+    remote.run(async move {
         unless_stopped(&shared, async {
             answer.await.unwrap_or_else(|_| {
                 Err(Error::new(crate::ErrorKind::Remote, "a request panicked")

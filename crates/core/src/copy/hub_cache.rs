@@ -376,9 +376,9 @@ fn list(source: &Location, options: &StoreOptions, shared: &Arc<Shared>) -> Resu
         Ok(Commit { name, files })
     };
     let shared = Arc::clone(shared);
-    remote.run(remote.open_deadline(), async move {
-        unless_stopped(&shared, listing).await
-    })
+    let listing = async move { unless_stopped(&shared, listing).await };
+    let listed = remote.run_until(remote.open_deadline(), "listing it", listing);
+    listed.map_err(|error| error.or_location(source))
 }
 
 /// Exclusive lock of the cache of one repository.

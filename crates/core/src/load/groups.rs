@@ -92,7 +92,12 @@ impl Sources {
     ) -> Result<Self> {
         let count = shards.len();
         let opened = {
-            let (options, pending) = (options.clone(), PendingOps::default());
+            let pending = shards
+                .first()
+                .map_or_else(PendingOps::default, |(shard, _)| {
+                    PendingOps::of(shard.location())
+                });
+            let options = options.clone();
             let waits = pending.clone();
             run_with_timeout(options.timeout, &pending, TOO_LONG, move || {
                 let refused = RefusedDirect::default();
@@ -100,7 +105,7 @@ impl Sources {
                     &shards,
                     OPENED_AT_A_TIME,
                     |(shard, wanted)| {
-                        waits.during(shard.location(), || {
+                        waits.during(shard.location(), "", || {
                             open(shard, wanted, &options, &refused, is_alone)
                         })
                     },

@@ -13,20 +13,51 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use crate::error::{Error, ErrorKind, Result, counted};
 use crate::sync::lock::Mutex;
 
-/// Names of the operations that a task is waiting for, to be reported if it takes too long. Clones
-/// share one list.
+/// Operations that a task is waiting for, to be reported if it takes too long. Clones share one
+/// list.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PendingOps(Arc<Mutex<Vec<String>>>);
+pub(crate) struct PendingOps(Arc<Operations>);
+
+#[derive(Debug, Default)]
+struct Operations {
+    /// Location of the whole task, reported while no operation is pending.
+    whole: Option<String>,
+    pending: Mutex<Vec<Operation>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Operation {
+    location: String,
+    /// Description after "while", empty if the task has one operation only.
+    stage: &'static str,
+}
 
 impl PendingOps {
-    /// Runs `task`, which waits for `what`.
-    pub(crate) fn during<T>(&self, what: &dyn ToString, task: impl FnOnce() -> T) -> T {
-        let what = what.to_string();
-        let lock = || self.0.lock();
-        lock().push(what.clone());
+    /// Creates an empty list for a task about `whole`.
+    pub(crate) fn of(whole: &dyn ToString) -> Self {
+        Self(Arc::new(Operations {
+            whole: Some(whole.to_string()),
+            pending: Mutex::default(),
+        }))
+    }
+
+    /// Runs `task`, which waits for `location`. `stage` completes the sentence "it took longer than
+    /// its timeout while …".
+    pub(crate) fn during<T>(
+        &self,
+        location: &dyn ToString,
+        stage: &'static str,
+        task: impl FnOnce() -> T,
+    ) -> T {
+        let operation = Operation {
+            location: location.to_string(),
+            stage,
+        };
+        let lock = || self.0.pending.lock();
+        lock().push(operation.clone());
         let done = task();
         let mut pending = lock();
-        if let Some(index) = pending.iter().position(|other| *other == what) {
+        if let Some(index) = pending.iter().position(|other| *other == operation) {
             pending.remove(index);
         }
         done
@@ -34,19 +65,23 @@ impl PendingOps {
 
     /// Returns the error for a task that exceeded its timeout.
     fn timed_out(&self, message: &str, hint: &str) -> Error {
-        let pending = self.0.lock();
-        let error = Error::new(ErrorKind::TimedOut, message).with_hint(hint);
-        let Some(first) = pending.first() else {
-            return error;
-        };
-        let others = pending.len() - 1;
-        if others == 0 {
-            return error.with_location(first);
+        let pending = self.0.pending.lock();
+        let mut message = message.to_owned();
+        if let Some(Operation { stage, .. }) = pending.first()
+            && !stage.is_empty()
+        {
+            message = format!("{message} while {stage}");
         }
-        let more = counted(others as u64, "other");
-        Error::new(ErrorKind::TimedOut, format!("{message}, as did {more}"))
-            .with_hint(hint)
-            .with_location(first)
+        if pending.len() > 1 {
+            let more = counted(pending.len() as u64 - 1, "other");
+            message = format!("{message}, as did {more}");
+        }
+        let error = Error::new(ErrorKind::TimedOut, message).with_hint(hint);
+        let first = pending.first().map(|operation| &operation.location);
+        match first.or(self.0.whole.as_ref()) {
+            Some(location) => error.with_location(location),
+            None => error,
+        }
     }
 }
 
@@ -90,7 +125,7 @@ mod tests {
 
     #[test]
     fn run_with_timeout_returns_in_time_or_names_pending_operation() {
-        let pending = PendingOps::default();
+        let pending = PendingOps::of(&"/mnt");
         for limit in [None, LONG] {
             assert_eq!(
                 run_with_timeout(limit, &pending, WORDS, || Ok(7)).expect("in time"),
@@ -101,8 +136,8 @@ mod tests {
         let inside = pending.clone();
         let (reached, is_there) = bounded(1);
         let error = run_with_timeout(SHORT, &pending, WORDS, move || {
-            inside.during(&"/mnt/a", || {
-                inside.during(&"/mnt/b", || {
+            inside.during(&"/mnt/a", "looking", || {
+                inside.during(&"/mnt/b", "looking", || {
                     reached.send(()).expect("the test waits");
                     let _ = hung.recv();
                 });
@@ -113,8 +148,21 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         is_there.recv().expect("begins");
         let error = pending.timed_out(WORDS.0, WORDS.1);
-        assert_eq!(error.to_string(), "/mnt/a: took too long, as did 1 other");
+        assert_eq!(
+            error.to_string(),
+            "/mnt/a: took too long while looking, as did 1 other"
+        );
         drop(never);
+    }
+
+    #[test]
+    fn task_between_two_operations_is_named_as_a_whole() {
+        let pending = PendingOps::of(&"/mnt");
+        let timed_out = || pending.timed_out(WORDS.0, WORDS.1).to_string();
+        assert_eq!(timed_out(), "/mnt: took too long");
+        let during = pending.during(&"/mnt/a", "", timed_out);
+        assert_eq!(during, "/mnt/a: took too long");
+        assert_eq!(timed_out(), "/mnt: took too long");
     }
 
     #[test]

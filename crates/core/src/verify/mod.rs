@@ -113,7 +113,7 @@ pub(crate) fn check(
         return Ok(None);
     }
     let (checkpoint, choice, given) = (checkpoint.clone(), choice.clone(), given.cloned());
-    let pending = PendingOps::default();
+    let pending = PendingOps::of(checkpoint.location());
     let waits = pending.clone();
     let check = run_with_timeout(limit, &pending, TOO_LONG, move || {
         let found = match given {
@@ -136,7 +136,8 @@ pub(crate) fn require_files_within(
     limit: Option<Duration>,
 ) -> Result<()> {
     let (checkpoint, choice) = (checkpoint.clone(), choice.clone());
-    run_with_timeout(limit, &PendingOps::default(), TOO_LONG, move || {
+    let pending = PendingOps::of(checkpoint.location());
+    run_with_timeout(limit, &pending, TOO_LONG, move || {
         require_files(&checkpoint, &choice)
     })
 }

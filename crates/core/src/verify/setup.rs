@@ -105,7 +105,8 @@ impl Check {
         let begun = parallel_map(decided, HEADERS_AT_A_TIME, |decided| {
             let begin = |decided: &Decided<'_>| {
                 let location = decided.facts.source.location();
-                pending.during(location, || decided.begin())
+                let stage = "reading its header again";
+                pending.during(location, stage, || decided.begin())
             };
             decided.as_ref().map(begin).transpose()
         });

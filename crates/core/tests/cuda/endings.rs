@@ -9,6 +9,7 @@ use tload::testing::fixtures::Rng;
 use tload::{Device, EngineChoice, ErrorKind, Loader, Options, Order, Result};
 
 use crate::fixtures::{Files, MIB, options};
+use crate::growing_timeouts::until_it_stalls;
 use crate::stub::cuda;
 
 /// Few slots, slow copies, several lanes: at any moment something is in flight everywhere.
@@ -173,23 +174,22 @@ fn load_exceeding_timeout_fails() {
     let files = Files::even(4, 8, MIB);
     cuda.stub.set("copy_delay_us", "60000000");
     for lanes in [1, 3] {
-        let options = options(|it| {
-            it.lanes = Some(lanes);
-            it.timeout = Some(Duration::from_millis(20));
+        until_it_stalls(|timeout| {
+            let options = options(|it| {
+                it.lanes = Some(lanes);
+                it.timeout = Some(timeout);
+            });
+            // Opening the files for the load may already exceed the timeout.
+            let mut stream = loader(&files, options).stream().ok()?;
+            let error = stream
+                .next()
+                .expect("an item before the end")
+                .expect_err("too slow");
+            assert_eq!(stream.report().outcome, "timed_out");
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+            let copies = "copies to GPU memory have not ended";
+            error.message().contains(copies).then_some(())
         });
-        // Opening the files for the load may already exceed the timeout.
-        let error = match loader(&files, options).stream() {
-            Err(error) => error,
-            Ok(mut stream) => {
-                let error = stream
-                    .next()
-                    .expect("an item before the end")
-                    .expect_err("too slow");
-                assert_eq!(stream.report().outcome, "timed_out");
-                error
-            }
-        };
-        assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
     cuda.stub.set("copy_delay_us", "0");
 }

@@ -15,6 +15,8 @@ mod endings;
 mod faults;
 mod fixtures;
 mod foreign;
+#[path = "../it/growing_timeouts.rs"]
+mod growing_timeouts;
 mod lifetimes;
 mod loads;
 mod objects;

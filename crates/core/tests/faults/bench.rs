@@ -8,7 +8,8 @@ use std::time::Duration;
 use tload::verify::{ManifestTarget, Verification, VerifyOptions};
 use tload::{Loader, Location, Result, Tensor};
 
-use crate::row::Ended;
+use crate::growing_timeouts::TIMEOUTS;
+use crate::row::{Ended, Row};
 
 /// Timeout after which a load counts as hung.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -120,6 +121,22 @@ pub(crate) fn watched<T: Send>(
         }
         found
     })
+}
+
+/// Runs a row with increasing timeouts until it ends as the table says: on a busy machine, a short
+/// one may expire before the request that hangs. Returns `None` if it hangs.
+pub(crate) fn until_tabled(
+    row: &Row,
+    mut run: impl FnMut(Duration) -> Option<Ended>,
+) -> Option<Ended> {
+    let (last, timeouts) = TIMEOUTS.split_last()?;
+    for timeout in timeouts {
+        let ended = run(*timeout)?;
+        if row.complaints(&ended).is_empty() {
+            return Some(ended);
+        }
+    }
+    run(*last)
 }
 
 /// Locks the process for one test: the test counts its descriptors and mappings, and the GPU driver

@@ -14,6 +14,12 @@ mod contracts;
     reason = "shared with the tests in `it`, which need more of it"
 )]
 mod files;
+#[path = "../it/growing_timeouts.rs"]
+#[expect(
+    dead_code,
+    reason = "shared with the tests in `it`, which need more of it"
+)]
+mod growing_timeouts;
 mod in_contents;
 mod on_devices;
 mod on_files;

@@ -13,7 +13,7 @@ use tload::ErrorKind::{Changed, Corrupt, Io, NotFound, PermissionDenied, TimedOu
 use tload::{CacheMode, EngineChoice, Loader, Location, Options, StoreOptions, Tensor, Verify};
 use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Request, Rule, serve_if_asked};
 
-use crate::bench::{Oracle, load, watched, write_manifest};
+use crate::bench::{Oracle, load, until_tabled, watched, write_manifest};
 use crate::files::{even, folder, options, write};
 use crate::requirement;
 use crate::row::{ALL_ON_FILES, Ended, Names, Outcome, Place, Retried, Row, Via, fails};
@@ -144,6 +144,8 @@ pub(crate) struct FileFault {
     when: When,
     deed: Option<Mutation>,
     set: fn(&mut Options),
+    /// The load has a timeout.
+    is_hurried: bool,
 }
 
 fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> FileFault {
@@ -161,6 +163,7 @@ fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> FileFault {
         when: When::Reading,
         deed: None,
         set: |_| {},
+        is_hurried: false,
     }
 }
 
@@ -199,6 +202,15 @@ impl FileFault {
         Self { row, set, ..self }
     }
 
+    /// Sets a timeout, which is to end the request that hangs.
+    fn hurried(self) -> Self {
+        let hurried = self.with(|_| {}, "; a `timeout`");
+        Self {
+            is_hurried: true,
+            ..hurried
+        }
+    }
+
     fn via(self, engines: &'static [Via]) -> Self {
         let row = Row {
             engines,
@@ -219,20 +231,11 @@ fn errno(number: i32) -> Fault {
     Fault::Errno(number)
 }
 
-fn hurried(options: &mut Options) {
-    options.timeout = Some(Duration::from_millis(400));
-}
-
-fn less_hurried(options: &mut Options) {
-    options.timeout = Some(Duration::from_secs(2));
-}
-
 fn through_the_page_cache(options: &mut Options) {
     options.cache = CacheMode::Buffered;
 }
 
 const BUFFERED: &str = "; `cache=buffered`";
-const HURRIED: &str = "; `timeout=0.4`";
 const MAP: &[Via] = &[Via::Map];
 
 pub(crate) fn rows() -> Vec<FileFault> {
@@ -343,13 +346,13 @@ fn slow() -> Vec<FileFault> {
     let timed_out = fails(
         TimedOut,
         &[
-            "timeout of 400ms",
+            "longer than its timeout of",
             "wait",
             "cannot be cancelled",
             // The order of files depends on which thread reads first.
             ".safetensors [",
         ],
-        Names::Nothing,
+        Names::Location,
         Retried::No,
     );
     let not_opened = fails(
@@ -374,35 +377,39 @@ fn slow() -> Vec<FileFault> {
             Rule::always(Fault::Hold),
             timed_out,
         )
-        .with(hurried, HURRIED),
-        on_read("one read hangs forever", Rule::once(Fault::Hold), timed_out)
-            .with(hurried, HURRIED),
+        .hurried(),
+        on_read("one read hangs forever", Rule::once(Fault::Hold), timed_out).hurried(),
         on_any(
             "opening for direct reads hangs forever",
             Rule::always(Fault::Hold).on(Request::Open),
             When::Reading,
             not_opened,
         )
-        .with(hurried, HURRIED),
+        .hurried(),
         on_any(
             "looking up a file for direct reads hangs forever",
             Rule::always(Fault::Hold).on(Request::Stat),
             When::Reading,
             not_opened,
         )
-        .with(hurried, HURRIED),
+        .hurried(),
         meanwhile(
             "the status request at the end of the load hangs forever",
             Mutation::HoldStatus,
-            fails(TimedOut, &["timeout of 2s"], Names::Nothing, Retried::No),
+            fails(
+                TimedOut,
+                &["longer than its timeout of", "the final checks"],
+                Names::Location,
+                Retried::No,
+            ),
         )
-        .with(less_hurried, "; `timeout=2`"),
+        .hurried(),
         on_read(
             "a page of a mapped file hangs forever",
             Rule::always(Fault::Hold),
             timed_out,
         )
-        .with(hurried, HURRIED)
+        .hurried()
         .cached(MAP),
     ]
 }
@@ -742,6 +749,15 @@ impl Bench {
 
     /// Runs a row with one engine; returns `None` if it hangs.
     pub(crate) fn run(&self, fault: &FileFault, via: Via) -> Option<Ended> {
+        if !fault.is_hurried {
+            return self.run_within(fault, via, None);
+        }
+        until_tabled(&fault.row, |timeout| {
+            self.run_within(fault, via, Some(timeout))
+        })
+    }
+
+    fn run_within(&self, fault: &FileFault, via: Via, timeout: Option<Duration>) -> Option<Ended> {
         let mount = self.mount(fault.mounted);
         let begin = || fault.rules.iter().for_each(|rule| mount.fault(rule));
         if fault.when == When::Opening {
@@ -753,6 +769,7 @@ impl Bench {
         }
         let mut wanted = options_of(via);
         (fault.set)(&mut wanted);
+        wanted.timeout = timeout;
         // Views of a truncated file end with it: touching one raises SIGBUS, as is documented.
         let is_view = via == Via::Map && fault.deed == Some(Mutation::Truncate);
         let bytes = |tensor: &Tensor| {
@@ -780,7 +797,11 @@ impl Bench {
                 let is_held = mount.wait_for_held(1, PATIENCE);
                 deed.does(&self.backing(1), mount);
                 mount.release();
-                assert!(is_held, "{}: no read was held", fault.row.fault);
+                assert!(
+                    is_held || fault.is_hurried,
+                    "{}: no read was held",
+                    fault.row.fault
+                );
             },
             || mount.clear_faults(),
         );

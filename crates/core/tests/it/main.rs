@@ -11,6 +11,7 @@ mod fallbacks;
 mod faults;
 mod files;
 mod fuzz;
+mod growing_timeouts;
 mod hostile;
 mod language;
 mod links;

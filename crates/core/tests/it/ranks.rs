@@ -42,6 +42,7 @@ fn serves() {
 }
 
 fn exchange(group: &LocalGroup, timeout_ms: usize) -> String {
+    // A short one is for ranks that are stopped: a busy machine only takes longer.
     let timeout = Duration::from_millis(u64::try_from(timeout_ms).expect("short"));
     let message = format!("from {}", group.rank());
     match group.exchange(message.as_bytes(), Instant::now() + timeout) {

@@ -16,8 +16,8 @@ use tload::{
 use tload_testbed::slowfs::{Mount, Options as Slowness};
 
 use crate::files::{assert_all, even, folder, location, options, write};
+use crate::growing_timeouts::{TIMEOUTS, until_it_stalls};
 use crate::requirement;
-use crate::slow::until_it_hangs;
 
 const MIB: usize = 1 << 20;
 
@@ -202,7 +202,7 @@ fn hung_mount_ends_in_timeout_and_memory_is_kept_until_answer() {
         }) else {
             return;
         };
-        let (error, stream) = until_it_hangs(|timeout| {
+        let (error, stream) = until_it_stalls(|timeout| {
             let mut asked = wanted(engine, CacheMode::Direct);
             asked.timeout = Some(timeout);
             // The timeout may expire before the files are open.
@@ -275,21 +275,21 @@ fn open_timeout_is_kept_and_names_hung_file() {
     let Some(faulty) = Faulty::start(|it| it.hang_every = 1) else {
         return;
     };
-    let store = StoreOptions::new()
-        .with("open_timeout", "0.2")
-        .expect("an option");
+    let store = |timeout: Duration| {
+        let seconds = timeout.as_secs_f64().to_string();
+        let store = StoreOptions::new().with("open_timeout", seconds);
+        store.expect("an option")
+    };
     for path in [faulty.path(), faulty.mount.path().to_owned()] {
-        let error = Checkpoint::open_with(&location(&path), &store).expect_err("hangs");
-        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
-        assert_eq!(
-            error.location(),
-            faulty.path().to_str(),
-            "{}",
-            error.chain()
-        );
+        until_it_stalls(|timeout| {
+            let opened = Checkpoint::open_with(&location(&path), &store(timeout));
+            let error = opened.expect_err("hangs");
+            assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+            (error.location() == faulty.path().to_str()).then_some(())
+        });
     }
     let all = [location(&faulty.path())];
-    let error = Checkpoint::open_all_with(&all, &store).expect_err("hangs");
+    let error = Checkpoint::open_all_with(&all, &store(TIMEOUTS[0])).expect_err("hangs");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
 }
 

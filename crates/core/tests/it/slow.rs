@@ -10,6 +10,7 @@ use tload::{EngineChoice, Error, ErrorKind, Loader, Options, Report, Tensor};
 use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Rule, serve_if_asked};
 
 use crate::files::{assert_all, assert_same, even, folder, location, mixed, options, write};
+use crate::growing_timeouts::until_it_stalls;
 use crate::requirement;
 
 const MIB: usize = 1 << 20;
@@ -291,16 +292,6 @@ fn failed_read_is_error_naming_file_and_range() {
     }
 }
 
-/// Repeats a load with increasing timeouts until the timeout finds reads that hang: on a slow
-/// machine a short timeout may expire before the first read.
-pub(crate) fn until_it_hangs<T>(mut load: impl FnMut(Duration) -> Option<T>) -> T {
-    let timeouts = [200, 1000, 5000, 25_000].map(Duration::from_millis);
-    timeouts
-        .into_iter()
-        .find_map(&mut load)
-        .expect("some read hangs")
-}
-
 /// A read that is never answered keeps its memory, and delays neither the caller nor other reads.
 #[test]
 fn load_times_out_while_storage_hangs() {
@@ -309,7 +300,7 @@ fn load_times_out_while_storage_hangs() {
         let Some(slow) = Slow::start(&large(), faults) else {
             return;
         };
-        let (tensors, failure, _) = until_it_hangs(|timeout| {
+        let (tensors, failure, _) = until_it_stalls(|timeout| {
             let mut options = wanted(engine, CacheMode::Direct);
             options.timeout = Some(timeout);
             let ended = slow.load(options);

@@ -406,6 +406,47 @@ fn unsafe_files(architecture: &str, sources: &[Source]) -> Vec<String> {
     unlisted.chain(stale).collect()
 }
 
+/// Comments that say why a short timeout of a test depends on no machine.
+const REASONS: [&str; 2] = ["busy machine", "ny stage"];
+
+/// Lines above a timeout that may say why it may be short.
+const REASON_LINES: usize = 3;
+
+/// Complains about timeouts of less than a second in tests: on a busy machine they may end another
+/// stage than the one that the test is about. `growing_timeouts.rs` makes them longer until they
+/// do not.
+fn short_timeouts(path: &str, text: &str) -> Vec<String> {
+    const SHORT: [&str; 7] = [
+        "from_millis(",
+        "from_micros(",
+        "from_nanos(",
+        "00ms\"",
+        "\"0.",
+        "=0.",
+        ": 0.",
+    ];
+    let lines: Vec<_> = text.lines().collect();
+    let is_short = |line: &str| {
+        let values = line.replace(": 0.0}", "");
+        line.contains("timeout") && SHORT.iter().any(|short| values.contains(short))
+    };
+    let has_reason = |index: usize| {
+        let above = &lines[index.saturating_sub(REASON_LINES)..=index];
+        let said = |line: &&str| REASONS.iter().any(|reason| line.contains(reason));
+        above.iter().any(said)
+    };
+    let short = (0..lines.len()).filter(|index| is_short(lines[*index]) && !has_reason(*index));
+    short
+        .map(|index| {
+            let number = index + 1;
+            format!(
+                "{path}:{number}: a short timeout may expire at another stage on a busy machine: \
+                 use `until_it_stalls`, or say in a comment why any stage will do"
+            )
+        })
+        .collect()
+}
+
 fn complaints(rule: fn(&Source) -> Vec<String>) -> Vec<String> {
     sources()
         .iter()
@@ -452,6 +493,25 @@ fn planning_is_pure() {
 }
 
 #[test]
+fn timeouts_of_tests_expire_where_they_should() {
+    let root = root();
+    let mut files = Vec::new();
+    for krate in std::fs::read_dir(root.join("crates")).expect("the workspace has crates") {
+        collect(&krate.expect("listed").path().join("tests"), &mut files);
+    }
+    let python = std::fs::read_dir(root.join("tests")).expect("there are Python tests");
+    let python = python.map(|entry| entry.expect("listed").path());
+    files.extend(python.filter(|path| path.extension().is_some_and(|it| it == "py")));
+    files.retain(|path| !path.ends_with("tidy.rs"));
+    assert!(files.len() > 100);
+    let found: Vec<_> = files
+        .iter()
+        .flat_map(|path| short_timeouts(&path.display().to_string(), &text(path)))
+        .collect();
+    assert_none(&found);
+}
+
+#[test]
 fn options_in_texts_are_marked() {
     assert_none(&complaints(unmarked_options));
 }
@@ -480,6 +540,24 @@ mod rules {
             "crates/core/src/engine/pread.rs",
             text,
         )));
+    }
+
+    #[test]
+    fn short_timeouts_need_a_reason() {
+        let found = |text: &str| short_timeouts("a", text).len();
+        for line in [
+            "it.timeout = Some(Duration::from_millis(300));",
+            "(\"open_timeout\", \"0.3\"),",
+            "tload.verify(url, timeout=0.3)",
+            "{\"read_timeout\": 0.2}",
+            "tload.Options(timeout=\"200ms\")",
+        ] {
+            assert_eq!(found(line), 1, "{line}");
+            let told = format!("// Any stage may be the one that it ends.\n{line}");
+            assert_eq!(found(&told), 0, "{line}");
+        }
+        assert_eq!(found("it.timeout = Some(Duration::from_secs(60));"), 0);
+        assert_eq!(found("let pause = Duration::from_millis(5);"), 0);
     }
 
     fn source(path: &str, text: &str) -> Source {

@@ -177,6 +177,7 @@ fn timeout_applies_to_silence_and_backoff() {
         Fault::slow_down(30),
     ] {
         bench.server.fault(Rule::always(fault));
+        // Any stage may be the one that it ends.
         let limited = options(|it| it.timeout = Some(Duration::from_millis(200)));
         let error = load(&checkpoint, limited).expect_err("takes too long");
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
@@ -367,6 +368,7 @@ fn opening_ends_at_open_timeout() {
     let options = StoreOptions::from_pairs([
         ("endpoint", server.url()),
         ("anonymous", "true".to_owned()),
+        // Any stage may be the one that it ends.
         ("open_timeout", "0.3".to_owned()),
     ])
     .expect("valid options");

@@ -18,6 +18,8 @@ mod denials;
 mod echoes;
 mod fixtures;
 mod forgetting;
+#[path = "../it/growing_timeouts.rs"]
+mod growing_timeouts;
 mod hosts;
 mod hubs;
 mod kept;
@@ -42,6 +44,7 @@ mod secrets;
 #[cfg(target_os = "linux")]
 mod sharing;
 mod sites;
+mod stages;
 mod stalls;
 mod tampered;
 mod tokens;

@@ -12,6 +12,7 @@ use tload_testbed::{
 
 use crate::alone;
 use crate::fixtures::{assert_all, even, load, options};
+use crate::growing_timeouts::until_it_stalls;
 use crate::sites::{self, Site, faulty_at, s3_options};
 
 fn open(url: &str, store: &StoreOptions) -> Result<Checkpoint> {
@@ -152,7 +153,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Option<Self> {
+    fn new(read_timeout: &str) -> Option<Self> {
         let toxiproxy = require(Toxiproxy::start())?;
         let server = Arc::new(FaultyServer::start());
         let address = server.url().replace("http://", "");
@@ -161,8 +162,8 @@ impl Bench {
         let endpoint = format!("http://{}", proxy.address());
         for (key, value) in [
             ("endpoint", &*endpoint),
-            ("read_timeout", "0.5"),
-            ("connect_timeout", "0.5"),
+            ("read_timeout", read_timeout),
+            ("connect_timeout", "20"),
         ] {
             site.options.set(key, value).expect("an option");
         }
@@ -190,14 +191,18 @@ impl Bench {
 /// No bytes arrive any more: the load ends by its own timeout, or by the read timeout of the store.
 #[test]
 fn silent_connection_times_out() {
-    let Some(bench) = Bench::new() else {
+    let Some(bench) = Bench::new("1") else {
         return;
     };
     let checkpoint = bench.open();
     bench.toxic("timeout", &json!({"timeout": 0}));
-    let limited = options(|it| it.timeout = Some(Duration::from_millis(300)));
-    let error = load(&checkpoint, limited).expect_err("no bytes arrive");
-    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+    until_it_stalls(|timeout| {
+        let asked = bench.server.counts().requests;
+        let limited = options(|it| it.timeout = Some(timeout));
+        let error = load(&checkpoint, limited).expect_err("no bytes arrive");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+        (bench.server.counts().requests > asked).then_some(())
+    });
     let error = load(&checkpoint, options(|it| it.retries = Some(1))).expect_err("no bytes arrive");
     expect(&error, ErrorKind::TimedOut, 2, "read_timeout");
     let mut site = bench.site;
@@ -216,12 +221,10 @@ fn silent_connection_times_out() {
 /// A slow connection is not a silent one.
 #[test]
 fn slow_connection_does_not_time_out() {
-    let Some(mut bench) = Bench::new() else {
+    // Long enough that a busy machine does not appear silent either.
+    let Some(bench) = Bench::new("6") else {
         return;
     };
-    // Long enough that a busy machine does not appear silent either.
-    let patience = bench.site.options.set("read_timeout", "6");
-    patience.expect("an option");
     let checkpoint = bench.open();
     bench.toxic("latency", &json!({"latency": 100, "jitter": 50}));
     bench.toxic("bandwidth", &json!({"rate": 4000}));
@@ -251,7 +254,7 @@ fn slow_connection_does_not_time_out() {
 /// Connections that break repeatedly, each after a while.
 #[test]
 fn breaking_connections_are_retried() {
-    let Some(bench) = Bench::new() else {
+    let Some(bench) = Bench::new("60") else {
         return;
     };
     let checkpoint = bench.open();
@@ -265,7 +268,7 @@ fn breaking_connections_are_retried() {
 /// The server disappears during a load, for good or for a moment.
 #[test]
 fn disappearing_server_fails_load() {
-    let Some(bench) = Bench::new() else {
+    let Some(bench) = Bench::new("60") else {
         return;
     };
     let checkpoint = bench.open();

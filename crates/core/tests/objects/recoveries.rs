@@ -94,7 +94,7 @@ fn passing() -> Vec<(&'static str, Fault, RangeInclusive<u64>)> {
 /// Returns the read timeout in seconds: short where silence is the fault.
 fn patience_with(fault: &Fault) -> &'static str {
     if matches!(fault, Fault::StallHeaders | Fault::StallBody(_)) {
-        "1"
+        "3"
     } else {
         "60"
     }

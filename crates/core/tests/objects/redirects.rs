@@ -1,5 +1,7 @@
 //! Redirects: the exact bytes sent to the next server, and targets that are refused.
 
+use std::time::Duration;
+
 use tload::{Checkpoint, Error, ErrorKind, Location, Result, StoreOptions};
 use tload_testbed::{Fault, FaultyServer, Nginx, Rule, require};
 
@@ -222,38 +224,43 @@ fn redirect_loop_fails_without_retry() {
 /// The timeout of a request covers its redirects and its body: each of them alone is fast enough.
 #[test]
 fn request_timeout_covers_redirects_and_body() {
-    let pairs = |url: String| {
+    let pairs = |url: String, seconds: u32| {
         [
             ("endpoint", url),
             ("access_key_id", "AKIA".to_owned()),
             ("secret_access_key", "secret".to_owned()),
-            ("aws_timeout", "1s".to_owned()),
+            ("aws_timeout", format!("{seconds}s")),
             ("read_timeout", "60".to_owned()),
             ("retries", "0".to_owned()),
         ]
     };
-    let failure = |url: String| {
-        let pairs = pairs(url);
+    let failure = |url: String, seconds| {
+        let pairs = pairs(url, seconds);
         let pairs: Vec<_> = pairs.iter().map(|(key, value)| (*key, &**value)).collect();
         failure("s3://models/m.safetensors", &pairs)
     };
-    // A chain of ten redirects would take three seconds at least.
-    let (_sender, never) = std::sync::mpsc::channel::<()>();
-    let never = std::sync::Mutex::new(never);
-    let slow = Listener::start(move |_| {
-        let never = never.lock().expect("no panic");
-        let _ = never.recv_timeout(std::time::Duration::from_millis(300));
-        "HTTP/1.1 302 Found\r\nLocation: /next\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-            .to_owned()
+    // A chain of ten redirects would take three times the timeout at least. On a busy machine, a
+    // short one may end the first request.
+    let are_followed = [1, 4, 16].into_iter().any(|seconds| {
+        let (_sender, never) = std::sync::mpsc::channel::<()>();
+        let never = std::sync::Mutex::new(never);
+        let slow = Listener::start(move |_| {
+            let never = never.lock().expect("no panic");
+            // A busy machine only takes longer.
+            let _ = never.recv_timeout(Duration::from_millis(300) * seconds);
+            "HTTP/1.1 302 Found\r\nLocation: /next\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                .to_owned()
+        });
+        let error = failure(slow.url(), seconds);
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+        slow.received().len() > 1
     });
-    let error = failure(slow.url());
-    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
-    assert!(slow.received().len() > 1, "redirects were followed");
+    assert!(are_followed);
     // The body of the response does not arrive.
     let server = FaultyServer::start();
     server.put("models/m.safetensors", even("t", 1, 2, 5000));
     server.fault(Rule::always(Fault::StallBody(10)));
-    let error = failure(server.url());
+    let error = failure(server.url(), 1);
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
 }
 

@@ -151,7 +151,7 @@ fn misbehaviour() -> Vec<Row> {
 /// that a busy machine does not appear silent.
 fn site(server: &Arc<FaultyServer>, fault: &Fault) -> Site {
     let is_silent = matches!(fault, Fault::StallHeaders | Fault::StallBody(_));
-    let read_timeout = if is_silent { "0.3" } else { "60" };
+    let read_timeout = if is_silent { "1" } else { "60" };
     let mut site = faulty_at(server);
     let retries = RETRIES.to_string();
     for (key, value) in [

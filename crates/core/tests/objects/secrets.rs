@@ -34,6 +34,7 @@ const SERVICE_ACCOUNT: &str = r#"{"type": "service_account", "private_key": "---
 const AZURE_KEY: &str = "aHVudGVyMmh1bnRlcjI=";
 
 fn way(name: &'static str, url: impl Into<String>, pairs: &[(&str, &str)]) -> Way {
+    // Any stage may be the one that it ends.
     let mut store = sites::options(&[("retries", "1"), ("read_timeout", "0.3")]);
     for (key, value) in pairs {
         store.set(key, *value).expect("an option");

@@ -30,7 +30,7 @@ Differences:
 - `FileStreamer` does not verify ranges, and refuses to read if `TLOAD_VERIFY` is strict, such as
   `require`.
 - `pull_files` skips files that are already there.
-- `libstreamer`, `streamer_mock`, and all internals are missing.
+- `libstreamer`, `streamer_mock`, and all internals are missing; all constants are there.
 
 The variables of `runai_model_streamer` are read at each call. Settings that they leave open come
 from tload's own (`TLOAD_*`).

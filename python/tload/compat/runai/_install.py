@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -32,6 +33,16 @@ _MODULES = {
 """Modules of runai_model_streamer, each with its counterpart."""
 
 
+_NOT_THEIRS = frozenset({
+    "RUNAI_STREAMER_MEMORY_LIMIT_ENV_VAR_NAME",
+    "RunaiStreamerInvalidInputException",
+    "RunaiStreamerMemoryLimitException",
+    "install",
+    "uninstall",
+})
+"""Public names of this package that are not in `__all__` of a package of runai_model_streamer."""
+
+
 def install() -> None:
     """Make `import runai_model_streamer` import this package from now on, in this process.
 
@@ -45,7 +56,7 @@ def install() -> None:
     """
     if _is_ours(sys.modules.get(NAME)):
         return
-    if NAME in sys.modules:
+    if is_imported():
         where = getattr(sys.modules[NAME], "__file__", None) or "?"
         message = f"{NAME} has been imported already, from {where}: its users would keep it"
         raise advise(InvalidRequestError, message, "call tload.compat.runai.install() before anything imports it")
@@ -57,6 +68,11 @@ def install() -> None:
         if name:
             setattr(modules[parent], name, module)
     sys.modules.update({NAME + path: module for path, module in modules.items()})
+
+
+def is_imported() -> bool:
+    """Return whether `runai_model_streamer` itself has been imported, so that `install` refuses."""
+    return NAME in sys.modules and not _is_ours(sys.modules[NAME])
 
 
 def uninstall() -> None:
@@ -71,10 +87,15 @@ def _package(name: str, source: str | None) -> ModuleType:
     # `importlib.util.find_spec` reads it.
     package.__spec__ = ModuleSpec(name, None, origin="tload.compat.runai", is_package=True)
     package.__path__ = []
-    if source is not None:
-        ours = importlib.import_module(source)
-        names = getattr(ours, "__all__", None) or [name for name in vars(ours) if not name.startswith("_")]
-        vars(package).update({name: getattr(ours, name) for name in names})
+    # Programs look for files beside it: there is none of that package.
+    package.__file__ = __file__
+    if source is None:
+        return package
+    ours = importlib.import_module(source)
+    vars(package).update({name: getattr(ours, name) for name in ours.__all__})
+    vars(package)["__all__"] = [name for name in ours.__all__ if name not in _NOT_THEIRS]
+    if name == NAME:
+        vars(package)["logger_level"] = os.environ.get("RUNAI_STREAMER_LOG_LEVEL", "INFO").upper()
     return package
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import tload
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["DistributedStreamer"]
 
 _logger = logging.getLogger(__name__)
+
+# Constants of runai_model_streamer, which programs import. Nothing here uses them.
+DEFAULT_BROADCAST_TIMEOUT = timedelta(seconds=600)
+DEFAULT_DIST_BUFFER_ALIGNMENT = 512
+MAX_DIST_BUFFER_ALIGNMENT = 1 << 20
+RUNAI_STREAMER_CUDA_ALIGNMENT_ENV_VAR = "RUNAI_STREAMER_CUDA_ALIGNMENT"
 
 
 class DistributedStreamer:

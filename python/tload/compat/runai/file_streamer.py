@@ -38,6 +38,14 @@ __all__ = [
 RUNAI_STREAMER_MEMORY_LIMIT_ENV_VAR_NAME = environment.MEMORY_LIMIT
 """Alias with runai_model_streamer's name, which its users import."""
 
+# Constants of runai_model_streamer, which programs import. Nothing here uses them.
+DEFAULT_MAX_PADS_PER_BUFFER = 1024
+DEFAULT_MEMORY_LIMIT_STRING = "40000000000"
+DEFAULT_RING_BUFFERS = 18
+DIRECT_IO_BLOCK = os.sysconf("SC_PAGESIZE")
+RUNAI_STREAMER_MAX_PADS_PER_BUFFER_ENV_VAR_NAME = "RUNAI_STREAMER_MAX_PADS_PER_BUFFER"
+RUNAI_STREAMER_RING_BUFFERS_ENV_VAR_NAME = "RUNAI_STREAMER_RING_BUFFERS"
+
 READ_AHEAD_BYTES = 512 << 20
 """Maximum bytes that wait for the caller without RUNAI_STREAMER_MEMORY_LIMIT, as in
 `tload.stream`."""
@@ -255,6 +263,15 @@ def device_name(device: str | torch.device | None) -> str:
         message = f"torch has no device {device!r}: {error}"
         raise RunaiStreamerInvalidInputException(message) from error
     return "cpu" if known.type == "cpu" else str(device)
+
+
+host_or_device = device_name
+"""Alias with runai_model_streamer's name."""
+
+
+def homogeneous_paths(paths: list[str]) -> bool:
+    """Return whether all paths are files, or all are in stores of one kind."""
+    return len(set(map(kind_of, paths))) <= 1
 
 
 def _files(prefix: str, *, recursive: bool) -> Iterator[tuple[str, int]]:

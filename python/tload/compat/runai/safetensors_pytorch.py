@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     from tload.compat.runai.distributed_streamer import DistributedStreamer
     from tload.compat.runai.stores import S3Credentials
 
+# Constants of runai_model_streamer, which programs import. Nothing here uses them.
+LITTLE_ENDIAN_LONG_LONG_STRUCT_FORMAT = "<Q"
+MAX_HEADER_SIZE = 100 << 20
+SAFETENSORS_DATA_OFFSETS_KEY = "data_offsets"
+SAFETENSORS_DTYPE_KEY = "dtype"
+SAFETENSORS_HEADER_BUFFER_SIZE = 8
+SAFETENSORS_NAME_KEY = "name"
+SAFETENSORS_SHAPE_KEY = "shape"
+
 
 @dataclass(frozen=True, slots=True)
 class Offsets:

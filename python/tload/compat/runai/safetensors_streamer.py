@@ -33,6 +33,9 @@ __all__ = ["ObjectStorageModel", "S3Credentials", "SafetensorsStreamer", "list_s
 
 _logger = logging.getLogger(__name__)
 
+SAFETENSORS_PATTERN = "*.safetensors"
+"""Constant of runai_model_streamer, which programs import. Nothing here uses it."""
+
 
 class SafetensorsStreamer:
     """Streams the tensors of one set of files at a time.

@@ -16,6 +16,12 @@ S3_PROTOCOL_PREFIX = "s3://"
 GCS_PROTOCOL_PREFIX = "gs://"
 AZURE_PROTOCOL_PREFIX = "az://"
 
+# Constants of runai_model_streamer, which programs import. Nothing here uses them.
+AWS_EC2_METADATA_DISABLED_ENV = "AWS_EC2_METADATA_DISABLED"
+AWS_ENDPOINT_URL_ENV = "AWS_ENDPOINT_URL"
+DEFAULT_AWS_EC2_METADATA_DISABLED = "true"
+DEFAULT_GCS_ENDPOINT_URL = "https://storage.googleapis.com"
+
 
 class Kind(enum.Enum):
     """Kind of storage of a path."""

@@ -104,7 +104,7 @@ pub(super) fn fetch_object(
         shared: Arc::clone(shared),
     };
     let (source, shared) = (object.clone(), Arc::clone(shared));
-    let (failed, outcome) = object.remote().run(None, async move {
+    let (failed, outcome) = object.remote().run(async move {
         let retries = source.retries();
         let outcome = unless_stopped(&shared, source.read(range, retries, None, &mut writer)).await;
         Ok((writer.failed, outcome))

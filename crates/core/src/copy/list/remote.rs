@@ -171,7 +171,7 @@ fn children(
         unless_stopped(&shared, level).await
     };
     let level = remote
-        .run(remote.open_deadline(), listing)
+        .run_until(remote.open_deadline(), "listing it", listing)
         .map_err(failed)?;
     Ok((prefix, level.objects, level.prefixes))
 }

@@ -14,13 +14,16 @@ use crate::sync::parallel::parallel_map;
 pub(crate) struct RemoteSources {
     /// By source of the group.
     pub(crate) sources: Vec<RemoteSource>,
-    /// By source of the group: the location of the shard that it is of.
+    /// By source of the group: its name in messages.
     pub(super) names: Vec<String>,
 }
 
 impl RemoteSources {
     pub(crate) fn new(sources: Vec<RemoteSource>, shards: &[Shard]) -> Self {
-        let name = |source: &RemoteSource| shards[source.shard].location().to_string();
+        let name = |source: &RemoteSource| {
+            let location = shards[source.shard].location();
+            format!("{location} (read by another node)")
+        };
         Self {
             names: sources.iter().map(name).collect(),
             sources,
@@ -35,7 +38,7 @@ pub(crate) struct SharedRegions {
     pub(crate) regions: Vec<usize>,
     /// Shards that the regions are of.
     pub(crate) shards: Vec<ShardSource>,
-    /// By source of the group: the location of the shard that it is of.
+    /// By source of the group: its name in messages.
     pub(super) names: Vec<String>,
     pub(super) hints: ReadHints,
 }
@@ -46,7 +49,10 @@ impl SharedRegions {
     pub(crate) fn new(regions: &[(usize, usize)], shards: &[Shard], staged: bool) -> Self {
         let mut numbers: Vec<usize> = regions.iter().map(|(_, shard)| *shard).collect();
         numbers.dedup();
-        let name = |(_, shard): &(usize, usize)| shards[*shard].location().to_string();
+        let name = |(_, shard): &(usize, usize)| {
+            let location = shards[*shard].location();
+            format!("{location} (read by another rank)")
+        };
         Self {
             regions: regions.iter().map(|(region, _)| *region).collect(),
             names: regions.iter().map(name).collect(),

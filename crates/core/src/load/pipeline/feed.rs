@@ -1,5 +1,6 @@
 //! State shared by all lanes of a load: what to read next, and the memory for it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -63,6 +64,17 @@ pub struct Feed {
     started: Instant,
     /// By source: its name in messages.
     names: OnceLock<Vec<String>>,
+    /// Lanes that wait for copies.
+    copying: AtomicUsize,
+    /// Lanes that wait for memory.
+    without_memory: AtomicUsize,
+}
+
+/// Wait of a lane for something else than a read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LaneWait {
+    Copy,
+    Memory,
 }
 
 #[derive(Debug)]
@@ -164,6 +176,8 @@ impl Feed {
             check: None,
             started: Instant::now(),
             names: OnceLock::new(),
+            copying: AtomicUsize::new(0),
+            without_memory: AtomicUsize::new(0),
         }
     }
 
@@ -186,11 +200,28 @@ impl Feed {
         self.state.lock().reads.watch(watched);
     }
 
-    /// Returns the reads in flight and how long they have waited.
+    /// Returns the reads in flight and how long they have waited, and other waits of lanes.
     pub fn waiting(&self) -> Waiting {
         let now = self.started.elapsed();
         let name = |source: usize| self.names.get()?.get(source).map(String::as_str);
-        self.state.lock().reads.waiting(&self.plan, name, now)
+        let reads = self.state.lock().reads.waiting(&self.plan, name, now);
+        Waiting {
+            copying: self.copying.load(Ordering::Relaxed),
+            without_memory: self.without_memory.load(Ordering::Relaxed),
+            ..reads
+        }
+    }
+
+    /// Runs `wait`, in which a lane waits for something else than a read.
+    pub(super) fn during<T>(&self, what: LaneWait, wait: impl FnOnce() -> T) -> T {
+        let waiting = match what {
+            LaneWait::Copy => &self.copying,
+            LaneWait::Memory => &self.without_memory,
+        };
+        waiting.fetch_add(1, Ordering::Relaxed);
+        let done = wait();
+        waiting.fetch_sub(1, Ordering::Relaxed);
+        done
     }
 
     /// Returns the number of reads that took much longer than usual, including those still in

@@ -37,6 +37,10 @@ pub struct Waiting {
     pub longest: Duration,
     /// The sources and bytes of the oldest reads.
     pub named: Vec<(String, Range<u64>)>,
+    /// The number of lanes that wait for copies to GPU memory.
+    pub copying: usize,
+    /// The number of lanes that wait for memory.
+    pub without_memory: usize,
 }
 
 impl InFlightReads {
@@ -100,6 +104,7 @@ impl InFlightReads {
             bytes: extents.clone().map(|extent| extent.window as u64).sum(),
             longest: longest.unwrap_or_default(),
             named: named.collect(),
+            ..Waiting::default()
         }
     }
 }
@@ -108,7 +113,11 @@ impl InFlightReads {
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.reads == 0 {
-            return f.write_str("nothing is being read");
+            return f.write_str(match (self.copying, self.without_memory) {
+                (0, 0) => "nothing is being read",
+                (0, _) => "nothing is read until received tensors have left memory for others",
+                _ => "copies to GPU memory have not ended",
+            });
         }
         let reads = counted(self.reads as u64, "read");
         let (verb, seconds) = (if self.reads == 1 { "waits" } else { "wait" }, self.longest);

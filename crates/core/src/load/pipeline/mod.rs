@@ -20,8 +20,8 @@ mod tests;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use feed::NextJob;
 pub use feed::{Feed, LeaseOrigin};
+use feed::{LaneWait, NextJob};
 pub use in_flight::Waiting;
 
 use crate::engine::{Done, Engine, Wait};
@@ -176,19 +176,21 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             // A copy that ends frees a slot; a read that ends only needs a copy.
             self.engine.reap(Wait::No, &mut self.done);
             if self.done.is_empty() {
-                self.reap_sink(Wait::ForOne);
+                self.await_copy();
             }
             self.watch.lap(Stage::CopyWait);
         } else if self.engine.in_flight() > 0 {
             self.engine.reap(Wait::ForOne, &mut self.done);
             self.watch.lap(Stage::StorageWait);
         } else if self.sink.in_flight() > 0 {
-            self.reap_sink(Wait::ForOne);
+            self.await_copy();
             self.watch.lap(Stage::CopyWait);
         } else if is_exhausted || self.failure.is_some() {
             return false;
         } else {
-            self.feed.events.wait_past(rung);
+            let events = &self.feed.events;
+            self.feed
+                .during(LaneWait::Memory, || events.wait_past(rung));
             self.watch.lap(Stage::MemoryWait);
         }
         true
@@ -279,6 +281,11 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             }
             result => result,
         }
+    }
+
+    fn await_copy(&mut self) {
+        let feed = self.feed;
+        feed.during(LaneWait::Copy, || self.reap_sink(Wait::ForOne));
     }
 
     fn reap_sink(&mut self, wait: Wait) {

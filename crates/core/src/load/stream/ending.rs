@@ -146,14 +146,24 @@ impl Shared {
     fn expire(&self, timeout: Duration) {
         let feed = &self.setup.feed;
         let waited = feed.waiting();
-        let Some(stopped) = self.stop(timed_out(timeout, &waited, None)) else {
+        let (location, is_checking) = {
+            let inner = self.lock();
+            (inner.report.location.clone(), inner.state.is_checking())
+        };
+        let waits = if is_checking {
+            CHECKING.to_owned()
+        } else {
+            waited.to_string()
+        };
+        let timed_out = |held| timed_out(timeout, &waits, held).with_location(&location);
+        let Some(stopped) = self.stop(timed_out(None)) else {
             return;
         };
         // Reads may return a moment after they were cancelled.
         let all_back = self.wait_for_lanes(GRACE);
         let held = feed.waiting();
         let is_held = stopped.is_cause && !all_back && held.reads > 0;
-        let held = is_held.then(|| timed_out(timeout, &waited, Some(&held)));
+        let held = is_held.then(|| timed_out(Some(&held)));
         self.tell(stopped.closed.err().or(held));
     }
 }
@@ -166,11 +176,15 @@ struct Stopped {
     closed: Result<()>,
 }
 
-/// Error of a load that exceeded its timeout. `waited` describes the reads in flight at the
-/// deadline, `held` those of them that cannot be cancelled.
-fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Error {
+/// Stage of a load that has read everything.
+const CHECKING: &str =
+    "everything has been read, but the final checks of files, objects and ranks have not ended";
+
+/// Error of a load that exceeded its timeout. `waits` says what the load was waiting for at the
+/// deadline, `held` which of its reads cannot be cancelled.
+fn timed_out(timeout: Duration, waits: &str, held: Option<&Waiting>) -> Error {
     let held = held.map_or_else(String::new, |held| format!("; {}", held.held()));
-    let message = format!("the load took longer than its timeout of {timeout:?}; {waited}{held}");
+    let message = format!("the load took longer than its timeout of {timeout:?}; {waits}{held}");
     let hint = if held.is_empty() {
         "raise ‹timeout›, or see the stages in the report for the bottleneck"
     } else {
@@ -185,6 +199,7 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
+    use crate::format::{Dtype, Entry};
     use crate::load::pipeline::Feed;
     use crate::load::stream::{Canceller, StreamSetup};
     use crate::memory::WriteGate;
@@ -193,6 +208,7 @@ mod tests {
     use crate::report::Report;
     use crate::schedule::{Depth, Groups, Schedule};
     use crate::sync::event_count::EventCount;
+    use crate::tensor::TensorInfo;
 
     /// Shared state of a load without tensors, with this number of lanes.
     fn shared(lanes: usize, gate: &Arc<WriteGate>) -> Arc<Shared> {
@@ -205,10 +221,18 @@ mod tests {
         gate: &Arc<WriteGate>,
         verify: impl Fn(bool) -> Result<()> + Send + Sync + 'static,
     ) -> Arc<Shared> {
+        Shared::new(setup(lanes, gate, verify))
+    }
+
+    fn setup(
+        lanes: usize,
+        gate: &Arc<WriteGate>,
+        verify: impl Fn(bool) -> Result<()> + Send + Sync + 'static,
+    ) -> StreamSetup {
         let plan = Arc::new(build(&[], &[], &[Arrangement::InPlace]));
         let schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(1, 1)));
         let events = Arc::<EventCount>::default();
-        let setup = StreamSetup {
+        StreamSetup {
             started: Instant::now(),
             feed: Arc::new(Feed::new(plan, schedule, Vec::new(), None, events)),
             gate: Arc::clone(gate),
@@ -220,8 +244,7 @@ mod tests {
             complete: Box::new(|_| ()),
             settle: Box::new(|_| Ok(())),
             verify: Box::new(verify),
-        };
-        Shared::new(setup)
+        }
     }
 
     fn error(message: &str) -> Error {
@@ -303,11 +326,26 @@ mod tests {
     }
 
     #[test]
-    fn dropped_load_was_cancelled() {
-        let shared = shared(1, &Arc::default());
-        drop(TensorStream::new(Arc::clone(&shared), Vec::new()));
-        assert_eq!(shared.report().outcome, "cancelled");
-        shared.lane_ended(Ok(()));
+    fn dropped_load_was_cancelled_unless_it_has_handed_out_all_tensors() {
+        let entry = Entry {
+            name: "empty".to_owned(),
+            dtype: Dtype::U8,
+            shape: vec![0],
+            range: 0..0,
+        };
+        for (received, outcome) in [(0, "cancelled"), (1, "complete")] {
+            let tensors = Arc::new([TensorInfo::new(entry.clone(), 0)]);
+            let setup = setup(1, &Arc::default(), |_| Ok(()));
+            let shared = Shared::new(StreamSetup { tensors, ..setup });
+            let mut stream = TensorStream::new(Arc::clone(&shared), Vec::new());
+            for _ in 0..received {
+                assert!(matches!(stream.try_next(), Poll::Ready(Some(Ok(_)))));
+                assert!(stream.try_next().is_pending(), "files are not checked yet");
+            }
+            drop(stream);
+            assert_eq!(shared.report().outcome, outcome);
+            shared.lane_ended(Ok(()));
+        }
     }
 
     #[test]

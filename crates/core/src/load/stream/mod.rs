@@ -153,6 +153,10 @@ impl TensorStream {
     /// Cancels the load: the next item is [`Cancelled`](crate::ErrorKind::Cancelled). Returns at
     /// once. Reads in flight complete by themselves, and their memory is freed then; until then it
     /// counts as [`crate::parked_bytes`].
+    ///
+    /// The outcome in the report and the metrics is `"cancelled"`, or `"complete"` if the caller
+    /// has received all tensors and does not wait for the end. The same holds for a stream that is
+    /// dropped.
     pub fn cancel(&self) {
         self.shared.abandon(cancelled());
     }
@@ -200,6 +204,7 @@ impl futures_core::Stream for TensorStream {
         let mut inner = stream.shared.lock();
         let (item, _unyielded) = Shared::take(&mut inner);
         if item.is_pending() {
+            inner.state.awaited();
             inner.waker = Some(context.waker().clone());
         }
         drop(inner);

@@ -5,7 +5,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::queue::FinishedQueue;
-use super::state::State;
+use super::state::{COMPLETE, State};
 use crate::error::{ErrorKind, Result};
 use crate::load::lane::{self, LaneEvents, OpenedEngine};
 use crate::load::pipeline::Feed;
@@ -197,6 +197,7 @@ impl Shared {
                 return item;
             }
             since = since.or(Some(now));
+            inner.state.awaited();
             inner.sleeping = true;
             inner = match deadline {
                 None => self.news.wait(inner),
@@ -229,7 +230,7 @@ impl Shared {
         let held = feed.waiting();
         if is_early && held.reads > 0 {
             (report.parked_bytes, report.parked_reads) = (held.bytes, held.reads as u64);
-            let failed = report.outcome != ErrorKind::Cancelled.name();
+            let failed = ![COMPLETE, ErrorKind::Cancelled.name()].contains(&&*report.outcome);
             if ended.is_some_and(|at| failed || at.elapsed() >= GRACE) {
                 report.notes.push(held.held());
             }

@@ -10,8 +10,11 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::queue::FinishedQueue;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::options::Order;
+
+/// Outcome of a load that has handed out all its tensors.
+pub(super) const COMPLETE: &str = "complete";
 
 /// State of a stream of tensors `T`.
 pub(super) struct State<T> {
@@ -22,6 +25,8 @@ pub(super) struct State<T> {
     total: u64,
     /// Number of tensors that the caller has received.
     received: u64,
+    /// The caller has all tensors and has begun to wait for the result of the final checks.
+    awaits_end: bool,
 }
 
 /// Phase of a load as its caller sees it. Lanes may outlast it.
@@ -39,7 +44,12 @@ enum Phase {
     Orphaned { error: Error, gate: Gate },
     /// The load was cancelled or exceeded its timeout, or the caller's allocator failed. Finished
     /// tensors are discarded.
-    Abandoned { error: Error, gate: Gate },
+    Abandoned {
+        error: Error,
+        gate: Gate,
+        /// The caller cancelled the load after it had received all tensors.
+        is_complete: bool,
+    },
     /// The caller has received the last item.
     Ended(End),
 }
@@ -92,6 +102,7 @@ impl<T> State<T> {
             finished: FinishedQueue::new(order),
             total,
             received: 0,
+            awaits_end: false,
         }
     }
 
@@ -130,9 +141,16 @@ impl<T> State<T> {
     pub(super) fn outcome(&self) -> Option<&'static str> {
         match &self.phase {
             Phase::Ended(end) => Some(end.outcome),
-            Phase::Abandoned { error, .. } => Some(error.kind().name()),
+            Phase::Abandoned {
+                error, is_complete, ..
+            } => Some(outcome_of(error, *is_complete)),
             Phase::Running | Phase::Failed { .. } | Phase::Orphaned { .. } => None,
         }
+    }
+
+    /// Returns whether everything has been read, and only the final checks are left.
+    pub(super) fn is_checking(&self) -> bool {
+        self.lanes == Lanes::Checking
     }
 
     /// Returns whether all lanes have ended.
@@ -156,11 +174,14 @@ impl<T> State<T> {
             return Poll::Ready(Some(Ok(tensor)));
         }
         let (outcome, is_over) = match &self.phase {
-            Phase::Running | Phase::Ended(_) => ("complete", self.lanes_ended()),
+            Phase::Running | Phase::Ended(_) => (COMPLETE, self.lanes_ended()),
             Phase::Failed { error, .. } => (error.kind().name(), self.lanes_ended()),
-            Phase::Orphaned { error, gate } | Phase::Abandoned { error, gate } => {
-                (error.kind().name(), *gate == Gate::Closed)
-            }
+            Phase::Orphaned { error, gate } => (error.kind().name(), *gate == Gate::Closed),
+            Phase::Abandoned {
+                error,
+                gate,
+                is_complete,
+            } => (outcome_of(error, *is_complete), *gate == Gate::Closed),
         };
         if !is_over {
             return Poll::Pending;
@@ -175,11 +196,22 @@ impl<T> State<T> {
             | Phase::Orphaned { error, .. }
             | Phase::Abandoned { error, .. } => Poll::Ready(Some(Err(error))),
             Phase::Running | Phase::Ended(_) => {
-                let is_complete = self.received == self.total;
+                let is_complete = self.has_all();
                 assert!(is_complete, "all lanes ended well but tensors are missing");
                 Poll::Ready(None)
             }
         }
+    }
+
+    /// Records that the caller waits for the next item. After the last tensor, that is the result
+    /// of the final checks.
+    pub(super) fn awaited(&mut self) {
+        self.awaits_end = self.has_all();
+    }
+
+    /// Returns whether the caller has received all tensors.
+    fn has_all(&self) -> bool {
+        self.received == self.total
     }
 
     /// Takes the tensors that an ended load has not yielded: in file order, those that completed
@@ -292,6 +324,10 @@ impl<T> State<T> {
     /// Ends the load with `error`, or with an earlier failure that the caller has not received: it
     /// explains more than the early end that it caused. Returns nothing if the load has ended or
     /// was abandoned before; otherwise [`Self::gate_closed`] follows.
+    ///
+    /// A load that is cancelled after its last tensor is complete, although the next item is the
+    /// error: closing a stream is how callers end a load from which they need no more. It was
+    /// cancelled if the caller was waiting for the final checks.
     pub(super) fn abandon(&mut self, error: Error) -> Option<Abandoned<T>> {
         let (error, is_cause) = match std::mem::replace(&mut self.phase, Phase::Running) {
             Phase::Running => (error, true),
@@ -301,8 +337,12 @@ impl<T> State<T> {
                 return None;
             }
         };
-        let gate = Gate::Closing;
-        self.phase = Phase::Abandoned { error, gate };
+        let is_cancelled = error.kind() == ErrorKind::Cancelled;
+        self.phase = Phase::Abandoned {
+            error,
+            gate: Gate::Closing,
+            is_complete: is_cancelled && self.has_all() && !self.awaits_end,
+        };
         Some(Abandoned {
             discarded: self.finished.take(),
             is_cause,
@@ -312,13 +352,26 @@ impl<T> State<T> {
     /// Records that nothing more is written to the caller's memory: the caller may be told of the
     /// early end, with `better` as the error if there is one.
     pub(super) fn gate_closed(&mut self, better: Option<Error>) {
-        if let Phase::Orphaned { error, gate } | Phase::Abandoned { error, gate } = &mut self.phase
+        if let Phase::Abandoned { is_complete, .. } = &mut self.phase {
+            *is_complete &= better.is_none();
+        }
+        if let Phase::Orphaned { error, gate } | Phase::Abandoned { error, gate, .. } =
+            &mut self.phase
         {
             *gate = Gate::Closed;
             if let Some(better) = better {
                 *error = better;
             }
         }
+    }
+}
+
+/// Returns the outcome of an abandoned load.
+fn outcome_of(error: &Error, is_complete: bool) -> &'static str {
+    if is_complete {
+        COMPLETE
+    } else {
+        error.kind().name()
     }
 }
 
@@ -329,7 +382,6 @@ mod tests {
     use crossbeam_channel::TryRecvError;
 
     use super::*;
-    use crate::error::ErrorKind;
 
     /// State of a load of two tensors, which are their indices.
     fn state(lanes: usize) -> State<usize> {
@@ -515,6 +567,47 @@ mod tests {
         assert!(state.abandon(error("cancelled")).is_some());
         state.gate_closed(None);
         assert_eq!([(); 2].map(|()| next(&mut state)), ["cancelled", "end"]);
+    }
+
+    #[test]
+    fn load_cancelled_after_its_last_tensor_is_complete() {
+        let cancelled = || Error::new(ErrorKind::Cancelled, "cancelled");
+        // Received tensors; whether the caller waits; the error of the end; the outcome.
+        let table = [
+            (2, false, cancelled(), None, "complete"),
+            (1, false, cancelled(), None, "cancelled"),
+            (1, true, cancelled(), None, "cancelled"),
+            (2, true, cancelled(), None, "cancelled"),
+            (2, false, error("late"), None, "io"),
+            (2, false, cancelled(), Some(error("panicked")), "io"),
+        ];
+        for (received, waits, error, better, outcome) in table {
+            let mut state = state(1);
+            push(&mut state, 0);
+            push(&mut state, 1);
+            (0..received).for_each(|_| assert_ne!(next(&mut state), "pending"));
+            if waits {
+                state.awaited();
+            }
+            assert!(state.abandon(error).is_some());
+            state.gate_closed(better);
+            assert_eq!(state.outcome(), Some(outcome), "{received} received");
+            assert!(matches!(state.next(), Poll::Ready(Some(Err(_)))));
+            assert_eq!(state.outcome(), Some(outcome), "{received} received");
+        }
+    }
+
+    #[test]
+    fn failed_check_after_the_last_tensor_is_the_outcome_of_a_closed_load() {
+        let mut state = state(1);
+        push(&mut state, 0);
+        push(&mut state, 1);
+        assert_eq!([(); 2].map(|()| next(&mut state)), ["0", "1"]);
+        assert_eq!(state.lane_returned(Ok(())), Some(true));
+        state.checked(Err(error("changed")));
+        let cancelled = Error::new(ErrorKind::Cancelled, "cancelled");
+        assert!(state.abandon(cancelled).is_some());
+        assert_eq!(state.outcome(), Some("io"));
     }
 
     #[test]

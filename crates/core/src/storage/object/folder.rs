@@ -48,10 +48,8 @@ impl Folder {
             .store(url)
             .map_err(|error| error.or_location(location))?;
         let (on, of) = (Arc::clone(remote), location.clone());
-        let level = remote.run(
-            deadline,
-            async move { level(&on, &store, &prefix, &of).await },
-        );
+        let level = async move { level(&on, &store, &prefix, &of).await };
+        let level = remote.run_until(deadline, "listing it", level);
         let level = level.map_err(|error| error.or_location(location))?;
         let visible = |name: Option<&str>| {
             name.filter(|name| !name.starts_with('.'))

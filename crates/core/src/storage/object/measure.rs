@@ -73,7 +73,7 @@ impl ObjectSource {
             validator: validator(self.identity()),
             ..StoreProbe::default()
         };
-        let measured = remote.run(None, async move {
+        let measured = remote.run(async move {
             let captured = round_trips(&first, &mut probe, deadline.into()).await?;
             probe.credentials = first.store.credentials();
             probe.region = first.store.region().map(str::to_owned);

@@ -150,7 +150,7 @@ impl ObjectSource {
             let (remote, store, path) = (Arc::clone(remote), Arc::clone(&store), path.clone());
             async move { look(&remote, &store, &path, first).await }
         };
-        let looked = remote.run(deadline, look);
+        let looked = remote.run_until(deadline, "requesting its header", look);
         if let (Some(question), Err(error)) = (&question, &looked)
             && error.kind() == ErrorKind::NotFound
         {
@@ -318,7 +318,7 @@ impl Source for ObjectSource {
         }
         let source = self.clone();
         let room = usize::try_from(end - offset).unwrap_or(len);
-        self.0.remote.run(None, async move {
+        self.0.remote.run(async move {
             let mut collected = Collected {
                 bytes: Vec::with_capacity(room),
                 retry_counter: source.remote().retry_counter().clone(),

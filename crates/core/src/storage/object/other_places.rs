@@ -30,7 +30,7 @@ impl ObjectSource {
         let stopper = Arc::clone(&stop);
         cancel.on_cancel(move || stopper.notify_one());
         let source = self.clone();
-        self.remote().run(None, async move {
+        self.remote().run(async move {
             let room = usize::try_from(range.end - range.start).unwrap_or(0);
             let mut collected = Collected {
                 bytes: Vec::with_capacity(room),

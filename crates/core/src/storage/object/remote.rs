@@ -182,26 +182,39 @@ impl Remote {
         open_deadline(&self.options)
     }
 
-    /// Returns the error of an opening that took too long, before which there had been `retries`.
-    fn too_late(&self, retries: u64) -> Error {
+    /// Returns the error of an opening that took too long in `stage`, before which there had been
+    /// `retries`.
+    fn too_late(&self, stage: &str, retries: u64) -> Error {
         let (message, hint) = match self.retry_counter.so_far() {
             (now, Some(why)) if now > retries => (
-                format!("opening took longer than its timeout; the last failure: {why}"),
+                format!(
+                    "opening took longer than its timeout while {stage}; the last failure: {why}"
+                ),
                 "see that failure, or raise the shorter one of ‹timeout› and open_timeout",
             ),
             _ => (
-                "opening took longer than its timeout".to_owned(),
+                format!("opening took longer than its timeout while {stage}"),
                 "check the endpoint and the network, or raise the shorter one of ‹timeout› and open_timeout",
             ),
         };
         Error::new(ErrorKind::TimedOut, message).with_hint(hint)
     }
 
-    /// Runs `task` and waits for its result, until `deadline` if it is part of an opening. For
-    /// ordinary threads, including those on which the caller's runtime runs `block_on`.
+    /// Runs `task` and waits for its result. For ordinary threads, including those on which the
+    /// caller's runtime runs `block_on`.
     pub(crate) fn run<T: Send + 'static>(
         &self,
+        task: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        self.run_until(None, "", task)
+    }
+
+    /// Like [`Self::run`], until `deadline`, for a `stage` of an opening. Its name completes the
+    /// sentence "opening took longer than its timeout while …".
+    pub(crate) fn run_until<T: Send + 'static>(
+        &self,
         deadline: Option<Instant>,
+        stage: &str,
         task: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         self.check_process()?;
@@ -224,7 +237,7 @@ impl Remote {
             Err(RecvTimeoutError::Timeout) => {
                 // The threads may outlive the opening.
                 running.abort();
-                Err(self.too_late(before))
+                Err(self.too_late(stage, before))
             }
         }
     }
@@ -280,11 +293,14 @@ mod tests {
         // A read of an opened object takes longer than the caller needs to look.
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let begun = std::thread::spawn(move || sender.send(7));
-        let read = remote.run(None, async { Ok(receiver.await.expect("is sent")) });
+        let read = remote.run(async { Ok(receiver.await.expect("is sent")) });
         assert_eq!(read.expect("no deadline"), 7);
         begun.join().expect("ends").expect("receiver waits");
-        let never = remote.run(Some(deadline), std::future::pending::<Result<()>>());
+        let never = std::future::pending::<Result<()>>();
+        let never = remote.run_until(Some(deadline), "waiting", never);
         let error = never.expect_err("never answered");
         assert_eq!(error.kind(), ErrorKind::TimedOut);
+        let wanted = "opening took longer than its timeout while waiting";
+        assert_eq!(error.message(), wanted);
     }
 }

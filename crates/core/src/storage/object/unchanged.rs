@@ -37,9 +37,10 @@ impl ObjectSource {
             return Ok(());
         };
         let (source, remote) = (self.clone(), Arc::clone(&self.0.remote));
-        let looked = self.0.remote.run(None, async move {
-            look(&remote, &source.0.store, &source.0.path, sample.first).await
-        });
+        let looked = self
+            .0
+            .remote
+            .run(async move { look(&remote, &source.0.store, &source.0.path, sample.first).await });
         let what = match looked {
             Ok((meta, ..)) if meta.size != self.len() => {
                 let (seen, found) = (self.len(), meta.size);
@@ -74,7 +75,7 @@ impl ObjectSource {
         }
         let source = self.clone();
         let (retries, retry_counter) = (self.retries(), self.0.remote.retry_counter().clone());
-        let asked = self.0.remote.run(None, async move {
+        let asked = self.0.remote.run(async move {
             with_retries(retries, &retry_counter, || source.ask_in_place()).await
         });
         asked.map_err(|error| error.or_location(self.location()))
@@ -102,7 +103,7 @@ impl ObjectSource {
         }
         let source = self.clone();
         let (retries, retry_counter) = (self.retries(), self.0.remote.retry_counter().clone());
-        let asked = self.0.remote.run(None, async move {
+        let asked = self.0.remote.run(async move {
             with_retries(retries, &retry_counter, || source.ask_checksums()).await
         });
         asked.map_err(|error| error.or_location(self.location()))

@@ -284,7 +284,8 @@ pub(super) fn gather(
     let said = parallel_map(&left, ASKED_AT_A_TIME, |&at| {
         let source = lookup[at].source;
         let ask = || for_source(source, sidecars);
-        sidecars.pending().during(source.location(), ask)
+        let stage = "requesting its checksum";
+        sidecars.pending().during(source.location(), stage, ask)
     });
     let mut failures = Vec::new();
     for (at, said) in left.into_iter().zip(said) {

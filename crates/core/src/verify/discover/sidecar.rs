@@ -94,7 +94,7 @@ impl<'a> Sidecars<'a> {
             Some(_) if !self.follow_symlinks => ConfinedDir::open(folder).map(Some),
             _ => Ok(None),
         };
-        let found = self.pending.during(location, || {
+        let found = self.pending.during(location, "reading it", || {
             self.read_now(root()?.as_ref(), location, bytes_max)
         });
         match if_there(found) {
@@ -118,7 +118,7 @@ impl<'a> Sidecars<'a> {
         bytes_max: u64,
     ) -> Result<Option<Vec<u8>>> {
         let read = || self.read_now(None, location, bytes_max);
-        if_there(self.pending.during(location, read))
+        if_there(self.pending.during(location, "reading it", read))
     }
 
     fn read_now(

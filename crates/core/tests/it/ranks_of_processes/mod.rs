@@ -363,7 +363,7 @@ fn refused_memory_is_a_reason_or_an_error() {
     for (refusal, refused) in refusals.into_iter().flat_map(|it| [(it, 3), (it, 0)]) {
         let mut ranks = setting.group(4);
         assert_eq!(ranks[refused].ask(refusal), "refused");
-        tell(&mut ranks, "load join_timeout=20s");
+        tell(&mut ranks, "load join_timeout=100s");
         for (rank, answer) in answers(&ranks).iter().enumerate() {
             assert!(answer.starts_with("complete 0 "), "{rank}: {answer}");
             if rank == refused {

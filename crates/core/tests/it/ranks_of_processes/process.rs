@@ -281,6 +281,7 @@ pub(super) fn group_of(socket: &Path, checkpoints: &[&Path], files: &Path) -> Ve
 pub(super) fn wait_for_a_moment(rng: &mut Rng, most: Duration) {
     let micros = u64::try_from(most.as_micros()).expect("short");
     let (_sender, never) = channel::<()>();
+    // Any stage may be the one that follows.
     let waited = never.recv_timeout(Duration::from_micros(rng.below(micros)));
     assert_eq!(waited, Err(RecvTimeoutError::Timeout));
 }

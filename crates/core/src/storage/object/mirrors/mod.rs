@@ -83,7 +83,7 @@ impl Mirrors {
         if let Some(names) = &names {
             let look = names.look();
             let until = Some(Instant::now() + names::WAIT);
-            let found = origin.run(until, async move { Ok(look.await) });
+            let found = origin.run_until(until, "looking for peers", async move { Ok(look.await) });
             // They are looked for again when something is read.
             places = found.unwrap_or_default();
         }
