@@ -130,3 +130,33 @@ def read_alone(rank: int, folder: str) -> None:
     tensors, lines = stream(folder, group=gone)
     check(tensors)
     assert lines[0].startswith("tload reads on every rank, as the process group cannot be used: ")
+
+
+def test_reading_rank_verifies_for_all(folder: str) -> None:
+    tload.verify(folder, write=True)
+    start_ranks(2, verify_together, folder)
+
+
+def verify_together(rank: int, folder: str) -> None:
+    import torch.distributed
+
+    for mode in ("require", "auto"):
+        tensors, lines = stream(folder, {"verify": mode})
+        check(tensors)
+        assert any("shared by the ranks of this node" in line for line in lines), lines
+        assert any("read by this rank" in line for line in lines) == (rank == 0), lines
+        # Each rank has a use for another file, of which the manifest has one digest.
+        check(stream(folder, {"verify": mode}, keep=lambda name: name.startswith(f"{rank}."))[0], {f"{rank}.weight"})
+    torch.distributed.barrier()
+    shard = sorted(Path(folder).glob("*.safetensors"))[0]
+    if rank == 0:
+        contents = bytearray(shard.read_bytes())
+        contents[-1] ^= 1
+        # In place: ranks find the same file.
+        shard.write_bytes(contents)
+    torch.distributed.barrier()
+    for mode in ("require", "auto"):
+        with pytest.raises(RuntimeError, match="tload cannot load the model weights") as caught:
+            stream(folder, {"verify": mode})
+        assert isinstance(caught.value.__cause__, tload.CorruptError), caught.value
+        torch.distributed.barrier()
