@@ -173,7 +173,6 @@ def _tell(report: tload.Report, shown: str, logger: logging.Logger) -> None:
     group = report.group
     if group is not None and group.share != "none":
         ways["shared by the ranks of this node"] = report.received_bytes
-        ways["read by this rank"] = group.read_bytes
     if group is not None and group.reason is not None:
         logger.warning("tload shares less than it could: %s", group.reason)
     how = ", ".join(f"{_tload.format_bytes(size)} {way}" for way, size in ways.items() if size)

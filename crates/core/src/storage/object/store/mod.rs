@@ -311,6 +311,11 @@ impl Store {
             let ask = || self.inner.get_opts(path, options.clone());
             return self.request(operation, ask).await;
         };
+        if let Some(tag) = &options.if_none_match
+            && commit.has_tag(path, tag)
+        {
+            return Err(Fault::unmodified());
+        }
         let place = commit.path_of(path);
         let question = Commit::question(options);
         let ask = || self.inner.get_opts(&place, question.clone());
