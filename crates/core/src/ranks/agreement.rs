@@ -20,6 +20,9 @@ pub(crate) type FileStates = Vec<(String, String)>;
 pub(crate) struct Hello {
     /// Reason why the rank does not begin the load; everything else is empty then.
     failure: Option<Failure>,
+    /// True if the rank has not opened its checkpoint yet: this is not its load, but its opening.
+    #[serde(default)]
+    is_opening: bool,
     /// Facts that must be equal on all ranks: name, in the notation of error messages, and value.
     facts: Vec<(String, String)>,
     /// Name and state of each file. Every rank receives the message of every other, so these are
@@ -27,8 +30,9 @@ pub(crate) struct Hello {
     #[serde(skip)]
     files: FileStates,
     /// Digest of the states of all files without the time of change, which differs between the
-    /// disks of two nodes: the load, also for groups that have to tell one from another.
-    load: String,
+    /// disks of two nodes: the load, also for groups that have to tell one from another. Of an
+    /// opening, a digest of the locations.
+    pub(crate) load: String,
     /// Digest of the states of all files, with the time of change.
     digest: String,
     /// Name of the socket that ranks of the same node can connect to.
@@ -69,12 +73,27 @@ impl Hello {
         };
         Self {
             failure: None,
+            is_opening: false,
             facts,
             load: digest(contents),
             digest: digest(|state| state),
             files,
             socket: None,
         }
+    }
+
+    /// Describes the opening of a rank; `load` stands for what it opens.
+    pub(crate) fn opening(load: String) -> Self {
+        Self {
+            is_opening: true,
+            load,
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether this is the opening of a rank, which another message of every rank follows.
+    pub(crate) fn is_opening(&self) -> bool {
+        self.is_opening
     }
 
     /// Describes a rank that does not begin the load.

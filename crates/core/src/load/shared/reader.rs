@@ -20,7 +20,7 @@ use crate::load::shares::{Others, RemoteShares};
 use crate::memory::{PublishedPool, Region, Slab};
 use crate::options::{OnPeerLoss, Options, Order, Verify};
 use crate::plan::{RankWant, RegionPlan, SharePlan};
-use crate::ranks::hub::{Carried, Hub, encode_plan};
+use crate::ranks::hub::{Carried, Hub, encode};
 use crate::ranks::link::Joining;
 use crate::ranks::messages::{RankPlan, RankStatistics, RegionOrigin};
 use crate::ranks::peers::{PeerEvent, Peers};
@@ -163,7 +163,7 @@ impl Reader {
         let plans = ranks.chain(nodes).map(|(wants, ranges)| {
             let places = wants.iter().zip(ranges);
             let tensors = places.map(|(want, range)| range.map(|range| place(want, range)));
-            encode_plan(&RankPlan {
+            encode(&RankPlan {
                 regions: self.origins.clone(),
                 tensors: tensors.collect(),
                 unique_bytes: shared.unique_bytes,

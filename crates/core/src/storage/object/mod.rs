@@ -16,6 +16,7 @@ mod repr_digest;
 pub(crate) mod store;
 
 mod asking;
+mod elsewhere;
 mod identity;
 mod opening;
 mod other_places;
@@ -46,6 +47,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::Protocol;
 use crate::options::{Location, StoreOptions};
 use crate::sync::retry::Retries;
+pub(crate) use elsewhere::OpenedState;
 pub use identity::ObjectIdentity;
 pub(crate) use opening::unversioned_note;
 use opening::{Seen, question};

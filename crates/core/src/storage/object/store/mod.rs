@@ -342,6 +342,15 @@ impl Store {
         Ok((result, captured))
     }
 
+    /// Asks a hub or a registry for the list of files that is read, if that has not been done.
+    pub(crate) async fn find_list(&self, file: &Path) -> Result<(), Fault> {
+        if self.registry.is_some() {
+            // Answered from the list.
+            self.head(file).await?;
+        }
+        self.commit().await.map(drop)
+    }
+
     /// Returns the hub's content store, if the store is a repository of a hub and may use it.
     fn xet(&self) -> Option<&Xet> {
         self.repository.as_ref()?.xet.as_ref()
