@@ -11,7 +11,7 @@ use super::headers::OpenedShard;
 use super::shards::ShardSet;
 #[cfg(feature = "object")]
 use super::together::Passed;
-use super::together::{Opening, Part};
+use super::together::{Opening, Together};
 #[cfg(feature = "object")]
 use crate::copy::hub_cache;
 use crate::error::{Error, Result};
@@ -291,9 +291,9 @@ impl Backend {
         }
     }
 
-    /// Keeps the opening if `part` passes it on.
-    pub(super) fn passing_on(mut self, part: &Part) -> Self {
-        self.passed = part.passed();
+    /// Keeps the opening if this rank passes it on.
+    pub(super) fn passing_on(mut self, together: &Together) -> Self {
+        self.passed = together.passed();
         self
     }
 
@@ -406,7 +406,7 @@ impl Backend {
 
 #[cfg(not(feature = "object"))]
 impl Backend {
-    pub(super) fn passing_on(self, _part: &Part) -> Self {
+    pub(super) fn passing_on(self, _together: &Together) -> Self {
         self
     }
 

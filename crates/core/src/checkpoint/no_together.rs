@@ -5,13 +5,13 @@ use super::OpenOptions;
 use crate::error::Result;
 use crate::options::Location;
 
-/// Part of a rank in an opening.
-pub(super) struct Part;
+/// Task of a rank in the opening of a group.
+pub(super) struct Together;
 
 /// Opening of another rank: there is none.
 pub(super) enum Opening {}
 
-impl Part {
+impl Together {
     #[expect(clippy::unnecessary_wraps, reason = "objects are opened together")]
     pub(super) fn find(_locations: &[Location], _options: &OpenOptions) -> Result<Self> {
         Ok(Self)

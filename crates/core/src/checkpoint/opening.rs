@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::backend::Backend;
 use super::headers::{OpenedShard, open_shards};
 use super::shards::ShardSet;
-use super::together::Part;
+use super::together::Together;
 use super::{Checkpoint, OpenOptions, Opened, Shard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
@@ -128,8 +128,8 @@ impl Checkpoint {
         options: OpenOptions,
         open: impl FnOnce(&Backend, Instant) -> Result<Self> + Send + 'static,
     ) -> Result<Self> {
-        let (part, opening) = Part::find(&locations, &options)?.receive()?;
-        let backend = Backend::new(options).passing_on(&part);
+        let (together, opening) = Together::find(&locations, &options)?.receive()?;
+        let backend = Backend::new(options).passing_on(&together);
         let opened = Self::run_with_timeout(backend, move |backend, started| {
             if let Some(opening) = opening
                 && let Some((set, shards)) = backend.open_again(opening, &locations)?
@@ -138,7 +138,7 @@ impl Checkpoint {
             }
             open(backend, started)
         });
-        part.finish(opened)
+        together.finish(opened)
     }
 
     /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of

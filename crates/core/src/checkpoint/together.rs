@@ -22,8 +22,12 @@ use crate::storage::{OpenedState, Source};
 /// Time beyond that of an opening in which the rank that opens answers.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
 
-/// Part of a rank in an opening.
-pub(super) enum Part {
+/// Limit of the wait for another rank's opening if no option limits openings: its own requests have
+/// timeouts, and the end of its process ends the wait.
+const OPENING_MAX: Duration = Duration::from_secs(600);
+
+/// Task of a rank in the opening of a group.
+pub(super) enum Together {
     /// It opens, for itself only.
     Alone,
     /// It opens and passes this on, if there is something to pass on.
@@ -53,7 +57,7 @@ struct OpenedFile {
     text: String,
 }
 
-impl Part {
+impl Together {
     /// Meets the other ranks of the group that `options` name, if there is one. Only locations in
     /// object stores are opened together: the ranks of a node share the page cache.
     ///
@@ -75,8 +79,9 @@ impl Part {
             OpeningRole::Alone => Self::Alone,
             OpeningRole::Leader(opener) => Self::Opens(opener, Passed::default()),
             OpeningRole::Follower(opened) => {
-                let opening = options.store.seconds("open_timeout").unwrap_or_default();
-                let deadline = Instant::now() + timeout.max(opening + ANSWER_GRACE);
+                let opening = options.store.seconds("open_timeout").unwrap_or(OPENING_MAX);
+                let opening = opening.min(OPENING_MAX) + ANSWER_GRACE;
+                let deadline = Instant::now() + timeout.max(opening);
                 Self::Receives(opened, deadline)
             }
         })
@@ -99,7 +104,7 @@ impl Part {
     pub(super) fn receive(self) -> Result<(Self, Option<Opening>)> {
         match self {
             Self::Receives(opened, deadline) => Ok((Self::Alone, opened.receive(deadline)?)),
-            part => Ok((part, None)),
+            together => Ok((together, None)),
         }
     }
 

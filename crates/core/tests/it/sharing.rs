@@ -258,7 +258,7 @@ fn narrow_columns_are_gathered_from_shared_memory() {
             |loader| loader.slices(columns(rank)),
             tensors,
         );
-        assert_eq!(report.read_bytes, 0, "{report}");
+        assert_eq!(report.read_bytes > 0, rank == 0, "{report}");
     }
     assert_read_once(&loaded, 2);
 }

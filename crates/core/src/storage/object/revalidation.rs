@@ -84,7 +84,9 @@ pub(super) async fn look_unless(
 }
 
 /// Returns whether the only condition of a request did not hold: `If-None-Match`. Hubs and
-/// registries are not asked about what their lists tell.
+/// registries are not asked about what their lists tell: the status, if there is one, is that of
+/// the list.
 fn is_unmodified(error: &Error) -> bool {
-    error.kind() == ErrorKind::Changed && matches!(status(error), None | Some(304))
+    // A server that evaluates conditions that it was not sent is not believed.
+    error.kind() == ErrorKind::Changed && status(error) != Some(412)
 }
