@@ -154,7 +154,7 @@ def verify_together(rank: int, folder: str) -> None:
         # Each rank has a use for another file, of which the manifest has one digest.
         check(stream(folder, {"verify": mode}, keep=lambda name: name.startswith(f"{rank}."))[0], {f"{rank}.weight"})
     torch.distributed.barrier()
-    shard = sorted(Path(folder).glob("*.safetensors"))[0]
+    shard = min(Path(folder).glob("*.safetensors"))
     if rank == 0:
         contents = bytearray(shard.read_bytes())
         contents[-1] ^= 1

@@ -56,9 +56,7 @@ def without_copies(locations: Sequence[str]) -> list[str]:
     return others or list(locations)
 
 
-def open_source(
-    source: str | Sequence[str], settings: Settings, group: tload.Group | None = None
-) -> Checkpoint:
+def open_source(source: str | Sequence[str], settings: Settings, group: tload.Group | None = None) -> Checkpoint:
     """Open the weights at the user's location. The core leaves second copies in a directory out."""
     store = dict(settings.store or {})
     if settings.options.timeout is not None:
@@ -154,6 +152,8 @@ def _open(
             opened = open_source(source, settings, group)
         except PeerError as error:
             _tell_alone(error, logger)
+            # The others need not wait for this rank.
+            group.close()
             group = None
     if group is None:
         opened = open_source(source, settings)
