@@ -112,32 +112,86 @@ def test_rank_that_leads_no_node_may_leave_while_others_connect(exchange: StoreE
         exchange.transport([0, 1], 10.0)
 
 
-def test_rank_that_has_left_a_group_out_meets_the_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = require("torch")
-    if not torch.distributed.is_available():
-        pytest.skip("torch was built without torch.distributed")
-    from tload import _torch_group
+class Ranks:
+    """Three ranks of one process group, in this process."""
 
-    store = torch.distributed.HashStore()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch = require("torch")
+        if not torch.distributed.is_available():
+            pytest.skip("torch was built without torch.distributed")
+        self.store = torch.distributed.HashStore()
+        self._monkeypatch = monkeypatch
 
-    def new(rank: int) -> StoreExchange:
-        monkeypatch.setattr(_torch_group, "_members", lambda _distributed, _pg: (rank, 3, store))
+    def new(self, rank: int) -> StoreExchange:
+        from tload import _torch_group
+
+        self._monkeypatch.setattr(_torch_group, "_members", lambda _distributed, _pg: (rank, 3, self.store))
         return _torch_group.StoreExchange(None, None)
 
-    def wait_in_vain(*groups: StoreExchange) -> None:
-        groups[-1]._store.set(f"message/0/{groups[-1].rank}", b"")
+    def wait_in_vain(self, load: bytes, *ranks: int) -> None:
+        """Begin a load that rank 2 does not join in time."""
+        groups = [self.new(rank) for rank in ranks]
+        groups[-1]._store.set(f"message/0/{groups[-1].rank}", load)
         for group in groups:
             with pytest.raises(tload.PeerError, match="rank 2 of 3 did not join the load"):
-                group.exchange(b"", 0.01)
+                group.exchange(load, 0.01)
             group.close()
 
-    wait_in_vain(new(0), new(1))
+    def meet(self, load: bytes, *ranks: int) -> None:
+        groups = [self.new(rank) for rank in ranks]
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(lambda group: group.exchange(load, 240.0), groups)) == [[load] * 3] * 3
+        for group in groups:
+            group.close()
+        assert self.store.num_keys() == 3, "one count of groups for each rank"
+
+
+def test_rank_that_has_left_a_group_out_meets_the_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tload import _torch_group
+
+    ranks = Ranks(monkeypatch)
+    ranks.wait_in_vain(b"", 0, 1)
     # It cannot know whether it is late, or for which load.
-    wait_in_vain(new(2))
-    wait_in_vain(new(0), new(1))
-    groups = [new(rank) for rank in (2, 0, 1)]
+    ranks.wait_in_vain(b"", 2)
+    ranks.wait_in_vain(b"", 0, 1)
+    monkeypatch.setattr(_torch_group, "LATE_SECONDS", 240.0)
+    ranks.meet(b"here", 2, 0, 1)
+
+
+def test_rank_that_has_left_another_load_out_meets_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch)
+    one, two = b'{"load": "1"}', b'{"load": "2"}'
+    for _ in range(3):
+        ranks.wait_in_vain(one, 0, 1)
+    ranks.meet(two, 2, 0, 1)
+
+
+def test_rank_that_is_late_again_and_again_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tload import _torch_group
+
+    monkeypatch.setattr(_torch_group, "LATE_SECONDS", 0.01)
+    ranks = Ranks(monkeypatch)
+    for load in (b'{"load": "1"}', b'{"load": "2"}', b'{"load": "2"}'):
+        ranks.wait_in_vain(load, 0, 1)
+        late = ranks.new(2)
+        with pytest.raises(tload.PeerError, match="rank 2 of 3 did not join the load"):
+            late.exchange(load, 240.0)
+        late.close()
+    # The others wait for it with another load.
+    load, other = b'{"load": "3"}', b'{"load": "4"}'
+    ranks.wait_in_vain(load, 0, 1)
+    waiting = [ranks.new(0), ranks.new(1)]
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(lambda group: group.exchange(b"here", 240.0), groups)) == [[b"here"] * 3] * 3
-    for group in groups:
-        group.close()
-    assert store.num_keys() == 3, "one count of groups for each rank"
+        exchanged = [pool.submit(group.exchange, other, 240.0) for group in waiting]
+        while not waiting[0]._store.check(["message/0/0", "message/0/1"]):
+            pass
+        late = ranks.new(2)
+        with pytest.raises(tload.PeerError, match="rank 2 of 3 did not join the load"):
+            late.exchange(load, 240.0)
+        late.close()
+        group = ranks.new(2)
+        assert group.exchange(other, 240.0) == [other] * 3
+        assert [one.result() for one in exchanged] == [[other] * 3] * 2
+    for each in (*waiting, group):
+        each.close()
+    assert ranks.store.num_keys() == 3

@@ -191,12 +191,11 @@ def test_ranks_that_end_up_alone_use_the_page_cache(folder: Path, monkeypatch: p
     assert seen == ["buffered", None, "buffered"]
 
 
-def test_ranks_share_unless_they_verify(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _settings.read({}).shares()
-    assert _settings.read({"verify": "off"}).shares()
-    assert not _settings.read({"verify": "auto"}).shares()
-    for share in ("node", "cluster", "none"):
-        assert _settings.read({"share": share, "verify": "auto"}).shares() == (share != "none")
+def test_ranks_share_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for extra in ({}, {"verify": "off"}, {"verify": "auto"}, {"verify": "require"}):
+        assert _settings.read(extra).shares()
+        for share in ("node", "cluster", "none"):
+            assert _settings.read({"share": share, **extra}).shares() == (share != "none")
     monkeypatch.setenv("TLOAD_SHARE", "none")
     assert not _settings.read({}).shares()
 

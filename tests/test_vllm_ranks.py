@@ -79,6 +79,10 @@ def test_ranks_read_once(folder: str, web: Web) -> None:
         web.files[f"bucket/{path.name}"] = path.read_bytes()
     start_ranks(2, read_once, folder, web.url)
     assert TOTAL <= web.bytes_requested() < 1.001 * TOTAL
+    # One rank opens for both; at the end, each asks for a byte of the index.
+    ranges = [(request.path, request.headers.get("range", "")) for request in web.requests]
+    opened = [path for path, wanted in ranges if wanted.startswith("bytes=0-") and wanted != "bytes=0-0"]
+    assert sorted(opened) == sorted(f"/{path}" for path in web.files), opened
 
 
 def read_once(rank: int, folder: str, endpoint: str) -> None:
@@ -87,7 +91,9 @@ def read_once(rank: int, folder: str, endpoint: str) -> None:
         tensors, (line,) = stream(source, extra)
         check(tensors)
         assert "shared by the ranks of this node" in line
-        assert ("read by this rank" in line) == (rank == 0), line
+        # Where they are read: on one rank.
+        way = "through the page cache" if source == folder else "from object stores"
+        assert (way in line or "past the page cache" in line) == (rank == 0), line
         # A model may write to them, and no other rank sees it.
         for tensor in tensors.values():
             tensor.fill_(rank)
@@ -131,3 +137,33 @@ def read_alone(rank: int, folder: str) -> None:
     tensors, lines = stream(folder, group=gone)
     check(tensors)
     assert lines[0].startswith("tload reads on every rank, as the process group cannot be used: ")
+
+
+def test_reading_rank_verifies_for_all(folder: str) -> None:
+    tload.verify(folder, write=True)
+    start_ranks(2, verify_together, folder)
+
+
+def verify_together(rank: int, folder: str) -> None:
+    import torch.distributed
+
+    for mode in ("require", "auto"):
+        tensors, lines = stream(folder, {"verify": mode})
+        check(tensors)
+        assert any("shared by the ranks of this node" in line for line in lines), lines
+        assert any("the page cache" in line for line in lines) == (rank == 0), lines
+        # Each rank has a use for another file, of which the manifest has one digest.
+        check(stream(folder, {"verify": mode}, keep=lambda name: name.startswith(f"{rank}."))[0], {f"{rank}.weight"})
+    torch.distributed.barrier()
+    shard = min(Path(folder).glob("*.safetensors"))
+    if rank == 0:
+        contents = bytearray(shard.read_bytes())
+        contents[-1] ^= 1
+        # In place: ranks find the same file.
+        shard.write_bytes(contents)
+    torch.distributed.barrier()
+    for mode in ("require", "auto"):
+        with pytest.raises(RuntimeError, match="tload cannot load the model weights") as caught:
+            stream(folder, {"verify": mode})
+        assert isinstance(caught.value.__cause__, tload.CorruptError), caught.value
+        torch.distributed.barrier()

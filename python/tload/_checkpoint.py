@@ -85,6 +85,22 @@ class Shard:
     """The file's `__metadata__`."""
 
 
+class Opening(NamedTuple):
+    """Group whose ranks open a checkpoint together, before they load it."""
+
+    group: _tload.Group
+    join_timeout: float | None
+
+    @classmethod
+    def of(cls, group: _tload.Group | None, options: Options) -> Opening | None:
+        """Return the opening of a load, or `None` if each rank opens for itself."""
+        if group is None or options.share == "none":
+            return None
+        limits = {"join_timeout": options.join_timeout, "timeout": options.timeout}
+        seconds = [_tload.seconds(name, limit) for name, limit in limits.items() if limit is not None]
+        return cls(group, min(seconds, default=None))
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Origin:
     """Arguments of `tload.open`, to open the same checkpoint again."""
@@ -94,16 +110,19 @@ class Origin:
     """Options that the caller passed; those of the environment are read at each opening."""
     follow_symlinks: bool
 
-    def open(self, timeout: Duration | None = None) -> _tload.Checkpoint:
+    def open(self, timeout: Duration | None = None, opening: Opening | None = None) -> _tload.Checkpoint:
         """Open the checkpoint within `timeout`. Default: `TLOAD_TIMEOUT`."""
+        together = {} if opening is None else opening._asdict()
         if timeout is None:
             timeout = resolve(None, OptionKeywords(), variables=("timeout",)).timeout
         pairs = _store.merge(self.store, os.environ, timeout)
         with _spans.around("tload.open") as describe:
             if isinstance(self.source, list):
-                opened = _tload.Checkpoint.open_all(self.source, store=pairs)
+                opened = _tload.Checkpoint.open_all(self.source, store=pairs, **together)
             else:
-                opened = _tload.Checkpoint.open(self.source, store=pairs, follow_symlinks=self.follow_symlinks)
+                opened = _tload.Checkpoint.open(
+                    self.source, store=pairs, follow_symlinks=self.follow_symlinks, **together
+                )
             describe("location", opened.location)
             return opened
 
@@ -444,7 +463,12 @@ def open(
 
 
 def open_for(
-    source: Source, store: Store | None, options: Options | None, *, follow_symlinks: bool | None
+    source: Source,
+    store: Store | None,
+    options: Options | None,
+    *,
+    follow_symlinks: bool | None = None,
+    opening: Opening | None = None,
 ) -> Checkpoint:
     """Open a checkpoint for loads with these options, within their timeout."""
     timeout = resolve(options, OptionKeywords(), variables=()).timeout
@@ -452,7 +476,7 @@ def open_for(
         raw = open_raw(source, store, timeout, follow_symlinks=follow_symlinks)
         return Checkpoint(raw, source._origin)  # noqa: SLF001
     origin = _origin(source, store, follow_symlinks=follow_symlinks)
-    return Checkpoint(origin.open(timeout), origin)
+    return Checkpoint(origin.open(timeout, opening), origin)
 
 
 def open_raw(
@@ -461,6 +485,7 @@ def open_raw(
     timeout: Duration | None = None,
     *,
     follow_symlinks: bool | None = None,
+    opening: Opening | None = None,
 ) -> _tload.Checkpoint:
     """Open a source within `timeout`. An open `Checkpoint` is used as it is."""
     if isinstance(source, Checkpoint):
@@ -470,7 +495,7 @@ def open_raw(
             hint = "pass store= to tload.open, or pass the location instead of the checkpoint"
             raise advise(InvalidRequestError, f"{source.location}: store= has no effect on an open checkpoint", hint)
         return usable(source, timeout)
-    return _origin(source, store, follow_symlinks=follow_symlinks).open(timeout)
+    return _origin(source, store, follow_symlinks=follow_symlinks).open(timeout, opening)
 
 
 def usable(checkpoint: Checkpoint, timeout: Duration | None = None) -> _tload.Checkpoint:

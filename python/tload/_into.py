@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tload import _cuda, _dtensor, _indices, _load_targets, _store, _tload
-from tload._checkpoint import TensorInfo, open_raw
+from tload._checkpoint import Opening, TensorInfo, open_raw
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._group import beginning
 from tload._options import FIELDS, Options, lists, refuse_unknown, resolve
@@ -136,7 +136,8 @@ def load_into(
             # temporary tensors.
             message = "cache=map maps files into host memory, and load_into copies them into the caller's memory"
             raise advise(UnsupportedError, message, "use cache=auto")
-        checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
+        opening = Opening.of(joined, resolved)
+        checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks, opening=opening)
         chosen = rules(checkpoint, names, glob, regex)
         divided = _dtensor.among(targets)
         if divided:

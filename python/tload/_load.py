@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tload import _cuda, _devices, _frameworks, _imports, _indices, _store, _tload, _torch
-from tload._checkpoint import TensorInfo, open_raw
+from tload._checkpoint import Opening, TensorInfo, open_raw
 from tload._group import beginning
 from tload._imports import BackgroundImport
 from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve
@@ -180,7 +180,8 @@ def stream(
         if framework == "torch" and uses_gpu and _imports.are_missing(["torch"]):
             # Beside the opening, which may wait for a store.
             importing = BackgroundImport("torch", lambda: make_converter((), tuple), resolved.timeout)
-        checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
+        opening = Opening.of(joined, resolved)
+        checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks, opening=opening)
         if importing is not None:
             importing.result()
         divided = _indices.slices_of(slices)

@@ -195,12 +195,14 @@ class GroupReport:
     another node, if it leads its own."""
     amplification: float | None
     """Bytes that all ranks of the node read, divided by `unique_bytes`; below 1 where other nodes
-    read for this one. `None` on a rank that does not know what the others read: on every rank but
-    the leader, and there if one of the others had not finished."""
+    read for this one. The leader knows what the others have read once they have finished; before
+    that, and on other ranks, these are the bytes that the ranks planned to read, and what this rank
+    read again. `None` if nothing is shared."""
     join_seconds: float
     """Seconds that this rank waited for the other ranks before its first read."""
     slowest_rank: int | None
-    """Rank whose part of the load was the last to be taken over; `None` like `amplification`."""
+    """Rank whose part of the load was the last to be taken over; `None` on every rank but the
+    leader, and there while one of the others has not finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,8 @@ class Report:
     """Bytes of the tensors received."""
     read_bytes: int
     """Bytes read, including bytes beyond the edges of tensors that direct I/O reads: the sum of
-    `direct_bytes`, `buffered_bytes`, `mapped_bytes`, `remote_bytes` and `cached_bytes`."""
+    `direct_bytes`, `buffered_bytes`, `mapped_bytes`, `remote_bytes` and `cached_bytes`. With
+    `group=`, what the ranks of a node share is counted where it is read: on the leader."""
     extents: int
     """Number of reads."""
     seconds: float

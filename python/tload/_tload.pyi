@@ -179,10 +179,21 @@ class Checkpoint:
 
     @staticmethod
     def open(
-        location: str | PathLike[str], *, store: Sequence[tuple[str, str]], follow_symlinks: bool
+        location: str | PathLike[str],
+        *,
+        store: Sequence[tuple[str, str]],
+        follow_symlinks: bool,
+        group: Group | None = None,
+        join_timeout: float | None = None,
     ) -> Checkpoint: ...
     @staticmethod
-    def open_all(locations: Sequence[str | PathLike[str]], *, store: Sequence[tuple[str, str]]) -> Checkpoint: ...
+    def open_all(
+        locations: Sequence[str | PathLike[str]],
+        *,
+        store: Sequence[tuple[str, str]],
+        group: Group | None = None,
+        join_timeout: float | None = None,
+    ) -> Checkpoint: ...
     @property
     def location(self) -> str: ...
     @property

@@ -27,6 +27,9 @@ POLL_SECONDS_MAX = 0.02
 POLL_SHARE = 0.1
 """Time between two looks, as a share of the time waited so far."""
 
+LATE_SECONDS = 5.0
+"""Time for which a rank that is late for the second time in a row looks for the others in a later group."""
+
 RANKS_SHOWN = 8
 """Most ranks that a message lists."""
 
@@ -34,7 +37,8 @@ RANKS_SHOWN = 8
 class StoreExchange:
     """The ranks of a process group, seen from one of them.
 
-    The n-th object of one rank meets the n-th of every other rank of the same process group.
+    The n-th object of one rank meets the n-th of every other rank of the same process group, except
+    for a rank that has left one out: see `_catch_up`.
     """
 
     def __init__(self, pg: ProcessGroup | None, timeout: float | None) -> None:
@@ -44,7 +48,9 @@ class StoreExchange:
         # Another thread may wait in the store's own connection, which is locked meanwhile.
         with contextlib.suppress(AttributeError, NotImplementedError):
             store = store.clone()
-        self._store: Any = None
+        self._base = store
+        self._number = store.add(f"tload/groups/{self.rank}", 1)
+        self._store: Any = self._group(self._number)
         self._lost_connection = distributed.DistNetworkError
         self._timeout = timeout
         self._exchanges = 0
@@ -52,33 +58,72 @@ class StoreExchange:
         """This rank's keys for its last connections."""
         self._failed = False
         self._interrupted = threading.Event()
-        self._begin(store)
 
-    def _begin(self, store: Any) -> None:
-        """Begin this rank's next group in the store of the process group.
+    def _group(self, number: int) -> Any:
+        """Return the store of a group."""
+        return _distributed().PrefixStore(f"tload/group/{number}", self._base)
+
+    def _catch_up(self, message: bytes) -> None:
+        """Go on to the group that the others are in, if they have given up this one. `message` begins a load.
 
         The others give up a group that a rank does not join in time. A rank that is late has made as
-        many groups as they have, and reads alone once. One that has left a group out would be too
-        late for every other one: it is so for the second in a row, which it leaves out, too.
+        many groups as they have: it reads alone, and must not wait in their next one, which is for
+        their next load. A rank that has left a group out is behind in every later one: there, the
+        others have given it up for another load. If all loads are of the same files, nothing tells
+        the two apart: the rank then joins the others where they wait for it with such a load, and
+        looks for them if it is late for the second time in a row.
         """
         late = f"tload/late/{self.rank}"
         while True:
-            number = store.add(f"tload/groups/{self.rank}", 1)
-            self._store = _distributed().PrefixStore(f"tload/group/{number}", store)
-            if not self._is_given_up():
-                store.delete_key(late)
+            load = self._given_up()
+            if load is None:
+                self._base.delete_key(late)
                 return
-            if store.add(late, 1) == 1:
+            number: int | None = self._number + 1
+            if load in {b"", _load_of(message)}:
+                seconds = LATE_SECONDS if self._base.add(late, 1) > 1 else 0.0
+                number = self._waiting(_load_of(message), seconds)
+            if number is None:
                 return
-            self.close()
+            while self._number < number:
+                self.close()
+                self._number = self._base.add(f"tload/groups/{self.rank}", 1)
+                self._store = self._group(self._number)
             self._failed = False
 
-    def _is_given_up(self) -> bool:
-        """Return whether the others have given up waiting for this rank to join the group."""
-        if not self._store.check(["failure"]):
+    def _given_up(self) -> bytes | None:
+        """Return the load for which the others waited for this rank in vain, or `None` if they did not."""
+        return self._load_in(self._store) if self._is_given_up(self._store) else None
+
+    def _is_given_up(self, store: Any) -> bool:
+        if not store.check(["failure"]):
             return False
-        failure = json.loads(self._store.get("failure"))
+        failure = json.loads(store.get("failure"))
         return failure["exchange"] == 0 and self.rank in failure["ranks"]
+
+    def _load_in(self, store: Any) -> bytes | None:
+        """Return the load that others have begun in a group, or `None` if none has; `b""` if they do not tell."""
+        load = None
+        for rank in range(self.size):
+            if rank != self.rank and store.check([_key(0, rank)]):
+                load = _load_of(store.get(_key(0, rank))) or load or b""
+        return load
+
+    def _waiting(self, load: bytes, seconds: float) -> int | None:
+        """Return the later group in which others wait for this rank with this load, if they do so within `seconds`."""
+        deadline = time.monotonic() + seconds
+        number = self._number + 1
+        while True:
+            store = self._group(number)
+            begun = self._load_in(store)
+            if begun is not None and self._is_given_up(store):
+                number += 1
+                continue
+            if begun is not None:
+                return number if begun == load else None
+            left = deadline - time.monotonic()
+            if left <= 0 or self._interrupted.wait(min(left, POLL_SECONDS_MAX)):
+                return None
 
     def exchange(self, message: bytes, timeout: float) -> list[bytes]:
         """Send a message to every rank, and return those of all ranks."""
@@ -87,9 +132,11 @@ class StoreExchange:
             raise advise(InvalidRequestError, "the group cannot be used after an error of it", hint)
         if self._timeout is not None:
             timeout = min(timeout, self._timeout)
-        number = self._exchanges
-        self._exchanges += 1
-        with self._joining(number):
+        with self._joining(self._exchanges):
+            if self._exchanges == 0:
+                self._catch_up(message)
+            number = self._exchanges
+            self._exchanges += 1
             return self._exchange(number, message, timeout)
 
     def transport(self, ranks: Sequence[int], timeout: float) -> GlooTransport | None:
@@ -288,6 +335,14 @@ def _members(distributed: Any, pg: ProcessGroup | None) -> tuple[int, int, Any]:
 
 def _key(number: int, rank: int) -> str:
     return f"message/{number}/{rank}"
+
+
+def _load_of(message: bytes) -> bytes:
+    """Return the load that the first message of a rank begins: a digest of its files; `b""` if it begins none."""
+    try:
+        return str(json.loads(message)["load"]).encode()
+    except (ValueError, TypeError, KeyError):
+        return message
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -187,16 +187,9 @@ impl Driver {
         i64::try_from(bytes).unwrap_or(i64::MAX)
     }
 
-    /// Removes an allocation from the tables; its mapping stays until `release`.
+    /// Removes an allocation from the tables; its mapping and its bytes stay until `release`.
     pub(crate) fn forget(&mut self, base: usize) -> Option<Entry> {
-        let entry = self.memory.remove(&base)?;
-        let (ordinal, len) = (entry.memory.ordinal, entry.memory.len);
-        match entry.memory.origin {
-            Origin::Plain => self.known(ordinal).plain_bytes -= len,
-            Origin::Pool(pool) => self.unreserve(pool, len),
-            Origin::Adopted => {}
-        }
-        Some(entry)
+        self.memory.remove(&base)
     }
 
     /// Records a use of memory, and checks that it is ordered after the allocation.
@@ -300,10 +293,16 @@ fn take_back(driver: &mut Lock, base: usize, what: &str) {
     }
 }
 
-/// Ends an allocation: later accesses trap. Waits for copies that are accessing it.
+/// Ends an allocation: its bytes are free, and later accesses trap. Waits for copies that are
+/// accessing it.
 pub(crate) fn release(driver: &mut Lock, memory: &Memory) {
     memory.alive.store(false, Ordering::Relaxed);
     driver.wait_while(|_| memory.running.load(Ordering::Relaxed) > 0);
+    match memory.origin {
+        Origin::Plain => driver.known(memory.ordinal).plain_bytes -= memory.len,
+        Origin::Pool(pool) => driver.unreserve(pool, memory.len),
+        Origin::Adopted => {}
+    }
     let mapping = memory
         .mapping
         .lock()

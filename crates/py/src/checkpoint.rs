@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -13,9 +14,11 @@ use tload::{Canceller, Location, OpenOptions, Slice, TensorInfo, process_id};
 
 use crate::error::exception;
 use crate::forked::Owned;
+use crate::group::{Group, duration};
 use crate::index::slice;
 use crate::interrupt;
 use crate::options;
+use crate::raised::Raised;
 use crate::store::StoreArgument;
 use crate::tensor::{Empties, Tensor};
 
@@ -73,39 +76,45 @@ impl Checkpoint {
 
 #[pymethods]
 impl Checkpoint {
-    /// Opens one location: a file, a directory, or an index file.
+    /// Opens one location: a file, a directory, or an index file; together with the other ranks of
+    /// `group`, if there is one, which begin within the `join_timeout` of a load.
     #[staticmethod]
-    #[pyo3(signature = (location, *, store, follow_symlinks))]
+    #[pyo3(signature = (location, *, store, follow_symlinks, group=None, join_timeout=None))]
     fn open(
         py: Python<'_>,
         location: LocationArgument,
         store: StoreArgument,
         follow_symlinks: bool,
+        group: Option<&Bound<'_, Group>>,
+        join_timeout: Option<f64>,
     ) -> PyResult<Self> {
-        interrupt::run(py, move || {
-            let mut options = OpenOptions::from(store.read()?);
+        let open = move |mut options: OpenOptions| {
+            options.store = store.read()?;
             options.follow_symlinks = follow_symlinks;
             tload::Checkpoint::open_with(&location.parse()?, options)
-        })
-        .map(Self::new)
+        };
+        run_as_rank(py, group, join_timeout, open)
     }
 
-    /// Opens a list of files as one checkpoint.
+    /// Opens a list of files as one checkpoint; `group` and `join_timeout` as for [`Self::open`].
     #[staticmethod]
-    #[pyo3(signature = (locations, *, store))]
+    #[pyo3(signature = (locations, *, store, group=None, join_timeout=None))]
     fn open_all(
         py: Python<'_>,
         locations: Vec<LocationArgument>,
         store: StoreArgument,
+        group: Option<&Bound<'_, Group>>,
+        join_timeout: Option<f64>,
     ) -> PyResult<Self> {
-        interrupt::run(py, move || {
+        let open = move |mut options: OpenOptions| {
+            options.store = store.read()?;
             let locations: Vec<Location> = locations
                 .into_iter()
                 .map(LocationArgument::parse)
                 .collect::<Result<_, _>>()?;
-            tload::Checkpoint::open_all_with(&locations, &store.read()?)
-        })
-        .map(Self::new)
+            tload::Checkpoint::open_all_with(&locations, options)
+        };
+        run_as_rank(py, group, join_timeout, open)
     }
 
     /// Location that was opened, as the caller wrote it.
@@ -222,6 +231,27 @@ impl Checkpoint {
     fn total_bytes(&self) -> u64 {
         self.inner.total_bytes()
     }
+}
+
+/// Calls `open` with options that name the group, if there is one.
+fn run_as_rank(
+    py: Python<'_>,
+    group: Option<&Bound<'_, Group>>,
+    join_timeout: Option<f64>,
+    open: impl FnOnce(OpenOptions) -> tload::Result<tload::Checkpoint> + Send + 'static,
+) -> PyResult<Checkpoint> {
+    let mut options = OpenOptions::default();
+    let Some(group) = group else {
+        return interrupt::run(py, move || open(options)).map(Checkpoint::new);
+    };
+    let raised = Raised::default();
+    let joining = group.get().join(py, &raised)?;
+    options.group = Some(Arc::clone(&joining.group));
+    options.join_timeout = join_timeout.map(duration).transpose()?;
+    let opened = joining.run(py, move |_| Ok(open(options)))?;
+    let opened = opened.map_err(|error| raised.exception(py, &error))?;
+    raised.check(py)?;
+    Ok(Checkpoint::new(opened))
 }
 
 pub(crate) fn describe<'py>(py: Python<'py>, info: &TensorInfo) -> PyResult<Described<'py>> {

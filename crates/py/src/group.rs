@@ -356,7 +356,7 @@ fn from_exception(py: Python<'_>, raised: &PyErr) -> Option<Error> {
     })
 }
 
-fn duration(seconds: f64) -> PyResult<Duration> {
+pub(crate) fn duration(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
         .ok()
         .filter(|timeout| Instant::now().checked_add(*timeout).is_some())

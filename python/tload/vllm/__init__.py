@@ -33,8 +33,9 @@ With several processes (tensor, pipeline or data parallel), every process gets e
 vLLM's own loader, except experts of other ranks with `--enable-ep-weight-filter`. One process of
 each node reads for all of them: see `tload.Group`. `memory_limit` is then for the node. If some
 processes do not load at the same time, each of the others reads for itself after `join_timeout`,
-and a warning says so. `"share": "none"` makes each read for itself, as `verify` does unless
-`"share": "node"` is given; files then come from the page cache: `cache` is `"buffered"` by default.
+and a warning says so. With `verify`, the process that reads verifies for all of them. `"share":
+"none"` makes each read for itself; files then come from the page cache: `cache` is `"buffered"` by
+default.
 
 With `TLOAD_REPLACE_RUNAI=1` the plugin also replaces `runai_streamer`, whose package need not be
 installed. Its keys are accepted: `memory_limit` as above, except that -1 and 0 mean the default;

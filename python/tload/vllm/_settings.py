@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from tload import _store, _tload
+from tload import _store
 from tload._errors import Error, InvalidRequestError, advise
 from tload._options import OptionKeywords, Options, is_strict, resolve, suggestion
 
@@ -61,14 +61,8 @@ class Settings:
         return options
 
     def shares(self) -> bool:
-        """Return whether ranks that load together read once, and share the bytes.
-
-        By default, unless they are verified: a rank that falls behind the others then fails, and
-        engines may be slow to take tensors.
-        """
-        if self.options.share is not None:
-            return self.options.share != "none"
-        return _tload.verify_mode(self.options) == "off"
+        """Return whether ranks that load together read once, and share the bytes."""
+        return self.options.share != "none"
 
     def refuse_others(self, what: str, engine: str) -> None:
         """Check that unverified bytes are allowed, before the engine's own loader reads files.

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import tload
 from tload import _load, _tload
-from tload._checkpoint import show
+from tload._checkpoint import Opening, open_for, show
 from tload._errors import Error, PeerError
+from tload._group import raw_group
 
 if TYPE_CHECKING:
     import logging
@@ -55,12 +56,13 @@ def without_copies(locations: Sequence[str]) -> list[str]:
     return others or list(locations)
 
 
-def open_source(source: str | Sequence[str], settings: Settings) -> Checkpoint:
+def open_source(source: str | Sequence[str], settings: Settings, group: tload.Group | None = None) -> Checkpoint:
     """Open the weights at the user's location. The core leaves second copies in a directory out."""
     store = dict(settings.store or {})
     if settings.options.timeout is not None:
         store.setdefault("open_timeout", settings.options.timeout)
-    return tload.open(source if isinstance(source, str) else list(source), store=store)
+    opening = Opening.of(raw_group(group), settings.options)
+    return open_for(source if isinstance(source, str) else list(source), store, None, opening=opening)
 
 
 def wanted(names: Sequence[str], keep: Keep | None, unused: Keep | None) -> list[str] | None:
@@ -108,7 +110,7 @@ def stream(
     try:
         # First, so that a rank that fails below has left the group, and the others need not wait.
         joined = _group(process_group, logger) if settings.shares() else None
-        with joined or nullcontext() as group, open_source(source, settings) as opened:
+        with joined or nullcontext() as ranks_here, _open(source, settings, ranks_here, logger) as (opened, group):
             names = wanted(list(opened), keep, unused)
             _load.require_files(opened, settings.options)
             if names == []:
@@ -137,6 +139,32 @@ def _group(process_group: ProcessGroup | None, logger: logging.Logger) -> tload.
         return None
 
 
+@contextmanager
+def _open(
+    source: str | Sequence[str], settings: Settings, group: tload.Group | None, logger: logging.Logger
+) -> Iterator[tuple[Checkpoint, tload.Group | None]]:
+    """Open the weights together with the other ranks, or alone if some of them do not load now.
+
+    Provides the group to load with, or `None` to load alone.
+    """
+    if group is not None:
+        try:
+            opened = open_source(source, settings, group)
+        except PeerError as error:
+            _tell_alone(error, logger)
+            # The others need not wait for this rank.
+            group.close()
+            group = None
+    if group is None:
+        opened = open_source(source, settings)
+    with opened:
+        yield opened, group
+
+
+def _tell_alone(error: PeerError, logger: logging.Logger) -> None:
+    logger.warning("tload reads on every rank, as they do not load together: %s", error)
+
+
 def _start(  # noqa: PLR0917
     checkpoint: Checkpoint,
     names: list[str] | None,
@@ -154,7 +182,7 @@ def _start(  # noqa: PLR0917
             # With other files or options on some ranks, the model would not be right.
             if error.expected is not None:
                 raise
-            logger.warning("tload reads on every rank, as they do not load together: %s", error)
+            _tell_alone(error, logger)
     return tload.stream(checkpoint, names=names, device=settings.device, options=settings.for_ranks(ranks))
 
 
@@ -173,7 +201,6 @@ def _tell(report: tload.Report, shown: str, logger: logging.Logger) -> None:
     group = report.group
     if group is not None and group.share != "none":
         ways["shared by the ranks of this node"] = report.received_bytes
-        ways["read by this rank"] = group.read_bytes
     if group is not None and group.reason is not None:
         logger.warning("tload shares less than it could: %s", group.reason)
     how = ", ".join(f"{_tload.format_bytes(size)} {way}" for way, size in ways.items() if size)

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
-use tload::{Checkpoint, Error, ErrorKind, Result};
+use tload::{Checkpoint, Error, ErrorKind, OpenOptions, Result};
 
 use crate::args::{LinkArgs, StoreArgs};
 use crate::deadline::{ERROR_GRACE, Watch};
@@ -13,12 +13,24 @@ use crate::output::quantity::{format_count, format_duration};
 
 pub(super) fn open(
     location: &OsStr,
-    (store, links): (&StoreArgs, &LinkArgs),
+    from: (&StoreArgs, &LinkArgs),
     timeout: Option<Duration>,
     interrupt: &Interrupt,
 ) -> Result<Checkpoint> {
+    open_with(location, from, timeout, interrupt, |_| ())
+}
+
+/// Like [`open`], with options that `set` adds.
+pub(super) fn open_with(
+    location: &OsStr,
+    (store, links): (&StoreArgs, &LinkArgs),
+    timeout: Option<Duration>,
+    interrupt: &Interrupt,
+    set: impl FnOnce(&mut OpenOptions),
+) -> Result<Checkpoint> {
     let location = options::location(location)?;
-    let opening = options::opening(options::store_within(store, timeout)?, links);
+    let mut opening = options::opening(options::store_within(store, timeout)?, links);
+    set(&mut opening);
     let watch = Watch {
         interrupt,
         // The core names the file that does not answer, so its timeout comes first.

@@ -7,6 +7,11 @@ use std::sync::Arc;
 use std::{path::PathBuf, sync::OnceLock, time::Instant};
 
 use super::OpenOptions;
+use super::headers::OpenedShard;
+use super::shards::ShardSet;
+#[cfg(feature = "object")]
+use super::together::Passed;
+use super::together::{Opening, Together};
 #[cfg(feature = "object")]
 use crate::copy::hub_cache;
 use crate::error::{Error, Result};
@@ -15,7 +20,7 @@ use crate::format::SUFFIX;
 use crate::options::HubId;
 use crate::options::{Location, Protocol, StoreOptions};
 #[cfg(feature = "object")]
-use crate::storage::{self, ObjectSource, Remote, commit_in_cache};
+use crate::storage::{self, ObjectSource, OpenedState, Remote, commit_in_cache};
 use crate::storage::{ConfinedDir, FileSource, Source, cannot_open, is_network, path_of};
 use crate::sync::detached::PendingOps;
 use crate::sync::timeline::Timeline;
@@ -60,6 +65,9 @@ pub(super) struct Backend {
     /// Started when the first location in an object store is met.
     #[cfg(feature = "object")]
     remote: OnceLock<Result<Arc<Remote>, Arc<Error>>>,
+    /// Keeps the opening for other ranks, if this one opens for any.
+    #[cfg(feature = "object")]
+    passed: Option<Passed>,
 }
 
 impl ShardSource {
@@ -166,6 +174,8 @@ impl Backend {
             roots: OnceLock::new(),
             #[cfg(feature = "object")]
             remote: OnceLock::new(),
+            #[cfg(feature = "object")]
+            passed: None,
         }
     }
 
@@ -280,7 +290,46 @@ impl Backend {
             deadline: storage::open_deadline(store),
             roots: OnceLock::new(),
             remote: OnceLock::from(remote),
+            passed: None,
         }
+    }
+
+    /// Keeps the opening if this rank passes it on.
+    pub(super) fn passing_on(mut self, together: &Together) -> Self {
+        self.passed = together.passed();
+        self
+    }
+
+    /// Returns whether other ranks get the opening.
+    pub(super) fn passes_on(&self) -> bool {
+        self.passed.is_some()
+    }
+
+    /// Keeps the opening for other ranks, if there are any.
+    pub(super) fn pass_on(&self, set: &ShardSet, shards: &[OpenedShard]) {
+        if let Some(passed) = &self.passed {
+            let _ = passed.set(Opening::describe(set, shards));
+        }
+    }
+
+    /// Opens the same files as another rank, without reading them; `None` if that is not possible.
+    pub(super) fn open_again(
+        &self,
+        opening: Opening,
+        locations: &[Location],
+    ) -> Result<Option<(ShardSet, Vec<OpenedShard>)>> {
+        self.roots.get_or_init(|| locations.to_vec());
+        opening.open(locations, self)
+    }
+
+    /// Opens an object in the state that another rank has found.
+    pub(super) fn open_in_state(
+        &self,
+        base: &Location,
+        state: OpenedState,
+    ) -> Result<Option<ShardSource>> {
+        let opened = ObjectSource::in_state(self.remote()?, base, state, self.deadline)?;
+        Ok(opened.map(ShardSource::Object))
     }
 
     fn is_known(&self, object: &Location) -> bool {
@@ -360,6 +409,27 @@ impl Backend {
 
 #[cfg(not(feature = "object"))]
 impl Backend {
+    pub(super) fn passing_on(self, _together: &Together) -> Self {
+        self
+    }
+
+    #[expect(clippy::unused_self, reason = "objects may be passed on")]
+    pub(super) fn passes_on(&self) -> bool {
+        false
+    }
+
+    #[expect(clippy::unused_self, reason = "objects may be passed on")]
+    pub(super) fn pass_on(&self, _set: &ShardSet, _shards: &[OpenedShard]) {}
+
+    #[expect(clippy::unused_self, reason = "objects may be passed on")]
+    pub(super) fn open_again(
+        &self,
+        opening: Opening,
+        _locations: &[Location],
+    ) -> Result<Option<(ShardSet, Vec<OpenedShard>)>> {
+        match opening {}
+    }
+
     #[expect(clippy::unused_self, reason = "objects may be in a cache")]
     fn is_known(&self, _object: &Location) -> bool {
         false

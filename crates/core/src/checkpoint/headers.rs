@@ -26,12 +26,35 @@ const HEADER_THREADS_MAX: usize = 16;
 /// or in an object store, unless the cache has them.
 const FAR_HEADERS_MAX: usize = 64;
 
+/// Opened file with its header.
+#[derive(Debug)]
+pub(super) struct OpenedShard {
+    pub(super) source: ShardSource,
+    pub(super) header: Header,
+    pub(super) crcs: Crcs,
+    /// The header as it was read, if another rank gets it; else nothing.
+    pub(super) text: Vec<u8>,
+}
+
+impl OpenedShard {
+    /// Parses the header that another rank has read.
+    #[cfg(feature = "object")]
+    pub(super) fn from_text(source: ShardSource, text: &[u8]) -> Result<Self> {
+        let header = format::parse(text, source.len());
+        let header = header.map_err(|error| error.into_error(source.location()))?;
+        let length_field = (text.len() as u64).to_le_bytes();
+        Ok(Self {
+            source,
+            header,
+            crcs: Crcs::new(&[&length_field, text]),
+            text: Vec::new(),
+        })
+    }
+}
+
 /// Opens all files and reads their headers, many at a time, so that none waits for the ones before
 /// it. Returns the first error in the order of the files.
-pub(super) fn open_shards(
-    set: &ShardSet,
-    backend: &Backend,
-) -> Result<Vec<(ShardSource, Header, Crcs)>> {
+pub(super) fn open_shards(set: &ShardSet, backend: &Backend) -> Result<Vec<OpenedShard>> {
     // If the first one is near, the others probably are too.
     let first = set.files.first();
     let threads = if first.is_some_and(|file| backend.is_far(file)) {
@@ -48,11 +71,7 @@ pub(super) fn open_shards(
     .collect()
 }
 
-fn open_shard(
-    location: &Location,
-    set: &ShardSet,
-    backend: &Backend,
-) -> Result<(ShardSource, Header, Crcs)> {
+fn open_shard(location: &Location, set: &ShardSet, backend: &Backend) -> Result<OpenedShard> {
     let is_mount = location.as_path().is_some_and(is_network);
     let first_bytes = if is_mount {
         MOUNT_READ_BYTES
@@ -61,8 +80,18 @@ fn open_shard(
     };
     let (source, first) = backend.open(location, set.root.as_ref(), first_bytes)?;
     source.require_versioned()?;
-    let (header, crcs) = read_header(&source, first)?;
-    Ok((source, header, crcs))
+    let (header, crcs, text) = read_text(&source, first)?;
+    let text = if backend.passes_on() {
+        text
+    } else {
+        Vec::new()
+    };
+    Ok(OpenedShard {
+        source,
+        header,
+        crcs,
+        text,
+    })
 }
 
 /// Reads and checks the header, given the file's first bytes `first`: without a further read if it
@@ -71,6 +100,11 @@ fn open_shard(
 /// The cache forgets an object with an invalid header, which is then read from its origin: wrong
 /// bytes that once got into the cache would fail every start.
 pub(crate) fn read_header(source: &ShardSource, first: Vec<u8>) -> Result<(Header, Crcs)> {
+    read_text(source, first).map(|(header, crcs, _)| (header, crcs))
+}
+
+/// As [`read_header`]; also returns the header as it was read.
+fn read_text(source: &ShardSource, first: Vec<u8>) -> Result<(Header, Crcs, Vec<u8>)> {
     let first_bytes = first.len();
     let read = header_of(source, first);
     let is_invalid = |error: &Error| error.kind() == ErrorKind::InvalidFormat;
@@ -80,7 +114,7 @@ pub(crate) fn read_header(source: &ShardSource, first: Vec<u8>) -> Result<(Heade
     read
 }
 
-fn header_of(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
+fn header_of(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs, Vec<u8>)> {
     const LENGTH: usize = 8;
     let invalid = |error: format::HeaderError| error.into_error(source.location());
     let len = format::header_len(&first, source.len()).map_err(invalid)?;
@@ -91,8 +125,10 @@ fn header_of(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
     if bytes.len() < len {
         bytes.extend(source.fetch(format::LENGTH_BYTES + bytes.len() as u64, len - bytes.len())?);
     }
-    let header = format::parse(&bytes[..len], source.len()).map_err(invalid)?;
-    Ok((header, Crcs::new(&[&length_field, &bytes[..len]])))
+    bytes.truncate(len);
+    let header = format::parse(&bytes, source.len()).map_err(invalid)?;
+    let crcs = Crcs::new(&[&length_field, &bytes]);
+    Ok((header, crcs, bytes))
 }
 
 #[cfg(test)]

@@ -45,6 +45,12 @@ impl IndexFile {
         }
     }
 
+    /// Returns the file as it was read.
+    #[cfg(feature = "object")]
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     pub(crate) fn location(&self) -> &Location {
         self.source.location()
     }

@@ -24,6 +24,11 @@ mod open_options;
 mod opening;
 mod shards;
 mod state;
+#[cfg(feature = "object")]
+mod together;
+#[cfg(not(feature = "object"))]
+#[path = "no_together.rs"]
+mod together;
 
 pub(crate) use backend::ShardSource;
 pub(crate) use file_set::FileSet;

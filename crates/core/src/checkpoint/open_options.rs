@@ -1,6 +1,10 @@
 //! Options for opening a checkpoint.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use crate::options::StoreOptions;
+use crate::ranks::Group;
 
 /// Options for opening a checkpoint.
 ///
@@ -21,13 +25,19 @@ pub struct OpenOptions {
     /// explicitly, links that stay in the directory, links in the path of the directory itself, or
     /// links in a hub's cache from a snapshot to the blobs of its repository. Default: no.
     pub follow_symlinks: bool,
+    /// Ranks that open the same location at the same time, to load it together: in an object store,
+    /// one rank of each node sends the requests. All of them must load with the same group next;
+    /// after an error, call [`give_up`](crate::ranks::give_up). Default: none.
+    pub group: Option<Arc<dyn Group>>,
+    /// Time that the ranks of the group have to begin the opening. Default: as for loads.
+    pub join_timeout: Option<Duration>,
 }
 
 impl From<StoreOptions> for OpenOptions {
     fn from(store: StoreOptions) -> Self {
         Self {
             store,
-            follow_symlinks: false,
+            ..Self::default()
         }
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::backend::Backend;
-use super::headers::open_shards;
+use super::headers::{OpenedShard, open_shards};
 use super::shards::ShardSet;
+use super::together::Together;
 use super::{Checkpoint, OpenOptions, Opened, Shard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
@@ -60,8 +61,9 @@ impl Checkpoint {
     /// alone.
     pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
         let location = location.clone();
-        let backend = Backend::new(options.into(), &location);
-        Self::run_with_timeout(backend, move |backend, started| {
+        let shown = location.clone();
+        let locations = vec![location.clone()];
+        Self::open_as_rank(shown, locations, options.into(), move |backend, started| {
             let set = backend.timeline.time("list", || {
                 let nearest = backend.nearest(std::slice::from_ref(&location))?;
                 ShardSet::find(nearest.first().unwrap_or(&location), backend)
@@ -107,12 +109,36 @@ impl Checkpoint {
         } else {
             Location::shown_as(format!("{first} and {} more", rest.len()))
         };
-        let locations = locations.to_vec();
-        let backend = Backend::new(options.into(), &shown);
-        Self::run_with_timeout(backend, move |backend, started| {
-            let set = ShardSet::from_files(backend.nearest(&locations)?);
-            Self::new(shown, &set, backend, started)
-        })
+        let (whole, locations) = (shown.clone(), locations.to_vec());
+        Self::open_as_rank(
+            shown,
+            locations.clone(),
+            options.into(),
+            move |backend, started| {
+                let set = ShardSet::from_files(backend.nearest(&locations)?);
+                Self::new(whole, &set, backend, started)
+            },
+        )
+    }
+
+    /// Calls `open`, unless another rank of the group that the options name opens for this one.
+    fn open_as_rank(
+        shown: Location,
+        locations: Vec<Location>,
+        options: OpenOptions,
+        open: impl FnOnce(&Backend, Instant) -> Result<Self> + Send + 'static,
+    ) -> Result<Self> {
+        let (together, opening) = Together::find(&locations, &options)?.receive()?;
+        let backend = Backend::new(options, &shown).passing_on(&together);
+        let opened = Self::run_with_timeout(backend, move |backend, started| {
+            if let Some(opening) = opening
+                && let Some((set, shards)) = backend.open_again(opening, &locations)?
+            {
+                return Self::assemble(shown, &set, shards, backend, started);
+            }
+            open(backend, started)
+        });
+        together.finish(opened)
     }
 
     /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
@@ -158,10 +184,28 @@ impl Checkpoint {
         let opened = backend
             .timeline
             .time("headers", || open_shards(set, backend))?;
+        backend.pass_on(set, &opened);
+        Self::assemble(location, set, opened, backend, started)
+    }
+
+    /// Merges the headers of opened files.
+    fn assemble(
+        location: Location,
+        set: &ShardSet,
+        opened: Vec<OpenedShard>,
+        backend: &Backend,
+        started: Instant,
+    ) -> Result<Self> {
         let mut shards = Vec::with_capacity(opened.len());
         let mut tensors = Vec::new();
         let mut metadata = BTreeMap::new();
-        for (index, (source, header, header_crcs)) in opened.into_iter().enumerate() {
+        for (index, shard) in opened.into_iter().enumerate() {
+            let OpenedShard {
+                source,
+                header,
+                crcs: header_crcs,
+                ..
+            } = shard;
             for (key, value) in &header.metadata {
                 metadata.entry(key.clone()).or_insert_with(|| value.clone());
             }

@@ -126,14 +126,22 @@ impl Event {
     /// # Errors
     ///
     /// [`crate::ErrorKind::Device`]: that work failed, or the context is lost.
-    #[expect(clippy::disallowed_methods, reason = "see above")]
     pub fn wait(&self) -> Result<()> {
+        self.wait_unless(|| false).map(drop)
+    }
+
+    /// As [`Self::wait`], but stops if `is_over` returns true. Returns whether the event has fired.
+    #[expect(clippy::disallowed_methods, reason = "see `wait`")]
+    pub(super) fn wait_unless(&self, is_over: impl Fn() -> bool) -> Result<bool> {
         let mut pause = POLL;
         while !self.has_fired()? {
+            if is_over() {
+                return Ok(false);
+            }
             thread::sleep(pause);
             pause = POLL_MAX.min(2 * pause);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Returns the seconds between two fired and timed events of one stream; `None` if the driver

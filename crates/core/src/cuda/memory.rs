@@ -31,32 +31,19 @@ pub struct Allocation {
 impl Allocation {
     /// Allocates `len` bytes (at least 1) on the device of `context`, for use on `stream` from here
     /// on, and on other streams behind an event of it; returns `None` when the device has too
-    /// little memory.
+    /// little memory, of which more may be [about to be freed](wait_for_freed).
     ///
     /// # Errors
     ///
     /// [`crate::ErrorKind::Device`].
     pub fn new(context: &Context, len: usize, stream: &Stream) -> Result<Option<Self>> {
         let _bound = context.bind()?;
-        free_leftovers();
-        let allocate = || {
-            if context.has_pools() {
-                // SAFETY: the stream is live, and the memory has no other user yet.
-                unsafe { result::malloc_async(stream.raw(), len) }
-            } else {
-                // SAFETY: the memory has no other user yet.
-                unsafe { result::malloc_sync(len) }
-            }
-        };
-        let allocated = match allocate() {
-            Err(error) if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                // Memory that was just dropped may be free now.
-                if let Ok(freeing) = context.freeing() {
-                    let _ = freeing.synchronize();
-                }
-                allocate()
-            }
-            allocated => allocated,
+        let allocated = if context.has_pools() {
+            // SAFETY: the stream is live, and the memory has no other user yet.
+            unsafe { result::malloc_async(stream.raw(), len) }
+        } else {
+            // SAFETY: the memory has no other user yet.
+            unsafe { result::malloc_sync(len) }
         };
         match allocated {
             Ok(address) => Ok(Some(Self {
@@ -101,8 +88,27 @@ impl Drop for Allocation {
     }
 }
 
-/// Retries freeing the device memory that could not be freed when it was dropped. Every allocation
-/// does so, too.
+/// Waits until all memory that was dropped so far on the device of `context` is free, which may
+/// take as long as the work of any stream, or until `is_over` returns true.
+///
+/// # Errors
+///
+/// [`crate::ErrorKind::Device`].
+pub fn wait_for_freed(context: &Context, is_over: &dyn Fn() -> bool) -> Result<()> {
+    free_leftovers();
+    let _bound = context.bind()?;
+    let freeing = context.freeing()?;
+    let freed = Event::new(context)?;
+    freed.record(freeing)?;
+    if freed.wait_unless(is_over)? {
+        // Pools keep their memory until a stream is waited for.
+        freeing.synchronize()?;
+    }
+    Ok(())
+}
+
+/// Retries freeing the device memory that could not be freed when it was dropped. May wait for the
+/// GPUs.
 pub fn free_leftovers() {
     let left = std::mem::take(&mut *UNFREED.lock());
     if left.is_empty() {

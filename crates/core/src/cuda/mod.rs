@@ -17,6 +17,6 @@ pub use context::{Bound, Context};
 pub use driver::driver;
 pub use event::Event;
 pub use facts::{DeviceFacts, DriverFacts, FreeMemory};
-pub use memory::{Allocation, free_leftovers};
+pub use memory::{Allocation, free_leftovers, wait_for_freed};
 pub use pinned::Pinned;
 pub use stream::Stream;

@@ -274,6 +274,16 @@ pub(crate) fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
+/// Lists ranks: `rank 3`, `ranks 1, 2 and 5`.
+pub(crate) fn listed_ranks(ranks: &[usize]) -> String {
+    let texts: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    match texts.as_slice() {
+        [] => "no rank".to_owned(),
+        [one] => format!("rank {one}"),
+        [most @ .., last] => format!("ranks {} and {last}", most.join(", ")),
+    }
+}
+
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0

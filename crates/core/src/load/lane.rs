@@ -246,18 +246,7 @@ impl OpenedEngine {
     /// Merges the engines of two groups.
     fn and(self, other: Self) -> Self {
         let mut report = self.report;
-        let is_new = |all: &str, one: &str, between: &str| !all.split(between).any(|it| it == one);
-        if is_new(&report.name, &other.report.name, " + ") {
-            report.name = format!("{} + {}", report.name, other.report.name);
-        }
-        if is_new(&report.reason, &other.report.reason, "; ") {
-            report.reason = format!("{}; {}", report.reason, other.report.reason);
-        }
-        for feature in other.report.features {
-            if !report.features.contains(&feature) {
-                report.features.push(feature);
-            }
-        }
+        report.add(other.report);
         Self {
             group: self.group,
             report,

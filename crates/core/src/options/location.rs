@@ -194,6 +194,18 @@ impl Location {
         }
     }
 
+    /// Returns the location of the object with this key or path in the same store.
+    #[cfg(feature = "object")]
+    pub(crate) fn at_path(&self, path: &str) -> Self {
+        match &self.place {
+            Place::Path(_) => self.clone(),
+            Place::Remote(url) => Self::from_remote(RemoteUrl {
+                path: path.to_owned(),
+                ..url.clone()
+            }),
+        }
+    }
+
     /// Returns the directory or prefix that contains this file or object.
     pub(crate) fn parent(&self) -> Self {
         match &self.place {

@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::messages::Failure;
-use crate::error::{Comparison, Error, ErrorKind, Result};
+use crate::error::{Comparison, Error, ErrorKind, Result, listed_ranks};
 
 /// Version of the protocol between ranks.
-const PROTOCOL: u32 = 2;
+const PROTOCOL: u32 = 3;
 
 /// Most bytes of the files' states that a rank sends: they must fit into one message.
 const STATES_BYTES_MAX: usize = 40 << 10;
@@ -20,15 +20,21 @@ pub(crate) type FileStates = Vec<(String, String)>;
 pub(crate) struct Hello {
     /// Reason why the rank does not begin the load; everything else is empty then.
     failure: Option<Failure>,
+    /// True if the rank has not opened its checkpoint yet: this is not its load, but its opening.
+    #[serde(default)]
+    is_opening: bool,
     /// Facts that must be equal on all ranks: name, in the notation of error messages, and value.
     facts: Vec<(String, String)>,
     /// Name and state of each file. Every rank receives the message of every other, so these are
     /// sent only by two ranks that differ.
     #[serde(skip)]
     files: FileStates,
-    /// Digests of the states of all files: without the time of change, which differs between the
-    /// disks of two nodes, and with it.
-    digests: (String, String),
+    /// Digest of the states of all files without the time of change, which differs between the
+    /// disks of two nodes: the load, also for groups that have to tell one from another. Of an
+    /// opening, a digest of the locations.
+    pub(crate) load: String,
+    /// Digest of the states of all files, with the time of change.
+    digest: String,
     /// Name of the socket that ranks of the same node can connect to.
     pub(crate) socket: Option<String>,
 }
@@ -67,11 +73,27 @@ impl Hello {
         };
         Self {
             failure: None,
+            is_opening: false,
             facts,
-            digests: (digest(contents), digest(|state| state)),
+            load: digest(contents),
+            digest: digest(|state| state),
             files,
             socket: None,
         }
+    }
+
+    /// Describes the opening of a rank; `load` stands for what it opens.
+    pub(crate) fn opening(load: String) -> Self {
+        Self {
+            is_opening: true,
+            load,
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether this is the opening of a rank, which another message of every rank follows.
+    pub(crate) fn is_opening(&self) -> bool {
+        self.is_opening
     }
 
     /// Describes a rank that does not begin the load.
@@ -132,12 +154,12 @@ impl Difference {
     /// Compares the files of all ranks, without their times of change.
     pub(crate) fn of_contents(hellos: &[Hello]) -> Option<Self> {
         let ranks: Vec<usize> = (0..hellos.len()).collect();
-        Self::find(hellos, &ranks, contents, |hello| &hello.digests.0)
+        Self::find(hellos, &ranks, contents, |hello| &hello.load)
     }
 
     /// Compares the files of the ranks of one node, including their times of change.
     pub(crate) fn of_node(hellos: &[Hello], node: &[usize]) -> Option<Self> {
-        Self::find(hellos, node, |state| state, |hello| &hello.digests.1)
+        Self::find(hellos, node, |state| state, |hello| &hello.digest)
     }
 
     fn find(
@@ -212,7 +234,7 @@ fn disagreement(
     let have = if ranks.len() == 1 { "has" } else { "have" };
     let message = format!(
         "the ranks disagree on {what}: rank {first} has {expected}, {} {have} {found}",
-        listed(ranks)
+        listed_ranks(ranks)
     );
     Error::new(ErrorKind::Peer, message)
         .with_hint("start every rank with the same files, options and version of tload")
@@ -226,20 +248,10 @@ fn disagreement(
 
 /// Returns the error for ranks that did not do `what` in time.
 pub(crate) fn missing(ranks: &[usize], what: &str) -> Error {
-    let message = format!("{} did not {what} in time", listed(ranks));
+    let message = format!("{} did not {what} in time", listed_ranks(ranks));
     Error::new(ErrorKind::Peer, message)
         .with_hint("see whether these ranks run, and raise ‹join_timeout› if they start later")
         .with_ranks(ranks.iter().copied())
-}
-
-/// Lists ranks: `rank 3`, `ranks 1, 2 and 5`.
-pub(crate) fn listed(ranks: &[usize]) -> String {
-    let texts: Vec<String> = ranks.iter().map(ToString::to_string).collect();
-    match texts.as_slice() {
-        [] => "no rank".to_owned(),
-        [one] => format!("rank {one}"),
-        [most @ .., last] => format!("ranks {} and {last}", most.join(", ")),
-    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ pub(crate) struct RankPlan {
     pub(crate) tensors: Vec<Option<(usize, u64)>>,
     /// Distinct bytes that the ranks of the node want.
     pub(crate) unique_bytes: u64,
+    /// Bytes that the ranks of the node are to read.
+    pub(crate) planned_bytes: u64,
     /// Nodes share with each other too.
     pub(crate) is_cluster: bool,
     /// Reason why less is shared than requested, if so.

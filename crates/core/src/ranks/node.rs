@@ -52,7 +52,12 @@ pub(crate) enum Role {
 
 /// Returns the time that ranks have to begin a load together.
 pub(crate) fn join_timeout(options: &Options) -> Duration {
-    options.join_timeout.unwrap_or(JOIN_TIMEOUT)
+    join_timeout_or_default(options.join_timeout)
+}
+
+/// Returns the time that ranks have to begin together, given that of an option.
+pub(crate) fn join_timeout_or_default(timeout: Option<Duration>) -> Duration {
+    timeout.unwrap_or(JOIN_TIMEOUT).min(TIMEOUT_MAX)
 }
 
 /// Returns the time by which all ranks must have begun a load that this one began at `started`.
@@ -72,8 +77,11 @@ pub(crate) fn join_deadline(options: &Options, started: Instant) -> Instant {
 pub fn give_up(group: &dyn Group, error: &Error, options: &Options) {
     let hello = Hello::given_up(Failure::new(group.rank(), error));
     let deadline = join_deadline(options, Instant::now());
-    // The error itself counts, not another one of telling it.
-    let _ = exchange::<Hello>(group, &hello, deadline);
+    // The error itself counts, not another one of telling it. Ranks whose message was that of an
+    // opening tell that they do not begin either.
+    while exchange(group, &hello, deadline)
+        .is_ok_and(|hellos: Vec<Hello>| hellos.iter().any(Hello::is_opening))
+    {}
 }
 
 /// Agrees with all ranks of `group` on a load, and joins those of this node, if there is something
@@ -99,7 +107,11 @@ pub(crate) fn join(
         Err(String::new())
     };
     hello.socket = listener.as_ref().ok().map(|it| it.name().to_owned());
-    let hellos: Vec<Hello> = exchange(group, &hello, deadline)?;
+    let mut hellos: Vec<Hello> = exchange(group, &hello, deadline)?;
+    // Some ranks have opened their checkpoints before, and some open them now.
+    while hellos.iter().any(Hello::is_opening) {
+        hellos = exchange(group, &hello, deadline)?;
+    }
     compare(&hellos)?;
     if let Some(difference) = Difference::of_contents(&hellos) {
         return Err(difference.error(&states(group, &difference, &hello, deadline)?));
@@ -201,7 +213,7 @@ fn states(
 }
 
 /// Listens for the other ranks of this node, or returns the reason why it cannot share with them.
-fn listen(prefix: &str) -> Result<Listener, String> {
+pub(super) fn listen(prefix: &str) -> Result<Listener, String> {
     // As regions are: the kernel may be too old for their seals, or a filter refuse them.
     SharedMemory::new(1).map_err(|error| {
         let cause = error.source().map(ToString::to_string);
@@ -213,7 +225,7 @@ fn listen(prefix: &str) -> Result<Listener, String> {
 
 /// Follows the leader of this node, or becomes it. Returns the leader, and the role or the reason
 /// why there is none.
-fn choose(
+pub(super) fn choose(
     listener: Result<Listener, String>,
     earlier: (&[Hello], &str),
     rank: usize,
@@ -237,7 +249,7 @@ fn choose(
 }
 
 /// Returns the ranks of the node that `leader` leads.
-fn ranks_of(choices: &[NodeChoice], leader: usize) -> Vec<usize> {
+pub(super) fn ranks_of(choices: &[NodeChoice], leader: usize) -> Vec<usize> {
     let is_beside =
         |(_, choice): &(usize, &NodeChoice)| choice.leader == leader && choice.reason.is_none();
     let beside = choices.iter().enumerate().filter(is_beside);
@@ -263,7 +275,7 @@ fn leaders(choices: &[NodeChoice]) -> Vec<usize> {
 }
 
 /// Returns the beginning of the names that ranks of this node listen under.
-fn prefix(group: &dyn Group) -> String {
+pub(super) fn prefix(group: &dyn Group) -> String {
     #[cfg(feature = "testing")]
     if let Some(node) = group.simulated_node() {
         return format!("tload-{node}-");
@@ -299,7 +311,7 @@ fn lead(listener: Listener, rank: usize, request: &Request) -> Result<Role> {
 }
 
 /// Exchanges a value with all ranks.
-fn exchange<T: serde::Serialize + serde::de::DeserializeOwned>(
+pub(super) fn exchange<T: serde::Serialize + serde::de::DeserializeOwned>(
     group: &dyn Group,
     value: &T,
     deadline: Instant,

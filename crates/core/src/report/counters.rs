@@ -54,6 +54,17 @@ impl Counters {
         self.transfer.lock().received_bytes
     }
 
+    /// Adds the reads to a report that has those of other lanes. What came from other ranks is not
+    /// added: its counter is for those of the node.
+    pub(crate) fn add_to(&self, report: &mut Report) {
+        let transfer = self.transfer.lock().clone();
+        report.extents += self.extents.load(Ordering::Relaxed);
+        report.add_transfer(Transfer {
+            received_bytes: 0,
+            ..transfer
+        });
+    }
+
     pub(crate) fn fill(&self, report: &mut Report) {
         report.extents = self.extents.load(Ordering::Relaxed);
         report.set_transfer(self.transfer.lock().clone());

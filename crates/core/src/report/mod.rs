@@ -70,6 +70,13 @@ macro_rules! declare_report {
                 self.last_retry = transfer.last_retry;
                 $(self.$counter = transfer.$counter;)*
             }
+
+            /// Adds the counters of more reads.
+            fn add_transfer(&mut self, transfer: Transfer) {
+                self.read_bytes += transfer.read_bytes();
+                self.last_retry = transfer.last_retry.or(self.last_retry.take());
+                $(self.$counter += transfer.$counter;)*
+            }
         }
     };
 }
@@ -124,7 +131,8 @@ declare_report! {
         pub tensor_bytes: u64,
         /// Bytes read from storage, including bytes around tensors that were read for alignment:
         /// the sum of `direct_bytes`, `buffered_bytes`, `mapped_bytes`, `remote_bytes` and
-        /// `cached_bytes`.
+        /// `cached_bytes`. In a load with a group, what the ranks of a node share is counted where
+        /// it is read: on the leader.
         pub read_bytes: u64,
         /// Extents read.
         pub extents: u64,
@@ -281,6 +289,24 @@ pub struct EngineReport {
     pub reason: String,
     /// Features of the system that the engine used.
     pub features: Vec<String>,
+}
+
+impl EngineReport {
+    /// Adds an engine that reads another part of the load.
+    pub(crate) fn add(&mut self, other: Self) {
+        let is_new = |all: &str, one: &str, between: &str| !all.split(between).any(|it| it == one);
+        if is_new(&self.name, &other.name, " + ") {
+            self.name = format!("{} + {}", self.name, other.name);
+        }
+        if is_new(&self.reason, &other.reason, "; ") {
+            self.reason = format!("{}; {}", self.reason, other.reason);
+        }
+        for feature in other.features {
+            if !self.features.contains(&feature) {
+                self.features.push(feature);
+            }
+        }
+    }
 }
 
 /// Phase of the opening or the load: `"list"`, `"headers"`, `"plan"`, `"first tensor"`, …; of an
@@ -558,6 +584,9 @@ impl fmt::Display for Report {
         self.fmt_retries(f)?;
         self.fmt_depths(f)?;
         self.fmt_destinations(f)?;
+        if let Some(group) = &self.group {
+            writeln!(f, "{}", group.line(self.received_bytes))?;
+        }
         if let Some(verification) = &self.verification {
             writeln!(f, "{verification}")?;
         }

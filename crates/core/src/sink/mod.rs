@@ -12,8 +12,8 @@ mod route;
 mod target;
 
 pub use cuda::{
-    CudaLoad, CudaPlaces, CudaSink, CudaUsage, DeviceMemory, DeviceRegions, MemoryRequest,
-    TargetPlaces,
+    CudaLoad, CudaPlaces, CudaSink, CudaUsage, DeviceBegun, DeviceMemory, DeviceRegions,
+    MemoryRequest, TargetPlaces,
 };
 pub use discard::DiscardSink;
 pub use host::HostSink;

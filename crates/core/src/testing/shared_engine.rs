@@ -14,7 +14,7 @@ use crate::memory::PublishedPool;
 use crate::options::OnPeerLoss;
 use crate::ranks::Group;
 use crate::ranks::agreement::Hello;
-use crate::ranks::hub::{Hub, Start, encode_plan};
+use crate::ranks::hub::{Hub, Start, encode};
 use crate::ranks::link::{Joining, Link};
 use crate::ranks::messages::{RankPlan, RegionOrigin, Request};
 use crate::ranks::node::{self, Node, Role, Scope};
@@ -98,7 +98,7 @@ fn serve(hub: &Hub, sources: &[Vec<u8>]) {
         len,
         filled_bytes: len,
     });
-    let plan = encode_plan(&RankPlan {
+    let plan = encode(&RankPlan {
         regions: origins.collect(),
         tensors: Vec::new(),
         unique_bytes: lengths().sum::<usize>() as u64,

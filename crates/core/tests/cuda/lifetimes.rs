@@ -3,12 +3,14 @@
 
 #![expect(unsafe_code, reason = "submits work that uses memory of a load")]
 
-use tload::Device;
-use tload::cuda::Context;
+use std::time::Instant;
 
-use crate::fixtures::{Files, MIB, failure, load};
+use tload::cuda::Context;
+use tload::{Device, ErrorKind};
+
+use crate::fixtures::{Files, MIB, failure, load, options};
 use crate::foreign::Stream;
-use crate::stub::{bytes, cuda};
+use crate::stub::{PATIENCE, bytes, cuda};
 
 /// A caller's stream may still use a tensor that is dropped on the host: its memory is freed after
 /// that use.
@@ -67,6 +69,66 @@ fn memory_is_freed_after_queued_peer_copies() {
             0,
             "no context is kept or created"
         );
+    }
+}
+
+/// A full device gets room when the GPU is done with memory that was dropped, which may be late:
+/// only the lane that needs it waits for that.
+#[test]
+fn wait_for_freed_memory_blocks_no_caller() {
+    let cuda = cuda();
+    for is_cancelled in [true, false] {
+        let small = Files::even(1, 1, MIB);
+        let (before, _) = load(&small.loader().device(Device::Cuda(0))).expect("loads");
+        let other = Stream::new(0);
+        let busy = other.allocate(MIB).expect("room");
+        cuda.stub.set("memory", &(4 * MIB).to_string());
+        let files = Files::even(2, 8, MIB);
+        let options = options(|it| it.device_memory_limit = Some(2 * MIB as u64));
+        let loader = files.loader().device(Device::Cuda(0)).options(options);
+        let mut stream = loader.stream().expect("starts");
+        wait_until(|| stream.report().devices[0].copied_bytes == 2 * MIB as u64);
+        // Until the setting changes again.
+        cuda.stub.set("copy_delay_us", "3600000000");
+        other.dally(busy);
+        drop(before);
+        let tried = || cuda.stub.count("cuMemAllocAsync");
+        let tried_before = tried();
+        let first = stream.next().expect("two are there").expect("loads");
+        wait_until(|| tried() > tried_before);
+        let canceller = stream.canceller();
+        let (sender, answered) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            if is_cancelled {
+                canceller.cancel();
+            }
+            drop(canceller);
+            let _ = stream.report();
+            sender.send(stream)
+        });
+        let stream = answered.recv_timeout(PATIENCE);
+        let mut stream = stream
+            .inspect_err(|_| cuda.stub.set("copy_delay_us", "0"))
+            .expect("answers");
+        if is_cancelled {
+            let error = stream.find_map(Result::err).expect("was cancelled");
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{}", error.chain());
+        }
+        // Room for a tensor that has been received and is not dropped yet.
+        drop(first);
+        cuda.stub.set("copy_delay_us", "0");
+        assert_eq!(stream.flatten().count(), if is_cancelled { 0 } else { 7 });
+        other.free(busy);
+        drop(other);
+        cuda.stub.set("memory", "1073741824");
+    }
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < PATIENCE, "waited in vain");
+        std::thread::yield_now();
     }
 }
 

@@ -9,7 +9,7 @@ use tload::Target;
 use tload::cuda::Context;
 use tload::memory::DeviceBudget;
 use tload::plan::Arrangement;
-use tload::sink::{CudaLoad, CudaPlaces, CudaSink, DeviceRegions, TargetPlaces};
+use tload::sink::{CudaLoad, CudaPlaces, CudaSink, DeviceBegun, DeviceRegions, TargetPlaces};
 use tload::testing::conformance::{SinkRequest, sink_suite};
 use tload::testing::fixtures::Rng;
 
@@ -48,7 +48,10 @@ fn sink_keeps_contract_in_own_memory() {
             let regions = DeviceRegions::own(plan, tensors, context.clone(), budget);
             let regions = Arc::new(regions.expect("a stream"));
             for region in 0..request.plan.regions.len() {
-                assert!(regions.try_begin(region).expect("memory is available"));
+                let begun = regions
+                    .try_begin(region, false)
+                    .expect("memory is available");
+                assert_eq!(begun, DeviceBegun::Begun);
             }
             sinks(request, context, CudaPlaces::Regions(regions), lanes)
         },

@@ -2,6 +2,7 @@
 //! process; and nothing that happens to the cache's files fails a load or changes a byte.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tload::probe;
+use tload::storage::ObjectSource;
 use tload::testing::fixtures::Rng;
 use tload::{
     CacheDirectory, CacheEntry, CacheReport, Checkpoint, EngineChoice, EngineReport, Error,
@@ -164,6 +166,47 @@ fn replaced_object_is_loaded_anew() {
     assert_all(&tensors, &[&new]);
     assert_eq!(report.requests, 0, "{report}");
 }
+
+/// An opening asks whether the object has changed, and takes the header from the cache.
+#[test]
+fn bytes_of_unchanged_object_are_not_sent_again() {
+    // Headers of one tile, of several tiles, and longer than the first request.
+    for tensors in [4, 2_000, 8_000] {
+        let bench = Bench::new();
+        let file = even("t", 1, tensors, 64);
+        bench.site.put(KEY, &file);
+        bench
+            .server
+            .state_checksums(&format!("models/{KEY}"), &[(REPR_DIGEST.0, REPR_DIGEST.1)]);
+        assert_all(&load_cached(&bench.site, KEY).0, &[&file]);
+        let (gets, sent) = (bench.gets(), bench.server.counts().body_bytes);
+        let (tensors, report) = load_cached(&bench.site, KEY);
+        assert_all(&tensors, &[&file]);
+        assert_eq!(report.requests, 0, "{report}");
+        assert_eq!(bench.gets(), gets + 1, "one question");
+        assert_eq!(bench.server.counts().body_bytes, sent, "and no bytes");
+        // What the server stated of the object is still known.
+        let location = bench.site.location(KEY);
+        let object = ObjectSource::at(&location, &bench.site.options).expect("opens");
+        assert_eq!(bench.server.counts().body_bytes, sent);
+        let stated = object.stated_sha256().expect("was stated");
+        assert!(stated.starts_with("e3b0c442"), "{stated}");
+        // A damaged header is requested.
+        let damaged = File::options()
+            .write(true)
+            .open(&contents(bench.folder.path())[0]);
+        let damaged = damaged.expect("a file of the cache");
+        damaged.write_all_at(&[0xFF; 100], 0).expect("writable");
+        assert_all(&load_cached(&bench.site, KEY).0, &[&file]);
+        assert!(bench.server.counts().body_bytes > sent);
+    }
+}
+
+/// Field with the SHA-256 of an empty file: nothing here verifies it.
+const REPR_DIGEST: (&str, &str) = (
+    "Repr-Digest",
+    "sha-256=:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=:",
+);
 
 /// Returns a site like the bench's, with this value of `cache_check`.
 pub(crate) fn checking(bench: &Bench, check: &str) -> Site {

@@ -29,6 +29,7 @@ mod listener;
 mod loads;
 mod mirrors;
 mod network;
+mod openings;
 mod origins;
 mod passed_on;
 mod recoveries;

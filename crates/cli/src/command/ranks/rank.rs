@@ -12,9 +12,12 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use tload::ranks::finish_serving;
-use tload::{Error, ErrorKind, Loader, LocalGroup, Options, Report, Result, Tensor, TensorStream};
+use tload::{
+    Error, ErrorKind, Group, Loader, LocalGroup, Options, Report, Result, Share, Tensor,
+    TensorStream,
+};
 
-use super::super::open::open;
+use super::super::open::open_with;
 use super::messages::{Answer, Failed, Finished, Job, Loaded, REPORT, Seat};
 use super::sharding;
 use crate::bench::usage::Meter;
@@ -59,12 +62,17 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
     let (rank, size) = (seat.rank, seat.size);
     let join_timeout = tuning.join_timeout.unwrap_or(JOIN_TIMEOUT);
     let group = LocalGroup::join(Path::new(&seat.socket), rank, size, join_timeout)?;
+    let group: Arc<dyn Group> = Arc::new(group);
     let meter = Meter::start();
     let started = seconds();
     // Signals end this process as they do by default.
     let interrupt = Interrupt::unattached(JsonAnswer::default());
     let from = (&job.store, &job.links);
-    let checkpoint = open(&job.location, from, tuning.timeout, &interrupt)?;
+    let checkpoint = open_with(&job.location, from, tuning.timeout, &interrupt, |it| {
+        let shares = tuning.share != Share::None;
+        it.group = shares.then(|| Arc::clone(&group));
+        it.join_timeout = Some(join_timeout);
+    })?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&job.select)?)
         .device(options::device(&job.device)?)
@@ -76,7 +84,7 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
         Some(names) => loader.within(names)?,
         None => loader,
     };
-    let loader = loader.slices(of_rank.slices).group(Arc::new(group));
+    let loader = loader.slices(of_rank.slices).group(group);
     let mut stream = loader.stream()?;
     let kept = receive(&mut stream, job.keep)?;
     tell(&Answer::Loaded(Loaded {

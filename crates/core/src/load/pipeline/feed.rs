@@ -11,7 +11,7 @@ use crate::memory::{Begun, Evicted, FileView, Lease, Pool, PublishedPool, Region
 use crate::plan::Plan;
 use crate::ranks::link::Link;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
-use crate::sink::DeviceRegions;
+use crate::sink::{DeviceBegun, DeviceRegions};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -108,6 +108,8 @@ pub(in crate::load) enum NextJob {
 enum NotBegun {
     /// There will be memory once this is dropped.
     Evicts(Evicted),
+    /// There may be memory once the device has freed what was dropped.
+    NoRoom(Arc<DeviceRegions>),
     Failed(Error),
 }
 
@@ -363,8 +365,14 @@ impl Feed {
         self.state.lock().schedule.in_flight()
     }
 
-    /// Allocates memory for a region. Returns whether there was any.
-    fn begin(&self, region: usize, writer: &mut Option<RegionWriter>) -> Result<bool, NotBegun> {
+    /// Allocates memory for a region. Returns whether there was any. `has_waited` states that the
+    /// lane has waited for a full device to free memory.
+    fn begin(
+        &self,
+        region: usize,
+        writer: &mut Option<RegionWriter>,
+        has_waited: bool,
+    ) -> Result<bool, NotBegun> {
         let planned = &self.plan.regions[region];
         match &self.origins[planned.destination] {
             LeaseOrigin::Regions(pool) => {
@@ -396,7 +404,11 @@ impl Feed {
                 *writer = Some(RegionWriter::over(view, offset, len, planned.tensors));
                 Ok(true)
             }
-            LeaseOrigin::Device(regions) => Ok(regions.try_begin(region)?),
+            LeaseOrigin::Device(regions) => match regions.try_begin(region, has_waited)? {
+                DeviceBegun::Begun => Ok(true),
+                DeviceBegun::NotYet => Ok(false),
+                DeviceBegun::NoRoom => Err(NotBegun::NoRoom(Arc::clone(regions))),
+            },
             // Windows are taken extent by extent.
             LeaseOrigin::Slots | LeaseOrigin::Whole(_) => Ok(true),
         }
@@ -404,17 +416,29 @@ impl Feed {
 
     /// Returns the next job of a lane that has `held` bytes in flight.
     pub(in crate::load) fn take(&self, group: usize, lane: usize, held: u64) -> Result<NextJob> {
+        let mut has_waited = false;
         loop {
-            match self.try_take(group, lane, held) {
+            match self.try_take(group, lane, held, has_waited) {
                 Ok(next) => return Ok(next),
                 Err(NotBegun::Failed(error)) => return Err(error),
                 // Without the lock: unmapping can take a while.
                 Err(NotBegun::Evicts(evicted)) => drop(evicted),
+                // Without the lock: the GPU may be busy for long.
+                Err(NotBegun::NoRoom(regions)) => {
+                    regions.wait_for_freed(&|| self.cancel.is_cancelled())?;
+                    has_waited = true;
+                }
             }
         }
     }
 
-    fn try_take(&self, group: usize, lane: usize, held: u64) -> Result<NextJob, NotBegun> {
+    fn try_take(
+        &self,
+        group: usize,
+        lane: usize,
+        held: u64,
+        has_waited: bool,
+    ) -> Result<NextJob, NotBegun> {
         let plan = &*self.plan;
         let mut state = self.state.lock();
         if let Some(lanes) = state.lanes.get(group) {
@@ -443,7 +467,7 @@ impl Feed {
         } = &mut *state;
         let (turn, now) = (schedule.turn(), self.started.elapsed());
         let next = schedule.next(group, now, plan, |region| {
-            self.begin(region, &mut writers[region])
+            self.begin(region, &mut writers[region], has_waited)
         })?;
         if schedule.turn() != turn {
             self.events.notify();

@@ -46,6 +46,8 @@ pub(crate) struct Joined {
     /// `None` if the rank shares nothing.
     pub(crate) shares: Option<Shares>,
     pub(crate) report: GroupReport,
+    /// Bytes that the ranks of the node are to read.
+    planned_bytes: u64,
     /// Reads of the leader for all ranks of its node.
     pub(crate) reader: Option<Arc<Reader>>,
     /// Bytes that this rank reads in place of the leader.
@@ -115,8 +117,10 @@ impl Loader {
         report.reason.clone_from(&plan.reason);
         report.unique_bytes = plan.unique_bytes;
         report.join_seconds = started.elapsed().as_secs_f64();
+        let planned_bytes = plan.planned_bytes;
         let reread_bytes = Arc::<AtomicU64>::default();
         Ok(Some(Joined {
+            planned_bytes,
             shares: Some(Shares {
                 plan,
                 joining,
@@ -328,6 +332,7 @@ impl Joined {
         Self {
             shares: None,
             report,
+            planned_bytes: 0,
             reader: None,
             reread_bytes: Arc::default(),
         }
@@ -346,19 +351,18 @@ impl Joined {
     /// Completes the part of a report on the group.
     pub(super) fn complete(&self, report: &mut crate::Report) {
         let (mut group, reader) = (self.report.clone(), self.reader.as_ref());
-        group.read_bytes = report.read_bytes;
         group.reread_bytes = self.reread_bytes.load(Ordering::Relaxed);
         let mut others = Vec::new();
         if let Some(reader) = reader {
             reader.complete(report);
-            group.read_bytes += reader.read_bytes();
             let (received, reread) = reader.across_bytes();
             group.node_received_bytes = received;
             group.reread_bytes += reread;
             let statistics = reader.statistics().into_iter();
             others.extend(statistics.map(|(rank, of)| (rank, of.read_bytes, of.seconds)));
         }
-        group.set_node(group.read_bytes, &others);
+        group.read_bytes = report.read_bytes;
+        group.set_node(group.read_bytes, self.planned_bytes, &others);
         report.group = Some(group);
     }
 }

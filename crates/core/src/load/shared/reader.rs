@@ -1,8 +1,8 @@
 //! The leader's reads for the ranks of its node: a load whose tensors are shared regions.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::across::Across;
@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
 use crate::load::destinations::Destinations;
 use crate::load::ending::{forget_wrong, forgetting};
+use crate::load::groups::Group;
 use crate::load::lane::{self, LaneEvents, OpenSink, Refused};
 use crate::load::outputs::published;
 use crate::load::pipeline::{Feed, LeaseOrigin};
@@ -19,11 +20,11 @@ use crate::load::shares::{Others, RemoteShares};
 use crate::memory::{PublishedPool, Region, Slab};
 use crate::options::{OnPeerLoss, Options, Order, Verify};
 use crate::plan::{RankWant, RegionPlan, SharePlan};
-use crate::ranks::hub::{Carried, Hub, encode_plan};
+use crate::ranks::hub::{Carried, Hub, encode};
 use crate::ranks::link::Joining;
 use crate::ranks::messages::{RankPlan, RankStatistics, RegionOrigin};
 use crate::ranks::peers::{PeerEvent, Peers};
-use crate::report::Counters;
+use crate::report::{Counters, EngineReport};
 use crate::schedule::Schedule;
 use crate::sink::{PublishSink, Publisher};
 use crate::sync::lock::Mutex;
@@ -42,6 +43,8 @@ pub(crate) struct Reader {
     slab: Mutex<Option<Arc<Slab>>>,
     feed: Arc<Feed>,
     counters: Arc<Counters>,
+    /// Engine of the lanes, once it is open.
+    engine: OnceLock<EngineReport>,
     check: Option<Arc<Check>>,
     /// Lanes that have not ended.
     lanes: AtomicUsize,
@@ -128,6 +131,7 @@ impl Reader {
             slab: Mutex::new(slab),
             feed: Arc::new(feed),
             counters: Arc::default(),
+            engine: OnceLock::new(),
             check,
             lanes: AtomicUsize::new(0),
             failure: Mutex::default(),
@@ -150,6 +154,7 @@ impl Reader {
             let behind = want.range.start - shared.shared[range].range.start;
             (region, offset as u64 + behind)
         };
+        let planned_bytes = self.planned_bytes(wants, shared);
         // Other nodes want nothing by name.
         let nodes = self.peers.iter().flat_map(|peers| peers.ranks());
         let nodes = nodes.map(|_| (&[][..], &[][..]));
@@ -158,15 +163,34 @@ impl Reader {
         let plans = ranks.chain(nodes).map(|(wants, ranges)| {
             let places = wants.iter().zip(ranges);
             let tensors = places.map(|(want, range)| range.map(|range| place(want, range)));
-            encode_plan(&RankPlan {
+            encode(&RankPlan {
                 regions: self.origins.clone(),
                 tensors: tensors.collect(),
                 unique_bytes: shared.unique_bytes,
+                planned_bytes,
                 is_cluster: self.peers.is_some(),
                 reason: reason.map(str::to_owned),
             })
         });
         plans.collect()
+    }
+
+    /// Returns the bytes that the ranks of the node are to read: what is shared, here, and each of
+    /// them the rest of what it wants.
+    fn planned_bytes(&self, wants: &[Vec<RankWant>], shared: &SharePlan) -> u64 {
+        let sources = &self.prepared.sources;
+        let is_read_here = |source: usize| {
+            let group = sources.members()[source].group;
+            !matches!(sources.groups()[group], Group::Remote(_))
+        };
+        let extents = self.prepared.plan.extents.iter();
+        let extents = extents.filter(|extent| is_read_here(extent.source));
+        let together: u64 = extents.map(|extent| extent.needed as u64).sum();
+        let ranks = wants.iter().zip(&shared.by_rank);
+        let alone = ranks.flat_map(|(wants, ranges)| wants.iter().zip(ranges));
+        let alone = alone.filter(|(_, range)| range.is_none());
+        let alone: u64 = (alone.map(|(want, _)| want.range.end - want.range.start)).sum();
+        together + alone
     }
 
     /// Returns the bytes of each region, and the positions of the ranks that need it.
@@ -301,7 +325,9 @@ impl Reader {
         };
         let started = lane::start(lanes, &open_sink, events);
         // The lanes end by themselves: the hub serves the other ranks also when this one is done.
-        started.map(drop).map_err(|refused| self.refused(refused))
+        let (_, opened) = started.map_err(|refused| self.refused(refused))?;
+        let _ = self.engine.set(opened.report);
+        Ok(())
     }
 
     /// Ends a load of which a lane did not start. Waits for none of the others, which may be
@@ -328,18 +354,26 @@ impl Reader {
         self.pool.widen()
     }
 
-    /// Bytes read from storage so far.
-    pub(super) fn read_bytes(&self) -> u64 {
-        self.counters.read_bytes()
-    }
-
     /// Statistics of the ranks that have finished.
     pub(super) fn statistics(&self) -> Vec<(usize, RankStatistics)> {
         self.hub.statistics()
     }
 
-    /// Adds the verification of what was read to a report.
-    pub(crate) fn complete(&self, report: &mut crate::Report) {
+    /// Adds what was read to the report of this rank, and its verification.
+    pub(super) fn complete(&self, report: &mut crate::Report) {
+        self.counters.add_to(report);
+        report.stalls += self.feed.stalled();
+        if let Some(engine) = self.engine.get() {
+            let own = std::mem::replace(&mut report.engine, engine.clone());
+            report.engine.add(own);
+        }
+        let sources = &self.prepared.sources;
+        let (cache, mirrors) = sources.remote_reports();
+        report.cache = report.cache.take().or(cache);
+        if report.mirrors.is_empty() {
+            report.mirrors = mirrors;
+        }
+        report.notes.extend(sources.notes());
         if let Some(check) = &self.check {
             check.report(report);
         }

@@ -8,12 +8,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use thread::Serving;
 
 pub(crate) use super::channel::Carried;
 use super::channel::{Channel, Listener};
 use super::link::Joining;
-use super::messages::{Failure, RankPlan, RankStatistics, Request};
+use super::messages::{Failure, RankStatistics, Request};
 use super::payload;
 use super::serving::ServingGuard;
 use super::wait::Wake;
@@ -59,12 +60,12 @@ enum Event {
     Close,
 }
 
-/// Writes a rank's part of the plan for [`Start::plans`].
+/// Writes a rank's part of the plan, or another answer to it, for [`Start::plans`].
 ///
 /// # Errors
 ///
 /// [`crate::ErrorKind::OutOfMemory`] or the system's refusal of anonymous memory.
-pub(crate) fn encode_plan(plan: &RankPlan) -> Result<Carried> {
+pub(crate) fn encode(plan: &impl Serialize) -> Result<Carried> {
     payload::write(plan).map_err(|error| Error::from_io("cannot send the plan", error))
 }
 
@@ -89,6 +90,23 @@ pub(crate) struct Start {
     pub(crate) left: Box<dyn Fn() + Send>,
     /// Called once every rank has finished or left, and no other node needs anything.
     pub(crate) finished: Box<dyn Fn() + Send>,
+}
+
+impl Start {
+    /// Describes a hub that only sends an answer to each of `ranks`.
+    pub(super) fn of_one_answer(ranks: &[usize], answer: &Carried) -> Self {
+        Self {
+            ranks: ranks.to_vec(),
+            own: ranks.len(),
+            plans: ranks.iter().map(|_| Arc::clone(answer)).collect(),
+            regions: Vec::new(),
+            is_starved: Box::new(|| false),
+            widen: Box::new(|| false),
+            patience: Duration::MAX,
+            left: Box::new(|| ()),
+            finished: Box::new(|| ()),
+        }
+    }
 }
 
 impl Hub {

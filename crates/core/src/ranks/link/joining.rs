@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use rustix::io::Errno;
+use serde::de::DeserializeOwned;
 
 use super::{cannot_receive, cannot_send, is_any, lost};
 use crate::error::Result;
@@ -99,6 +100,15 @@ impl Joining {
     /// [`crate::ErrorKind::Peer`] if there is none by the deadline or the leader is gone; the error
     /// of the leader, if it failed.
     pub(crate) fn plan(&mut self, deadline: Instant) -> Result<RankPlan> {
+        self.answer(deadline)
+    }
+
+    /// Waits for the leader's answer to the rank: its part of the plan, or what it joined for.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::plan`].
+    pub(in crate::ranks) fn answer<T: DeserializeOwned>(&mut self, deadline: Instant) -> Result<T> {
         loop {
             match self.wait(deadline)? {
                 Some((Record::Joined, _)) => {}

@@ -3,8 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Comparison, Error, ErrorKind};
-use crate::ranks::agreement::listed;
+use crate::error::{Comparison, Error, ErrorKind, listed_ranks};
 
 /// Reason for which a group has failed, or for which rank 0 turns a process away.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +50,7 @@ impl Verdict {
             Self::NotJoined { ranks, size } => {
                 let message = format!(
                     "{} of {size} did not join the group by the deadline",
-                    listed(ranks)
+                    listed_ranks(ranks)
                 );
                 peer(ranks, message).with_hint(
                     "check that these ranks have started, on this node and with the same path; or \
@@ -61,7 +60,7 @@ impl Verdict {
             Self::NotSent { ranks, size } => {
                 let message = format!(
                     "{} of {size} did not take part in an exchange by the deadline",
-                    listed(ranks)
+                    listed_ranks(ranks)
                 );
                 peer(ranks, message).with_hint(
                     "check whether these ranks are stopped or busy with something else: all ranks \
@@ -70,7 +69,7 @@ impl Verdict {
             }
             Self::Gone { ranks } => {
                 let verb = if ranks.len() == 1 { "has" } else { "have" };
-                let message = format!("{} {verb} left the group", listed(ranks));
+                let message = format!("{} {verb} left the group", listed_ranks(ranks));
                 peer(ranks, message)
                     .with_hint("look for the first error there, then start all ranks again")
             }

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::cuda::{Allocation, Context, Event, Stream};
+use crate::cuda::{Allocation, Context, Event, Stream, free_leftovers, wait_for_freed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{DeviceBudget, DeviceCharge, DeviceRegion, ForeignMemory, KeepAlive};
 use crate::options::format_bytes;
@@ -46,6 +46,18 @@ pub(super) struct OpenRegion {
     pub(super) memory: Arc<DeviceRegion>,
     /// Event that fires when the memory may be written to.
     pub(super) usable: Event,
+}
+
+/// Outcome of an attempt to begin a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceBegun {
+    /// It has memory.
+    Begun,
+    /// The budget is used up, or the caller's allocator has not provided the memory yet.
+    NotYet,
+    /// The device is full, but may have room once it has
+    /// [freed what was dropped](DeviceRegions::wait_for_freed).
+    NoRoom,
 }
 
 /// Request to the caller's allocator.
@@ -102,6 +114,7 @@ impl DeviceRegions {
         context: Context,
         budget: DeviceBudget,
     ) -> Result<Self> {
+        free_leftovers();
         let own = Some(Stream::new(&context)?);
         Ok(Self {
             plan,
@@ -141,34 +154,57 @@ impl DeviceRegions {
         &self.budget
     }
 
-    /// Returns whether a region that is to begin has memory now.
+    /// Begins a region if there is memory for it. `has_waited` states that the caller has waited
+    /// for memory to be freed.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::OutOfMemory`] when the device has none, [`ErrorKind::Device`].
-    pub fn try_begin(&self, region: usize) -> Result<bool> {
-        let memory = match &self.own {
-            None => self.state.lock().given.remove(&region),
-            Some(stream) => self.allocate(region, stream)?,
+    pub fn try_begin(&self, region: usize, has_waited: bool) -> Result<DeviceBegun> {
+        let Some(stream) = &self.own else {
+            let given = self.state.lock().given.remove(&region);
+            return Ok(given.map_or(DeviceBegun::NotYet, |memory| self.begin(region, memory)));
         };
-        let Some(memory) = memory else {
-            return Ok(false);
+        let bytes = self.plan.regions[region].bytes;
+        let Some(charge) = self.budget.try_charge(bytes as u64) else {
+            return Ok(DeviceBegun::NotYet);
         };
+        match self.allocate(region, stream, charge)? {
+            Some(memory) => Ok(self.begin(region, memory)),
+            None if has_waited => Err(self.no_room(region, bytes)),
+            None => Ok(DeviceBegun::NoRoom),
+        }
+    }
+
+    /// Waits until the device has freed the memory that was dropped so far, or until `is_over`
+    /// returns true.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`].
+    pub fn wait_for_freed(&self, is_over: &dyn Fn() -> bool) -> Result<()> {
+        wait_for_freed(&self.context, is_over)
+    }
+
+    fn begin(&self, region: usize, memory: OpenRegion) -> DeviceBegun {
         let extents = self.plan.regions[region].extents.len();
         let mut state = self.state.lock();
         if !state.closed {
             state.open.insert(region, (Arc::new(memory), extents));
         }
-        Ok(true)
+        DeviceBegun::Begun
     }
 
-    fn allocate(&self, region: usize, stream: &Stream) -> Result<Option<OpenRegion>> {
+    /// Allocates memory; returns `None` if the device has too little.
+    fn allocate(
+        &self,
+        region: usize,
+        stream: &Stream,
+        charge: DeviceCharge,
+    ) -> Result<Option<OpenRegion>> {
         let planned = &self.plan.regions[region];
-        let Some(charge) = self.budget.try_charge(planned.bytes as u64) else {
-            return Ok(None);
-        };
         let Some(memory) = Allocation::new(&self.context, planned.bytes, stream)? else {
-            return Err(self.no_room(region, planned.bytes));
+            return Ok(None);
         };
         let usable = Event::new(&self.context)?;
         usable.record(stream)?;

@@ -16,12 +16,14 @@ mod repr_digest;
 pub(crate) mod store;
 
 mod asking;
+mod elsewhere;
 mod identity;
 mod opening;
 mod other_places;
 mod reading;
 mod receive;
 mod retrying;
+mod revalidation;
 mod sending;
 mod site;
 mod unchanged;
@@ -45,13 +47,15 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::Protocol;
 use crate::options::{Location, StoreOptions};
 use crate::sync::retry::Retries;
+pub(crate) use elsewhere::OpenedState;
 pub use identity::ObjectIdentity;
 pub(crate) use opening::unversioned_note;
-use opening::{Seen, look, question};
+use opening::{Seen, question};
 use reading::Collected;
 pub(crate) use reading::Hedging;
 pub(crate) use receive::{Events, Receive};
 pub(crate) use retrying::with_retries;
+use revalidation::{Known, look_unless};
 pub use site::ObjectSite;
 
 /// Object of a store, in the state in which it was opened. Cheap to clone.
@@ -146,9 +150,11 @@ impl ObjectSource {
                 return Ok(opened);
             }
         }
+        let known = Known::find(remote, (&store, &path), &location, first);
+        let tag = known.as_ref().map(|known| known.tag().to_owned());
         let look = {
             let (remote, store, path) = (Arc::clone(remote), Arc::clone(&store), path.clone());
-            async move { look(&remote, &store, &path, first).await }
+            async move { look_unless(&remote, (&store, &path), first, tag.as_deref()).await }
         };
         let looked = remote.run_until(deadline, "requesting its header", look);
         if let (Some(question), Err(error)) = (&question, &looked)
@@ -156,7 +162,11 @@ impl ObjectSource {
         {
             question.remember(&State::Absent);
         }
-        let (meta, bytes, seen) = looked.map_err(|error| error.or_location(&location))?;
+        let looked = looked.map_err(|error| error.or_location(&location))?;
+        let (meta, bytes, seen) = match (looked, known) {
+            (None, Some(known)) => return Ok(known.opened()),
+            (looked, _) => looked.expect("only a known state is left out"),
+        };
         let identity = ObjectIdentity::from_meta(&meta);
         let place = (store, path);
         let opened = Self::with_identity(remote, place, location, identity, seen);
@@ -164,7 +174,7 @@ impl ObjectSource {
         if let Some(entry) = opened.entry() {
             entry.keep_first(&bytes);
             if let Some(question) = &question {
-                question.remember(&State::of(opened.identity()));
+                question.remember(&State::of(opened.identity(), opened.0.seen.sha256));
             }
         }
         Ok((opened, bytes))

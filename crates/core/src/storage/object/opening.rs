@@ -48,12 +48,15 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Facts of a state that the cache knows: only states that have an entry were kept.
-    const KNOWN: Self = Self {
-        sample: None,
-        is_settled: true,
-        sha256: None,
-    };
+    /// Returns the facts of a state that the cache knows, with the SHA-256 that was stated then:
+    /// only states that have an entry were kept.
+    pub(super) fn known(sha256: Option<Sha256>) -> Self {
+        Self {
+            sample: None,
+            is_settled: true,
+            sha256,
+        }
+    }
 }
 
 /// Kind of the question about the state of an object.
@@ -63,20 +66,26 @@ const OBJECT: &str = "object";
 const LAST_BYTES: u64 = 64 << 10;
 
 /// Returns the store's metadata of an object, its first bytes, and what else was seen: a sample if
-/// it has no validator.
+/// it has no validator. An object with the entity tag `known` is an error.
 pub(super) async fn look(
     remote: &Remote,
     store: &Store,
     path: &Path,
     first: u64,
+    known: Option<&str>,
 ) -> Result<(ObjectMeta, Vec<u8>, Seen)> {
     let (options, retry_counter) = (remote.options(), remote.retry_counter());
-    let ask = |range: Range<u64>| {
-        with_retries(options.retries(), retry_counter, move || {
-            open_once(store, path, range.clone())
+    let ask = |range: Range<u64>, known: Option<&'_ str>| {
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(range)),
+            if_none_match: known.map(str::to_owned),
+            ..GetOptions::default()
+        };
+        with_retries(remote.options().retries(), retry_counter, move || {
+            open_once(store, path, options.clone())
         })
     };
-    let (meta, bytes, (date, sha256)) = ask(0..first)
+    let (meta, bytes, (date, sha256)) = ask(0..first, known)
         .await
         .map_err(|error| with_wildcard_hint(error, path))?;
     let identity = ObjectIdentity::from_meta(&meta);
@@ -97,7 +106,7 @@ pub(super) async fn look(
     let mut more = Vec::new();
     for range in [behind..header_end, start..meta.size] {
         if !range.is_empty() {
-            more.extend(ask(range).await?.1);
+            more.extend(ask(range, None).await?.1);
         }
     }
     let crcs = Crcs::new(&[&bytes, &more]);
@@ -128,13 +137,15 @@ impl ObjectSource {
         first: u64,
         known: State,
     ) -> Result<Option<(Self, Vec<u8>)>> {
+        let sha256 = known.sha256();
         let Some(identity) = known.identity() else {
             let message = "did not exist when the cache recorded it (cache_check=never or offline)";
             return Err(Error::new(ErrorKind::NotFound, message)
                 .with_location(location)
                 .with_hint("load once with cache_check=always if it exists now"));
         };
-        let opened = Self::with_identity(remote, place, location.clone(), identity, Seen::KNOWN);
+        let seen = Seen::known(sha256);
+        let opened = Self::with_identity(remote, place, location.clone(), identity, seen);
         if opened.entry().is_none() {
             return Ok(None);
         }
@@ -162,10 +173,12 @@ impl ObjectSource {
             let (store, path) = remote.store(url)?;
             let question = question(remote, &store, location).ok_or_else(not_found)?;
             let known = question.try_recall::<State>().map_err(failed)?;
-            let identity = known.and_then(State::identity).ok_or_else(not_found)?;
+            let known = known.ok_or_else(not_found)?;
+            let sha256 = known.sha256();
+            let identity = known.identity().ok_or_else(not_found)?;
             let found = cache.find_entry((location, url), store.origin(), &identity);
             let entry = found.map_err(failed)?.ok_or_else(not_found)?;
-            let known = (identity, Seen::KNOWN);
+            let known = (identity, Seen::known(sha256));
             Ok(Self::with_entry(
                 remote,
                 (store, path),
@@ -221,7 +234,7 @@ fn with_wildcard_hint(error: Error, path: &Path) -> Error {
 
 /// Returns the end of the header if the object is named like a safetensors file and begins with
 /// `bytes`; otherwise zero.
-fn header_end(path: &Path, bytes: &[u8]) -> u64 {
+pub(super) fn header_end(path: &Path, bytes: &[u8]) -> u64 {
     let is_named = path.as_ref().ends_with(SUFFIX);
     let len = bytes.first_chunk().map(|len| u64::from_le_bytes(*len));
     let len = len.filter(|&len| is_named && len <= HEADER_BYTES_MAX);
@@ -261,11 +274,11 @@ pub(super) fn unversioned() -> Error {
 async fn open_once(
     store: &Store,
     path: &Path,
-    range: Range<u64>,
+    options: GetOptions,
 ) -> Result<(ObjectMeta, Vec<u8>, (Option<i64>, Option<Sha256>)), Fault> {
-    let options = GetOptions {
-        range: Some(GetRange::Bounded(range.clone())),
-        ..GetOptions::default()
+    let range = match &options.range {
+        Some(GetRange::Bounded(range)) => range.clone(),
+        _ => unreachable!("openings request ranges"),
     };
     let (result, captured) = match store.get(path, options).await {
         Ok(answer) => answer,

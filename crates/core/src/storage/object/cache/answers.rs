@@ -25,6 +25,7 @@ use super::room::{is_hex, touch};
 use super::stamp::checksum;
 use crate::options::location::RemoteUrl;
 use crate::storage::ObjectIdentity;
+use crate::storage::object::repr_digest::Sha256;
 
 /// Directory of the answers, below that of the layout's version.
 const FOLDER: &str = "answers";
@@ -68,16 +69,28 @@ pub(crate) enum State {
         e_tag: Option<String>,
         version: Option<String>,
         modified: i64,
+        /// SHA-256 of the object, if the server stated it.
+        #[serde(default)]
+        sha256: Option<Sha256>,
     },
 }
 
 impl State {
-    pub(crate) fn of(identity: &ObjectIdentity) -> Self {
+    pub(crate) fn of(identity: &ObjectIdentity, sha256: Option<Sha256>) -> Self {
         Self::Present {
             len: identity.len,
             e_tag: identity.e_tag.clone(),
             version: identity.version.clone(),
             modified: identity.modified,
+            sha256,
+        }
+    }
+
+    /// Returns the SHA-256 that the server stated of the object.
+    pub(crate) fn sha256(&self) -> Option<Sha256> {
+        match self {
+            Self::Absent => None,
+            Self::Present { sha256, .. } => *sha256,
         }
     }
 
@@ -90,6 +103,7 @@ impl State {
                 e_tag,
                 version,
                 modified,
+                ..
             } => Some(ObjectIdentity {
                 len,
                 e_tag,
@@ -132,6 +146,15 @@ impl Question {
         if !self.is_trusted {
             return Ok(None);
         }
+        self.try_last()
+    }
+
+    /// Returns the last answer, which is to be confirmed by the store.
+    pub(in crate::storage::object) fn last<T: DeserializeOwned>(&self) -> Option<T> {
+        self.try_last().ok().flatten()
+    }
+
+    fn try_last<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
         let found = match read(&self.file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             found => found?,
@@ -275,7 +298,7 @@ mod tests {
             version: None,
             modified: 5,
         };
-        question.remember(&State::of(&identity));
+        question.remember(&State::of(&identity, None));
         let found = question.recall::<State>().expect("is kept");
         assert_eq!(found.identity(), Some(identity));
         assert_eq!(ask("object", false).recall::<State>(), None, "not trusted");

@@ -311,6 +311,11 @@ impl Store {
             let ask = || self.inner.get_opts(path, options.clone());
             return self.request(operation, ask).await;
         };
+        if let Some(tag) = &options.if_none_match
+            && commit.has_tag(path, tag)
+        {
+            return Err(Fault::unmodified());
+        }
         let place = commit.path_of(path);
         let question = Commit::question(options);
         let ask = || self.inner.get_opts(&place, question.clone());
@@ -335,6 +340,15 @@ impl Store {
             xet.learn(commit.name(), path, &result.meta, &captured);
         }
         Ok((result, captured))
+    }
+
+    /// Asks a hub or a registry for the list of files that is read, if that has not been done.
+    pub(crate) async fn find_list(&self, file: &Path) -> Result<(), Fault> {
+        if self.registry.is_some() {
+            // Answered from the list.
+            self.head(file).await?;
+        }
+        self.commit().await.map(drop)
     }
 
     /// Returns the hub's content store, if the store is a repository of a hub and may use it.

@@ -32,6 +32,15 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
+    /// Returns the answer to a request for an object unless it has an entity tag, which it has.
+    pub(super) fn unmodified() -> Self {
+        Self {
+            error: Error::new(ErrorKind::Changed, "the object is the one that is known"),
+            transient: None,
+            asked: None,
+        }
+    }
+
     /// Returns the error after `attempts` attempts.
     pub(crate) fn into_error(self, attempts: u32) -> Error {
         match self.error.request().cloned() {

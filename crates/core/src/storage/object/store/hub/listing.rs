@@ -110,6 +110,12 @@ impl Commit {
         self.files.get(file.as_ref())?.identity.as_deref()
     }
 
+    /// Returns whether a file has this entity tag.
+    pub(in crate::storage::object::store) fn has_tag(&self, file: &Path, tag: &str) -> bool {
+        let listed = self.files.get(file.as_ref());
+        listed.and_then(File::e_tag).as_deref() == Some(tag)
+    }
+
     /// Returns the path of a file below the repository's URL.
     pub(in crate::storage::object::store) fn path_of(&self, file: &Path) -> Path {
         let commit = std::iter::once(self.name.as_str().into());
@@ -122,6 +128,7 @@ impl Commit {
     pub(in crate::storage::object::store) fn question(options: GetOptions) -> GetOptions {
         GetOptions {
             if_match: None,
+            if_none_match: None,
             if_unmodified_since: None,
             version: None,
             ..options

@@ -359,6 +359,9 @@ impl ObjectStore for Registry {
         if !options.if_match.as_ref().is_none_or(is_wanted) {
             return Err(judged(changed()));
         }
+        if options.if_none_match.as_ref().is_some_and(is_wanted) {
+            return Err(judged(changed()));
+        }
         if options.head {
             return Ok(result(path, file, 0..file.len, stream::empty().boxed()));
         }

@@ -1,0 +1,144 @@
+//! Openings of a group: ranks that are about to open the same objects find the one of their node
+//! that does so, and get its opening.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Group;
+use super::agreement::{Hello, NodeChoice, compare};
+use super::holdings::NODE_RANKS_MAX;
+use super::hub::{Hub, Start, encode};
+use super::link::Joining;
+use super::messages::Request;
+use super::node::{Role, choose, exchange, listen, prefix, ranks_of};
+use crate::error::{Error, Result};
+
+/// Role of a rank in an opening.
+pub(crate) enum OpeningRole {
+    /// It opens for other ranks too.
+    Leader(Opener),
+    /// It gets the opening of another rank.
+    Follower(Opened),
+    /// It opens for itself.
+    Alone,
+}
+
+/// Rank that opens for others. Dropping it tells them that it has not.
+pub(crate) struct Opener {
+    /// Until it serves the opening.
+    hub: Option<Hub>,
+    rank: usize,
+    /// Ranks that it opens for.
+    others: Vec<usize>,
+    deadline: Instant,
+}
+
+/// Opening of another rank.
+pub(crate) struct Opened(Joining);
+
+/// Meets the other ranks of `group`, which begin a load, and finds the rank that opens for this
+/// one. `load` stands for what is opened: ranks share the opening if theirs is the same.
+///
+/// Every rank that opens takes part. If one of the others has opened its checkpoint already, or
+/// opens none in an object store, each opens for itself.
+///
+/// # Errors
+///
+/// [`crate::ErrorKind::Peer`] for missing ranks, and for those that do not begin the load. Call
+/// [`super::give_up`] then, as for any other error of an opening.
+pub(crate) fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result<OpeningRole> {
+    let rank = group.rank();
+    let prefix = prefix(group);
+    let listener = listen(&prefix);
+    let mut hello = Hello::opening(load);
+    hello.socket = listener.as_ref().ok().map(|it| it.name().to_owned());
+    let mut hellos: Vec<Hello> = exchange(group, &hello, deadline)?;
+    compare(&hellos)?;
+    if !hellos.iter().all(Hello::is_opening) {
+        return Ok(OpeningRole::Alone);
+    }
+    for other in &mut hellos {
+        other.socket.take_if(|_| other.load != hello.load);
+    }
+    let earlier = (&hellos[..rank], &*prefix);
+    let (leader, role) = choose(listener, earlier, rank, &Request::default(), deadline)?;
+    let choice = NodeChoice {
+        leader,
+        reason: role.as_ref().err().cloned(),
+    };
+    let lead = match role {
+        Ok(Role::Leader(hub, _own)) => Some(hub),
+        Ok(Role::Follower(joining)) => {
+            exchange(group, &choice, deadline)?;
+            return Ok(OpeningRole::Follower(Opened(joining)));
+        }
+        Ok(Role::Alone) | Err(_) => None,
+    };
+    let opener = lead.map(|hub| Opener {
+        hub: Some(hub),
+        rank,
+        others: Vec::new(),
+        deadline,
+    });
+    let choices = exchange(group, &choice, deadline)?;
+    let mut others = ranks_of(&choices, leader);
+    others.retain(|other| *other != rank);
+    let opener = opener.filter(|_| (1..NODE_RANKS_MAX).contains(&others.len()));
+    Ok(opener.map_or(OpeningRole::Alone, |mut opener| {
+        opener.others = others;
+        OpeningRole::Leader(opener)
+    }))
+}
+
+impl Opener {
+    /// Passes the opening on to the other ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Peer`] for ranks that are gone; [`crate::ErrorKind::OutOfMemory`].
+    pub(crate) fn pass_on(mut self, opening: &impl Serialize) -> Result<()> {
+        self.wait_for_others()?;
+        let opening = encode(opening)?;
+        if let Some(hub) = self.hub.take() {
+            hub.serve(Start::of_one_answer(&self.others, &opening));
+        }
+        Ok(())
+    }
+
+    /// Passes the error of the opening on to the other ranks.
+    pub(crate) fn failed(self, error: &Error) {
+        // A rank that is gone needs no error.
+        let _ = self.wait_for_others();
+        if let Some(hub) = &self.hub {
+            hub.failed(self.rank, error);
+        }
+    }
+
+    fn wait_for_others(&self) -> Result<()> {
+        let hub = self.hub.iter();
+        let mut requests = hub.map(|hub| hub.requests(&self.others, self.deadline));
+        requests.try_for_each(|requests| requests.map(drop))
+    }
+}
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        if let Some(hub) = &self.hub {
+            hub.close();
+        }
+    }
+}
+
+impl Opened {
+    /// Waits for the opening.
+    ///
+    /// # Errors
+    ///
+    /// The error of the rank that opens; [`crate::ErrorKind::Peer`] if it is gone, or does not
+    /// answer by the deadline.
+    pub(crate) fn receive<T: DeserializeOwned>(mut self, deadline: Instant) -> Result<T> {
+        self.0.answer(deadline)
+    }
+}

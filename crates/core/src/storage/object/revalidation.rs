@@ -1,0 +1,92 @@
+//! Opens an object that the cache has: a conditional request asks whether the object is still in
+//! the state that the cache knows, and sends its first bytes only if it is not.
+
+use std::sync::Arc;
+
+use object_store::ObjectMeta;
+use object_store::path::Path;
+
+use super::ObjectSource;
+use super::asking::status;
+use super::cache::{State, TILE_BYTES};
+use super::opening::{Seen, header_end, look, question};
+use super::remote::Remote;
+use super::store::Store;
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::Location;
+use crate::options::location::Protocol;
+
+/// Object in the state that the cache knows.
+pub(super) struct Known {
+    object: ObjectSource,
+    /// First bytes: at least the header.
+    bytes: Vec<u8>,
+    /// Entity tag of the state.
+    tag: String,
+}
+
+impl Known {
+    /// Returns the object at `location`, if the cache has up to `first` bytes of it, or its whole
+    /// header, in a state that a store can compare.
+    pub(super) fn find(
+        remote: &Arc<Remote>,
+        (store, path): (&Arc<Store>, &Path),
+        location: &Location,
+        first: u64,
+    ) -> Option<Self> {
+        let (cache, url) = (remote.cache()?, location.remote()?);
+        let state = question(remote, store, location)?.last::<State>()?;
+        let sha256 = state.sha256();
+        let identity = state.identity()?;
+        let tag = identity.strong_tag()?.to_owned();
+        let entry = cache.find_entry((location, url), store.origin(), &identity);
+        let entry = entry.ok()??;
+        // The store may have another version of the same bytes, and not the one by which the rest
+        // would be requested. A hub tells with the first bytes where the rest is.
+        let is_asked_again = identity.version.is_some() || url.protocol == Protocol::Hub;
+        if is_asked_again && !entry.has(&(0..identity.len)) {
+            return None;
+        }
+        let first = first.min(identity.len);
+        let bytes = entry.find_all(0..first.min(TILE_BYTES))?;
+        let header = header_end(path, &bytes).min(first);
+        let bytes = match header {
+            1.. if header <= bytes.len() as u64 => bytes,
+            1.. => entry.find_all(0..header)?,
+            0 => entry.find_all(0..first)?,
+        };
+        let place = (Arc::clone(store), path.clone());
+        let known = (identity, Seen::known(sha256));
+        let object = ObjectSource::with_entry(remote, place, location.clone(), known, Some(entry));
+        Some(Self { object, bytes, tag })
+    }
+
+    pub(super) fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    pub(super) fn opened(self) -> (ObjectSource, Vec<u8>) {
+        (self.object, self.bytes)
+    }
+}
+
+/// Returns what [`look`] finds; `None` if the object still has the entity tag `known`.
+pub(super) async fn look_unless(
+    remote: &Remote,
+    (store, path): (&Store, &Path),
+    first: u64,
+    known: Option<&str>,
+) -> Result<Option<(ObjectMeta, Vec<u8>, Seen)>> {
+    match look(remote, store, path, first, known).await {
+        Err(error) if known.is_some() && is_unmodified(&error) => Ok(None),
+        looked => looked.map(Some),
+    }
+}
+
+/// Returns whether the only condition of a request did not hold: `If-None-Match`. Hubs and
+/// registries are not asked about what their lists tell: the status, if there is one, is that of
+/// the list.
+fn is_unmodified(error: &Error) -> bool {
+    // A server that evaluates conditions that it was not sent is not believed.
+    error.kind() == ErrorKind::Changed && status(error) != Some(412)
+}
