@@ -18,6 +18,7 @@ mod denials;
 mod echoes;
 mod fixtures;
 mod forgetting;
+mod guarded;
 mod hosts;
 mod hubs;
 mod kept;
