@@ -151,7 +151,12 @@ impl Journal {
             }
             done.add(range.clone());
         }
-        (self.format == FORMAT && self.origin == *origin && origin.tells()).then_some(done)
+        let seen = Origin {
+            is_settled: self.origin.is_settled,
+            ..origin.clone()
+        };
+        let is_same = self.origin == seen && seen.tells() && origin.tells();
+        (self.format == FORMAT && is_same).then_some(done)
     }
 }
 
@@ -285,6 +290,13 @@ mod tests {
         let text = serde_json::to_string(&journal).expect("JSON");
         let read: Journal = serde_json::from_str(&text).expect("read back");
         assert_eq!(read.clone().resume(&origin(), 100), Some(done.clone()));
+        // The object was recent when the copy began, but has a tag.
+        let recent = Origin {
+            is_settled: false,
+            ..origin()
+        };
+        let begun = Journal::new(recent, &done);
+        assert_eq!(begun.resume(&origin(), 100), Some(done.clone()));
         let replaced = Origin {
             e_tag: Some("\"y\"".to_owned()),
             ..origin()

@@ -101,10 +101,10 @@ impl Default for CopyOptions {
 ///
 /// A file is skipped if an earlier copy created it from the same source in the same state, and it
 /// has not been changed since. Each finished file has a record of that: a digest of its source's
-/// location, with length, `ETag`, version and modification time, in the extended attribute `user.tload.copied`, or in a
-/// hidden file `.NAME.tload-copied` where the file system has no such attributes. A source without
-/// anything that distinguishes its states is copied every time; so is one with only a modification
-/// time that was less than a minute ago when it was copied.
+/// location, with length, `ETag`, version and modification time, in the extended attribute
+/// `user.tload.copied`, or in a hidden file `.NAME.tload-copied` where the file system has no such
+/// attributes. A source without anything that distinguishes its states is copied every time; so is
+/// one with only a modification time that was less than a minute ago when it was copied.
 ///
 /// ```no_run
 /// # fn main() -> tload::Result<()> {

@@ -8,7 +8,7 @@
 //!
 //! What tload trusts must also belong to this process's user or to root, and no other user may be
 //! able to write to it ([`Trust::Own`]). The permissions of the caller's directory itself do not
-//! matter then: whoever may write to it can only replace what is below, and that is checked.
+//! matter then: a user who may write to it can only replace what is below, and that is checked.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -355,7 +355,7 @@ mod tests {
 
     use super::*;
 
-    /// User of no files: `nobody`.
+    /// User who owns no files.
     const OTHER: u32 = 65534;
 
     /// Returns a directory with `below/deep/file`, and one elsewhere with the same names.

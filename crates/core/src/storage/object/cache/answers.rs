@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::files::{Root, TEXT_BYTES_MAX};
 use super::key::answer_name;
-use super::room::{blocks, is_file, is_hex, modified};
+use super::room::{disk_bytes, is_file, is_hex, modified};
 use super::stamp::checksum;
 use crate::options::location::RemoteUrl;
 use crate::storage::ObjectIdentity;
@@ -195,7 +195,7 @@ fn trim_to(folder: &GuardedDir, most: u64, unused_for: Option<Duration>) {
     let mut files: Vec<_> = answers(folder)
         .filter_map(|name| {
             let there = folder.stat(&name).ok().filter(is_file)?;
-            Some((modified(&there), blocks(&there), name))
+            Some((modified(&there), disk_bytes(&there), name))
         })
         .collect();
     for (used, _, name) in &mut files {
@@ -321,7 +321,7 @@ mod tests {
         let recent = write(&name('c'), 200);
         let foreign = write("read.me", 1000);
         let stat = opened.stat(&name('b')).expect("there");
-        let bytes = blocks(&stat);
+        let bytes = disk_bytes(&stat);
         let future = write(&name('d'), 0);
         let clock = File::options().append(true).open(&future).expect("opens");
         let wrong = clock.set_modified(now + Duration::from_secs(10_000));

@@ -101,7 +101,7 @@ impl CacheDirectory {
     /// [`ErrorKind::NotFound`] if `path` is not the directory of a cache.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        // Whoever owns it: lists and removals trust nothing.
+        // Of any owner: lists and removals trust nothing.
         let root = Arc::new(Root::new(path, Trust::All));
         let error = match root.look() {
             Ok(_) => return Ok(Self { root }),

@@ -50,7 +50,7 @@ impl Root {
         directory.make_with(VERSION, self.trust.permissions())
     }
 
-    /// Opens it to list and to remove what is there, whoever owns it: that trusts nothing.
+    /// Opens it to list and to remove what is there. That trusts nothing, so any user may own it.
     pub(super) fn look(&self) -> io::Result<GuardedDir> {
         GuardedDir::open(&self.directory, Trust::All)?.below(VERSION)
     }

@@ -194,7 +194,7 @@ pub(super) fn occupied_in_order(root: &GuardedDir) -> Vec<Occupied> {
 }
 
 /// Returns the bytes that a file takes on disk.
-pub(super) fn blocks(stat: &Stat) -> u64 {
+pub(super) fn disk_bytes(stat: &Stat) -> u64 {
     // Units of 512 bytes, whatever the file system (stat(2)).
     u64::try_from(stat.st_blocks)
         .unwrap_or(0)
@@ -235,7 +235,7 @@ pub(super) fn occupied(root: &GuardedDir) -> Vec<Occupied> {
                 continue;
             };
             let files = folder.names().unwrap_or_default().into_iter();
-            let bytes = files.filter_map(|file| Some(blocks(&folder.stat(&file).ok()?)));
+            let bytes = files.filter_map(|file| Some(disk_bytes(&folder.stat(&file).ok()?)));
             let bytes = bytes.sum();
             let stamps = folder.stat(STAMPS);
             let used = stamps.map_or(SystemTime::UNIX_EPOCH, |stamps| modified(&stamps));
