@@ -183,10 +183,9 @@ impl GuardedDir {
         let file = file.map_err(|errno| self.explained(name, errno))?;
         let stat = fstat(&file)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(io::Error::other(format!(
-                "{:?} is not a regular file",
-                self.path.join(name)
-            )));
+            let path = self.path.join(name);
+            let message = format!("{} is not a regular file", path.display());
+            return Err(io::Error::other(message));
         }
         self.require_trusted(&stat, &self.path.join(name))?;
         Ok(File::from(file))
@@ -296,7 +295,7 @@ impl GuardedDir {
         };
         Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            format!("{path:?} {what} (store option cache_shared)"),
+            format!("{} {what} (store option cache_shared)", path.display()),
         ))
     }
 
@@ -306,10 +305,12 @@ impl GuardedDir {
         if matches!(errno, Errno::LOOP | Errno::NOTDIR | Errno::EXIST)
             && self.stat(name).is_ok_and(is_link)
         {
-            return io::Error::other(format!(
-                "{:?} is a symbolic link, which may lead elsewhere",
-                self.path.join(name)
-            ));
+            let path = self.path.join(name);
+            let message = format!(
+                "{} is a symbolic link, which may lead elsewhere",
+                path.display()
+            );
+            return io::Error::other(message);
         }
         errno.into()
     }

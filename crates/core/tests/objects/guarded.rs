@@ -1,6 +1,6 @@
 //! Directories that tload writes to or trusts, where other users may write too: nothing below them
-//! is followed through a link, and what another user owns or may change is not used. Also bytes that
-//! may not be the origin's, which are not cached as such.
+//! is followed through a link, and what another user owns or may change is not used. Also bytes
+//! that may not be the origin's, which are not cached as such.
 
 use std::collections::BTreeMap;
 use std::fs;

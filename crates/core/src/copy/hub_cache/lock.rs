@@ -2,7 +2,7 @@
 //! wait while it writes, say whom they wait for, and go on without the cache if it stands still.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
@@ -12,7 +12,7 @@ use super::{STAGING, cannot};
 use crate::copy::cancel::Stop;
 use crate::copy::cancelled;
 use crate::error::{Error, ErrorKind, Result};
-use crate::storage::guarded_dir::GuardedDir;
+use crate::storage::guarded_dir::{GuardedDir, Trust};
 use crate::sync::per_process::process_id;
 
 /// File whose lock says that a process writes to the cache of a repository.
@@ -51,9 +51,12 @@ impl CacheLock {
             let seen = stop.changes().count();
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
-                    // For those that wait: without it, they do not know whom they wait for.
-                    let _ = file.set_len(0);
-                    let _ = file.write_all_at(process_id().to_string().as_bytes(), 0);
+                    // For those that wait: without it, they do not know whom they wait for. Others
+                    // who may write to the repository could give any file this name too.
+                    if file.metadata().is_ok_and(|file| file.nlink() == 1) {
+                        let _ = file.set_len(0);
+                        let _ = file.write_all_at(process_id().to_string().as_bytes(), 0);
+                    }
                     return Ok(Self(file));
                 }
                 Err(Errno::WOULDBLOCK) if stop.is_cancelled() => return Err(cancelled()),
@@ -121,9 +124,12 @@ fn written(folder: &GuardedDir, name: &str) -> (u64, i64) {
         return (0, 0);
     };
     let own = (u64::try_from(stat.st_blocks).unwrap_or(0), stat.st_mtime);
-    let below = folder.below(name);
+    // Below the directory that is trusted, files have the permissions of a copy.
+    let below = folder
+        .trusting(Trust::All)
+        .and_then(|folder| folder.below(name));
     let names = below.as_ref().map(GuardedDir::names);
-    let names = names.ok().and_then(|names| names.ok()).unwrap_or_default();
+    let names = names.ok().and_then(Result::ok).unwrap_or_default();
     let each = names
         .iter()
         .map(|name| below.as_ref().map_or((0, 0), |it| written(it, name)));
@@ -150,7 +156,6 @@ impl Drop for CacheLock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::guarded_dir::Trust;
 
     /// A process that was forked meanwhile has the file open for as long as it runs.
     #[test]
@@ -182,6 +187,19 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         let process = format!("process {}", process_id());
         assert!(error.message().contains(&process), "{error}");
+    }
+
+    #[test]
+    fn file_with_another_name_is_not_written_to() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let other = folder.path().join("thesis");
+        std::fs::write(&other, "mine").expect("writes");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&other, mode).expect("is ours");
+        std::fs::hard_link(&other, folder.path().join(LOCK)).expect("links");
+        let opened = GuardedDir::open(folder.path(), Trust::Own).expect("opens");
+        CacheLock::take(&opened, &Stop::default(), LOCK_PATIENCE).expect("locks");
+        assert_eq!(std::fs::read(&other).expect("reads"), b"mine");
     }
 
     #[test]

@@ -103,9 +103,8 @@ impl CacheDirectory {
         let path = path.as_ref();
         // Of any owner: lists and removals trust nothing.
         let root = Arc::new(Root::new(path, Trust::All));
-        let error = match root.look() {
-            Ok(_) => return Ok(Self { root }),
-            Err(error) => error,
+        let Err(error) = root.look() else {
+            return Ok(Self { root });
         };
         let message = format!("is not the directory of a cache: it has no directory {VERSION}");
         let failed = match error.raw_os_error() {

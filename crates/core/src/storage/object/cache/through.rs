@@ -327,10 +327,10 @@ impl<'a, R: Receive> Tee<'a, R> {
         }
         let passed = last.saturating_sub(first);
         self.events().surplus(bytes.len() as u64 - passed);
-        if from.of_mirrors() != Provenance::ORIGIN {
-            self.leave_out();
-        } else {
+        if from.of_mirrors() == Provenance::ORIGIN {
             self.copy(bytes);
+        } else {
+            self.leave_out();
         }
         self.at = end;
     }
