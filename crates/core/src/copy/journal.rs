@@ -364,7 +364,9 @@ mod tests {
                 ..origin()
             };
             assert_eq!(vague.is_same_state(&vague), wanted, "{vague:?}");
-            let journal = Journal::new(vague.clone(), &ranges(&[0..10]));
+            let mut done = Ranges::default();
+            done.add(0..10);
+            let journal = Journal::new(vague.clone(), &done);
             assert_eq!(journal.resume(&vague, 100).is_some(), wanted, "{vague:?}");
         }
         // The object may have changed once more in the second in which it was copied.

@@ -376,13 +376,15 @@ mod tests {
         folders
     }
 
-    fn tree(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+    fn tree(folder: &Path) -> BTreeMap<PathBuf, Option<String>> {
         let mut found = BTreeMap::new();
         let mut folders = vec![folder.to_owned()];
         while let Some(next) = folders.pop() {
             for entry in std::fs::read_dir(next).expect("a directory").flatten() {
                 let (path, kind) = (entry.path(), entry.file_type().expect("its kind"));
-                let bytes = kind.is_file().then(|| std::fs::read(&path).expect("reads"));
+                let bytes = kind
+                    .is_file()
+                    .then(|| std::fs::read_to_string(&path).expect("reads"));
                 if kind.is_dir() {
                     folders.push(path.clone());
                 }
@@ -465,12 +467,10 @@ mod tests {
             chown(folder.path(), Some(OTHER), None).expect("root may");
         }
         assert_eq!(read(&link, Trust::Own).expect("is found"), b"bytes");
-        let made = GuardedDir::create(&link, Trust::Own).expect("opens");
-        let made = made
-            .make_with("new", Trust::Own.permissions())
-            .expect("creates");
-        let mode = made.mode().expect("has a status");
-        assert_eq!(mode, Mode::RWXU);
+        let created = GuardedDir::create(&link, Trust::Own).expect("opens");
+        let private = created.make_with("new", Trust::Own.permissions());
+        let private = private.and_then(|folder| folder.mode());
+        assert_eq!(private.expect("is new"), Mode::RWXU);
         assert!(folder.path().join("new").is_dir());
     }
 

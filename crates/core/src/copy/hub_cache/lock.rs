@@ -199,7 +199,7 @@ mod tests {
         std::fs::hard_link(&other, folder.path().join(LOCK)).expect("links");
         let opened = GuardedDir::open(folder.path(), Trust::Own).expect("opens");
         CacheLock::take(&opened, &Stop::default(), LOCK_PATIENCE).expect("locks");
-        assert_eq!(std::fs::read(&other).expect("reads"), b"mine");
+        assert_eq!(std::fs::read_to_string(&other).expect("reads"), "mine");
     }
 
     #[test]
@@ -212,10 +212,9 @@ mod tests {
         std::fs::create_dir_all(&path).expect("creates");
         let begun = written(&folder, STAGING);
         assert_ne!(begun, none);
-        std::fs::write(path.join("a"), [1; 1 << 20]).expect("writes");
-        File::open(path.join("a"))
-            .and_then(|file| file.sync_all())
-            .expect("syncs");
+        let file = File::create(path.join("a")).expect("creates");
+        file.write_all_at(&vec![1; 1 << 20], 0).expect("writes");
+        file.sync_all().expect("syncs");
         assert!(written(&folder, STAGING).0 > begun.0);
     }
 }
