@@ -412,6 +412,8 @@ def open(
               the cache lacks is requested; offline: nothing is requested. Default: always.
             - `cache_wait`: Wait for the cache's disk instead of dropping bytes when it is slower
               than the store. Default: false.
+            - `cache_shared`: Use a cache (cache_dir, hf_cache) that other users own or may write to:
+              they can change the weights. Default: false.
             - `mirrors`: URLs with the same files as the location, separated by commas: ranges are
               spread over them and the location by speed. Default: none.
             - `peers`: URL with the same files, http://NAME:PORT/…; each address of NAME serves its

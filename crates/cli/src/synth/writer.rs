@@ -77,7 +77,9 @@ impl<'a> Synth<'a> {
         for (name, text) in written.drain(..) {
             let path = directory.join(name);
             guards.push(interrupt.temporary(&path));
-            fs::write(&path, text).map_err(|error| file_error("cannot write", &path, error))?;
+            create(&path)
+                .and_then(|mut file| file.write_all(text.as_bytes()))
+                .map_err(|error| file_error("cannot write", &path, error))?;
         }
         for guard in guards {
             guard.keep();
@@ -174,7 +176,7 @@ impl<'a> Writing<'a> {
     fn shard_bytes(&self, path: &Path, entries: &[Entry]) -> Result<()> {
         let failed = |error: io::Error| file_error("cannot write", path, error);
         let layout = Layout::new(entries);
-        let mut file = File::create(path).map_err(failed)?;
+        let mut file = create(path).map_err(failed)?;
         file.write_all(&layout.header()).map_err(failed)?;
         let mut buffer = vec![0; BUFFER_BYTES];
         for entry in layout.entries() {
@@ -193,6 +195,12 @@ impl<'a> Writing<'a> {
         }
         file.sync_data().map_err(failed)
     }
+}
+
+/// Creates a file where there is none: another user who may write to the directory could have made
+/// a link to another file.
+fn create(path: &Path) -> io::Result<File> {
+    File::options().write(true).create_new(true).open(path)
 }
 
 /// Returns the temporary name beside the final one: `.model.safetensors.partial`.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
+use tload::verify::{Algorithm, Digest};
 
 use crate::requirement::requirement;
 use crate::{run, stderr, succeed};
@@ -231,10 +232,16 @@ fn interrupted_and(
         .collect();
     write(&source, &bytes);
     let metadata = fs::metadata(&source).unwrap();
+    // A path with its length, as all that selects the file.
+    let path = source.to_str().unwrap();
+    let mut selects = (path.len() as u64).to_le_bytes().to_vec();
+    selects.extend(path.as_bytes());
+    let digest = Digest::compute(Algorithm::Sha256, &selects).to_string();
     let mut journal = json!({
-        "format": 2,
+        "format": 3,
         "origin": {
-            "source": source.to_str().unwrap(), "len": 12_288, "e_tag": null, "version": null,
+            "source": digest.strip_prefix("sha256:"), "len": 12_288, "e_tag": null,
+            "version": null, "is_settled": true,
             "modified": [metadata.mtime(), metadata.mtime_nsec()],
             "file": {
                 "inode": metadata.ino(), "changed": [metadata.ctime(), metadata.ctime_nsec()],
@@ -275,12 +282,13 @@ fn journal_of_other_source_is_ignored() {
     for (at, value) in [
         ("/origin/len", json!(12_287)),
         ("/origin/modified", json!([1, 2])),
-        ("/origin/source", json!("elsewhere")),
+        ("/origin/source", json!("0".repeat(64))),
         ("/origin/e_tag", json!("x")),
         ("/origin/file/inode", json!(1)),
         ("/origin/file/changed", json!([1, 2])),
         ("/origin/file", json!(null)),
-        ("/format", json!(1)),
+        // Of an older version of tload.
+        ("/format", json!(2)),
         ("/done/0/end", json!(12_289)),
         ("/done", json!("x")),
     ] {

@@ -108,7 +108,14 @@ fn state(source: &ShardSource, covered: &str, crcs: Crcs) -> String {
             ObjectIdentity {
                 e_tag: Some(tag), ..
             } => format!("{known}, ETag {}", printable(tag)),
-            identity => format!("{known}, modified {}", identity.modified),
+            identity => {
+                let modified = format!("{known}, modified {}", identity.modified);
+                // It is not in the names of files that are compared with the states.
+                match object.location().query_digest() {
+                    Some(query) => format!("{modified}, query with SHA-256 {query}"),
+                    None => modified,
+                }
+            }
         },
     }
 }

@@ -123,11 +123,12 @@ impl Opened {
             Self::Object(object, _) => {
                 let identity = object.identity();
                 Origin {
-                    source: object.location().to_string(),
+                    source: object.digest(),
                     len: identity.len,
                     e_tag: identity.e_tag.clone(),
                     version: identity.version.clone(),
                     modified: (identity.modified, 0),
+                    is_settled: object.is_settled(),
                     file: None,
                 }
             }

@@ -9,25 +9,27 @@
 //! ```
 //!
 //! A blob appears by renaming a complete file, and the reference once all links are there. Other
-//! processes wait; a copy that was interrupted is resumed.
+//! processes wait; a copy that was interrupted is resumed. Nothing below the cache's directory is
+//! written or removed through a link, and `.tload` has to be this user's: other users may write to
+//! a cache that a group shares.
+
+mod lock;
 
 use std::collections::HashSet;
-use std::fs;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::symlink;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
-use rustix::io::Errno;
-
+use self::lock::{CacheLock, LOCK_PATIENCE};
 use super::cancel::{Stop, unless_stopped};
 use super::paths::{self, components};
-use super::{Copy, CopyOptions, DEPTH, RANGE_BYTES, Shared, cancelled};
+use super::{Copy, CopyOptions, DEPTH, RANGE_BYTES, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{INDEX_BYTES_MAX, ModelFiles, SUFFIX, parse_index};
 use crate::options::{HubId, Location, Protocol, StoreOptions};
+use crate::storage::guarded_dir::{GuardedDir, Trust};
+use crate::storage::object::cache::trust;
 use crate::storage::{
     FileSource, Listed, Remote, Source, is_hub_offline, object_path, repository_folder,
     with_retries,
@@ -58,8 +60,8 @@ const OTHER_WEIGHTS: [&str; 12] = [
     ".tflite",
 ];
 
-/// Interval between attempts to lock the cache of a repository.
-const LOCK_RETRY: Duration = Duration::from_millis(50);
+/// Directory of files that are being copied.
+const STAGING: &str = ".tload";
 
 /// Commit of a repository, as far as it is cached.
 struct Commit {
@@ -150,11 +152,16 @@ fn fill_places(
     let put = || {
         let folder = repository_folder(url, store);
         let folder = folder.ok_or_else(|| Error::unsupported("the hub's cache is unknown"))?;
-        fs::create_dir_all(&folder).map_err(|error| cannot(&folder, error))?;
-        let _locked = CacheLock::take(&folder, &download.shared.stop)?;
+        let opened = open(&folder).map_err(|error| cannot(&folder, error))?;
+        let own = opened.trusting(trust(store));
+        let own = own.map_err(|error| cannot(&folder, error))?;
+        let _locked = CacheLock::take(&own, &download.shared.stop, LOCK_PATIENCE)?;
+        let mode = trust(store).permissions();
+        let staging = own.make_with(STAGING, mode);
         let cache = Cache {
-            staging: folder.join(".tload").join(&commit.name),
+            staging: staging.map_err(|error| cannot(&folder, error))?,
             source: source.at_commit(&commit.name).root(),
+            opened,
             folder,
             store: plain,
             commit,
@@ -176,10 +183,21 @@ fn fill_places(
     })
 }
 
+/// Opens the directory of a repository in the hub's cache, and creates it if necessary.
+fn open(folder: &Path) -> io::Result<GuardedDir> {
+    let (Some(cache), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let cache = GuardedDir::create(cache, Trust::All)?;
+    cache.make_with(&name.to_string_lossy(), Trust::All.permissions())
+}
+
 /// Cache of one repository.
 struct Cache {
     folder: PathBuf,
-    staging: PathBuf,
+    opened: GuardedDir,
+    /// Directory of files that are being copied, of all commits.
+    staging: GuardedDir,
     /// Root of the repository at the commit.
     source: Location,
     store: StoreOptions,
@@ -211,7 +229,7 @@ impl Cache {
             self.refer(revision)?;
         }
         // Files that remain belong to interrupted downloads, which are resumed.
-        remove_empty(&self.folder.join(".tload"));
+        remove_empty(&self.opened, STAGING);
         Ok(())
     }
 
@@ -298,7 +316,10 @@ impl Cache {
                 range_bytes: self.download.range_bytes,
                 ..CopyOptions::default()
             };
-            let mut copy = Copy::new(&self.source, &self.staging).options(options);
+            let staging = self.staged(&[], true);
+            let staging = staging.map_err(|error| cannot(self.staging.path(), error))?;
+            let mut copy = Copy::new(&self.source, staging.path()).options(options);
+            copy.opened = Some(staging);
             copy.shared = Arc::clone(&self.download.shared);
             copy.store(self.store.clone()).run()?;
         }
@@ -320,43 +341,71 @@ impl Cache {
 
     /// Makes a file that was copied visible.
     fn publish(&self, path: &str, blob: &Path) -> Result<()> {
-        let link = self.snapshot(path);
-        for place in [&link, blob] {
-            if let Some(folder) = place.parent() {
-                fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
+        let tag = blob.file_name().unwrap_or_default().to_string_lossy();
+        let (folders, name) = split(path);
+        let publish = || {
+            let mut above = vec!["snapshots", &self.commit.name];
+            above.extend(&folders);
+            let (links, blobs) = (self.make(&above)?, self.make(&["blobs"])?);
+            let staged = self.staged(&folders, false);
+            if !blob.exists() {
+                staged.as_ref().map_or_else(
+                    |error| Err(error.kind().into()),
+                    |staged| staged.rename(name, &blobs, &tag),
+                )?;
             }
-        }
-        let staged = self.staging.join(path);
-        if !blob.exists() {
-            fs::rename(&staged, blob).map_err(|error| cannot(blob, error))?;
-        }
-        // A second file of equal contents, and whatever else a copy left of it: the contents may
-        // have come otherwise since that was interrupted.
-        let file_name = staged.file_name().unwrap_or_default().to_string_lossy();
-        for left in paths::left_by_copy(&file_name) {
-            let _ = fs::remove_file(staged.with_file_name(left));
-        }
-        let _ = fs::remove_file(&staged);
-        let name = blob.file_name().unwrap_or_default();
-        let up = "../".repeat(2 + path.matches('/').count());
-        let target = Path::new(&up).join("blobs").join(name);
-        // A link without its blob.
-        let _ = fs::remove_file(&link);
-        symlink(target, &link).map_err(|error| cannot(&link, error))
+            if let Ok(staged) = staged {
+                // A second file of equal contents, and whatever else a copy left of it: the
+                // contents may have come otherwise since that was interrupted.
+                for left in paths::left_by_copy(name) {
+                    let _ = staged.remove_file(&left);
+                }
+                let _ = staged.remove_file(name);
+            }
+            let up = "../".repeat(2 + folders.len());
+            // A link without its blob.
+            let _ = links.remove_file(name);
+            links.symlink(&Path::new(&up).join("blobs").join(&*tag), name)
+        };
+        publish().map_err(|error| cannot(&self.snapshot(path), error))
     }
 
     /// Lets a revision name the commit.
     fn refer(&self, revision: &str) -> Result<()> {
-        let file = self.folder.join("refs").join(revision);
-        let next = self.folder.join(".tload").join("ref");
-        for place in [&file, &next] {
-            if let Some(folder) = place.parent() {
-                fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
+        let (folders, name) = split(revision);
+        let refer = || {
+            let mut above = vec!["refs"];
+            above.extend(&folders);
+            let refs = self.make(&above)?;
+            let next = format!("ref.{:016x}", fastrand::u64(..));
+            self.staging.write_new(&next, self.commit.name.as_bytes())?;
+            let named = self.staging.rename(&next, &refs, name);
+            if named.is_err() {
+                let _ = self.staging.remove_file(&next);
             }
-        }
-        fs::write(&next, &self.commit.name).map_err(|error| cannot(&next, error))?;
-        fs::rename(&next, &file).map_err(|error| cannot(&file, error))
+            named
+        };
+        refer().map_err(|error| cannot(&self.folder.join("refs").join(revision), error))
     }
+
+    /// Opens a directory of the repository, and creates it if necessary.
+    fn make(&self, names: &[&str]) -> io::Result<GuardedDir> {
+        self.opened.deep(names, true)
+    }
+
+    /// Opens the directory of files of the commit that are being copied, or one below it. What is
+    /// below that of the commit has the permissions of a copy; others do not reach it.
+    fn staged(&self, names: &[&str], make: bool) -> io::Result<GuardedDir> {
+        let of_commit = self.staging.deep(&[&self.commit.name], make)?;
+        of_commit.trusting(Trust::All)?.deep(names, make)
+    }
+}
+
+/// Splits a path of the repository into its directories and its last component.
+fn split(path: &str) -> (Vec<&str>, &str) {
+    let mut names: Vec<_> = path.split('/').collect();
+    let last = names.pop().unwrap_or_default();
+    (names, last)
 }
 
 /// Requests the commit of a location and its files.
@@ -381,50 +430,19 @@ fn list(source: &Location, options: &StoreOptions, shared: &Arc<Shared>) -> Resu
     listed.map_err(|error| error.or_location(source))
 }
 
-/// Exclusive lock of the cache of one repository.
-struct CacheLock(OwnedFd);
-
-impl CacheLock {
-    /// Waits until no other process writes to the cache of the repository, or `stop` is set.
-    fn take(folder: &Path, stop: &Stop) -> Result<Self> {
-        let path = folder.join(".tload.lock");
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
-        let file = opened.map_err(|error| cannot(&path, error.into()))?;
-        loop {
-            let seen = stop.changes().count();
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self(file)),
-                Err(Errno::WOULDBLOCK) if stop.is_cancelled() => return Err(cancelled()),
-                Err(Errno::WOULDBLOCK) => {
-                    let _ = stop.changes().wait_past_for(seen, LOCK_RETRY);
-                }
-                Err(errno) => return Err(cannot(&path, errno.into())),
-            }
-        }
-    }
-}
-
-impl Drop for CacheLock {
-    fn drop(&mut self) {
-        // A child that was forked meanwhile holds the lock too.
-        let _ = flock(&self.0, FlockOperation::Unlock);
-    }
-}
-
-fn cannot(path: &Path, error: std::io::Error) -> Error {
+fn cannot(path: &Path, error: io::Error) -> Error {
     Error::from_io("cannot write to the hub's cache", error).with_location(path.display())
 }
 
-/// Removes the empty directories at and below a path.
-fn remove_empty(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_empty(&entry.path());
+/// Removes the empty directories at and below a directory of this name.
+fn remove_empty(folder: &GuardedDir, name: &str) {
+    if let Ok(below) = folder.below(name) {
+        for name in below.names().unwrap_or_default() {
+            remove_empty(&below, &name);
         }
     }
-    // Fails if something is in it.
-    let _ = fs::remove_dir(folder);
+    // Fails if something is in it, or if it is no directory.
+    let _ = folder.remove_dir(name);
 }
 
 /// Returns the path of a name below a directory of the repository.
@@ -448,28 +466,4 @@ fn name_in<'a>(folder: &str, path: &'a str) -> Option<&'a str> {
         folder => path.strip_prefix(folder)?.strip_prefix('/')?,
     };
     (!name.contains('/') && !name.starts_with('.')).then_some(name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A process that was forked meanwhile has the file open for as long as it runs.
-    #[test]
-    fn lock_ends_with_its_guard_though_a_child_has_the_file_open() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let stop = Stop::default();
-        let lock = CacheLock::take(folder.path(), &stop).expect("locks");
-        let of_child = lock.0.try_clone().expect("duplicates");
-        let path = folder.path().join(".tload.lock");
-        let other = rustix::fs::open(path, OFlags::RDONLY, Mode::empty()).expect("opens");
-        let locked = || flock(&other, FlockOperation::NonBlockingLockExclusive);
-        assert!(locked().is_err());
-        drop(lock);
-        locked().expect("is free");
-        drop(of_child);
-        stop.cancel();
-        let error = CacheLock::take(folder.path(), &stop).map(drop);
-        assert_eq!(error.expect_err("is locked").kind(), ErrorKind::Cancelled);
-    }
 }

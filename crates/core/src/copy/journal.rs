@@ -1,7 +1,7 @@
 //! Journal of a file in progress: the ranges that are on disk, and the source they came from. Pure:
 //! `target` reads and writes it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::Metadata;
 use std::mem::replace;
 use std::ops::Range;
@@ -13,12 +13,12 @@ use crate::options::Location;
 
 /// Format version. Raised when the journal changes its meaning: copies with older journals start
 /// over.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// Source of some bytes, and its state. Bytes from two equal origins may be combined in one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
-    /// Location as displayed: without user, password and query.
+    /// Digest of the whole location, with its query but without user, password and signature.
     pub(super) source: String,
     pub(super) len: u64,
     pub(super) e_tag: Option<String>,
@@ -26,6 +26,10 @@ pub(super) struct Origin {
     /// Modification time, seconds and nanoseconds since 1970; zero for an object if the store gives
     /// no time.
     pub(super) modified: (i64, i64),
+    /// True if the modification time of an object tells its states apart: it is not recent. A
+    /// listing does not say.
+    #[serde(default)]
+    pub(super) is_settled: bool,
     /// State of a file on a file system; `None` for an object.
     pub(super) file: Option<FileState>,
 }
@@ -45,11 +49,12 @@ impl Origin {
     /// Origin of the file at `location`.
     pub(super) fn from_metadata(location: &Location, metadata: &Metadata) -> Self {
         Self {
-            source: location.to_string(),
+            source: location.digest(""),
             len: metadata.len(),
             e_tag: None,
             version: None,
             modified: (metadata.mtime(), metadata.mtime_nsec()),
+            is_settled: true,
             file: Some(FileState {
                 inode: metadata.ino(),
                 changed: (metadata.ctime(), metadata.ctime_nsec()),
@@ -57,7 +62,8 @@ impl Origin {
         }
     }
 
-    /// Returns whether the origin distinguishes states of the source at all.
+    /// Returns whether the origin distinguishes states of the source at all: the time of an object
+    /// alone does so if it was not recent, since a second change in the same second would keep it.
     fn tells(&self) -> bool {
         if let Some(file) = self.file {
             // Times in whole seconds come from an image, or from a file system that can give two
@@ -67,7 +73,7 @@ impl Origin {
         let is_strong = |tag: &String| !tag.starts_with("W/");
         self.e_tag.as_ref().is_some_and(is_strong)
             || self.version.is_some()
-            || self.last_change().is_some()
+            || (self.is_settled && self.last_change().is_some())
     }
 
     /// Returns the time of the last change of the source, if it is known.
@@ -82,7 +88,8 @@ impl Origin {
         // A file is identified by its inode, whatever its path.
         let is_file = self.file.is_some() && seen.file.is_some();
         let version = seen.version.is_none() || self.version == seen.version;
-        seen.tells()
+        self.tells()
+            && seen.tells()
             && (is_file || self.source == seen.source)
             && self.len == seen.len
             && self.modified == seen.modified
@@ -124,8 +131,14 @@ impl Journal {
         Self {
             format: FORMAT,
             origin,
-            done: done.0.clone(),
+            done: done.0.iter().map(|(start, end)| *start..*end).collect(),
         }
+    }
+
+    /// Returns whether another version of tload wrote the journal, in a form that this one does not
+    /// go on from.
+    pub(super) fn is_of_other_form(&self) -> bool {
+        self.format != FORMAT
     }
 
     /// Returns the ranges that are on disk, if the journal belongs to `origin` and to a file of
@@ -138,33 +151,38 @@ impl Journal {
             }
             done.add(range.clone());
         }
-        (self.format == FORMAT && self.origin == *origin && origin.tells()).then_some(done)
+        let seen = Origin {
+            is_settled: self.origin.is_settled,
+            ..origin.clone()
+        };
+        let is_same = self.origin == seen && seen.tells() && origin.tells();
+        (self.format == FORMAT && is_same).then_some(done)
     }
 }
 
-/// Ranges of a file: ascending, not adjacent, none empty.
+/// Ranges of a file: end by start, not adjacent, none empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ranges(Vec<Range<u64>>);
+pub(super) struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
     pub(super) fn add(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
         }
-        self.0.push(range);
-        self.0.sort_by_key(|range| range.start);
-        let mut merged: Vec<Range<u64>> = Vec::with_capacity(self.0.len());
-        for range in self.0.drain(..) {
-            match merged.last_mut() {
-                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-                _ => merged.push(range),
+        let Range { mut start, mut end } = range;
+        // Each range that it touches goes into it, and was added once.
+        while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
+            if other_end < start {
+                break;
             }
+            self.0.remove(&other);
+            (start, end) = (start.min(other), end.max(other_end));
         }
-        self.0 = merged;
+        self.0.insert(start, end);
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.0.iter().map(|range| range.end - range.start).sum()
+        self.0.iter().map(|(start, end)| end - start).sum()
     }
 
     pub(super) fn is_whole(&self, len: u64) -> bool {
@@ -175,12 +193,12 @@ impl Ranges {
     pub(super) fn missing(&self, len: u64) -> Gaps {
         let mut gaps = VecDeque::new();
         let mut at = 0;
-        let ends = self.0.iter().cloned().chain(std::iter::once(len..len));
-        for done in ends {
-            if at < done.start {
-                gaps.push_back(at..done.start);
+        let ends = std::iter::once((&len, &len));
+        for (&start, &end) in self.0.iter().chain(ends) {
+            if at < start {
+                gaps.push_back(at..start);
             }
-            at = at.max(done.end);
+            at = at.max(end);
         }
         Gaps(gaps)
     }
@@ -215,6 +233,7 @@ mod tests {
             e_tag: Some("\"x\"".to_owned()),
             version: None,
             modified: (1, 0),
+            is_settled: true,
             file: None,
         }
     }
@@ -244,6 +263,26 @@ mod tests {
         assert_eq!((gaps.0.len(), gaps.cut(32)), (2, Some(20..32)));
     }
 
+    /// A journal of 16 MiB has several hundred thousand ranges, in any order if it is damaged.
+    #[test]
+    fn many_ranges_are_added_in_any_order() {
+        let all = 300_000;
+        for step in [1, all - 1, 7919] {
+            let mut ranges = Ranges::default();
+            for index in 0..all {
+                let at = index * step % all * 4;
+                ranges.add(at..at + 3);
+            }
+            assert_eq!(ranges.0.len() as u64, all, "{step}");
+            for index in 0..all {
+                let at = index * step % all * 4 + 3;
+                ranges.add(at..at + 1);
+            }
+            assert_eq!(ranges.0.iter().next(), Some((&0, &(4 * all))), "{step}");
+            assert!(ranges.is_whole(4 * all) && ranges.0.len() == 1);
+        }
+    }
+
     #[test]
     fn journal_of_other_source_is_discarded() {
         let done = ranges(&[0..10, 20..30]);
@@ -251,6 +290,13 @@ mod tests {
         let text = serde_json::to_string(&journal).expect("JSON");
         let read: Journal = serde_json::from_str(&text).expect("read back");
         assert_eq!(read.clone().resume(&origin(), 100), Some(done.clone()));
+        // The object was recent when the copy began, but has a tag.
+        let recent = Origin {
+            is_settled: false,
+            ..origin()
+        };
+        let begun = Journal::new(recent, &done);
+        assert_eq!(begun.resume(&origin(), 100), Some(done.clone()));
         let replaced = Origin {
             e_tag: Some("\"y\"".to_owned()),
             ..origin()
@@ -264,6 +310,12 @@ mod tests {
             ..origin()
         };
         assert_eq!(Journal::new(vague.clone(), &done).resume(&vague, 100), None);
+        let older = Journal {
+            format: FORMAT - 1,
+            ..Journal::new(origin(), &done)
+        };
+        assert!(older.is_of_other_form());
+        assert_eq!(older.resume(&origin(), 100), None);
         let damaged = Journal {
             format: FORMAT,
             origin: origin(),
@@ -296,19 +348,38 @@ mod tests {
         ] {
             assert_eq!(copied.is_same_state(&seen), wanted, "{seen:?}");
         }
-        for (e_tag, modified, wanted) in [
-            (None, (0, 0), false),
-            (Some("W/\"x\""), (0, 0), false),
-            (Some("W/\"x\""), (1, 0), true),
-            (Some("\"x\""), (0, 0), true),
+        for (e_tag, modified, is_settled, wanted) in [
+            (None, (0, 0), true, false),
+            (Some("W/\"x\""), (0, 0), true, false),
+            (Some("W/\"x\""), (1, 0), true, true),
+            (Some("W/\"x\""), (1, 0), false, false),
+            (None, (1, 0), true, true),
+            (None, (1, 0), false, false),
+            (Some("\"x\""), (0, 0), false, true),
         ] {
             let vague = Origin {
                 e_tag: e_tag.map(str::to_owned),
                 modified,
+                is_settled,
                 ..origin()
             };
             assert_eq!(vague.is_same_state(&vague), wanted, "{vague:?}");
+            let mut done = Ranges::default();
+            done.add(0..10);
+            let journal = Journal::new(vague.clone(), &done);
+            assert_eq!(journal.resume(&vague, 100).is_some(), wanted, "{vague:?}");
         }
+        // The object may have changed once more in the second in which it was copied.
+        let recent = Origin {
+            e_tag: None,
+            is_settled: false,
+            ..origin()
+        };
+        let later = Origin {
+            is_settled: true,
+            ..recent.clone()
+        };
+        assert!(!recent.is_same_state(&later));
     }
 
     #[test]

@@ -37,6 +37,8 @@ use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "object")]
 use crate::options::Protocol;
 use crate::options::{Location, StoreOptions};
+#[cfg(feature = "object")]
+use crate::storage::guarded_dir::GuardedDir;
 use control::Shared;
 use fetch::Sources;
 use list::Entry;
@@ -98,10 +100,11 @@ impl Default for CopyOptions {
 /// the copy fails or is cancelled: a process that is killed loses a few seconds of progress.
 ///
 /// A file is skipped if an earlier copy created it from the same source in the same state, and it
-/// has not been changed since. Each finished file has a record of that: its source with length,
-/// `ETag`, version and modification time, in the extended attribute `user.tload.copied`, or in a
-/// hidden file `.NAME.tload-copied` where the file system has no such attributes. A source without
-/// anything that distinguishes its states is copied every time.
+/// has not been changed since. Each finished file has a record of that: a digest of its source's
+/// location, with length, `ETag`, version and modification time, in the extended attribute
+/// `user.tload.copied`, or in a hidden file `.NAME.tload-copied` where the file system has no such
+/// attributes. A source without anything that distinguishes its states is copied every time; so is
+/// one with only a modification time that was less than a minute ago when it was copied.
 ///
 /// ```no_run
 /// # fn main() -> tload::Result<()> {
@@ -115,6 +118,9 @@ impl Default for CopyOptions {
 pub struct Copy {
     source: Location,
     target: PathBuf,
+    /// The target, if it is open already.
+    #[cfg(feature = "object")]
+    opened: Option<GuardedDir>,
     options: CopyOptions,
     store: StoreOptions,
     shared: Arc<Shared>,
@@ -202,6 +208,8 @@ impl Copy {
         Self {
             source: source.clone(),
             target: target.into(),
+            #[cfg(feature = "object")]
+            opened: None,
             options: CopyOptions::default(),
             store: StoreOptions::default(),
             shared: Arc::default(),
@@ -239,7 +247,7 @@ impl Copy {
     /// [`ErrorKind::OutOfMemory`] for a full disk; [`ErrorKind::Changed`] for a source that was
     /// replaced meanwhile; [`ErrorKind::Cancelled`]; and errors of opening and reading sources.
     /// After an error, the bytes that have arrived are kept for the next copy.
-    pub fn run(self) -> Result<CopyReport> {
+    pub fn run(mut self) -> Result<CopyReport> {
         let started = Instant::now();
         self.validate()?;
         self.refuse_own_directory()?;
@@ -274,10 +282,23 @@ impl Copy {
             let plan = plan::plan(entries, &self.target, &sources, &self.options, &self.shared)?;
             return Ok(self.report(started, Some(plan)));
         }
-        let root = TargetDir::open(&self.target)?;
+        let root = self.open_target()?;
         let entries = self.absent(entries, &root)?;
         executor::run(entries, &root, &sources, &self.options, &self.shared)?;
         Ok(self.report(started, None))
+    }
+
+    #[cfg(feature = "object")]
+    fn open_target(&mut self) -> Result<TargetDir> {
+        match self.opened.take() {
+            Some(opened) => Ok(TargetDir::opened(opened)),
+            None => TargetDir::open(&self.target),
+        }
+    }
+
+    #[cfg(not(feature = "object"))]
+    fn open_target(&self) -> Result<TargetDir> {
+        TargetDir::open(&self.target)
     }
 
     /// Puts the selected files of a hub's model into the cache of the hub's tools, if the options
@@ -485,11 +506,12 @@ mod tests {
         let root = TargetDir::open(target.path()).expect("opens");
         let source = Location::parse("s3://bucket/model").expect("a location");
         let origin = journal::Origin {
-            source: source.join("a.bin").to_string(),
+            source: source.join("a.bin").digest(""),
             len: 8 << 40,
             e_tag: Some("\"x\"".to_owned()),
             version: None,
             modified: (1, 0),
+            is_settled: true,
             file: None,
         };
         let file = std::fs::File::create(target.path().join("a.bin")).expect("creates");

@@ -25,7 +25,7 @@ pub(super) const READ_WRITE: Mode = Mode::from_raw_mode(0o666);
 
 /// Format version. Raised when the meaning of a record changes: files with older ones are copied
 /// again.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Name of the extended attribute.
 const ATTRIBUTE: &str = "user.tload.copied";

@@ -1,9 +1,7 @@
 //! Target directory of a copy: finds existing files, and writes missing ones, without ever leaving
 //! the directory.
 //!
-//! Every component below the directory is opened on its own, from the one above, and never through
-//! a symbolic link: another user who may write there cannot redirect a copy, not even while it
-//! runs.
+//! Nothing below the directory is opened through a symbolic link: see [`GuardedDir`].
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,7 +11,7 @@ use std::sync::Arc;
 
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, Stat, StatVfs, Timespec, Timestamps, UTIME_OMIT, flock,
-    fstat, fstatvfs, futimens, mkdirat, open, openat, renameat, statat, statvfs, unlinkat,
+    fstat, fstatvfs, futimens, mkdirat, openat, renameat, statat, statvfs, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -23,6 +21,7 @@ use super::paths;
 use super::record::{READ_WRITE, Record, is_regular};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::format_bytes;
+use crate::storage::guarded_dir::{GuardedDir, Trust, open_below};
 use crate::sync::lock::Mutex;
 
 const FOLDER: Mode = Mode::from_raw_mode(0o777);
@@ -35,10 +34,7 @@ const JOURNAL_BYTES_MAX: u64 = 16 << 20;
 
 /// Target directory.
 #[derive(Debug)]
-pub(super) struct TargetDir {
-    path: PathBuf,
-    folder: OwnedFd,
-}
+pub(super) struct TargetDir(GuardedDir);
 
 /// File in progress, locked against other writers.
 #[derive(Debug)]
@@ -61,15 +57,21 @@ impl TargetDir {
                 .with_location(path.display())
         };
         require_directory(path)?;
-        std::fs::create_dir_all(path).map_err(failed)?;
-        Self::at(path).map_err(failed)
+        let folder = GuardedDir::create(path, Trust::All);
+        folder.map(Self).map_err(failed)
+    }
+
+    /// Takes a directory that is open.
+    #[cfg(feature = "object")]
+    pub(super) fn opened(folder: GuardedDir) -> Self {
+        Self(folder)
     }
 
     /// Opens the directory. `None` if it does not exist.
     pub(super) fn find(path: &Path) -> Result<Option<Self>> {
         require_directory(path)?;
-        match Self::at(path) {
-            Ok(found) => Ok(Some(found)),
+        match GuardedDir::open(path, Trust::All) {
+            Ok(found) => Ok(Some(Self(found))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => {
                 Err(Error::from_io("cannot open the directory", error)
@@ -78,18 +80,10 @@ impl TargetDir {
         }
     }
 
-    fn at(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self {
-            path: path.to_owned(),
-            folder: open(path, flags, Mode::empty())?,
-        })
-    }
-
     /// Requires that `needed` bytes may still be written. File systems that do not report this
     /// (ramfs, some FUSE) have no size either.
     pub(super) fn require_space(&self, needed: u64) -> Result<()> {
-        let free = free_bytes(fstatvfs(&self.folder), &self.path)?;
+        let free = free_bytes(fstatvfs(self.0.folder()), self.0.path())?;
         let Some(free) = free.filter(|&free| needed > free) else {
             return Ok(());
         };
@@ -101,7 +95,7 @@ impl TargetDir {
                 format_bytes(free)
             ),
         )
-        .with_location(self.path.display())
+        .with_location(self.0.path().display())
         .with_hint("free some space, or copy to another disk"))
     }
 
@@ -166,22 +160,22 @@ impl TargetDir {
         let mut components = paths::components(name)?;
         let last = components.pop().expect("split gives one at least");
         let mut folder = self
-            .folder
+            .0
+            .folder()
             .try_clone()
             .map_err(|error| Error::from_io("cannot open the directory", error))?;
         for component in components {
             if make {
                 match mkdirat(&folder, component, FOLDER) {
                     Ok(()) => sync_folder(&folder)
-                        .map_err(|error| cannot_write(&self.path.join(name), 0, error))?,
+                        .map_err(|error| cannot_write(&self.0.path().join(name), 0, error))?,
                     Err(Errno::EXIST) => {}
                     Err(errno) => {
                         return Err(self.failed("cannot create the directory of", name, errno));
                     }
                 }
             }
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            folder = match openat(&folder, component, flags, Mode::empty()) {
+            folder = match open_below(&folder, component) {
                 Ok(below) => below,
                 Err(Errno::NOENT) if !make => return Ok(None),
                 Err(Errno::LOOP | Errno::NOTDIR) => {
@@ -206,12 +200,12 @@ impl TargetDir {
         Error::invalid_request(format!(
             "cannot write {name:?}: {what} is where its directory {component:?} should be"
         ))
-        .with_location(self.path.display())
+        .with_location(self.0.path().display())
         .with_hint("remove it, or copy into an empty directory")
     }
 
     fn failed(&self, what: &str, name: &str, errno: Errno) -> Error {
-        Error::from_write(what, errno.into()).with_location(self.path.join(name).display())
+        Error::from_write(what, errno.into()).with_location(self.0.path().join(name).display())
     }
 
     /// Opens or creates the file in progress for `name`, and returns the ranges of `origin` that it
@@ -236,7 +230,7 @@ impl TargetDir {
         };
         let file = file
             .map_err(|errno| self.failed("cannot create the file in progress for", name, errno))?;
-        let path = self.path.join(name);
+        let path = self.0.path().join(name);
         own(&folder, &called, &file, &path)?;
         if !is_made {
             require_own(&folder, last, &file, &path)?;
@@ -253,6 +247,10 @@ impl TargetDir {
         let owner = stat.st_uid;
         let found = (!anew).then(|| read_journal(&partial.folder, last, owner));
         let found = found.flatten();
+        if found.as_ref().is_some_and(Journal::is_of_other_form) {
+            let file = partial.path.display();
+            tracing::warn!(%file, "copied from the start: another version of tload began the copy");
+        }
         let len = partial.len()?;
         let done = found.and_then(|journal| journal.resume(origin, len));
         if let Some(done) = done {
@@ -552,6 +550,7 @@ mod tests {
             e_tag: None,
             version: None,
             modified: (5, 6),
+            is_settled: true,
             file: None,
         }
     }

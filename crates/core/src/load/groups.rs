@@ -460,6 +460,10 @@ fn open(
             let open = |entry: &Arc<Entry>| {
                 let location = Location::from_path(entry.path());
                 let file = Arc::new(FileSource::open_with(&location, Some(0))?);
+                if !entry.is_file(file.identity()) {
+                    // The directory was replaced: the store has the bytes.
+                    return Err(Error::new(ErrorKind::Changed, "is another file"));
+                }
                 ReadFile::open_with(file, options.cache, refused, Retries::NONE, wanted)
             };
             Ok(match file.map(open) {

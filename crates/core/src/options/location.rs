@@ -4,16 +4,22 @@
 //! user names, passwords and query strings, which is where URLs carry secrets.
 
 mod remote_url;
+mod signature;
 
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
+use sha2::{Digest as _, Sha256};
 
 #[cfg(feature = "object")]
 pub(crate) use self::remote_url::RESERVED;
 pub(crate) use self::remote_url::RemoteUrl;
+#[cfg(feature = "object")]
+pub(crate) use self::signature::is_signature;
+use self::signature::without_signature;
 use super::oci_reference;
 use crate::error::{Error, Result, printable, shortened};
 
@@ -243,6 +249,43 @@ impl Location {
         url.map(RemoteUrl::shown)
     }
 
+    /// Returns a digest of all that selects the file or object: the whole path, or the URL without
+    /// user, password and signature, and `origin`, the address of its server beyond the URL. The
+    /// displayed text has no query and may be cut.
+    pub(crate) fn digest(&self, origin: &str) -> String {
+        let query = self.query();
+        let fields: Vec<&[u8]> = match &self.place {
+            Place::Path(path) => vec![path.as_os_str().as_bytes()],
+            Place::Remote(url) => vec![
+                url.scheme.as_bytes(),
+                origin.as_bytes(),
+                url.host().as_bytes(),
+                url.path.as_bytes(),
+                query.as_bytes(),
+            ],
+        };
+        let mut hash = Sha256::new();
+        for field in fields {
+            // With its length, so that no two lists of fields have the same bytes.
+            hash.update((field.len() as u64).to_le_bytes());
+            hash.update(field);
+        }
+        hexadecimal(&hash.finalize())
+    }
+
+    /// Returns the query without a signature. It may be a secret.
+    fn query(&self) -> String {
+        let query = self.remote().and_then(|url| url.query.as_deref());
+        query.map_or_else(String::new, without_signature)
+    }
+
+    /// Returns a digest of the query, if it may select the object.
+    #[cfg(feature = "object")]
+    pub(crate) fn query_digest(&self) -> Option<String> {
+        let query = self.query();
+        (!query.is_empty()).then(|| hexadecimal(&Sha256::digest(query)))
+    }
+
     /// Returns the same file or directory of a hub at a commit, or of a registry in the artifact
     /// with this digest.
     pub(crate) fn at_commit(&self, commit: &str) -> Self {
@@ -330,6 +373,15 @@ impl Location {
     }
 }
 
+fn hexadecimal(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
 /// Returns whether a text can be the scheme of a URL (RFC 3986, section 3.1).
 fn is_scheme(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
@@ -374,6 +426,44 @@ impl From<PathBuf> for Location {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+
+    #[test]
+    fn digests_differ_in_all_that_selects_bytes() {
+        let digest = |text: &str| Location::parse(text).expect(text).digest("");
+        let long = "/x".repeat(1000);
+        let mut digests = std::collections::BTreeSet::new();
+        for text in [
+            "http://h/get",
+            "http://h/get?id=1",
+            "http://h/get?id=2",
+            "http://h/get?versionId=3&X-Amz-Signature=s",
+            "https://h/get",
+            "http://other/get",
+            &format!("http://h{long}/a"),
+            &format!("http://h{long}/b"),
+            "s3://h/get",
+            "h/get",
+            &format!("{long}/a"),
+            &format!("{long}/b"),
+            "hf://o/m@main/get",
+            "hf://o/m@v2/get",
+        ] {
+            assert!(digests.insert(digest(text)), "{text}");
+        }
+        let elsewhere = Location::parse("s3://h/get").expect("a URL");
+        assert!(digests.insert(elsewhere.digest("http://minio:9000")));
+        for (one, other) in [
+            ("http://h/get", "http://user:hunter2@h/get"),
+            (
+                "http://h/get",
+                "http://h/get?X-Amz-Signature=s&X-Amz-Date=d",
+            ),
+            ("http://h/get?id=1", "http://h/get?sig=s&id=1&se=2"),
+        ] {
+            assert_eq!(digest(one), digest(other), "{other}");
+        }
+        assert!(digests.iter().all(|digest| digest.len() == 64));
+    }
 
     #[test]
     fn locations_with_hidden_parts_have_secrets() {

@@ -251,6 +251,13 @@ pub(super) const KEYS: &[StoreKey] = &[
         "wait for the cache's disk instead of dropping bytes when it is slower than the store",
     ),
     key(
+        "cache_shared",
+        Form::Flag,
+        ALL,
+        "false",
+        "use a cache (cache_dir, hf_cache) that other users own or may write to: they can change the weights",
+    ),
+    key(
         "mirrors",
         Form::Locations,
         ALL,

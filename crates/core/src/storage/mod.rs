@@ -6,6 +6,7 @@
 //! for storage in tests.
 
 pub(crate) mod file;
+pub(crate) mod guarded_dir;
 mod memory;
 #[cfg(feature = "object")]
 pub(crate) mod object;

@@ -20,6 +20,7 @@ mod fixtures;
 mod forgetting;
 #[path = "../it/growing_timeouts.rs"]
 mod growing_timeouts;
+mod guarded;
 mod hosts;
 mod hubs;
 mod kept;

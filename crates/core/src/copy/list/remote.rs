@@ -116,6 +116,8 @@ fn list(
     shared: &Arc<Shared>,
 ) -> Result<Vec<Entry>> {
     let mut found = Found::default();
+    let url = source.remote().expect("a location in an object store");
+    let (store, _) = remote.store(url)?;
     let mut folders = vec![(source.clone(), String::new())];
     while let Some((folder, name)) = folders.pop() {
         let (prefix, objects, prefixes) = children(remote, &folder, shared)?;
@@ -129,11 +131,12 @@ fn list(
             found.count(source, &name)?;
             let location = folder.join(last);
             let listed = object.len.map(|len| Origin {
-                source: location.to_string(),
+                source: location.digest(store.origin()),
                 len,
                 e_tag: object.e_tag.clone(),
                 version: object.version.clone(),
                 modified: (object.modified, 0),
+                is_settled: false,
                 file: None,
             });
             found.entries.push(Entry {

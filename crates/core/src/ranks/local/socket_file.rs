@@ -7,11 +7,13 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+#[cfg(not(target_os = "linux"))]
+use rustix::fs::AtFlags;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
@@ -26,6 +28,10 @@ use crate::sync::per_process::process_id;
 const PATH_BYTES_MAX: usize = 107;
 #[cfg(not(target_os = "linux"))]
 const PATH_BYTES_MAX: usize = 103;
+
+/// Connections that may wait to be accepted, as in the standard library.
+#[cfg(target_os = "linux")]
+const BACKLOG: i32 = 128;
 
 /// Time between two attempts to connect, or to lock a directory.
 const RETRY: Duration = Duration::from_millis(10);
@@ -49,15 +55,13 @@ impl SocketFile {
             Error::from_write("cannot create the socket of the group", error)
                 .with_location(path.display())
         };
-        let listener = UnixListener::bind(path).map_err(failed)?;
+        let listener = bind(path).map_err(failed)?;
         let metadata = path.symlink_metadata().map_err(failed)?;
         let file = Self {
             path: std::path::absolute(path).map_err(failed)?,
             identity: identity(&metadata),
             process: process_id(),
         };
-        // Until then other users may connect; the thread that accepts looks at the user.
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
         Ok((listener, file))
     }
 }
@@ -71,6 +75,30 @@ impl Drop for SocketFile {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// Listens at a path where nothing exists, for this user. The thread that accepts looks at the user
+/// all the same.
+#[cfg(target_os = "linux")]
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    use rustix::net::SocketFlags;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    // The file gets the permissions of the socket (`unix_bind_bsd`). Setting them by its path could
+    // change those of another file: who may write to the directory may replace it by a link.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
+
+/// Listens at a path where nothing exists, for this user.
+#[cfg(not(target_os = "linux"))]
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    let (mode, flags) = (Mode::RUSR | Mode::WUSR, AtFlags::SYMLINK_NOFOLLOW);
+    rustix::fs::chmodat(rustix::fs::CWD, path, mode, flags)?;
+    Ok(listener)
 }
 
 /// Connects to the group at `path`, and waits for its rank 0 until the deadline.

@@ -253,6 +253,17 @@ impl ObjectSource {
         &self.0.identity
     }
 
+    /// Returns a digest of the object's location and of the address of its server.
+    pub(crate) fn digest(&self) -> String {
+        self.0.location.digest(self.0.store.origin())
+    }
+
+    /// Returns whether the time of the last modification was old enough at the opening to tell
+    /// states of the object apart.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.0.seen.is_settled
+    }
+
     /// Returns the origin of the credentials for the object, never their values.
     pub fn credentials(&self) -> String {
         self.0.store.credentials()

@@ -8,30 +8,24 @@
 //! Every answer is kept, whatever the option says, so that it can be set at any time. A file that
 //! is torn or damaged counts as absent. The least recently used answers make room for others.
 
-use std::ffi::OsStr;
-use std::fs::{DirBuilder, File};
-use std::io::{self, Read as _};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{Mode, OFlags};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-use super::files::replace;
+use super::files::{Root, TEXT_BYTES_MAX};
 use super::key::answer_name;
-use super::room::{is_hex, touch};
+use super::room::{disk_bytes, is_file, is_hex, modified};
 use super::stamp::checksum;
 use crate::options::location::RemoteUrl;
 use crate::storage::ObjectIdentity;
+use crate::storage::guarded_dir::GuardedDir;
 use crate::storage::object::repr_digest::Sha256;
 
 /// Directory of the answers, below that of the layout's version.
 const FOLDER: &str = "answers";
-
-/// Longest file that is read, bytes: more than a hub's longest description, as JSON.
-const BYTES_MAX: u64 = 256 << 20;
 
 /// Most space that answers take before some are removed, bytes on disk: those of 16,384 objects,
 /// where a file takes 4 KiB.
@@ -46,7 +40,9 @@ const DIGITS: usize = 8;
 /// Place of the answer to one question about a store.
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
-    file: PathBuf,
+    root: Arc<Root>,
+    /// Name of its file.
+    name: String,
     /// URL without secrets.
     location: String,
     /// True if a known answer is used.
@@ -118,15 +114,15 @@ impl Question {
     /// Describes a question of this `kind` about `url`; `None` if its answer is not kept, as for
     /// objects that are not cached.
     pub(super) fn new(
-        folder: &Path,
+        root: &Arc<Root>,
         kind: &str,
         url: &RemoteUrl,
         origin: &str,
         is_trusted: bool,
     ) -> Option<Self> {
-        let name = answer_name(kind, url, origin).ok()?;
         Some(Self {
-            file: folder.join(FOLDER).join(name),
+            name: answer_name(kind, url, origin).ok()?,
+            root: Arc::clone(root),
             location: url.shown(),
             is_trusted,
         })
@@ -155,15 +151,25 @@ impl Question {
     }
 
     fn try_last<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
-        let found = match read(&self.file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        let read = || {
+            let folder = self.folder(false)?;
+            Ok((folder.read(&self.name, TEXT_BYTES_MAX)?, folder))
+        };
+        let (found, folder) = match read() {
+            Err(error) if io::Error::kind(&error) == io::ErrorKind::NotFound => return Ok(None),
             found => found?,
         };
         let kept = checked(&found).and_then(|json| serde_json::from_slice(json).ok());
         Ok(kept.map(|kept: Kept<String, T>| {
-            touch(&self.file);
+            // In a cache that cannot be written to, no answer is removed either.
+            let _ = folder.touch(&self.name);
             kept.answer
         }))
+    }
+
+    /// Opens the directory of the answers, and creates it if `make`.
+    fn folder(&self, make: bool) -> io::Result<GuardedDir> {
+        self.root.below(&[FOLDER], make)
     }
 
     /// Keeps an answer for later openings. A cache that cannot be written to keeps none.
@@ -176,7 +182,9 @@ impl Question {
     /// Forgets an answer that turned out to be wrong.
     pub(crate) fn forget(&self) {
         // It may be gone already.
-        let _ = std::fs::remove_file(&self.file);
+        let _ = self
+            .folder(false)
+            .and_then(|folder| folder.remove_file(&self.name));
     }
 
     fn try_remember<T: Serialize>(&self, answer: &T) -> io::Result<()> {
@@ -184,89 +192,75 @@ impl Question {
         let json = serde_json::to_vec(&Kept { location, answer })?;
         let mut bytes = format!("{:0DIGITS$x}\n", checksum(&json)).into_bytes();
         bytes.extend_from_slice(&json);
-        if read(&self.file).is_ok_and(|found| found == bytes) {
-            touch(&self.file);
+        let folder = self.folder(true)?;
+        let found = folder.read(&self.name, TEXT_BYTES_MAX);
+        if found.is_ok_and(|found| found == bytes) {
+            let _ = folder.touch(&self.name);
             return Ok(());
         }
-        if let Some(folder) = self.file.parent() {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(folder)?;
-            if fastrand::u32(..MEASURED_ONE_IN) == 0 {
-                trim_to(folder, ANSWERS_BYTES_MAX, None);
-            }
+        if fastrand::u32(..MEASURED_ONE_IN) == 0 {
+            trim_to(&folder, ANSWERS_BYTES_MAX, None);
         }
-        replace(&self.file, &bytes)
+        folder.replace(&self.name, &bytes)
     }
 }
 
 /// Removes answers that were not used for `unused_for`, and the least recently used ones while all
 /// exceed their limit.
-pub(super) fn trim(folder: &Path, unused_for: Option<Duration>) {
-    trim_to(&folder.join(FOLDER), ANSWERS_BYTES_MAX, unused_for);
+pub(super) fn trim(root: &GuardedDir, unused_for: Option<Duration>) {
+    if let Ok(folder) = root.below(FOLDER) {
+        trim_to(&folder, ANSWERS_BYTES_MAX, unused_for);
+    }
 }
 
-fn trim_to(folder: &Path, most: u64, unused_for: Option<Duration>) {
+fn trim_to(folder: &GuardedDir, most: u64, unused_for: Option<Duration>) {
     let now = SystemTime::now();
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut files: Vec<_> = files
-        .filter(|file| is_answer(&file.file_name()))
-        .filter_map(|file| {
-            let there = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
-            Some((there.modified().ok()?, there.blocks() * 512, file.path()))
+    let mut files: Vec<_> = answers(folder)
+        .filter_map(|name| {
+            let there = folder.stat(&name).ok().filter(is_file)?;
+            Some((modified(&there), disk_bytes(&there), name))
         })
         .collect();
-    for (used, _, path) in &mut files {
+    for (used, _, name) in &mut files {
         // As for entries: the clock was wrong.
         if *used > now {
-            touch(path);
+            let _ = folder.touch(name);
             *used = now;
         }
     }
     files.sort();
     let mut taken = files.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
-    for (used, bytes, path) in files {
+    for (used, bytes, name) in files {
         let idle = now.duration_since(used).unwrap_or_default();
         let is_old = unused_for.is_some_and(|limit| idle >= limit);
         // Another process may have been faster.
-        if (is_old || taken > most) && std::fs::remove_file(path).is_ok() {
+        if (is_old || taken > most) && folder.remove_file(&name).is_ok() {
             taken -= bytes;
         }
     }
 }
 
-/// Returns whether a file has the name of an answer, or of one that was being written.
-fn is_answer(name: &OsStr) -> bool {
-    let name = name.to_str().and_then(|name| name.split('.').next());
-    name.is_some_and(|name| is_hex(name, 64))
+/// Returns the names of answers, and of those that were being written.
+fn answers(folder: &GuardedDir) -> impl Iterator<Item = String> {
+    let names = folder.names().unwrap_or_default().into_iter();
+    names.filter(|name| is_hex(name.split('.').next().unwrap_or_default(), 64))
 }
 
 /// Forgets answers by the URL that they are about, without secrets; `None` stands for a file that
 /// is damaged, or left over.
-pub(super) fn forget_within(folder: &Path, is_chosen: impl Fn(Option<&str>) -> bool) {
-    let files = std::fs::read_dir(folder.join(FOLDER)).into_iter().flatten();
-    for file in files.flatten().filter(|file| is_answer(&file.file_name())) {
-        let bytes = read(&file.path()).unwrap_or_default();
+pub(super) fn forget_within(root: &GuardedDir, is_chosen: impl Fn(Option<&str>) -> bool) {
+    let Ok(folder) = root.below(FOLDER) else {
+        return;
+    };
+    for name in answers(&folder) {
+        let bytes = folder.read(&name, TEXT_BYTES_MAX).unwrap_or_default();
         let kept = checked(&bytes)
             .and_then(|json| serde_json::from_slice::<Kept<String, IgnoredAny>>(json).ok());
         if is_chosen(kept.as_ref().map(|kept| &*kept.location)) {
             // Another process may have been faster.
-            let _ = std::fs::remove_file(file.path());
+            let _ = folder.remove_file(&name);
         }
     }
-}
-
-/// Reads a regular file, and nothing that a link points to.
-pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    file.take(BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Returns the JSON of a file whose CRC matches.
@@ -279,16 +273,20 @@ fn checked(file: &[u8]) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
     use crate::options::Location;
+    use crate::storage::guarded_dir::Trust;
 
     #[test]
     fn answers_are_kept_and_damaged_ones_are_absent() {
         let folder = tempfile::tempdir().expect("a directory");
+        let root = Arc::new(Root::new(folder.path(), Trust::Own));
         let location = Location::parse("s3://b/k").expect("a URL");
         let ask = |kind, is_trusted| {
             let url = location.remote().expect("a URL");
-            Question::new(folder.path(), kind, url, "", is_trusted).expect("has a name")
+            Question::new(&root, kind, url, "", is_trusted).expect("has a name")
         };
         let question = ask("object", true);
         assert_eq!(question.recall::<State>(), None);
@@ -306,18 +304,20 @@ mod tests {
         question.remember(&State::Absent);
         assert_eq!(question.recall(), Some(State::Absent));
         // No file is left over.
-        let files = std::fs::read_dir(folder.path().join(FOLDER)).expect("exists");
+        let files = std::fs::read_dir(root.path().join(FOLDER)).expect("exists");
         assert_eq!(files.count(), 1);
 
-        let whole = read(&question.file).expect("is there");
+        let file = root.path().join(FOLDER).join(&question.name);
+        let opened = root.below(&[FOLDER], false).expect("exists");
+        let whole = opened.read(&question.name, 1 << 20).expect("is there");
         for len in 0..whole.len() {
-            std::fs::write(&question.file, &whole[..len]).expect("written");
+            std::fs::write(&file, &whole[..len]).expect("written");
             assert_eq!(question.recall::<State>(), None, "{len} bytes");
         }
         for at in DIGITS + 1..whole.len() {
             let mut bad = whole.clone();
             bad[at] ^= 1;
-            std::fs::write(&question.file, &bad).expect("written");
+            std::fs::write(&file, &bad).expect("written");
             assert_eq!(question.recall::<State>(), None, "byte {at}");
         }
         question.forget();
@@ -328,6 +328,7 @@ mod tests {
     fn answers_make_room_by_their_last_use() {
         let folder = tempfile::tempdir().expect("a directory");
         let below = folder.path();
+        let opened = GuardedDir::open(below, Trust::All).expect("opens");
         let now = SystemTime::now();
         let write = |name: &str, age: u64| {
             let path = below.join(name);
@@ -342,20 +343,21 @@ mod tests {
         let older = write(&name('b'), 300);
         let recent = write(&name('c'), 200);
         let foreign = write("read.me", 1000);
-        let bytes = older.metadata().expect("there").blocks() * 512;
+        let stat = opened.stat(&name('b')).expect("there");
+        let bytes = disk_bytes(&stat);
         let future = write(&name('d'), 0);
         let clock = File::options().append(true).open(&future).expect("opens");
         let wrong = clock.set_modified(now + Duration::from_secs(10_000));
         wrong.expect("its owner may");
         let left = || [&oldest, &older, &recent, &future].map(|path| path.exists());
-        trim_to(below, 4 * bytes, None);
+        trim_to(&opened, 4 * bytes, None);
         assert_eq!(left(), [true; 4]);
-        trim_to(below, 2 * bytes, None);
+        trim_to(&opened, 2 * bytes, None);
         assert_eq!(left(), [false, false, true, true]);
         // The wrong clock's time counts as that of the first look.
-        trim_to(below, u64::MAX, Some(Duration::from_secs(100)));
+        trim_to(&opened, u64::MAX, Some(Duration::from_secs(100)));
         assert_eq!(left(), [false, false, false, true]);
-        trim_to(below, u64::MAX, Some(Duration::from_nanos(1)));
+        trim_to(&opened, u64::MAX, Some(Duration::from_nanos(1)));
         assert_eq!(left(), [false; 4]);
         assert!(foreign.exists());
     }

@@ -2,12 +2,14 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::answers::{forget_within, read, trim};
+use super::answers::{forget_within, trim};
 use super::entry::{DESCRIPTION, STAMPS, seed_of};
+use super::files::{Place, Root, TEXT_BYTES_MAX};
 use super::key::FORMAT;
 use super::room::{Occupied, empty_trash, occupied, occupied_in_order, remove};
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, stamped, tiles};
@@ -16,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 use crate::options::hub_id::HubId;
 use crate::options::location::{Protocol, RemoteUrl};
+use crate::storage::guarded_dir::{GuardedDir, Trust};
 
 /// Text in place of a query, which is not shown.
 const QUERY: &str = "?…";
@@ -25,7 +28,7 @@ const QUERY: &str = "?…";
 /// Loads may use it at any time: an object that is open is not removed.
 #[derive(Clone, Debug)]
 pub struct CacheDirectory {
-    folder: PathBuf,
+    root: Arc<Root>,
 }
 
 /// Object in a cache, in one state.
@@ -50,8 +53,9 @@ pub struct CacheEntry {
     pub version: Option<String>,
     /// File of its bytes: the object itself if it is complete.
     pub path: PathBuf,
+    /// Name of the entry.
     #[serde(skip)]
-    folder: PathBuf,
+    name: String,
 }
 
 /// Rules for [`CacheDirectory::prune`]; without any, nothing is removed.
@@ -97,19 +101,43 @@ impl CacheDirectory {
     /// [`ErrorKind::NotFound`] if `path` is not the directory of a cache.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let folder = path.join(VERSION);
-        if folder.is_dir() {
-            return Ok(Self { folder });
-        }
+        // Of any owner: lists and removals trust nothing.
+        let root = Arc::new(Root::new(path, Trust::All));
+        let Err(error) = root.look() else {
+            return Ok(Self { root });
+        };
         let message = format!("is not the directory of a cache: it has no directory {VERSION}");
-        Err(Error::new(ErrorKind::NotFound, message)
+        let failed = match error.raw_os_error() {
+            Some(_) => Error::new(ErrorKind::NotFound, message),
+            None => Error::new(ErrorKind::NotFound, message).with_source(error),
+        };
+        Err(failed
             .with_location(path.display())
             .with_hint("pass the cache_dir of the loads; the first one creates it"))
     }
 
+    /// Returns the entries, in no order. None if the directory is gone.
+    fn occupied(&self) -> Vec<(Place, Occupied)> {
+        let root = self.root.look();
+        let occupied = root.map_or_else(|_| Vec::new(), |root| occupied(&root));
+        self.placed(occupied)
+    }
+
+    fn placed(&self, occupied: Vec<Occupied>) -> Vec<(Place, Occupied)> {
+        let place = |occupied: Occupied| {
+            let place = Place {
+                root: Arc::clone(&self.root),
+                name: occupied.name.clone(),
+            };
+            (place, occupied)
+        };
+        occupied.into_iter().map(place).collect()
+    }
+
     /// Returns the objects in the cache, the least recently used ones first.
     pub fn entries(&self) -> Vec<CacheEntry> {
-        let mut entries: Vec<_> = occupied(&self.folder).into_iter().map(describe).collect();
+        let occupied = self.occupied().into_iter();
+        let mut entries: Vec<_> = occupied.map(|(place, it)| describe(&place, it)).collect();
         entries.sort_by_key(|entry| entry.last_used);
         entries
     }
@@ -117,11 +145,12 @@ impl CacheDirectory {
     /// Returns the locations of the objects in the cache, each with a function that returns whether
     /// the object is complete. That reads all its stamps.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (String, impl Fn() -> bool)> {
-        occupied(&self.folder).into_iter().filter_map(|occupied| {
-            let description = description(&occupied.path)?;
-            let (folder, len) = (occupied.path, description.len);
+        self.occupied().into_iter().filter_map(|(place, _)| {
+            let description = description(&place.open(false).ok()?)?;
+            let len = description.len;
             Some((description.location, move || {
-                cached_bytes(&folder, len) == len
+                let folder = place.open(false);
+                folder.is_ok_and(|folder| cached_bytes(&folder, &place.name, len) == len)
             }))
         })
     }
@@ -138,13 +167,14 @@ impl CacheDirectory {
         let chosen = |entry: &CacheEntry| {
             within.is_none_or(|outer| entry.location.as_deref().is_some_and(|it| holds(outer, it)))
         };
-        let mut removing = Removing::new(&self.folder, dry_run);
+        let root = self.look()?;
+        let mut removing = Removing::new(&root, dry_run);
         for entry in self.entries().into_iter().filter(chosen) {
             removing.remove(entry);
         }
         if !dry_run {
-            empty_trash(&self.folder);
-            forget_within(&self.folder, |location| {
+            empty_trash(&root);
+            forget_within(&root, |location| {
                 within.is_none_or(|outer| location.is_some_and(|it| holds(outer, it)))
             });
         }
@@ -153,7 +183,7 @@ impl CacheDirectory {
 
     /// Returns the free space of its file system, bytes; `None` if that is unknown.
     pub fn free_bytes(&self) -> Option<u64> {
-        let disk = rustix::fs::statvfs(&self.folder).ok()?;
+        let disk = rustix::fs::fstatvfs(self.root.look().ok()?.folder()).ok()?;
         Some(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 
@@ -163,32 +193,39 @@ impl CacheDirectory {
     ///
     /// The first error of the file system, once all objects that can be removed are.
     pub fn prune(&self, rules: &Pruning) -> Result<CacheRemoval> {
-        let entries = occupied_in_order(&self.folder);
-        let mut used = entries.iter().map(|entry| entry.bytes).sum::<u64>();
+        let root = self.look()?;
+        let entries = self.placed(occupied_in_order(&root));
+        let mut used = entries.iter().map(|(_, entry)| entry.bytes).sum::<u64>();
         let now = SystemTime::now();
-        let mut removing = Removing::new(&self.folder, rules.dry_run);
-        for entry in entries {
+        let mut removing = Removing::new(&root, rules.dry_run);
+        for (place, entry) in entries {
             let idle = now.duration_since(entry.used).unwrap_or_default();
             let is_old = rules.unused_for.is_some_and(|limit| idle >= limit);
             if is_old || rules.max_bytes.is_some_and(|most| used > most) {
                 let bytes = entry.bytes;
-                if removing.remove(describe(entry)) {
+                if removing.remove(describe(&place, entry)) {
                     used -= bytes;
                 }
             }
         }
         if !rules.dry_run {
-            empty_trash(&self.folder);
-            trim(&self.folder, rules.unused_for);
+            empty_trash(&root);
+            trim(&root, rules.unused_for);
         }
         removing.end()
+    }
+
+    fn look(&self) -> Result<GuardedDir> {
+        let failed = |error| Error::from_io("cannot open the cache", error);
+        let root = self.root.look();
+        root.map_err(|error| failed(error).with_location(self.root.path().display()))
     }
 }
 
 /// Removal of several objects. Those that cannot be removed keep no other one from it: they may
 /// belong to another user.
 struct Removing<'a> {
-    folder: &'a Path,
+    root: &'a GuardedDir,
     dry_run: bool,
     removal: CacheRemoval,
     /// First failure, and the directory of its object.
@@ -196,9 +233,9 @@ struct Removing<'a> {
 }
 
 impl<'a> Removing<'a> {
-    fn new(folder: &'a Path, dry_run: bool) -> Self {
+    fn new(root: &'a GuardedDir, dry_run: bool) -> Self {
         Self {
-            folder,
+            root,
             dry_run,
             removal: CacheRemoval::default(),
             failed: None,
@@ -210,13 +247,14 @@ impl<'a> Removing<'a> {
         let removed = if self.dry_run {
             Ok(true)
         } else {
-            remove(self.folder, &entry.folder)
+            remove(self.root, &entry.name)
         };
         match removed {
             Ok(true) => self.removal.removed.push(entry),
             Ok(false) => self.removal.in_use.push(entry),
             Err(error) => {
-                self.failed.get_or_insert((entry.folder, error));
+                let folder = entry.path.parent().unwrap_or(&entry.path);
+                self.failed.get_or_insert((folder.to_owned(), error));
                 return false;
             }
         }
@@ -285,13 +323,15 @@ fn holds(outer: &RemoteUrl, inner: &str) -> bool {
     is_same_scheme && is_same_place && is_below
 }
 
-fn describe(occupied: Occupied) -> CacheEntry {
-    let folder = occupied.path;
-    let description = description(&folder);
-    let path = [CONTENTS, CONTENTS_PLAIN].map(|name| folder.join(name));
-    let path = path.into_iter().find(|path| path.exists());
-    let path = path.unwrap_or_else(|| folder.join(CONTENTS_PLAIN));
-    let on_disk = || path.symlink_metadata().map_or(0, |there| there.len());
+fn describe(place: &Place, occupied: Occupied) -> CacheEntry {
+    let folder = place.open(false).ok();
+    let folder = folder.as_ref();
+    let description = folder.and_then(description);
+    let stat = |name: &str| folder?.stat(name).ok();
+    let names = [CONTENTS, CONTENTS_PLAIN].into_iter();
+    let contents = { names }.find(|name| stat(name).is_some());
+    let contents = contents.unwrap_or(CONTENTS_PLAIN);
+    let on_disk = || stat(contents).map_or(0, |it| u64::try_from(it.st_size).unwrap_or(0));
     let object_bytes = description.as_ref().map_or_else(on_disk, |it| it.len);
     let (location, e_tag, version) = description.map_or((None, None, None), |it| {
         (Some(it.location), it.e_tag, it.version)
@@ -299,29 +339,27 @@ fn describe(occupied: Occupied) -> CacheEntry {
     CacheEntry {
         location,
         object_bytes,
-        cached_bytes: cached_bytes(&folder, object_bytes),
+        cached_bytes: folder.map_or(0, |it| cached_bytes(it, &place.name, object_bytes)),
         disk_bytes: occupied.bytes,
         last_used: occupied.used,
         e_tag,
         version,
-        path,
-        folder,
+        path: place.path().join(contents),
+        name: occupied.name,
     }
 }
 
 /// Returns the description of an entry, unless it is missing, damaged or of another version.
-fn description(folder: &Path) -> Option<Description> {
-    let text = read(&folder.join(DESCRIPTION)).ok()?;
+fn description(folder: &GuardedDir) -> Option<Description> {
+    let text = folder.read(DESCRIPTION, TEXT_BYTES_MAX).ok()?;
     let found: Description = serde_json::from_slice(&text).ok()?;
     (found.format == FORMAT && found.tile_bytes == TILE_BYTES).then_some(found)
 }
 
 /// Returns how many bytes of an object of `len` bytes have a stamp.
-fn cached_bytes(folder: &Path, len: u64) -> u64 {
-    let (stamps, seed) = (
-        read(&folder.join(STAMPS)).unwrap_or_default(),
-        seed_of(folder),
-    );
+fn cached_bytes(folder: &GuardedDir, name: &str, len: u64) -> u64 {
+    let stamps = folder.read(STAMPS, TEXT_BYTES_MAX).unwrap_or_default();
+    let seed = seed_of(name);
     let stamps = tiles(&(0..len)).zip(stamps.chunks(STAMP_BYTES));
     let present = stamps.filter(|(tile, stamp)| stamped(seed, *tile, stamp).is_some());
     let bytes = present.map(|(tile, _)| bytes_of(&(tile..tile + 1), len));

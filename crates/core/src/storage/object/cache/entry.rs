@@ -17,22 +17,23 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 use super::Shared;
 use super::arriving::{Arrived, Arriving, TILE};
 use super::buffers::{ALIGNMENT, BUFFER_BYTES, BUFFER_TILES};
 use super::claims::Claim;
-use super::files::{describe, open_file, open_in, set_direct};
+use super::files::{Place, describe, open_file, set_direct};
 use super::open_entries::OpenEntry;
 use super::stamp::{STAMP_BYTES, TILE_BYTES, TILE_CRC, bytes_of, checksum, stamp, stamped, tiles};
 use crate::memory::{Filled, Lease};
+use crate::storage::Identity;
 use crate::sync::lock::Mutex;
 use crate::sync::per_process::process_id;
 
@@ -70,8 +71,9 @@ const EVICTION_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(super) shared: Arc<Shared>,
-    /// Path of the contents, for writes without direct I/O.
-    path: PathBuf,
+    place: Place,
+    /// Name of the file of the contents.
+    name: &'static str,
     len: u64,
     seed: u64,
     contents: File,
@@ -105,21 +107,26 @@ pub(super) enum Found {
 }
 
 impl Entry {
-    /// Opens the entry `name` below `folder`, and creates it if it does not exist.
+    /// Opens an entry, and creates it if it does not exist. `name` is that of the file of its
+    /// contents.
     ///
     /// # Errors
     ///
     /// Errors of the file system.
     pub(super) fn open(
         shared: &Arc<Shared>,
-        folder: &Path,
-        contents: &str,
+        place: &Place,
+        name: &'static str,
         len: u64,
         description: &str,
     ) -> io::Result<Self> {
         let mut failure = io::Error::other("the entry is being evicted");
         for _ in 0..ATTEMPTS {
-            let (stamps, is_writable) = match open_in(folder, STAMPS) {
+            let opened = place.open(true).and_then(|folder| {
+                let (stamps, is_writable) = open_file(&folder, STAMPS)?;
+                Ok((folder, stamps, is_writable))
+            });
+            let (folder, stamps, is_writable) = match opened {
                 // Evicted as soon as its directory was there.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     failure = error;
@@ -140,30 +147,30 @@ impl Entry {
                 continue;
             };
             // Evicted before the lock?
-            let there = std::fs::symlink_metadata(folder.join(STAMPS));
-            if there.map_or(0, |there| there.ino()) != stamps.metadata()?.ino() {
+            let there = place.open(false).and_then(|folder| folder.stat(STAMPS));
+            if there.map_or(0, |there| there.st_ino) != stamps.metadata()?.ino() {
                 continue;
             }
-            let path = folder.join(contents);
-            let (contents, is_also_writable) = open_file(&path)?;
+            let (contents, is_also_writable) = open_file(&folder, name)?;
             let is_writable = is_writable && is_also_writable;
             if is_writable {
                 if contents.metadata()?.len() != len {
                     contents.set_len(len)?;
                 }
-                describe(folder, description)?;
+                describe(&folder, description)?;
                 // The time of the last use, for eviction.
                 let _ = stamps.set_modified(SystemTime::now());
             } else {
                 shared.stop("the cache directory cannot be written to");
             }
-            let claims = is_writable.then(|| open_file(&folder.join(CLAIMS)));
+            let claims = is_writable.then(|| open_file(&folder, CLAIMS));
             return Ok(Self {
                 claims: claims.and_then(|opened| Some(Arc::new(opened.ok()?.0))),
                 shared: Arc::clone(shared),
-                path,
+                place: place.clone(),
+                name,
                 len,
-                seed: seed_of(folder),
+                seed: seed_of(&place.name),
                 is_direct: AtomicBool::new(set_direct(&contents, true)),
                 contents,
                 stamps,
@@ -181,8 +188,14 @@ impl Entry {
     }
 
     /// Path of the object's bytes.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    pub(crate) fn path(&self) -> PathBuf {
+        self.place.path().join(self.name)
+    }
+
+    /// Returns whether a file that was opened by this path is that of the object's bytes.
+    pub(crate) fn is_file(&self, found: Identity) -> bool {
+        let own = self.contents.metadata();
+        own.is_ok_and(|own| (own.dev(), own.ino()) == (found.device, found.inode))
     }
 
     /// Returns whether the first `len` bytes of a window at `offset`, whole tiles, are those that
@@ -249,7 +262,8 @@ impl Entry {
         if Arc::strong_count(&own) == 2 {
             return Some(own);
         }
-        let opened = open_file(&self.path.with_file_name(CLAIMS));
+        let folder = self.place.open(false);
+        let opened = folder.and_then(|folder| open_file(&folder, CLAIMS));
         Some(opened.map_or(own, |(file, _)| Arc::new(file)))
     }
 
@@ -428,8 +442,7 @@ impl Entry {
         if !self.is_direct.load(Ordering::Acquire) {
             return self.contents.write_all_at(rest, start);
         }
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = File::from(rustix::fs::open(&self.path, flags, Mode::empty())?);
+        let file = self.place.open(false)?.file(self.name, OFlags::WRONLY)?;
         file.write_all_at(rest, start)
     }
 
@@ -506,11 +519,10 @@ fn pause() {
     std::thread::sleep(EVICTION_PAUSE);
 }
 
-/// Returns the seed of the stamps of the entry in this directory.
-pub(super) fn seed_of(folder: &Path) -> u64 {
-    let name = folder.file_name().and_then(|name| name.to_str());
-    let seed = name.and_then(|name| u64::from_str_radix(name.get(..16)?, 16).ok());
-    seed.unwrap_or_default()
+/// Returns the seed of the stamps of the entry of this name.
+pub(super) fn seed_of(name: &str) -> u64 {
+    let seed = name.get(..16).map(|seed| u64::from_str_radix(seed, 16));
+    seed.and_then(Result::ok).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -531,7 +543,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let (_cache, entry) = opened(folder.path(), LEN);
         let forked = entry.stamps.try_clone().expect("a duplicate");
-        let (other, _) = open_in(&folder.path().join("entry"), STAMPS).expect("opens");
+        let place = entry.place.open(false).expect("is there");
+        let (other, _) = open_file(&place, STAMPS).expect("opens");
         let lock = || flock(&other, FlockOperation::NonBlockingLockExclusive);
         assert_eq!(lock(), Err(Errno::WOULDBLOCK));
         drop(entry);

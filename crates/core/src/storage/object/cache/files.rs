@@ -1,68 +1,115 @@
-//! Opens and replaces the files of a cache. Follows no link.
+//! Places of a cache's files. Nothing below the caller's directory follows links, and another
+//! user's files are not used: see [`GuardedDir`].
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::answers::read;
+use super::VERSION;
 use super::entry::DESCRIPTION;
+use crate::storage::guarded_dir::{GuardedDir, Trust};
 
-/// Opens a file of an entry like [`open_file`], and creates the directory if necessary.
-pub(super) fn open_in(folder: &Path, name: &str) -> io::Result<(File, bool)> {
-    let path = folder.join(name);
-    match open_file(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let mut builder = std::fs::DirBuilder::new();
-            builder.recursive(true).mode(0o700).create(folder)?;
-            open_file(&path)
-        }
-        opened => opened,
+/// Longest description or answer that is read, bytes: more than a hub's longest answer, as JSON.
+pub(super) const TEXT_BYTES_MAX: u64 = 256 << 20;
+
+/// Directory of a cache, opened anew for each use: it may be replaced meanwhile.
+#[derive(Clone, Debug)]
+pub(super) struct Root {
+    directory: PathBuf,
+    trust: Trust,
+}
+
+impl Root {
+    pub(super) fn new(directory: &Path, trust: Trust) -> Self {
+        let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+        Self { directory, trust }
     }
+
+    /// Path of the directory of this version's layout.
+    pub(super) fn path(&self) -> PathBuf {
+        self.directory.join(VERSION)
+    }
+
+    /// Opens the directory of this version's layout.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::NotFound`] if there is none; [`io::ErrorKind::PermissionDenied`] if another
+    /// user owns it or may write to it.
+    pub(super) fn open(&self) -> io::Result<GuardedDir> {
+        GuardedDir::open(&self.directory, self.trust)?.below(VERSION)
+    }
+
+    /// Opens it, and creates it if there is none.
+    fn make(&self) -> io::Result<GuardedDir> {
+        let directory = GuardedDir::create(&self.directory, self.trust)?;
+        directory.make_with(VERSION, self.trust.permissions())
+    }
+
+    /// Opens it to list and to remove what is there. That trusts nothing, so any user may own it.
+    pub(super) fn look(&self) -> io::Result<GuardedDir> {
+        GuardedDir::open(&self.directory, Trust::All)?.below(VERSION)
+    }
+
+    /// Opens a directory in it, and creates both if `make`.
+    pub(super) fn below(&self, names: &[&str], make: bool) -> io::Result<GuardedDir> {
+        match self.open() {
+            Err(error) if make && error.kind() == io::ErrorKind::NotFound => self.make()?,
+            opened => opened?,
+        }
+        .deep(names, make)
+    }
+}
+
+/// Place of an entry.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) root: Arc<Root>,
+    /// 64 hexadecimal digits.
+    pub(super) name: String,
+}
+
+impl Place {
+    /// Opens the entry's directory, and creates it if `make`.
+    pub(super) fn open(&self, make: bool) -> io::Result<GuardedDir> {
+        self.root.below(&components(&self.name), make)
+    }
+
+    /// Path of the entry's directory.
+    pub(super) fn path(&self) -> PathBuf {
+        let [group, name] = components(&self.name);
+        self.root.path().join(group).join(name)
+    }
+}
+
+/// Returns the directories of the entry of this name, below that of the layout's version.
+pub(super) fn components(name: &str) -> [&str; 2] {
+    [name.get(..2).unwrap_or(name), name]
 }
 
 /// Opens a file for reading and writing, creating it if necessary; or for reading alone where
-/// writing is not permitted. Returns whether it can be written to. Follows no link.
-pub(super) fn open_file(path: &Path) -> io::Result<(File, bool)> {
-    let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let mode = Mode::RUSR | Mode::WUSR;
-    let opened = match rustix::fs::open(path, flags | OFlags::RDWR | OFlags::CREATE, mode) {
-        Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => {
-            (rustix::fs::open(path, flags | OFlags::RDONLY, mode)?, false)
+/// writing is not permitted. Returns whether it can be written to.
+pub(super) fn open_file(folder: &GuardedDir, name: &str) -> io::Result<(File, bool)> {
+    let refused = [Errno::ACCESS, Errno::PERM, Errno::ROFS].map(Errno::raw_os_error);
+    match folder.file(name, OFlags::RDWR | OFlags::CREATE) {
+        Err(error) if error.raw_os_error().is_some_and(|it| refused.contains(&it)) => {
+            Ok((folder.file(name, OFlags::RDONLY)?, false))
         }
-        opened => (opened?, true),
-    };
-    let file = File::from(opened.0);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
+        opened => Ok((opened?, true)),
     }
-    Ok((file, opened.1))
 }
 
 /// Writes the description of an entry unless it has the same one.
-pub(super) fn describe(folder: &Path, description: &str) -> io::Result<()> {
-    let path = folder.join(DESCRIPTION);
-    if read(&path).is_ok_and(|found| found == description.as_bytes()) {
+pub(super) fn describe(folder: &GuardedDir, description: &str) -> io::Result<()> {
+    let found = folder.read(DESCRIPTION, TEXT_BYTES_MAX);
+    if found.is_ok_and(|found| found == description.as_bytes()) {
         return Ok(());
     }
-    replace(&path, description.as_bytes())
-}
-
-/// Writes a file so that readers see the old one or the new one.
-pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = path.with_extension(format!("{:016x}", fastrand::u64(..)));
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let mode = Mode::RUSR | Mode::WUSR;
-    let file = File::from(rustix::fs::open(&temporary, flags, mode)?);
-    let written = file.write_all_at(bytes, 0);
-    let replaced = written.and_then(|()| std::fs::rename(&temporary, path));
-    if replaced.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
-    replaced
+    folder.replace(DESCRIPTION, description.as_bytes())
 }
 
 /// Switches direct I/O of an open file on or off; returns whether it is on.

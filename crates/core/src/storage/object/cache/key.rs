@@ -6,7 +6,7 @@
 use sha2::{Digest as _, Sha256};
 
 use crate::options::hub_id::HubId;
-use crate::options::location::{Protocol, RemoteUrl};
+use crate::options::location::{Protocol, RemoteUrl, is_signature};
 use crate::options::oci_reference;
 use crate::storage::ObjectIdentity;
 
@@ -106,44 +106,6 @@ fn hashed(fields: &[&str]) -> String {
         hash.update(field);
     }
     hex(&hash.finalize())
-}
-
-/// Returns whether a query only authorizes the request: then it does not select the object, and
-/// another one will be used next time.
-fn is_signature(query: &str) -> bool {
-    let names = || {
-        let pairs = query.split('&').filter(|pair| !pair.is_empty());
-        pairs.map(|pair| pair.split_once('=').map_or(pair, |(name, _)| name))
-    };
-    let is_any = |wanted: &str| names().any(|name| name.eq_ignore_ascii_case(wanted));
-    let allowed: &[&str] = if is_any("X-Amz-Signature") || is_any("X-Goog-Signature") {
-        &[]
-    } else if is_any("sig") {
-        // Azure's shared access signatures.
-        &[
-            "sig", "sv", "ss", "srt", "sr", "sp", "se", "st", "spr", "sip", "skoid", "sktid",
-            "skt", "ske", "sks", "skv", "sdd", "saoid", "suoid", "scid",
-        ]
-    } else if is_any("Signature") {
-        // CloudFront, and version 2 of S3's and Google's signatures.
-        &[
-            "Signature",
-            "Expires",
-            "Policy",
-            "Key-Pair-Id",
-            "AWSAccessKeyId",
-            "GoogleAccessId",
-        ]
-    } else {
-        return false;
-    };
-    names().all(|name| {
-        let is_signed = ["X-Amz-", "X-Goog-"].iter().any(|known| {
-            let start = name.get(..known.len()).unwrap_or_default();
-            start.eq_ignore_ascii_case(known)
-        });
-        is_signed || allowed.iter().any(|known| name.eq_ignore_ascii_case(known))
-    })
 }
 
 /// Writes bytes as hexadecimal digits.

@@ -35,6 +35,7 @@ use self::directory::Description;
 pub use self::directory::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
 use self::disk::Disk;
 pub(crate) use self::entry::Entry;
+use self::files::{Place, Root};
 pub(in crate::storage::object) use self::key::{hex, is_settled};
 use self::room::Room;
 pub(crate) use self::stamp::{TILE_BYTES, TILE_CRC};
@@ -45,6 +46,7 @@ use crate::format::SUFFIX;
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::{Location, StoreOptions, parse_bytes};
 use crate::report::CacheReport;
+use crate::storage::guarded_dir::Trust;
 use crate::sync::lock::Mutex;
 use crate::sync::per_process::PerProcess;
 
@@ -79,7 +81,7 @@ pub(crate) struct CacheTotals {
 pub(crate) struct Cache {
     /// As the caller wrote it.
     directory: PathBuf,
-    folder: PathBuf,
+    root: Arc<Root>,
     /// True if known answers are used instead of requests.
     is_trusted: bool,
     /// True if known answers of hubs are.
@@ -104,6 +106,14 @@ pub(crate) fn check(options: &StoreOptions) -> Check {
         Some("never") => Check::Never,
         Some("offline") => Check::Offline,
         Some(_) | None => Check::Always,
+    }
+}
+
+/// Returns whose files count in caches of these options.
+pub(crate) fn trust(options: &StoreOptions) -> Trust {
+    match options.flag("cache_shared") {
+        Some(true) => Trust::All,
+        Some(false) | None => Trust::Own,
     }
 }
 
@@ -174,11 +184,10 @@ impl Cache {
         let directory = PathBuf::from(options.get("cache_dir")?);
         let limit = options.get("cache_limit");
         let limit = limit.and_then(|limit| parse_bytes(limit).ok());
-        let folder = std::path::absolute(&directory).unwrap_or_else(|_| directory.clone());
-        let folder = folder.join(VERSION);
+        let root = Arc::new(Root::new(&directory, trust(options)));
         let shared = Arc::new(Shared {
-            disk: Disk::share(&folder),
-            room: Room::new(&folder, limit),
+            disk: Disk::share(&root.path()),
+            room: Room::new(&root, limit),
             written: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
@@ -188,7 +197,7 @@ impl Cache {
         });
         Some(Arc::new(Self {
             directory,
-            folder,
+            root,
             is_trusted: check(options) != Check::Always,
             is_hub_trusted: check(options) != Check::Always || is_hub_offline(options),
             shared,
@@ -211,7 +220,7 @@ impl Cache {
     /// Returns the place of the answer to a question of this `kind` about `url`; `None` if its
     /// answer is not kept.
     pub(crate) fn question(&self, kind: &str, url: &RemoteUrl, origin: &str) -> Option<Question> {
-        Question::new(&self.folder, kind, url, origin, self.is_trusted(url))
+        Question::new(&self.root, kind, url, origin, self.is_trusted(url))
     }
 
     /// Returns the place of the list of what is directly below `url`; `None` if it is not kept.
@@ -236,8 +245,8 @@ impl Cache {
         identity: &ObjectIdentity,
         is_settled: bool,
     ) -> Option<Arc<Entry>> {
-        let folder = self.folder_of(object, origin, identity, is_settled)?;
-        let opened = self.open_entry(&folder, object.1, identity);
+        let place = self.place_of(object, origin, identity, is_settled)?;
+        let opened = self.open_entry(&place, object.1, identity);
         let noted = opened.inspect_err(|error| {
             self.shared.stop(&format!("it cannot be used: {error}"));
         });
@@ -255,24 +264,24 @@ impl Cache {
         origin: &str,
         identity: &ObjectIdentity,
     ) -> io::Result<Option<Arc<Entry>>> {
-        let Some(folder) = self.folder_of(object, origin, identity, true) else {
+        let Some(place) = self.place_of(object, origin, identity, true) else {
             return Ok(None);
         };
-        match folder.join(entry::STAMPS).symlink_metadata() {
+        match place.open(false).and_then(|it| it.stat(entry::STAMPS)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             there => there?,
         };
-        self.open_entry(&folder, object.1, identity).map(Some)
+        self.open_entry(&place, object.1, identity).map(Some)
     }
 
-    /// Returns the directory of the entry of an object in this state; `None` if it cannot have one.
-    fn folder_of(
+    /// Returns the place of the entry of an object in this state; `None` if it cannot have one.
+    fn place_of(
         &self,
         (location, url): (&Location, &RemoteUrl),
         origin: &str,
         identity: &ObjectIdentity,
         is_settled: bool,
-    ) -> Option<PathBuf> {
+    ) -> Option<Place> {
         if identity.len == 0 {
             return None;
         }
@@ -281,13 +290,15 @@ impl Cache {
             self.shared
                 .note(&format!("{location} is not cached: {reason}"));
         });
-        let name = noted.ok()?;
-        Some(self.folder.join(&name[..2]).join(&name))
+        Some(Place {
+            root: Arc::clone(&self.root),
+            name: noted.ok()?,
+        })
     }
 
     fn open_entry(
         &self,
-        folder: &Path,
+        place: &Place,
         url: &RemoteUrl,
         identity: &ObjectIdentity,
     ) -> io::Result<Arc<Entry>> {
@@ -307,7 +318,7 @@ impl Cache {
         } else {
             CONTENTS_PLAIN
         };
-        Entry::open(&self.shared, folder, contents, identity.len, &description).map(Arc::new)
+        Entry::open(&self.shared, place, contents, identity.len, &description).map(Arc::new)
     }
 
     /// Returns the report so far.
@@ -349,13 +360,22 @@ mod tests {
         let pairs = [("cache_dir", &*directory)].into_iter();
         let options = StoreOptions::from_pairs(pairs.chain(others.iter().copied()));
         let cache = Cache::from_options(&options.expect("options")).expect("a cache");
-        let entry = open(&cache, folder, len);
+        let entry = open(&cache, len);
         (cache, entry)
     }
 
     /// Opens the entry in the cache in a folder once more.
-    pub(super) fn open(cache: &Cache, folder: &Path, len: u64) -> Arc<Entry> {
-        let entry = Entry::open(&cache.shared, &folder.join("entry"), "contents", len, "");
+    pub(super) fn open(cache: &Cache, len: u64) -> Arc<Entry> {
+        open_numbered(cache, 0, len)
+    }
+
+    /// Opens the entry with this number in a cache.
+    pub(super) fn open_numbered(cache: &Cache, number: usize, len: u64) -> Arc<Entry> {
+        let place = Place {
+            root: Arc::clone(&cache.root),
+            name: format!("{number:064x}"),
+        };
+        let entry = Entry::open(&cache.shared, &place, CONTENTS_PLAIN, len, "");
         Arc::new(entry.expect("opens"))
     }
 }

@@ -2,22 +2,20 @@
 //! room for, and the free space of the disk, of which it leaves some. Answers do not count: they
 //! have a limit of their own.
 
-use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, flock,
-    statvfs, utimensat,
-};
+use rustix::fs::{FileType, FlockOperation, OFlags, Stat, flock, fstatvfs};
 use rustix::io::Errno;
 
 use super::TOTALS;
 use super::entry::STAMPS;
+use super::files::{Root, components};
 use super::open_entries::OpenEntry;
 use crate::options::format_bytes;
+use crate::storage::guarded_dir::GuardedDir;
 use crate::sync::lock::{Condvar, Mutex};
 
 /// Bytes that are written before space is measured again: other processes write to the disk too.
@@ -40,7 +38,7 @@ const TRASH: &str = "removed";
 /// Space of a cache.
 #[derive(Debug)]
 pub(super) struct Room {
-    folder: PathBuf,
+    root: Arc<Root>,
     limit: Option<u64>,
     left: Mutex<Left>,
     /// A write has ended.
@@ -71,17 +69,18 @@ impl Drop for Taken<'_> {
 /// Entry on disk.
 #[derive(Debug)]
 pub(super) struct Occupied {
-    pub(super) path: PathBuf,
+    /// 64 hexadecimal digits.
+    pub(super) name: String,
     /// Bytes on disk.
     pub(super) bytes: u64,
     pub(super) used: SystemTime,
 }
 
 impl Room {
-    /// Describes the space of the cache whose entries are below `folder`.
-    pub(super) fn new(folder: &Path, limit: Option<u64>) -> Self {
+    /// Describes the space of a cache.
+    pub(super) fn new(root: &Arc<Root>, limit: Option<u64>) -> Self {
         Self {
-            folder: folder.to_owned(),
+            root: Arc::clone(root),
             limit,
             left: Mutex::default(),
             written: Condvar::default(),
@@ -143,8 +142,9 @@ impl Room {
 
     /// Returns the free bytes of the disk, and how many of them are left alone.
     fn free(&self) -> Result<(u64, u64), String> {
-        let disk =
-            statvfs(&self.folder).map_err(|error| format!("no free space known: {error}"))?;
+        let folder = self.root.look();
+        let disk = folder.and_then(|folder| Ok(fstatvfs(folder.folder())?));
+        let disk = disk.map_err(|error| format!("no free space known: {error}"))?;
         let size = disk.f_blocks.saturating_mul(disk.f_frsize);
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         Ok((free, (size / LEFT_DIVISOR).min(LEFT_BYTES_MAX)))
@@ -153,14 +153,17 @@ impl Room {
     /// Evicts entries, the least recently used ones first, until the others take at most `most`
     /// bytes or are in use. Returns the bytes that they take.
     pub(super) fn make_room(&self, most: u64) -> u64 {
-        empty_trash(&self.folder);
-        let entries = occupied_in_order(&self.folder);
+        let Ok(root) = self.root.look() else {
+            return 0;
+        };
+        empty_trash(&root);
+        let entries = occupied_in_order(&root);
         let mut used = entries.iter().map(|entry| entry.bytes).sum::<u64>();
         for entry in entries {
             if used <= most {
                 break;
             }
-            match remove(&self.folder, &entry.path) {
+            match remove(&root, &entry.name) {
                 Ok(true) => {
                     used -= entry.bytes;
                     TOTALS.lock().evicted_bytes += entry.bytes;
@@ -173,30 +176,42 @@ impl Room {
     }
 }
 
-/// Returns the entries below `folder`, the least recently used ones first.
+/// Returns the entries of a cache, the least recently used ones first.
 ///
 /// A time in the future is that of a clock that was wrong. It counts as now, and becomes that:
 /// otherwise its entry would outlive all others.
-pub(super) fn occupied_in_order(folder: &Path) -> Vec<Occupied> {
-    let mut entries = occupied(folder);
+pub(super) fn occupied_in_order(root: &GuardedDir) -> Vec<Occupied> {
+    let mut entries = occupied(root);
     let now = SystemTime::now();
     for entry in entries.iter_mut().filter(|entry| entry.used > now) {
-        touch(&entry.path.join(STAMPS));
+        // A cache that cannot be written to is not shrunk either.
+        let folder = root.deep(&components(&entry.name), false);
+        let _ = folder.and_then(|folder| folder.touch(STAMPS));
         entry.used = now;
     }
     entries.sort_by_key(|entry| entry.used);
     entries
 }
 
-/// Sets the time of the last use of a file to now.
-pub(super) fn touch(path: &Path) {
-    let time = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
-    let times = Timestamps {
-        last_access: time(UTIME_OMIT),
-        last_modification: time(UTIME_NOW),
-    };
-    // A cache that cannot be written to is not shrunk either.
-    let _ = utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
+/// Returns the bytes that a file takes on disk.
+pub(super) fn disk_bytes(stat: &Stat) -> u64 {
+    // Units of 512 bytes, whatever the file system (stat(2)).
+    u64::try_from(stat.st_blocks)
+        .unwrap_or(0)
+        .saturating_mul(512)
+}
+
+/// Returns the time of a file's last modification; that of 1970 if it is earlier.
+pub(super) fn modified(stat: &Stat) -> SystemTime {
+    let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+    let nanoseconds = u32::try_from(stat.st_mtime_nsec).unwrap_or(0);
+    let since = Duration::new(seconds, nanoseconds.min(999_999_999));
+    let time = SystemTime::UNIX_EPOCH.checked_add(since);
+    time.unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+pub(super) fn is_file(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
 
 /// Returns whether a name consists of `len` hexadecimal digits.
@@ -204,31 +219,27 @@ pub(super) fn is_hex(name: &str, len: usize) -> bool {
     name.len() == len && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Returns the entries below `folder`.
-pub(super) fn occupied(folder: &Path) -> Vec<Occupied> {
-    let list = |folder: &Path| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        // Links are not followed.
-        let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        folders.map(|entry| entry.path()).collect::<Vec<_>>()
-    };
-    let is_name = |path: &Path, len: usize| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| is_hex(name, len))
+/// Returns the entries of a cache. Links are not followed.
+pub(super) fn occupied(root: &GuardedDir) -> Vec<Occupied> {
+    let list = |folder: &GuardedDir, len: usize| {
+        let names = folder.names().unwrap_or_default().into_iter();
+        names.filter(move |name| is_hex(name, len))
     };
     let mut occupied = Vec::new();
-    for group in list(folder).into_iter().filter(|path| is_name(path, 2)) {
-        for path in list(&group).into_iter().filter(|path| is_name(path, 64)) {
-            let files = std::fs::read_dir(&path).into_iter().flatten().flatten();
-            let bytes = files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512));
+    for group in list(root, 2) {
+        let Ok(group) = root.below(&group) else {
+            continue;
+        };
+        for name in list(&group, 64) {
+            let Ok(folder) = group.below(&name) else {
+                continue;
+            };
+            let files = folder.names().unwrap_or_default().into_iter();
+            let bytes = files.filter_map(|file| Some(disk_bytes(&folder.stat(&file).ok()?)));
             let bytes = bytes.sum();
-            let stamps = std::fs::symlink_metadata(path.join(STAMPS));
-            let used = stamps.and_then(|stamps| stamps.modified());
-            occupied.push(Occupied {
-                path,
-                bytes,
-                used: used.unwrap_or(SystemTime::UNIX_EPOCH),
-            });
+            let stamps = folder.stat(STAMPS);
+            let used = stamps.map_or(SystemTime::UNIX_EPOCH, |stamps| modified(&stamps));
+            occupied.push(Occupied { name, bytes, used });
         }
     }
     occupied
@@ -240,62 +251,67 @@ pub(super) fn occupied(folder: &Path) -> Vec<Occupied> {
 /// # Errors
 ///
 /// Errors of the file system.
-pub(super) fn remove(folder: &Path, entry: &Path) -> io::Result<bool> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let path = entry.join(STAMPS);
-    let stamps = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map(File::from) {
+pub(super) fn remove(root: &GuardedDir, name: &str) -> io::Result<bool> {
+    let [group, name] = components(name);
+    let group = match root.below(group) {
+        // Another process was faster.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        group => group?,
+    };
+    let entry = match group.below(name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        entry => entry?,
+    };
+    let stamps = match entry.file(STAMPS, OFlags::RDWR | OFlags::CREATE) {
         Ok(stamps) => {
             // Any other error is that of a file system without locks. Then other processes may read
             // the entry, which stays readable.
             let locked = flock(&stamps, FlockOperation::NonBlockingLockExclusive);
-            let inode = |found: io::Result<Metadata>| found.map_or(0, |it| it.ino());
             // Another process may have evicted the entry between the two calls, and a third one
             // made it anew.
-            let is_other = inode(stamps.metadata()) != inode(path.symlink_metadata());
+            let there = group.below(name).and_then(|entry| entry.stat(STAMPS));
+            let there = there.map_or(0, |there| there.st_ino);
+            let is_other = stamps.metadata().map_or(0, |it| it.ino()) != there;
             if locked == Err(Errno::WOULDBLOCK) || is_other {
                 return Ok(false);
             }
             Some(stamps)
         }
+        // Another process was faster.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
         // They are opened before anything else of an entry: one where they are no file is not in
         // use.
-        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => None,
-        // Another process was faster.
-        Err(Errno::NOENT) => return Ok(true),
-        Err(error) => return Err(error.into()),
+        Err(_) if entry.stat(STAMPS).is_ok_and(|stat| !is_file(&stat)) => None,
+        Err(error) => return Err(error),
     };
     // This process may have it open, where its lock says nothing.
     let removing = stamps.as_ref().map(OpenEntry::removing).transpose()?;
     if matches!(removing, Some(None)) {
         return Ok(false);
     }
-    let trash = folder.join(TRASH);
-    match std::fs::DirBuilder::new().mode(0o700).create(&trash) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
-    let moved = trash.join(format!("{:016x}", fastrand::u64(..)));
-    match std::fs::rename(entry, &moved) {
+    let trash = root.make(TRASH)?;
+    let moved = format!("{:016x}", fastrand::u64(..));
+    match group.rename(name, &trash, &moved) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         // Another process was faster.
         Ok(()) | Err(_) => {}
     }
-    empty_trash(folder);
+    trash.clear();
     Ok(true)
 }
 
 /// Removes the files of entries that were moved away: also those that a killed process left there,
 /// which no list of entries has.
-pub(super) fn empty_trash(folder: &Path) {
-    let trash = std::fs::read_dir(folder.join(TRASH));
-    for left in trash.into_iter().flatten().flatten() {
-        let _ = std::fs::remove_dir_all(left.path());
+pub(super) fn empty_trash(root: &GuardedDir) {
+    if let Ok(trash) = root.below(TRASH) {
+        trash.clear();
     }
 }
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+    use crate::storage::guarded_dir::Trust;
 
     #[test]
     fn entry_that_cannot_be_moved_is_not_removed() {
@@ -314,7 +330,8 @@ mod tests {
         // No inode is left for the directory that entries are moved to.
         let mut numbers = 0..64;
         let is_full = numbers.any(|it| std::fs::write(entry.join(it.to_string()), "").is_err());
-        let removed = remove(folder.path(), &entry);
+        let removed = GuardedDir::open(folder.path(), Trust::All)
+            .and_then(|root| remove(&root, &"a".repeat(64)));
         let is_there = entry.exists();
         let _ = unmount(folder.path(), UnmountFlags::DETACH);
         assert!(is_full && is_there);

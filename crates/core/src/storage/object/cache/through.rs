@@ -252,6 +252,18 @@ impl<'a, R: Receive> Tee<'a, R> {
         }
     }
 
+    /// Leaves out the current stretch and the rest of the response: only the origin's bytes are
+    /// cached, and no digest has confirmed these yet. Others need not wait for them.
+    fn leave_out(&mut self) {
+        if !self.is_left_out || self.copied.is_some() {
+            let reason =
+                "bytes of mirrors are not cached, since only the origin says what is right";
+            self.entry.shared.note(reason);
+        }
+        (self.is_left_out, self.copied) = (true, None);
+        self.claim = Arc::new(Claim::without_lock(tiles(&self.wanted)));
+    }
+
     /// Hands the last bytes over: the response has ended and was as long as it should be.
     fn finish(mut self) {
         self.hand_over();
@@ -315,7 +327,11 @@ impl<'a, R: Receive> Tee<'a, R> {
         }
         let passed = last.saturating_sub(first);
         self.events().surplus(bytes.len() as u64 - passed);
-        self.copy(bytes);
+        if from.of_mirrors() == Provenance::ORIGIN {
+            self.copy(bytes);
+        } else {
+            self.leave_out();
+        }
         self.at = end;
     }
 }
@@ -370,6 +386,45 @@ mod tests {
         tee.bytes(&bytes, Provenance::CACHE);
         tee.finish();
         assert_eq!(dropped(), 3 * BUFFER_BYTES as u64);
+    }
+
+    #[test]
+    fn bytes_of_mirrors_are_not_cached() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let all = 0..4 * BUFFER_BYTES as u64;
+        let (cache, entry) = opened(folder.path(), all.end);
+        let bytes = vec![7; BUFFER_BYTES];
+        for (from, kept) in [
+            ([Provenance::mirror(0); 4], 0),
+            // Neither the stretch in which the mirror's bytes begin nor those behind it.
+            (
+                [
+                    Provenance::ORIGIN,
+                    Provenance::mirror(63),
+                    Provenance::ORIGIN,
+                    Provenance::ORIGIN,
+                ],
+                1,
+            ),
+            ([Provenance::ORIGIN; 4], 4),
+        ] {
+            let mut to = Nothing;
+            let claim = Claim::without_lock(tiles(&all));
+            let mut tee = Tee::new(&mut to, &entry, all.clone(), &all, claim);
+            for from in from {
+                tee.bytes(&bytes, from);
+            }
+            tee.finish();
+            assert!(crate::storage::finish_caching(Duration::from_secs(60)));
+            let there = kept * BUFFER_BYTES as u64;
+            assert!(there == 0 || entry.has(&(0..there)), "{from:?}");
+            assert!(
+                there == all.end || !entry.has(&(there..there + 1)),
+                "{from:?}"
+            );
+        }
+        let reason = cache.report().reason.expect("is said");
+        assert!(reason.contains("mirrors"), "{reason}");
     }
 
     static NO_TURNS: Semaphore = Semaphore::const_new(0);

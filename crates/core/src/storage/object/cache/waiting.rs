@@ -108,7 +108,7 @@ mod tests {
     fn bytes_that_others_wait_for_are_not_left_out() {
         let folder = tempfile::tempdir().expect("a folder");
         let (cache, one) = opened(folder.path(), LEN);
-        let open = || open(&cache, folder.path(), LEN);
+        let open = || open(&cache, LEN);
         let other = open();
         let writes = &cache.shared.disk.supplies.writes;
         let mut held: Vec<_> = std::iter::from_fn(|| writes.take()).collect();

@@ -159,7 +159,8 @@ mod tests {
     use super::super::arriving::Arriving;
     use super::*;
     use crate::options::StoreOptions;
-    use crate::storage::object::cache::{Cache, VERSION};
+    use crate::storage::object::cache::Cache;
+    use crate::storage::object::cache::tests::open_numbered;
 
     /// Opens a cache in a folder, and the numbered entry of an object of 4 KiB in it.
     fn open(folder: &Path, limit: &str, number: usize) -> (Arc<Cache>, Arc<Entry>) {
@@ -167,9 +168,8 @@ mod tests {
         let options = StoreOptions::new().with("cache_dir", &directory);
         let options = options.and_then(|options| options.with("cache_limit", limit));
         let cache = Cache::from_options(&options.expect("options")).expect("a cache");
-        let place = folder.join(VERSION).join(number.to_string());
-        let entry = Entry::open(&cache.shared, &place, "contents", 4096, "");
-        (cache, Arc::new(entry.expect("opens")))
+        let entry = open_numbered(&cache, number, 4096);
+        (cache, entry)
     }
 
     #[test]

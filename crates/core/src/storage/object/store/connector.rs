@@ -62,6 +62,8 @@ pub(in crate::storage) struct Connector {
     /// Timeline of the opening that the clients are made for.
     timeline: Timeline,
     first: Arc<FirstConnection>,
+    /// Set if a client does not verify the certificate of its server.
+    is_unverified: Arc<AtomicBool>,
 }
 
 impl Connector {
@@ -75,6 +77,11 @@ impl Connector {
     /// Returns whether a connection was made, by any client.
     pub(in crate::storage) fn first(&self) -> &Arc<FirstConnection> {
         &self.first
+    }
+
+    /// Returns whether any client accepts every certificate: what it receives may come from anyone.
+    pub(in crate::storage) fn is_unverified(&self) -> bool {
+        self.is_unverified.load(Ordering::Relaxed)
     }
 
     /// Returns the number of clients made so far.
@@ -178,6 +185,7 @@ impl Connector {
         };
         if flag(options, Key::AllowInvalidCertificates)? {
             builder = builder.danger_accept_invalid_certs(true);
+            self.is_unverified.store(true, Ordering::Relaxed);
         }
         with_limits(builder, options)
     }

@@ -83,6 +83,9 @@ use crate::options::store_options::{StoreOptions, without_credentials};
 use crate::sync::timeline::Timeline;
 use builder::{Opening, StoreProtocol};
 
+/// End of the address of a server whose certificate is not verified.
+const UNVERIFIED: &str = " without TLS verification";
+
 /// Bucket, container, web server, or repository of a model hub.
 pub(crate) struct Store {
     inner: Arc<dyn ObjectStore>,
@@ -187,7 +190,11 @@ impl Store {
         let opened = (protocol.open)(&opening)?;
         let own_client = opening.connector.made().saturating_sub(opened.sessions);
         opening.connector.own_from(own_client);
-        let origin = without_credentials(&opened.origin);
+        let mut origin = without_credentials(&opened.origin);
+        if opening.connector.is_unverified() {
+            // What anyone may have sent is never taken for what the server sent.
+            origin.push_str(UNVERIFIED);
+        }
         let store = Self {
             inner: opened.store,
             label: format!("{}://{}", url.scheme, url.host()),
@@ -454,7 +461,8 @@ impl Store {
         Some(self.repository.as_ref()?.commit.get()?.name())
     }
 
-    /// Returns the address of the server, beyond what URLs name: the endpoint and the account.
+    /// Returns the address of the server, beyond what URLs name: the endpoint and the account, and
+    /// whether its certificate is verified.
     pub(crate) fn origin(&self) -> &str {
         &self.origin
     }
