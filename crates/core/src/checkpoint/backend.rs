@@ -18,6 +18,7 @@ use crate::options::{Location, Protocol, StoreOptions};
 use crate::storage::{self, ObjectSource, Remote, commit_in_cache};
 use crate::storage::{ConfinedDir, FileSource, Source, cannot_open, is_network, path_of};
 use crate::sync::detached::PendingOps;
+use crate::sync::lock::Mutex;
 use crate::sync::timeline::Timeline;
 
 /// One opened shard.
@@ -51,6 +52,8 @@ pub(super) struct Backend {
     /// Phases of the opening.
     pub(super) timeline: Timeline,
     pub(super) follow_symlinks: bool,
+    /// Notes on what listings left out.
+    notes: Mutex<Vec<String>>,
     /// Deadline for opening.
     #[cfg(feature = "object")]
     deadline: Option<Instant>,
@@ -159,6 +162,7 @@ impl Backend {
             deadline: storage::open_deadline(&options.store),
             store: options.store,
             follow_symlinks: options.follow_symlinks,
+            notes: Mutex::default(),
             pending: PendingOps::default(),
             timeline: Timeline::default(),
             #[cfg(feature = "object")]
@@ -181,6 +185,11 @@ impl Backend {
             return Ok(locations.to_vec());
         }
         self.nearest_of_hubs(locations)
+    }
+
+    /// Returns notes on what listings have left out so far.
+    pub(super) fn notes(&self) -> Vec<String> {
+        self.notes.lock().clone()
     }
 
     /// Returns the options of object stores.
@@ -274,9 +283,19 @@ impl Backend {
             pending: PendingOps::default(),
             timeline: Timeline::default(),
             follow_symlinks: false,
+            notes: Mutex::default(),
             deadline: storage::open_deadline(store),
             roots: OnceLock::new(),
             remote: OnceLock::from(remote),
+        }
+    }
+
+    fn add_note(&self, location: &Location, note: String) {
+        let mut notes = self.notes.lock();
+        if !notes.contains(&note) {
+            // As in `load/start.rs`: the report has it too.
+            tracing::info!(target: "tload::notes", %location, "{note}");
+            notes.push(note);
         }
     }
 
@@ -350,7 +369,10 @@ impl Backend {
             // A file may have any name; opening it tells whether it exists.
             return Ok(Found::File);
         }
-        let storage::Folder { names, below } = folder;
+        let storage::Folder { names, below, note } = folder;
+        if let Some(note) = note {
+            self.add_note(location, note);
+        }
         Ok(Found::Folder { names, below })
     }
 }
