@@ -195,6 +195,8 @@ def copy(
 def list_files(source: Location, *, store: Store | None = None, **keywords: Unpack[StoreKeywords]) -> list[ListedFile]:
     """List all files below a location, hidden ones too, by name.
 
+    Names that cannot be those of files (see `tload.copy`) are left out.
+
     Args:
         source: A path or URL: see `tload.open`. Web servers list nothing: there it is what an index
             names, and what usually lies beside it.

@@ -30,6 +30,9 @@ const TERM_BYTES_MIN: u64 = 8 * 1024;
 /// Terms that a response may have beside those that the length of the range allows.
 const TERMS_EXTRA: u64 = 256;
 
+/// Longest place, bytes: twice `MAX_XORB_SERIALIZED_SIZE` of xet-core.
+const PLACE_BYTES_MAX: u64 = 128 << 20;
+
 /// Comparisons of terms with places that have other ranges of chunks. Stores answer with a place
 /// for each term, or with few places.
 const COMPARISONS_MAX: usize = 1 << 20;
@@ -239,8 +242,8 @@ fn step(term: &Term, place: Option<&Place>, skip: u64) -> Result<Step, &'static 
         end: last,
     } = place.url_range;
     let chunks = u64::from(place.range.end - place.range.start);
-    let is_long = |bytes: &u64| *bytes < chunks.saturating_mul(PACKED_MAX as u64);
-    let len = last.checked_sub(first).filter(is_long);
+    let most = chunks.saturating_mul(PACKED_MAX as u64).min(PLACE_BYTES_MAX);
+    let len = last.checked_sub(first).filter(|&bytes| bytes < most);
     if len.is_none() || last == u64::MAX || place.range.end > COUNT_MAX {
         return Err("has a place that its chunks cannot have");
     }
