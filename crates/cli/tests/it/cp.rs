@@ -497,7 +497,15 @@ fn names_that_cannot_be_copied_are_left_out_and_fail_the_copy() {
         return;
     }
     let paths = [source.to_str().unwrap(), target.to_str().unwrap()];
-    refused(&paths, 2, &["odd\u{fffd}.bin", "everything else was copied", "--skip-unusable"]);
+    refused(
+        &paths,
+        2,
+        &[
+            "odd\u{fffd}.bin",
+            "everything else was copied",
+            "--skip-unusable",
+        ],
+    );
     assert_eq!(names(&target), ["a/config.json"]);
     let plan = copy(&source, &target, &["--dry-run"]);
     assert_eq!(plan["unusable"], json!(["odd\u{fffd}.bin"]));

@@ -95,7 +95,7 @@ impl Found {
     }
 }
 
-/// Returns all selected files, with entries sorted by name. A source that is a file is selected whatever its
+/// Returns all selected files, sorted by name. A source that is a file is selected whatever its
 /// name.
 pub(super) fn find(
     source: &Location,

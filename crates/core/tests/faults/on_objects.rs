@@ -302,11 +302,7 @@ fn listing() -> Vec<ObjectFault> {
             Fault::RepeatedPage,
             &["oversized"],
         ),
-        on_list(
-            "a list ends early",
-            Fault::TruncatedPage,
-            &["ends early"],
-        ),
+        on_list("a list ends early", Fault::TruncatedPage, &["ends early"]),
     ]
 }
 

@@ -15,7 +15,7 @@ use crate::sites;
 
 const KEYS: usize = 33;
 
-/// What a server does with a list that has more entries than a page.
+/// Behaviour of a server whose list has more entries than a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     /// Names the next page by a token.
@@ -227,7 +227,7 @@ fn list_is_complete_or_an_error() {
     }
 }
 
-/// What is no list is not an empty one.
+/// Other documents are errors, not empty lists.
 #[test]
 fn other_responses_are_no_lists() {
     for body in [

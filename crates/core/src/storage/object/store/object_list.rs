@@ -137,7 +137,7 @@ struct Entry {
     e_tag: Option<String>,
 }
 
-/// What follows a page.
+/// Continuation of a list after a page.
 #[derive(Debug, PartialEq, Eq)]
 enum Rest {
     /// Nothing: the list is complete.
@@ -527,7 +527,7 @@ mod tests {
     #[test]
     fn entries_of_both_forms_are_read() {
         let mut objects = gather(Format::Objects);
-        let inner = [object("m/", 0), object("m/a & b", 7), prefix("m/sub/")].concat();
+        let inner = [object("m/", 0), object("m/a & b", 7), prefix("m/sub/")].join("\n  ");
         objects.take_page(page(&inner).as_bytes()).expect("a page");
         let level = objects.into_level();
         assert_eq!(names(&level), (vec!["m/a & b"], vec!["m/sub"]));
@@ -574,7 +574,7 @@ mod tests {
         let unusable = ["m/..", "m/./", "m//", "m/a\u{1}b", "m/b\u{7f}/"];
         assert_eq!(level.unusable, unusable);
         let mut objects = gather(Format::Objects);
-        let text = page(&object("m/a?b", 1)).replace('?', "\u{1}").into_bytes();
+        let text = page(&object("m/a$b", 1)).replace('$', "\u{1}").into_bytes();
         let broken: Vec<_> = text
             .iter()
             .map(|&byte| if byte == 1 { 0xff } else { byte })

@@ -242,7 +242,9 @@ fn step(term: &Term, place: Option<&Place>, skip: u64) -> Result<Step, &'static 
         end: last,
     } = place.url_range;
     let chunks = u64::from(place.range.end - place.range.start);
-    let most = chunks.saturating_mul(PACKED_MAX as u64).min(PLACE_BYTES_MAX);
+    let most = chunks
+        .saturating_mul(PACKED_MAX as u64)
+        .min(PLACE_BYTES_MAX);
     let len = last.checked_sub(first).filter(|&bytes| bytes < most);
     if len.is_none() || last == u64::MAX || place.range.end > COUNT_MAX {
         return Err("has a place that its chunks cannot have");
