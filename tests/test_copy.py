@@ -281,3 +281,21 @@ def test_dry_run_shows_resumed_bytes(web: servers.Web, tmp_path: Path) -> None:
     assert [(file.action, file.resumed_bytes) for file in report.plan.files] == [("resume", MIB)]
     assert report.copied_bytes == 3 * MIB
     assert there(tmp_path) == before
+
+
+def test_names_that_cannot_be_copied_are_left_out(folder: Path, tmp_path: Path) -> None:
+    odd = os.fsencode(folder) + b"/odd\xff.bin"
+    try:
+        with open(odd, "wb") as file:
+            file.write(b"x")
+    except OSError:
+        pytest.skip("the file system has no such names")
+    target = tmp_path / "target"
+    with pytest.raises(tload.InvalidRequestError, match="odd.*left out") as caught:
+        tload.copy(folder, target)
+    assert "skip_unusable" in str(caught.value)
+    report = tload.copy(folder, target, skip_unusable=True)
+    assert report.unusable == ("odd\ufffd.bin",)
+    assert report.skipped_files > 0
+    assert tload.copy(folder, target, exclude="odd*").unusable == ()
+    assert all("odd" not in file.path for file in tload.list_files(folder))

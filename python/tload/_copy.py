@@ -76,6 +76,10 @@ class CopyReport:
     unversioned_files: int
     """Copied files whose store sends neither ETag nor Last-Modified (store option
     `allow_unversioned`)."""
+    unusable: tuple[str, ...]
+    """Names at the source that cannot be those of files in a directory, and were left out: keys of
+    stores with empty components, dots or control characters, names that are not UTF-8, and files
+    with the name of a folder."""
     seconds: float
     """Seconds from the call to the last byte on disk."""
     plan: CopyPlan | None = None
@@ -101,6 +105,7 @@ def copy(
     exclude: Names | None = None,
     hidden: bool = False,
     force: bool = False,
+    skip_unusable: bool = False,
     dry_run: bool = False,
     depth: int | None = None,
     extent_bytes: Size | None = None,
@@ -129,6 +134,9 @@ def copy(
         hidden: Include files and directories whose names begin with a dot. Default: `False`.
         force: Replace files that are already there, and restart files that are partly copied.
             Default: `False`.
+        skip_unusable: Succeed although names that cannot be those of files were left out: see
+            `unusable` of the report. Otherwise the copy raises an error that names them, after it
+            has copied everything else. Default: `False`.
         dry_run: Write nothing, and create no directory: `plan` of the report says what would be
             copied, resumed and skipped, and the disk space that is needed and free. Default:
             `False`.
@@ -149,7 +157,8 @@ def copy(
     Raises:
         NotFoundError: The source does not exist, or none of its files is selected.
         PermissionDeniedError: The source may not be read, or the target may not be written.
-        InvalidRequestError: A pattern or number is invalid, or a name leads out of the target.
+        InvalidRequestError: A pattern or number is invalid, or names were left out because they
+            cannot be those of files (see `skip_unusable`).
         OutOfMemoryError: The disk has too little free space.
         LoadTimeoutError: It took longer than `timeout`. The hint says how much is kept.
         ChangedError, RemoteError, IoError: While copying.
@@ -170,6 +179,7 @@ def copy(
             exclude=texts("exclude", exclude),
             hidden=hidden,
             force=force,
+            skip_unusable=skip_unusable,
             dry_run=dry_run,
             options=options,
             store=_store.resolve(store, os.environ),
@@ -184,6 +194,8 @@ def copy(
 @_store.takes_keywords
 def list_files(source: Location, *, store: Store | None = None, **keywords: Unpack[StoreKeywords]) -> list[ListedFile]:
     """List all files below a location, hidden ones too, by name.
+
+    Names that cannot be those of files (see `tload.copy`) are left out.
 
     Args:
         source: A path or URL: see `tload.open`. Web servers list nothing: there it is what an index

@@ -92,6 +92,7 @@ def copy(
     exclude: Sequence[str],
     hidden: bool,
     force: bool,
+    skip_unusable: bool,
     dry_run: bool,
     options: Options,
     store: Sequence[tuple[str, str]],

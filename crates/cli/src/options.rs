@@ -127,6 +127,7 @@ pub(crate) fn copy(args: &CopyArgs) -> CopyOptions {
     options.exclude.clone_from(&args.exclude);
     options.hidden = args.hidden;
     options.force = args.force;
+    options.skip_unusable = args.skip_unusable;
     options.dry_run = args.dry_run;
     options.depth = args.depth.unwrap_or(options.depth);
     options.range_bytes = args.extent.unwrap_or(options.range_bytes);

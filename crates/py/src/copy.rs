@@ -17,7 +17,7 @@ use crate::watch::Watch;
 /// Copies a location into a local directory. Returns the report as JSON.
 #[pyfunction]
 #[pyo3(signature = (
-    source, target, *, names, include, exclude, hidden, force, dry_run, options, store, progress
+    source, target, *, names, include, exclude, hidden, force, skip_unusable, dry_run, options, store, progress
 ))]
 #[expect(
     clippy::too_many_arguments,
@@ -32,6 +32,7 @@ pub(crate) fn copy(
     exclude: Vec<String>,
     hidden: bool,
     force: bool,
+    skip_unusable: bool,
     dry_run: bool,
     options: &Bound<'_, PyAny>,
     store: StoreArgument,
@@ -45,6 +46,7 @@ pub(crate) fn copy(
     options.exclude = exclude;
     options.hidden = hidden;
     options.force = force;
+    options.skip_unusable = skip_unusable;
     options.dry_run = dry_run;
     options.depth = limits.depth.unwrap_or(options.depth);
     options.range_bytes = limits.extent_bytes.unwrap_or(options.range_bytes);

@@ -27,7 +27,10 @@ and the usual configuration and tokenizer files are copied. A model of the Huggi
 files are all in the hub's cache is copied from there, without requests.
 
 JSON: {location, target, copied_files, copied_bytes, resumed_bytes, skipped_files, skipped_bytes,
-  requests, retries, unversioned_files, seconds, plan}; `copied_bytes` were read by this copy, `resumed_bytes` by earlier ones.
+  requests, retries, unversioned_files, unusable, seconds, plan}; `copied_bytes` were read by this copy, `resumed_bytes` by
+  earlier ones. `unusable` are names that cannot be those of files, and are left out: keys of stores with empty components,
+  dots or control characters, names that are not UTF-8, and files with the name of a folder. Without --skip-unusable, the
+  command copies everything else and then fails.
   `plan` is null, or with --dry-run {files: [{name, action, bytes, resumed_bytes}], needed_bytes,
   free_bytes}; the counters then say what the copy would do. An action is copy, resume or skip.")]
 #[expect(clippy::struct_excessive_bools, reason = "independent flags")]
@@ -49,6 +52,9 @@ pub(crate) struct CopyArgs {
     /// Copy existing files again, from the first byte
     #[arg(long)]
     pub(crate) force: bool,
+    /// Succeed although names that cannot be those of files, such as a//b, were left out
+    #[arg(long)]
+    pub(crate) skip_unusable: bool,
     /// Print what would be copied, resumed and skipped, and the disk space needed; write nothing
     #[arg(long)]
     pub(crate) dry_run: bool,

@@ -24,6 +24,7 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
         .store(options::store(&args.store)?);
     let control = copy.control();
     let report = watch(copy, &control, (args.time.timeout, interrupt))?;
+    note_unusable(&report, args.skip_unusable);
     if args.json {
         return interrupt.answer().give(out, &report);
     }
@@ -31,6 +32,20 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
         Some(plan) => write_plan(out, &report, plan).map_err(standard_output),
         None if verbosity::shows_notes() => write_text(out, &report).map_err(standard_output),
         None => Ok(()),
+    }
+}
+
+/// Names what was left out because it cannot be the name of a file.
+fn note_unusable(report: &CopyReport, is_accepted: bool) {
+    let would = if report.plan.is_some() && !is_accepted {
+        ": this copy would fail at its end (--skip-unusable)"
+    } else {
+        ""
+    };
+    for name in &report.unusable {
+        note(&format!(
+            "{name:?} cannot be the name of a file, and is left out{would}"
+        ));
     }
 }
 

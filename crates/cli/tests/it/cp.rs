@@ -489,3 +489,39 @@ fn copy_larger_than_free_space_is_rejected_before_first_write() {
     );
     assert_eq!(names(&target), Vec::<String>::new());
 }
+
+/// Names that are not UTF-8 cannot be shown or recorded.
+#[test]
+fn names_that_cannot_be_copied_are_left_out_and_fail_the_copy() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let directory = tempfile::tempdir().unwrap();
+    let (source, target) = (directory.path().join("from"), directory.path().join("to"));
+    write(&source.join("a/config.json"), "{}");
+    let odd = source.join(OsStr::from_bytes(b"odd\xff.bin"));
+    if fs::write(&odd, "x").is_err() {
+        // Some file systems have no such names.
+        return;
+    }
+    let paths = [source.to_str().unwrap(), target.to_str().unwrap()];
+    refused(
+        &paths,
+        2,
+        &[
+            "odd\u{fffd}.bin",
+            "everything else was copied",
+            "--skip-unusable",
+        ],
+    );
+    assert_eq!(names(&target), ["a/config.json"]);
+    let plan = copy(&source, &target, &["--dry-run"]);
+    assert_eq!(plan["unusable"], json!(["odd\u{fffd}.bin"]));
+    let report = copy(&source, &target, &["--skip-unusable"]);
+    assert_eq!(report["unusable"], json!(["odd\u{fffd}.bin"]));
+    assert_eq!(report["skipped_files"], 1);
+    let report = copy(&source, &target, &["--exclude", "odd*"]);
+    assert_eq!(report["unusable"], json!([]));
+    let report = copy(&source, &target, &["--include", "*.json"]);
+    assert_eq!(report["unusable"], json!([]));
+}

@@ -23,6 +23,7 @@ use crate::options::{Location, Protocol, StoreOptions};
 use crate::storage::{self, ObjectSource, OpenedState, Remote, commit_in_cache};
 use crate::storage::{ConfinedDir, FileSource, Source, cannot_open, is_network, path_of};
 use crate::sync::detached::PendingOps;
+use crate::sync::lock::Mutex;
 use crate::sync::timeline::Timeline;
 
 /// One opened shard.
@@ -56,6 +57,8 @@ pub(super) struct Backend {
     /// Phases of the opening.
     pub(super) timeline: Timeline,
     pub(super) follow_symlinks: bool,
+    /// Notes on what listings left out.
+    notes: Mutex<Vec<String>>,
     /// Deadline for opening.
     #[cfg(feature = "object")]
     deadline: Option<Instant>,
@@ -168,6 +171,7 @@ impl Backend {
             deadline: storage::open_deadline(&options.store),
             store: options.store,
             follow_symlinks: options.follow_symlinks,
+            notes: Mutex::default(),
             pending: PendingOps::of(whole),
             timeline: Timeline::default(),
             #[cfg(feature = "object")]
@@ -192,6 +196,11 @@ impl Backend {
             return Ok(locations.to_vec());
         }
         self.nearest_of_hubs(locations)
+    }
+
+    /// Returns notes on what listings have left out so far.
+    pub(super) fn notes(&self) -> Vec<String> {
+        self.notes.lock().clone()
     }
 
     /// Returns the options of object stores.
@@ -287,6 +296,7 @@ impl Backend {
             pending: PendingOps::of(location),
             timeline: Timeline::default(),
             follow_symlinks: false,
+            notes: Mutex::default(),
             deadline: storage::open_deadline(store),
             roots: OnceLock::new(),
             remote: OnceLock::from(remote),
@@ -330,6 +340,15 @@ impl Backend {
     ) -> Result<Option<ShardSource>> {
         let opened = ObjectSource::in_state(self.remote()?, base, state, self.deadline)?;
         Ok(opened.map(ShardSource::Object))
+    }
+
+    fn add_note(&self, location: &Location, note: String) {
+        let mut notes = self.notes.lock();
+        if !notes.contains(&note) {
+            // As in `load/start.rs`: the report has it too.
+            tracing::info!(target: "tload::notes", %location, "{note}");
+            notes.push(note);
+        }
     }
 
     fn is_known(&self, object: &Location) -> bool {
@@ -402,7 +421,10 @@ impl Backend {
             // A file may have any name; opening it tells whether it exists.
             return Ok(Found::File);
         }
-        let storage::Folder { names, below } = folder;
+        let storage::Folder { names, below, note } = folder;
+        if let Some(note) = note {
+            self.add_note(location, note);
+        }
         Ok(Found::Folder { names, below })
     }
 }

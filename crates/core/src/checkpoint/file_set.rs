@@ -107,6 +107,11 @@ impl FileSet {
         })
     }
 
+    /// Returns notes on what listings have left out so far.
+    pub(crate) fn listing_notes(&self) -> Vec<String> {
+        self.backend.notes()
+    }
+
     /// Returns whether symbolic links may lead out of the directory.
     pub(crate) fn follows_symlinks(&self) -> bool {
         self.backend.follow_symlinks

@@ -233,7 +233,7 @@ impl Checkpoint {
             location,
             index: set.index.as_ref().map(|index| index.file.clone()),
             is_whole: set.is_whole,
-            notes: set.note.iter().cloned().collect(),
+            notes: set.note.iter().cloned().chain(backend.notes()).collect(),
             left_out: set.left_out.clone(),
             follow_symlinks: backend.follow_symlinks,
             shards,

@@ -110,7 +110,16 @@ impl ShardSet {
                 .transpose()
                 .unwrap_or_else(|| {
                     let holding = holding_weights(location, names, below, backend);
-                    Err(no_weights(location, names, below, &holding))
+                    let error = no_weights(location, names, below, &holding);
+                    // The weights may be what the listing left out.
+                    let notes = backend.notes().join("; ");
+                    Err(match error.hint() {
+                        Some(hint) if !notes.is_empty() => {
+                            let hint = format!("{notes}; {hint}");
+                            error.with_hint(hint)
+                        }
+                        _ => error,
+                    })
                 }),
         }
     }

@@ -23,6 +23,7 @@ use std::time::Instant;
 
 use self::lock::{CacheLock, LOCK_PATIENCE};
 use super::cancel::{Stop, unless_stopped};
+use super::list::Found;
 use super::paths::{self, components};
 use super::{Copy, CopyOptions, DEPTH, RANGE_BYTES, Shared};
 use crate::error::{Error, ErrorKind, Result};
@@ -152,6 +153,10 @@ fn fill_places(
     let put = || {
         let folder = repository_folder(url, store);
         let folder = folder.ok_or_else(|| Error::unsupported("the hub's cache is unknown"))?;
+        let mut found = Found::default();
+        for file in &commit.files {
+            found.count(source, file.location.as_ref())?;
+        }
         let opened = open(&folder).map_err(|error| cannot(&folder, error))?;
         let own = opened.trusting(trust(store));
         let own = own.map_err(|error| cannot(&folder, error))?;
@@ -414,13 +419,8 @@ fn list(source: &Location, options: &StoreOptions, shared: &Arc<Shared>) -> Resu
     let (store, _) = remote.store(source.remote().expect("a location of a hub"))?;
     let (retries, retry_counter) = (options.retries(), remote.retry_counter().clone());
     let listing = async move {
-        let (mut files, mut folders) = (Vec::new(), vec![None]);
-        while let Some(folder) = folders.pop() {
-            let ask = || store.list(folder.as_ref());
-            let level = with_retries(retries, &retry_counter, ask).await?;
-            files.extend(level.objects);
-            folders.extend(level.prefixes.into_iter().map(Some));
-        }
+        let ask = || store.files_of_commit();
+        let files = with_retries(retries, &retry_counter, ask).await?;
         let name = store.commit_name().expect("was listed").to_owned();
         Ok(Commit { name, files })
     };

@@ -42,8 +42,10 @@ pub(super) struct Entry {
 
 /// Result of listing a source.
 #[derive(Debug)]
-struct Listing {
-    entries: Vec<Entry>,
+pub(super) struct Listing {
+    pub(super) entries: Vec<Entry>,
+    /// Selected names of which no entry can be made; of a store, whole keys.
+    pub(super) unusable: Vec<String>,
     /// True if the source is a file, and the only entry.
     is_file: bool,
 }
@@ -52,13 +54,15 @@ impl Listing {
     fn from_file(entry: Entry) -> Self {
         Self {
             entries: vec![entry],
+            unusable: Vec::new(),
             is_file: true,
         }
     }
 
-    fn from_folder(entries: Vec<Entry>) -> Self {
+    fn from_folder(entries: Vec<Entry>, unusable: Vec<String>) -> Self {
         Self {
             entries,
+            unusable,
             is_file: false,
         }
     }
@@ -67,15 +71,16 @@ impl Listing {
 /// Files found so far. Their number is limited: more is a mistake, a store that invents listings,
 /// or links that form a cycle.
 #[derive(Debug, Default)]
-struct Found {
+pub(super) struct Found {
     entries: Vec<Entry>,
+    unusable: Vec<String>,
     /// Number of files and directories, selected or not.
     names: usize,
 }
 
 impl Found {
     /// Counts the file or directory `name` below `source`.
-    fn count(&mut self, source: &Location, name: &str) -> Result<()> {
+    pub(super) fn count(&mut self, source: &Location, name: &str) -> Result<()> {
         self.names += 1;
         let message = if self.names > NAMES_MAX {
             format!("it contains more than {NAMES_MAX} files and directories")
@@ -92,24 +97,24 @@ impl Found {
 
 /// Returns all selected files, sorted by name. A source that is a file is selected whatever its
 /// name.
-pub(super) fn entries(
+pub(super) fn find(
     source: &Location,
     filter: &Filter,
     sources: &Sources,
     shared: &Arc<Shared>,
-) -> Result<Vec<Entry>> {
-    let listing = match source.as_path() {
+) -> Result<Listing> {
+    let mut listing = match source.as_path() {
         Some(path) => local(source, path, filter, shared)?,
         None => remote(source, filter, sources, shared)?,
     };
-    let mut entries = listing.entries;
+    let entries = &mut listing.entries;
     if !listing.is_file {
         entries.retain(|entry| filter.takes(&entry.name));
     }
     #[cfg(feature = "object")]
-    take_from_cache(source, &mut entries, sources)?;
+    take_from_cache(source, entries, sources)?;
     entries.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(entries)
+    Ok(listing)
 }
 
 fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Result<Listing> {
@@ -130,7 +135,10 @@ fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Re
         found: Found::default(),
     };
     walk.folder(source, "", &metadata)?;
-    Ok(Listing::from_folder(walk.found.entries))
+    let Found {
+        entries, unusable, ..
+    } = walk.found;
+    Ok(Listing::from_folder(entries, unusable))
 }
 
 /// Walk through local directories. Follows symbolic links, since caches of model hubs consist of
@@ -170,10 +178,18 @@ impl Walk<'_> {
         if !self.filter.sees(last.as_bytes()) {
             return Ok(());
         }
-        let Ok(last) = last.into_string() else {
-            return Err(Error::invalid_request("the name is not UTF-8")
-                .with_location(entry.path().display())
-                .with_hint("rename it"));
+        let last = match last.into_string() {
+            Ok(last) => last,
+            Err(last) => {
+                // Not UTF-8.
+                let name = below(folder, &last.to_string_lossy());
+                self.found.count(self.source, &name)?;
+                let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+                if self.filter.may_take(&name, is_folder) {
+                    self.found.unusable.push(name);
+                }
+                return Ok(());
+            }
         };
         let (location, name) = (Location::from_path(entry.path()), below(folder, &last));
         self.found.count(self.source, &name)?;

@@ -21,6 +21,7 @@ mod plan;
 mod record;
 mod recording;
 mod target;
+mod unusable;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,7 +42,7 @@ use crate::options::{Location, StoreOptions};
 use crate::storage::guarded_dir::GuardedDir;
 use control::Shared;
 use fetch::Sources;
-use list::Entry;
+use list::{Entry, Listing};
 use paths::Filter;
 use target::TargetDir;
 
@@ -68,6 +69,9 @@ pub struct CopyOptions {
     pub hidden: bool,
     /// Copies existing files again, and discards incomplete ones. Default: no.
     pub force: bool,
+    /// Succeeds although names at the source that cannot be those of files were left out; see
+    /// [`CopyReport::unusable`]. Default: no.
+    pub skip_unusable: bool,
     /// Decides what to do with each file, and does not do it: writes nothing. Default: no.
     pub dry_run: bool,
     /// Requests (for files: reads) in flight, over all files; 1 to 4096. Default: 16.
@@ -84,6 +88,7 @@ impl Default for CopyOptions {
             exclude: Vec::new(),
             hidden: false,
             force: false,
+            skip_unusable: false,
             dry_run: false,
             depth: DEPTH,
             range_bytes: RANGE_BYTES,
@@ -152,6 +157,11 @@ pub struct CopyReport {
     /// Copied files whose store sends neither `ETag` nor Last-Modified (`allow_unversioned`): their
     /// length, first and last bytes were compared once more at the end.
     pub unversioned_files: u64,
+    /// Names at the source that cannot be those of files in a directory, and were left out: keys of
+    /// stores with empty components, dots or control characters, names that are not UTF-8, and
+    /// files with the name of a folder. Never copied; a copy that is not a dry run fails after it
+    /// has copied everything else, unless [`CopyOptions::skip_unusable`] is set.
+    pub unusable: Vec<String>,
     /// Seconds from the call to the last byte on disk.
     pub seconds: f64,
     /// Steps of the copy, file by file, with [`CopyOptions::dry_run`]; else `None`.
@@ -183,7 +193,13 @@ pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedF
     let (filter, sources) = (Filter::new(&options)?, Sources::new(store));
     let shared = Arc::default();
     let mut listed = Vec::new();
-    for entry in list::entries(source, &filter, &sources, &shared)? {
+    let Listing {
+        entries, unusable, ..
+    } = list::find(source, &filter, &sources, &shared)?;
+    if !unusable.is_empty() {
+        tracing::info!(target: "tload::notes", "{}", unusable::error(&unusable, source).message());
+    }
+    for entry in entries {
         let mut bytes = entry.listed.map(|listed| listed.len);
         if bytes.is_none() && entry.location == *source {
             // Nothing is below it; only opening it tells whether it is an object itself.
@@ -243,7 +259,8 @@ impl Copy {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for names that lead out of the target;
+    /// [`ErrorKind::InvalidRequest`] for names that cannot be those of files in the target, after
+    /// all other files were copied ([`CopyOptions::skip_unusable`]);
     /// [`ErrorKind::OutOfMemory`] for a full disk; [`ErrorKind::Changed`] for a source that was
     /// replaced meanwhile; [`ErrorKind::Cancelled`]; and errors of opening and reading sources.
     /// After an error, the bytes that have arrived are kept for the next copy.
@@ -255,7 +272,16 @@ impl Copy {
         let sources = Sources::new(&self.store);
         #[cfg(feature = "object")]
         self.fill_hub_cache(&filter, &sources)?;
-        let entries = list::entries(&self.source, &filter, &sources, &self.shared)?;
+        let Listing {
+            entries,
+            mut unusable,
+            ..
+        } = list::find(&self.source, &filter, &sources, &self.shared)?;
+        let (entries, others) = unusable::split(entries);
+        unusable.extend(others);
+        if entries.is_empty() && !unusable.is_empty() {
+            return Err(unusable::error(&unusable, &self.source));
+        }
         if entries.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "there is nothing to copy")
                 .with_location(&self.source)
@@ -275,17 +301,17 @@ impl Copy {
                 .with_hint("names are paths below the source"));
             }
         }
-        for entry in &entries {
-            paths::components(&entry.name).map_err(|error| error.with_location(&self.source))?;
-        }
         if self.options.dry_run {
             let plan = plan::plan(entries, &self.target, &sources, &self.options, &self.shared)?;
-            return Ok(self.report(started, Some(plan)));
+            return Ok(self.report(started, Some(plan), unusable));
         }
         let root = self.open_target()?;
         let entries = self.absent(entries, &root)?;
         executor::run(entries, &root, &sources, &self.options, &self.shared)?;
-        Ok(self.report(started, None))
+        if unusable.is_empty() || self.options.skip_unusable {
+            return Ok(self.report(started, None, unusable));
+        }
+        Err(unusable::error(&unusable, &self.source))
     }
 
     #[cfg(feature = "object")]
@@ -309,8 +335,8 @@ impl Copy {
         if !is_asked || self.source.protocol() != Some(Protocol::Hub) {
             return Ok(());
         }
-        let entries = list::entries(&self.source, filter, sources, &self.shared)?;
-        let names: Vec<_> = entries.into_iter().map(|entry| entry.name).collect();
+        let listing = list::find(&self.source, filter, sources, &self.shared)?;
+        let names: Vec<_> = listing.entries.into_iter().map(|it| it.name).collect();
         let download = hub_cache::Download {
             depth: self.options.depth,
             range_bytes: self.options.range_bytes,
@@ -399,7 +425,12 @@ impl Copy {
         Ok(absent)
     }
 
-    fn report(&self, started: Instant, plan: Option<CopyPlan>) -> CopyReport {
+    fn report(
+        &self,
+        started: Instant,
+        plan: Option<CopyPlan>,
+        unusable: Vec<String>,
+    ) -> CopyReport {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let shared = &self.shared;
         CopyReport {
@@ -413,6 +444,7 @@ impl Copy {
             requests: load(&shared.requests),
             retries: load(&shared.retries),
             unversioned_files: load(&shared.unversioned_files),
+            unusable,
             seconds: started.elapsed().as_secs_f64(),
             plan,
         }
@@ -495,7 +527,7 @@ mod tests {
             "{:?}",
             hint()
         );
-        let report = copy.report(Instant::now(), None);
+        let report = copy.report(Instant::now(), None, Vec::new());
         assert_eq!((report.requests, report.retries), (30, 2));
     }
 

@@ -63,6 +63,18 @@ impl Filter {
             && (self.include.is_empty() || any(&self.include))
             && !any(&self.exclude)
     }
+
+    /// Returns whether a name that cannot be that of a file, or something below it if it is a
+    /// folder, would be selected. What is below such a folder is unknown.
+    pub(super) fn may_take(&self, name: &str, is_folder: bool) -> bool {
+        let last = name.rsplit('/').next().unwrap_or(name);
+        let any = |globs: &[GlobMatcher]| {
+            let matches = |glob: &GlobMatcher| glob.is_match(name) || glob.is_match(last);
+            globs.iter().any(matches)
+        };
+        let is_included = is_folder || self.include.is_empty() || any(&self.include);
+        self.names.is_none() && is_included && !any(&self.exclude)
+    }
 }
 
 fn glob(pattern: &str) -> Result<GlobMatcher> {

@@ -11,7 +11,7 @@ const CLOSE: char = '›';
 
 /// Names that can be marked, sorted. Other text in `‹›` is not a mark: it may be the name of a
 /// file.
-const NAMES: [&str; 27] = [
+const NAMES: [&str; 28] = [
     "align",
     "cache",
     "depth",
@@ -35,6 +35,7 @@ const NAMES: [&str; 27] = [
     "range_bytes",
     "retries",
     "share",
+    "skip_unusable",
     "store",
     "timeout",
     "verify",

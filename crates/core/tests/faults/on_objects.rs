@@ -44,6 +44,8 @@ pub(crate) struct ObjectFault {
     is_bare: Option<bool>,
     /// Opens an index.
     has_index: bool,
+    /// Opens the folder, which is listed.
+    is_listed: bool,
     read_timeout: &'static str,
     set: fn(&mut Options),
     /// The load has a timeout.
@@ -66,6 +68,7 @@ fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> ObjectFault {
         address: Address::Right,
         is_bare: None,
         has_index: false,
+        is_listed: false,
         // Long enough never to expire, unless a row is about it.
         read_timeout: "20",
         set: |_| {},
@@ -102,6 +105,7 @@ pub(crate) fn rows() -> Vec<ObjectFault> {
         staying(),
         refusing(),
         strange(),
+        listing(),
         garbled(),
         changing(),
         bare(),
@@ -282,6 +286,28 @@ fn refusing() -> Vec<ObjectFault> {
             ErrorKind::InvalidRequest,
             &["region=eu-west-1"],
         ),
+    ]
+}
+
+/// Lists that cannot be read to their end.
+fn listing() -> Vec<ObjectFault> {
+    let on_list = |fault, what, says| {
+        let outcome = fails(Remote, says, Names::Location, Retried::No);
+        let rule = Rule::always(what).on(Operation::List);
+        ObjectFault {
+            at_opening: true,
+            is_listed: true,
+            rules: vec![rule.clone()],
+            ..on_read(fault, rule, outcome)
+        }
+    };
+    vec![
+        on_list(
+            "a list names the same next page again and again",
+            Fault::RepeatedPage,
+            &["oversized"],
+        ),
+        on_list("a list ends early", Fault::TruncatedPage, &["ends early"]),
     ]
 }
 
@@ -577,6 +603,9 @@ impl ObjectFault {
         if self.has_index {
             bench.server.put(&format!("models/{INDEX}"), index(1));
             opened = INDEX;
+        }
+        if self.is_listed {
+            opened = "";
         }
         let begin = || {
             for rule in &self.rules {

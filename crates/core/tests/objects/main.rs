@@ -27,6 +27,7 @@ mod kept;
 mod layouts;
 mod lifecycle;
 mod listener;
+mod lists;
 mod loads;
 mod mirrors;
 mod network;

@@ -462,6 +462,39 @@ fn hostile_reconstruction_is_refused() {
     }
 }
 
+/// Each term is the last chunk of a long place, which is requested from its beginning.
+#[test]
+fn many_times_the_requested_bytes_are_refused() {
+    const TERM: usize = 24_576;
+    let opened = Opened::delivered();
+    let chunk = |len: usize| {
+        let [low, middle, high, _] = u32::try_from(len).expect("short").to_le_bytes();
+        let header = [0, low, middle, high, 0, low, middle, high];
+        [&header[..], &vec![7; len]].concat()
+    };
+    let xorb = [chunk(128 << 10).repeat(31), chunk(TERM)].concat();
+    let files = opened.hub.files();
+    let url = format!("{}/xorbs/hostile", files.url());
+    let bytes = json!({"start": 0, "end": xorb.len() - 1});
+    let place = json!({"chunks": {"start": 0, "end": 32}, "bytes": bytes});
+    files.put("xorbs/hostile", xorb.clone());
+    let term = json!({"hash": "a", "unpacked_length": TERM, "range": {"start": 31, "end": 32}});
+    let terms = vec![term; (4 * PERIOD).div_ceil(TERM)];
+    assert!(terms.len() * xorb.len() > 150 << 20);
+    opened.hub.fail_query(
+        200,
+        Some(json!({
+            "offset_into_first_range": 0,
+            "terms": terms,
+            "xorbs": {"a": [{"url": url, "ranges": [place]}]},
+        })),
+    );
+    let error = opened.refused();
+    assert_eq!(error.kind(), ErrorKind::Remote);
+    let words = "many times the requested bytes";
+    assert!(error.chain().contains(words), "{}", error.chain());
+}
+
 /// Name of a failure, and its cause.
 type Failure<'a> = (&'a str, &'a dyn Fn(&Hub));
 

@@ -57,6 +57,7 @@ pub(super) fn answer(store: &Store, head: &Head, fault: Option<&Fault>, id: &str
     match operation_of(head) {
         Operation::Get | Operation::Head => object(store, head, fault, id),
         Operation::List => match fault {
+            Some(Fault::TruncatedPage) => listing::without_end(head, ""),
             Some(Fault::RepeatedPage) => listing::without_end(head, "again"),
             Some(Fault::EndlessPages) => {
                 let pages = head.query("continuation-token").map(str::parse::<u64>);

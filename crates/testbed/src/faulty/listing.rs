@@ -96,10 +96,10 @@ pub(super) fn list(store: &Store, head: &Head, id: &str) -> Reply {
     )
 }
 
-/// Builds a page with one name, whose next token is `token`.
+/// Builds a page with one name, whose next token is `token`; without one if that is empty.
 pub(super) fn without_end(head: &Head, token: &str) -> Reply {
     let (bucket, _) = bucket_and_key(&head.path);
-    let key = format!("{}{token}", head.query("prefix").unwrap_or_default());
+    let key = format!("{}key{token}", head.query("prefix").unwrap_or_default());
     let text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult><Name>{}</Name>\
          <IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>\

@@ -76,6 +76,9 @@ pub enum Fault {
     RepeatedPage,
     /// Returns a next page with a new token with every page of a listing.
     EndlessPages,
+    /// Says that each page of a listing is truncated, names no next one, and begins each page with
+    /// the first key.
+    TruncatedPage,
     /// Flips the bits of the byte at this offset in the object. Applies only to reads that include
     /// that byte.
     Corrupt(u64),
@@ -124,6 +127,7 @@ impl fmt::Display for Fault {
             Self::BadLastModified => f.write_str("a Last-Modified that is no date"),
             Self::RepeatedPage => f.write_str("every page names the same next page"),
             Self::EndlessPages => f.write_str("every page names another next page"),
+            Self::TruncatedPage => f.write_str("every page is truncated and names no next page"),
             Self::Corrupt(byte) => write!(f, "byte {byte} of the object flipped"),
             Self::Garbage(bytes) => {
                 write!(f, "\"{}\" and the end", bytes.escape_ascii())

@@ -14,7 +14,7 @@ use crate::copy::paths::Filter;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{INDEX_BYTES_MAX, parse_index};
 use crate::options::{Location, Protocol};
-use crate::storage::{Listed, Remote, cached_copy, level, snapshot};
+use crate::storage::{Level, Remote, cached_copy, level, snapshot};
 
 const INDEX: &str = "model.safetensors.index.json";
 /// Suffixes of files: a directory with such a name is not expected, which saves a request.
@@ -58,12 +58,14 @@ pub(super) fn remote(
     if source.protocol() == Some(Protocol::Http) {
         return web_folder(source, filter, sources, shared);
     }
-    let entries = list(sources.remote()?, source, filter, shared)?;
-    if entries.is_empty() && !name.is_empty() {
+    let Found {
+        entries, unusable, ..
+    } = list(sources.remote()?, source, filter, shared)?;
+    if entries.is_empty() && unusable.is_empty() && !name.is_empty() {
         // A file may have any name; opening it tells whether it exists.
         return Ok(Listing::from_file(unopened(source, name)));
     }
-    Ok(Listing::from_folder(entries))
+    Ok(Listing::from_folder(entries, unusable))
 }
 
 /// Replaces entries that a hub listed by files in the cache of its tools, if everything selected is
@@ -114,15 +116,16 @@ fn list(
     source: &Location,
     filter: &Filter,
     shared: &Arc<Shared>,
-) -> Result<Vec<Entry>> {
+) -> Result<Found> {
     let mut found = Found::default();
     let url = source.remote().expect("a location in an object store");
     let (store, _) = remote.store(url)?;
     let mut folders = vec![(source.clone(), String::new())];
     while let Some((folder, name)) = folders.pop() {
-        let (prefix, objects, prefixes) = children(remote, &folder, shared)?;
+        let (prefix, level) = children(remote, &folder, shared)?;
         // An object with the directory's own key only marks that the directory exists.
-        for object in objects.iter().filter(|object| object.location != prefix) {
+        let objects = level.objects.iter();
+        for object in objects.filter(|object| object.location != prefix) {
             let last = last_of(&object.location, &prefix, &folder)?;
             if !filter.sees(last.as_bytes()) {
                 continue;
@@ -146,7 +149,7 @@ fn list(
                 opened: None,
             });
         }
-        for child in &prefixes {
+        for child in &level.prefixes {
             let last = last_of(child, &prefix, &folder)?;
             if filter.sees(last.as_bytes()) {
                 let name = below(&name, last);
@@ -154,16 +157,22 @@ fn list(
                 folders.push((folder.join(last), name));
             }
         }
+        for key in level.unusable {
+            let last = key.strip_prefix(prefix.as_ref()).unwrap_or(&key);
+            let last = last.strip_prefix('/').unwrap_or(last);
+            let is_folder = last.ends_with('/');
+            let last = last.strip_suffix('/').unwrap_or(last);
+            found.count(source, &name)?;
+            if filter.may_take(&below(&name, last), is_folder) {
+                found.unusable.push(key);
+            }
+        }
     }
-    Ok(found.entries)
+    Ok(found)
 }
 
-/// Returns the prefix of `folder` in the store, and the objects and prefixes directly below it.
-fn children(
-    remote: &Arc<Remote>,
-    folder: &Location,
-    shared: &Arc<Shared>,
-) -> Result<(Key, Vec<Listed>, Vec<Key>)> {
+/// Returns the prefix of `folder` in the store, and what is directly below it.
+fn children(remote: &Arc<Remote>, folder: &Location, shared: &Arc<Shared>) -> Result<(Key, Level)> {
     let url = folder.remote().expect("a location in an object store");
     let failed = |error: Error| error.or_location(folder);
     let (store, prefix) = remote.store(url).map_err(failed)?;
@@ -176,7 +185,7 @@ fn children(
     let level = remote
         .run_until(remote.open_deadline(), "listing it", listing)
         .map_err(failed)?;
-    Ok((prefix, level.objects, level.prefixes))
+    Ok((prefix, level))
 }
 
 /// Returns the last component of a key, which must be directly below the listed prefix: otherwise
@@ -237,7 +246,7 @@ fn web_folder(
             Err(error) => return Err(error),
         }
     }
-    Ok(Listing::from_folder(entries))
+    Ok(Listing::from_folder(entries, Vec::new()))
 }
 
 /// Returns whether a file is missing, counting a 403: servers that forbid listing answer so for

@@ -9,7 +9,7 @@ use super::cache::Question;
 use super::remote::Remote;
 use super::store::{Level, Store};
 use super::with_retries;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, shortened};
 use crate::options::{Location, Protocol};
 
 /// Names below a prefix.
@@ -19,6 +19,8 @@ pub(crate) struct Folder {
     pub(crate) names: Vec<String>,
     /// Names of prefixes that stand for directories, in alphabetical order, without hidden ones.
     pub(crate) below: Vec<String>,
+    /// Note on keys that cannot be requested, if there are any.
+    pub(crate) note: Option<String>,
 }
 
 impl Folder {
@@ -66,11 +68,31 @@ impl Folder {
                 .iter()
                 .filter_map(|prefix| visible(prefix.filename()))
                 .collect(),
+            note: unusable_note(&level.unusable),
         };
         folder.names.sort();
         folder.below.sort();
         Ok(folder)
     }
+}
+
+/// Returns a note that names keys that are left out because nothing can be requested by them.
+fn unusable_note(keys: &[String]) -> Option<String> {
+    const KEYS_SHOWN: usize = 5;
+    if keys.is_empty() {
+        return None;
+    }
+    // `{:?}` escapes control characters.
+    let shown = keys.iter().take(KEYS_SHOWN);
+    let shown: Vec<_> = shown.map(|key| format!("{:?}", shortened(key))).collect();
+    let more = match keys.len().saturating_sub(KEYS_SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(format!(
+        "keys that are no paths (empty components, dots, control characters) are left out: {}{more}",
+        shown.join(", ")
+    ))
 }
 
 /// Lists the direct children of `prefix`, which is that of `location` in `store`: without a request

@@ -141,10 +141,13 @@ impl ObjectSite {
         };
         let (remote, _) = self.fresh(&location)?;
         let deadline = remote.open_deadline();
-        let Folder { names, below } = match Folder::list(&remote, &location, deadline) {
+        let Folder { names, below, note } = match Folder::list(&remote, &location, deadline) {
             Err(error) if error.kind() == ErrorKind::Unsupported => return Err(not_found()),
             listed => listed?,
         };
+        if let Some(note) = note {
+            tracing::info!(target: "tload::notes", %location, "{note}");
+        }
         if names.is_empty() && below.is_empty() {
             return Err(not_found());
         }

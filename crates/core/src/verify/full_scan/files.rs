@@ -106,6 +106,7 @@ impl Found {
             unsigned.retain(|name| !named.contains_key(name));
             notes.extend(note);
         }
+        notes.extend(file_set.listing_notes());
         notes.extend(in_the_way(&file_set, target.as_deref()));
         let about = About {
             manifest: manifest.as_ref(),

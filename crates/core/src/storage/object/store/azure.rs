@@ -12,6 +12,7 @@ use super::classification::Hints;
 use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials};
 use super::environment::{Environment, Variables};
+use super::pages::Format;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 
@@ -25,6 +26,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         ..Hints::NONE
     },
     states_checksums: false,
+    lists: Some(Format::Blobs),
 };
 
 pub(in crate::storage) static VARIABLES: Variables = Variables {

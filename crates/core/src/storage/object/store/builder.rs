@@ -20,6 +20,7 @@ use super::first_connection::FirstConnection;
 use super::hub::bucket::Bucket;
 use super::hub::repository::Repository;
 use super::oci::Registry;
+use super::pages::Format;
 use super::redactor::{Redactor, Sent};
 use super::signing::Signer;
 use crate::error::{Error, ErrorKind, Result};
@@ -37,6 +38,8 @@ pub(in crate::storage) struct StoreProtocol {
     pub(in crate::storage) hints: Hints,
     /// True if objects have checksums of their own that can be requested.
     pub(in crate::storage) states_checksums: bool,
+    /// Form of the pages of its lists, if `object_store` requests them.
+    pub(in crate::storage) lists: Option<Format>,
 }
 
 /// Inputs of opening a store.

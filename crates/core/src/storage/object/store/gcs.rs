@@ -12,6 +12,7 @@ use super::classification::{Hints, texts};
 use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials};
 use super::environment::{Environment, Variables};
+use super::pages::Format;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Google Cloud Storage.
@@ -24,6 +25,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         ..Hints::NONE
     },
     states_checksums: true,
+    lists: Some(Format::Objects),
 };
 
 pub(in crate::storage) static VARIABLES: Variables = Variables {

@@ -23,6 +23,8 @@ mod error_body;
 mod first_connection;
 mod gcs;
 mod hub;
+mod lists;
+mod object_list;
 mod oci;
 mod pages;
 mod path;
@@ -36,6 +38,7 @@ mod s3;
 mod s3_endpoint;
 mod signing;
 mod status_error;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod transport_error;
@@ -69,13 +72,12 @@ use self::credentials::Credentials;
 use self::environment::{Environment, Variables};
 use self::first_connection::FirstConnection;
 use self::hub::Commit;
-use self::hub::bucket::{Bucket, level};
+use self::hub::bucket::Bucket;
 use self::hub::repository::{Repository, cut};
 use self::hub::xet::Xet;
 use self::oci::Registry;
 use self::redactor::Redactor;
 use self::requests::Standing;
-use self::signing::with_signer;
 use super::cache::{Cache, Check, Question, check};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::{Protocol, RemoteUrl};
@@ -396,60 +398,6 @@ impl Store {
     /// was fetched and it states one.
     pub(crate) fn contents_name(&self, file: &Path) -> Option<&str> {
         self.repository.as_ref()?.commit.get()?.contents_name(file)
-    }
-
-    /// Lists the direct children of a prefix, with one request for each page.
-    pub(crate) async fn list(&self, prefix: Option<&Path>) -> Result<Level, Fault> {
-        if let Some(commit) = self.commit().await? {
-            return Ok(commit.level(prefix));
-        }
-        if let Some(bucket) = &self.bucket {
-            let pages = || Box::pin(pages::bounded(bucket.pages(prefix)));
-            let (pages, captured) = self.request("LIST", pages).await?;
-            return level(&pages, prefix).map_err(|what| self.malformed(&what, &captured));
-        }
-        let listing = || {
-            let pages = pages::bounded(self.inner.list_with_delimiter(prefix));
-            Box::pin(with_signer(self.asks.signer.clone(), pages))
-        };
-        let (listing, _) = self.request("LIST", listing).await?;
-        // Consoles mark a directory by an empty object of the same name.
-        let is_marker = |object: &ObjectMeta| Some(&object.location) == prefix;
-        let objects = listing.objects.into_iter();
-        Ok(Level {
-            objects: objects
-                .filter(|object| !is_marker(object))
-                .map(|object| Listed {
-                    location: object.location,
-                    len: Some(object.size),
-                    modified: object.last_modified.timestamp(),
-                    e_tag: object.e_tag,
-                    version: object.version,
-                })
-                .collect(),
-            prefixes: listing.common_prefixes,
-        })
-    }
-
-    /// Returns the commit that is read, if the store is a hub. It is requested once, so that
-    /// everything read through this store is of one commit.
-    async fn commit(&self) -> Result<Option<&Commit>, Fault> {
-        let Some(repository) = &self.repository else {
-            return Ok(None);
-        };
-        let known = || self.description.as_ref()?.recall::<String>();
-        let ask = || async {
-            if let Some(Ok(commit)) = known().map(|answer| Commit::parse(answer.as_bytes())) {
-                return Ok(commit);
-            }
-            let (answer, captured) = self.request("GET", || repository.ask()).await?;
-            let commit = Commit::parse(&answer).map_err(|what| self.malformed(&what, &captured))?;
-            if let Some(place) = &self.description {
-                place.remember(&String::from_utf8_lossy(&answer));
-            }
-            Ok(commit)
-        };
-        repository.commit.get_or_try_init(ask).await.map(Some)
     }
 
     /// Returns the name of the commit, or the digest of an artifact's manifest, if it is already

@@ -212,7 +212,7 @@ impl HttpService for Capturing {
                 ..ResponseCapture::default()
             }
         });
-        pages::asked(request.uri().query())?;
+        let is_page = pages::asked(&mut request).await?;
         let is_ranged = request.headers().contains_key(RANGE);
         let mut response = self.inner.execute(request).await?;
         let status = response.status();
@@ -231,8 +231,10 @@ impl HttpService for Capturing {
                 return Ok(response);
             }
             let (head, body) = response.into_parts();
-            let body = whole(body, ANSWER_MAX).await?;
-            pages::received(body.len())?;
+            let mut body = whole(body, ANSWER_MAX).await?;
+            if is_page {
+                body = pages::received(body)?;
+            }
             return Ok(HttpResponse::from_parts(head, body.into()));
         }
         let (head, body) = response.into_parts();

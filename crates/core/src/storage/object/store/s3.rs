@@ -11,6 +11,7 @@ use super::classification::{Classification, Hints, RequestContext};
 use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials, files_of_aws};
 use super::environment::{Environment, Variables};
+use super::pages::Format;
 use super::response_capture::ResponseCapture;
 use super::s3_endpoint::{
     OfProfile, Variants, endpoint, require_scheme, require_url, with_address,
@@ -34,6 +35,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         lists: true,
     },
     states_checksums: true,
+    lists: Some(Format::Objects),
 };
 
 pub(in crate::storage) static VARIABLES: Variables = Variables {

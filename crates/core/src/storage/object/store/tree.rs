@@ -1,9 +1,13 @@
-//! One level of a tree of files, as a listing shows it, and as the cache keeps it. Pure.
+//! Trees of files: one level, as a listing shows it, and as the cache keeps it; and all files of a
+//! repository by path. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Bound;
 
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
+
+use super::steps::step;
 
 /// Direct children of a prefix.
 #[derive(Debug, Serialize, Deserialize)]
@@ -11,6 +15,21 @@ pub(crate) struct Level {
     pub(crate) objects: Vec<Listed>,
     #[serde(with = "keys")]
     pub(crate) prefixes: Vec<Path>,
+    /// Whole keys, and prefixes with a slash at the end, whose last component is no name: empty,
+    /// dots, or with control characters. Nothing can be requested by them.
+    #[serde(default)]
+    pub(crate) unusable: Vec<String>,
+}
+
+impl Level {
+    /// Drops empty objects that only stand for a folder with objects in it: Azure's file systems
+    /// and FUSE mounts of buckets make them, with the folder's name and without a slash.
+    pub(in crate::storage) fn without_folder_markers(mut self) -> Self {
+        let folders: HashSet<&Path> = self.prefixes.iter().collect();
+        self.objects
+            .retain(|it| it.len != Some(0) || !folders.contains(&it.location));
+        self
+    }
 }
 
 /// Object as a listing shows it.
@@ -58,36 +77,97 @@ mod keys {
     }
 }
 
-/// Returns the files directly below a folder, each as `describe` makes it, and the folders there.
-/// Visits only the entries below the folder, because a copy lists every folder.
-pub(in crate::storage) fn level<File, Item>(
-    files: &BTreeMap<String, File>,
-    folder: Option<&Path>,
-    mut describe: impl FnMut(Path, &File) -> Item,
-) -> (Vec<Item>, BTreeSet<Path>) {
-    let root = Path::default();
-    let folder = folder.unwrap_or(&root);
-    let below = match folder.as_ref() {
-        "" => files.range::<str, _>(..),
-        // '0' follows '/'.
-        name => files.range(format!("{name}/")..format!("{name}0")),
-    };
-    let (mut items, mut prefixes) = (Vec::new(), BTreeSet::new());
-    for (path, file) in below {
-        let path = Path::parse(path).expect("was a path");
-        let Some(mut below) = path.prefix_match(folder) else {
-            continue;
-        };
-        match (below.next(), below.next()) {
-            (Some(first), Some(_)) => {
-                prefixes.insert(folder.parts().chain([first]).collect::<Path>());
-            }
-            (Some(_), None) => {
-                drop(below);
-                items.push(describe(path, file));
-            }
-            (None, _) => {}
+/// Returns whether a text can be one component of a path.
+pub(in crate::storage) fn is_component(text: &str) -> bool {
+    let is_dots = matches!(text, "" | "." | "..");
+    !is_dots
+        && !text
+            .chars()
+            .any(|letter| letter == '/' || letter.is_control())
+}
+
+/// All files of a repository or an artifact by path, as one answer lists them.
+#[derive(Debug)]
+pub(in crate::storage) struct Files<File> {
+    /// Files below a directory are adjacent.
+    by_path: BTreeMap<String, File>,
+    /// Names that are no paths, by the directory that they are in.
+    unusable: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl<File> Files<File> {
+    pub(in crate::storage) fn new() -> Self {
+        Self {
+            by_path: BTreeMap::new(),
+            unusable: BTreeMap::new(),
         }
     }
-    (items, prefixes)
+
+    /// Adds a file, and returns the other one that had its name. A name that is no path is kept
+    /// apart.
+    pub(in crate::storage) fn insert(&mut self, name: String, file: File) -> Option<File> {
+        step();
+        let mut end = 0;
+        for component in name.split('/') {
+            if !is_component(component) {
+                let folder = name[..end].trim_end_matches('/').to_owned();
+                self.unusable.entry(folder).or_default().insert(name);
+                return None;
+            }
+            end += component.len() + 1;
+        }
+        self.by_path.insert(name, file)
+    }
+
+    pub(in crate::storage) fn get(&self, path: &str) -> Option<&File> {
+        self.by_path.get(path)
+    }
+
+    /// Returns all files by path.
+    pub(in crate::storage) fn iter(&self) -> impl Iterator<Item = (Path, &File)> {
+        let files = self.by_path.iter();
+        files.map(|(path, file)| (Path::parse(path).expect("was a path"), file))
+    }
+
+    /// Returns one level, with each file as `describe` makes it. Visits only the entries of the
+    /// level, since a copy lists every folder.
+    pub(in crate::storage) fn level(
+        &self,
+        folder: Option<&Path>,
+        mut describe: impl FnMut(Path, &File) -> Listed,
+    ) -> Level {
+        let folder = folder.map_or("", AsRef::as_ref);
+        let prefix = match folder {
+            "" => String::new(),
+            folder => format!("{folder}/"),
+        };
+        let (mut objects, mut prefixes) = (Vec::new(), Vec::new());
+        let mut next = Bound::Included(prefix.clone());
+        while let Some((path, file)) = self.by_path.range((next, Bound::Unbounded)).next() {
+            let Some(below) = path.strip_prefix(&prefix) else {
+                break;
+            };
+            step();
+            let parsed = |path: &str| Path::parse(path).expect("was a path");
+            match below.find('/') {
+                Some(at) => {
+                    let child = &path[..prefix.len() + at];
+                    prefixes.push(parsed(child));
+                    // '0' follows '/': everything below the child is skipped.
+                    next = Bound::Included(format!("{child}0"));
+                }
+                None => {
+                    objects.push(describe(parsed(path), file));
+                    next = Bound::Excluded(path.clone());
+                }
+            }
+        }
+        let unusable = self.unusable.get(folder).into_iter().flatten();
+        Level {
+            objects,
+            prefixes,
+            unusable: unusable.cloned().collect(),
+        }
+        .without_folder_markers()
+    }
 }

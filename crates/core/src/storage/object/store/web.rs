@@ -40,6 +40,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         lists: false,
     },
     states_checksums: false,
+    lists: None,
 };
 
 fn open(opening: &Opening) -> Result<OpenStore> {

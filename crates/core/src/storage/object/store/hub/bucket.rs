@@ -16,6 +16,8 @@ use serde::Deserialize;
 
 use super::repository::{ask, failed, refused};
 use crate::options::location::RESERVED;
+use crate::storage::object::store::steps::step;
+use crate::storage::object::store::tree::is_component;
 use crate::storage::object::store::{Level, Listed};
 
 /// Bucket of a hub, for listings.
@@ -50,32 +52,41 @@ impl Bucket {
         prefix: Option<&Path>,
     ) -> object_store::Result<Vec<Vec<u8>>> {
         let prefix = prefix.map(|prefix| utf8_percent_encode(prefix.as_ref(), RESERVED));
-        let mut url = match prefix {
+        let first = match prefix {
             Some(prefix) => format!("{}/{prefix}", self.tree),
             None => self.tree.clone(),
         };
-        let mut pages = Vec::new();
-        loop {
-            let parsed = url
-                .parse()
-                .map_err(|_| failed("a URL that is none".into()))?;
-            let (headers, page) = ask(&self.client, parsed, refused).await?;
-            pages.push(page);
-            match next(&headers).map_err(|what| failed(what.into()))? {
-                // Another place would receive the token.
-                Some(next) if !self.is_listing(&next) => {
-                    return Err(failed("the next page is elsewhere".into()));
-                }
-                Some(next) => url = next,
-                None => return Ok(pages),
-            }
-        }
+        pages(&self.client, first, &self.tree).await
     }
+}
 
-    /// Returns whether a URL is of a page of this bucket.
-    fn is_listing(&self, url: &str) -> bool {
-        let rest = url.strip_prefix(&self.tree);
-        rest.is_some_and(|rest| rest.starts_with(['/', '?']))
+/// Requests every page of a listing once: the first one, and those that links lead to, which must
+/// be at or below `tree`. `pages.rs` bounds their number.
+pub(super) async fn pages(
+    client: &HttpClient,
+    first: String,
+    tree: &str,
+) -> object_store::Result<Vec<Vec<u8>>> {
+    let mut url = first;
+    let mut pages = Vec::new();
+    loop {
+        let parsed = url
+            .parse()
+            .map_err(|_| failed("a URL that is none".into()))?;
+        let (headers, page) = ask(client, parsed, refused).await?;
+        pages.push(page);
+        let is_listing = |url: &str| {
+            let rest = url.strip_prefix(tree);
+            rest.is_some_and(|rest| rest.starts_with(['/', '?']))
+        };
+        match next_page(&headers).map_err(|what| failed(what.into()))? {
+            // Another place would receive the token.
+            Some(next) if !is_listing(&next) => {
+                return Err(failed("the next page is elsewhere".into()));
+            }
+            Some(next) => url = next,
+            None => return Ok(pages),
+        }
     }
 }
 
@@ -85,12 +96,13 @@ impl Bucket {
 ///
 /// A text for a header that seems to name the next page, but cannot be parsed: without that page,
 /// files would be missing.
-fn next(headers: &HeaderMap) -> Result<Option<String>, String> {
+pub(in crate::storage) fn next_page(headers: &HeaderMap) -> Result<Option<String>, String> {
     for field in headers.get_all(http::header::LINK) {
-        let mut links = String::from_utf8_lossy(field.as_bytes()).into_owned();
-        while let Some((url, parameters, others)) = first_link(&links) {
-            if parameters.iter().any(|parameter| is_next(parameter)) {
-                return Ok(Some(url));
+        let field = String::from_utf8_lossy(field.as_bytes());
+        let mut links = &*field;
+        while let Some((url, parameters, others)) = first_link(links) {
+            if parameters.into_iter().any(is_next) {
+                return Ok(Some(url.to_owned()));
             }
             links = others;
         }
@@ -103,7 +115,7 @@ fn next(headers: &HeaderMap) -> Result<Option<String>, String> {
 
 /// Splits a list of links after the first one: its URL, its parameters, and the others. A URL ends
 /// at `>`, and a value in quotes at the second quote, whatever is between.
-fn first_link(links: &str) -> Option<(String, Vec<String>, String)> {
+fn first_link(links: &str) -> Option<(&str, Vec<&str>, &str)> {
     let (url, mut rest) = links
         .trim_start_matches([' ', '\t', ','])
         .strip_prefix('<')?
@@ -112,14 +124,15 @@ fn first_link(links: &str) -> Option<(String, Vec<String>, String)> {
     loop {
         let mut is_quoted = false;
         let end = rest.find(|letter| {
+            step();
             is_quoted ^= letter == '"';
             !is_quoted && [';', ','].contains(&letter)
         });
         let (parameter, others) = rest.split_at(end.unwrap_or(rest.len()));
-        parameters.push(parameter.trim().to_owned());
+        parameters.push(parameter.trim());
         match others.strip_prefix(';') {
             Some(others) => rest = others,
-            None => return Some((url.to_owned(), parameters, others.to_owned())),
+            None => return Some((url, parameters, others)),
         }
     }
 }
@@ -139,13 +152,19 @@ pub(in crate::storage) fn level(pages: &[Vec<u8>], prefix: Option<&Path>) -> Res
     let root = Path::default();
     let prefix = prefix.unwrap_or(&root);
     let mut objects = Vec::new();
-    let mut prefixes = BTreeSet::new();
+    let (mut prefixes, mut unusable) = (BTreeSet::new(), BTreeSet::new());
     for page in pages {
         let items: Vec<Item> = serde_json::from_slice(page)
             .map_err(|error| format!("it is not a hub's list of a bucket: {error}"))?;
         for item in items {
-            let path = Path::parse(&item.path)
-                .map_err(|_| format!("it lists {:?}, which is not a path", item.path))?;
+            step();
+            let is_usable = item.path.split('/').all(is_component);
+            let Some(path) = Path::parse(&item.path).ok().filter(|_| is_usable) else {
+                if item.kind != Kind::Other {
+                    unusable.insert(item.path);
+                }
+                continue;
+            };
             // The prefix of the request need not end at a slash.
             let Some(mut below) = path.prefix_match(prefix) else {
                 continue;
@@ -173,6 +192,7 @@ pub(in crate::storage) fn level(pages: &[Vec<u8>], prefix: Option<&Path>) -> Res
     Ok(Level {
         objects,
         prefixes: prefixes.into_iter().collect(),
+        unusable: unusable.into_iter().collect(),
     })
 }
 
@@ -203,9 +223,13 @@ mod tests {
         let below = (owned(&["m/a.json"]), owned(&["m/deep", "m/sub"]));
         assert_eq!(names(Some("m")), below);
         assert_eq!(names(None), (owned(&["m"]), owned(&["m", "m2"])));
-        for page in ["{}", "[{}]", r#"[{"type": "file", "path": "../x"}]"#] {
+        for page in ["{}", "[{}]"] {
             assert!(level(&[page.into()], None).is_err(), "{page}");
         }
+        let odd = br#"[{"type": "file", "path": "../x"}, {"type": "file", "path": "y"}]"#;
+        let level = level(&[odd.to_vec()], None).expect("a page");
+        assert_eq!(level.unusable, ["../x"]);
+        assert_eq!(level.objects.len(), 1);
     }
 
     fn headers(links: &[&str]) -> HeaderMap {
@@ -239,7 +263,7 @@ mod tests {
             (&["<http://h/next>; rel=prev", "<http://h/p>"], ""),
         ] {
             assert_eq!(
-                next(&headers(links)),
+                next_page(&headers(links)),
                 Ok(Some(wanted)
                     .filter(|url| !url.is_empty())
                     .map(str::to_owned)),
@@ -251,8 +275,8 @@ mod tests {
             "<http://h/n; rel=\"next\"",
             "<http://h/p>; rel=prev, rel=next",
         ] {
-            next(&headers(&[link])).expect_err(link);
+            next_page(&headers(&[link])).expect_err(link);
         }
-        assert_eq!(next(&HeaderMap::new()), Ok(None));
+        assert_eq!(next_page(&HeaderMap::new()), Ok(None));
     }
 }

@@ -1,14 +1,12 @@
 //! One commit of a repository and its files, as the hub lists them. Pure.
 
-use std::collections::BTreeMap;
-
 use chrono::{DateTime, Utc};
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta};
 use serde::Deserialize;
 
 use crate::error::{Error, ErrorKind};
-use crate::storage::object::store::tree::level;
+use crate::storage::object::store::tree::Files;
 use crate::storage::object::store::{Level, Listed};
 
 /// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
@@ -17,14 +15,18 @@ const WHOLE_BYTES_MAX: u64 = 16 << 20;
 /// Number of hexadecimal digits in the name of a commit: SHA-1, or SHA-256 for future repositories.
 const COMMIT_DIGITS: std::ops::RangeInclusive<usize> = 40..=64;
 
+/// Largest number of files for which a hub's description of a repository has them all, as
+/// `huggingface_hub` 1.1 assumes (`VERY_LARGE_REPO_THRESHOLD` in `_snapshot_download.py`). Beyond
+/// it the hub's tree is listed, page by page.
+const DESCRIBED_MAX: usize = 50_000;
+
 /// Commit of a repository. It never changes: everything requested by its name is of one version.
 #[derive(Debug)]
 pub(crate) struct Commit {
     name: String,
     /// Time of the last change, if the hub states it; files have no time of their own.
     modified: Option<DateTime<Utc>>,
-    /// Files by path: those below a directory are adjacent.
-    files: BTreeMap<String, File>,
+    files: Files<File>,
 }
 
 /// Properties of a file. Not every compatible server states all of them.
@@ -65,6 +67,52 @@ struct Lfs {
     sha256: Option<String>,
 }
 
+/// Entry of a hub's tree, as far as it is used.
+#[derive(Deserialize)]
+struct Item {
+    path: String,
+    #[serde(rename = "type")]
+    kind: String,
+    size: Option<u64>,
+    oid: Option<String>,
+    lfs: Option<Pointer>,
+}
+
+#[derive(Deserialize)]
+struct Pointer {
+    oid: Option<String>,
+}
+
+/// Returns the commit that a hub's description of a repository names, if the repository may have
+/// more files than the description lists.
+pub(in crate::storage) fn commit_of_many(answer: &[u8]) -> Option<String> {
+    let answer: Answer = serde_json::from_slice(answer).ok()?;
+    let is_cut = answer.siblings.len() > DESCRIBED_MAX && is_commit(&answer.sha);
+    is_cut.then_some(answer.sha)
+}
+
+/// Returns a hub's description of a repository with the files on the pages of its tree in place of
+/// those that it lists itself. The error describes what is wrong with them.
+pub(in crate::storage) fn with_tree(answer: &[u8], pages: &[Vec<u8>]) -> Result<Vec<u8>, String> {
+    let malformed = |error| format!("it is not a hub's list of files: {error}");
+    let mut siblings = Vec::new();
+    for page in pages {
+        let items: Vec<Item> = serde_json::from_slice(page).map_err(malformed)?;
+        let files = items.into_iter().filter(|item| item.kind == "file");
+        siblings.extend(files.map(|file| {
+            serde_json::json!({
+                "rfilename": file.path,
+                "size": file.size,
+                "blobId": file.oid,
+                "lfs": file.lfs.map(|lfs| serde_json::json!({"sha256": lfs.oid})),
+            })
+        }));
+    }
+    let mut answer: serde_json::Value = serde_json::from_slice(answer).map_err(malformed)?;
+    answer["siblings"] = siblings.into();
+    Ok(answer.to_string().into_bytes())
+}
+
 pub(in crate::storage) fn is_commit(name: &str) -> bool {
     COMMIT_DIGITS.contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -77,18 +125,14 @@ impl Commit {
         if !is_commit(&answer.sha) {
             return Err("it names no commit".to_owned());
         }
-        let mut files = BTreeMap::new();
+        let mut files = Files::new();
         for sibling in answer.siblings {
-            let path = Path::parse(&sibling.rfilename).ok();
-            let path = path.filter(|path| !path.as_ref().is_empty());
-            let path = path
-                .ok_or_else(|| format!("it lists {:?}, which is not a path", sibling.rfilename))?;
             let digest = sibling.lfs.and_then(|lfs| lfs.sha256);
             let file = File {
                 len: sibling.size,
                 identity: digest.or(sibling.blob_id),
             };
-            files.insert(path.into(), file);
+            files.insert(sibling.rfilename, file);
         }
         let modified = answer.last_modified.as_deref();
         Ok(Self {
@@ -181,17 +225,23 @@ impl Commit {
 
     /// Returns the files and directories directly below a directory.
     pub(in crate::storage::object::store) fn level(&self, folder: Option<&Path>) -> Level {
-        let describe = |location, file: &File| Listed {
+        let describe = |location, file: &File| self.listed(location, file);
+        self.files.level(folder, describe)
+    }
+
+    /// Returns all files.
+    pub(in crate::storage::object::store) fn all(&self) -> Vec<Listed> {
+        let files = self.files.iter();
+        files.map(|(path, file)| self.listed(path, file)).collect()
+    }
+
+    fn listed(&self, location: Path, file: &File) -> Listed {
+        Listed {
             location,
             len: file.len,
             modified: self.modified.map_or(0, |at| at.timestamp()),
             e_tag: file.e_tag(),
             version: file.identity.is_none().then(|| self.name.clone()),
-        };
-        let (objects, prefixes) = level(&self.files, folder, describe);
-        Level {
-            objects,
-            prefixes: prefixes.into_iter().collect(),
         }
     }
 }
@@ -215,7 +265,8 @@ pub(crate) fn assert_levels_are_whole(answer: &[u8]) {
         folders.extend(level.prefixes.into_iter().map(Some));
     }
     found.sort_unstable();
-    let listed: Vec<String> = commit.files.into_keys().collect();
+    let mut listed: Vec<String> = commit.files.iter().map(|(path, _)| path.into()).collect();
+    listed.sort_unstable();
     assert_eq!(found, listed);
 }
 
@@ -325,6 +376,54 @@ mod tests {
     }
 
     #[test]
+    fn names_that_are_no_paths_are_kept_apart() {
+        let names = [
+            "../x", "/y", "", "a/x", "a//x", "a/./x", "a/b\n", "a/b/", ".",
+        ];
+        let siblings = names.map(|name| serde_json::json!({"rfilename": name}));
+        let answer = serde_json::json!({"sha": NAME, "siblings": siblings});
+        let commit = Commit::parse(answer.to_string().as_bytes()).expect("an answer");
+        assert_eq!(commit.level(None).unusable, ["", ".", "../x", "/y"]);
+        let level = commit.level(Some(&Path::from("a")));
+        assert_eq!(level.unusable, ["a/./x", "a//x", "a/b\n"]);
+        assert_eq!(level.objects.len(), 1);
+        let deeper = commit.level(Some(&Path::from("a/b")));
+        assert_eq!(deeper.unusable, ["a/b/"]);
+        assert_eq!(commit.all().len(), 1);
+    }
+
+    #[test]
+    fn tree_replaces_files_of_long_description() {
+        let siblings = |number: usize| {
+            let files = (0..number).map(|at| serde_json::json!({"rfilename": at.to_string()}));
+            let files: Vec<_> = files.collect();
+            serde_json::json!({"sha": NAME, "siblings": files}).to_string()
+        };
+        assert_eq!(commit_of_many(siblings(DESCRIBED_MAX).as_bytes()), None);
+        let answer = siblings(DESCRIBED_MAX + 1);
+        assert_eq!(commit_of_many(answer.as_bytes()).as_deref(), Some(NAME));
+        let pages = [
+            br#"[{"type": "directory", "oid": "t", "size": 0, "path": "a"},
+                 {"type": "file", "oid": "p", "size": 100, "path": "model.safetensors",
+                  "lfs": {"oid": "digest", "size": 100, "pointerSize": 1}}]"#
+                .to_vec(),
+            br#"[{"type": "file", "oid": "blob", "size": 5, "path": "a/config.json"}]"#.to_vec(),
+        ];
+        let whole = with_tree(answer.as_bytes(), &pages).expect("pages");
+        let all = Commit::parse(&whole).expect("a description").all();
+        let found: Vec<_> = all
+            .iter()
+            .map(|file| (file.location.as_ref(), file.len, file.e_tag.as_deref()))
+            .collect();
+        let wanted = [
+            ("a/config.json", Some(5), Some("\"blob\"")),
+            ("model.safetensors", Some(100), Some("\"digest\"")),
+        ];
+        assert_eq!(found, wanted);
+        with_tree(answer.as_bytes(), &[b"{}".to_vec()]).expect_err("no page");
+    }
+
+    #[test]
     fn malformed_hub_responses_are_rejected() {
         for answer in [
             "",
@@ -333,9 +432,6 @@ mod tests {
             r#"{"sha": "main", "siblings": []}"#,
             r#"{"sha": "../../../../../../../../../../../../../etc", "siblings": []}"#,
             r#"{"sha": "0123456789abcdef0123456789abcdef01234567"}"#,
-            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": "../x"}]}"#,
-            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": "a//x"}]}"#,
-            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": ""}]}"#,
         ] {
             Commit::parse(answer.as_bytes()).expect_err(answer);
         }

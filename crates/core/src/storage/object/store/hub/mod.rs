@@ -26,9 +26,9 @@ pub(in crate::storage) use self::cache::in_neither_cache;
 pub(crate) use self::cache::{
     cached, cached_copy, commit_in_cache, is_hub_offline, repository_folder, snapshot,
 };
-pub(in crate::storage) use self::listing::Commit;
 #[cfg(feature = "testing")]
 pub(crate) use self::listing::assert_levels_are_whole;
+pub(in crate::storage) use self::listing::{Commit, commit_of_many, with_tree};
 
 #[cfg(feature = "testing")]
 pub(crate) use self::xet::assert_content_store_is_bounded;
@@ -58,6 +58,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         ..Hints::NONE
     },
     states_checksums: false,
+    lists: None,
 };
 
 fn open(opening: &Opening) -> Result<OpenStore> {
@@ -117,6 +118,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
     let repository = Repository {
         client,
         url,
+        tree: format!("{endpoint}/api/models/{}/tree", id.repository),
         commit: OnceCell::new(),
         xet,
     };

@@ -10,6 +10,7 @@ use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
 use object_store::{GetResult, GetResultPayload};
 use tokio::sync::OnceCell;
 
+use super::bucket::pages;
 use super::listing::Commit;
 use super::xet::Xet;
 
@@ -24,6 +25,8 @@ pub(in crate::storage) struct Repository {
     pub(super) client: HttpClient,
     /// URL of the hub's description of it.
     pub(super) url: http::Uri,
+    /// URL of its files, without the commit.
+    pub(super) tree: String,
     pub(in crate::storage) commit: OnceCell<Commit>,
     /// Content store, unless it is disabled.
     pub(in crate::storage) xet: Option<Xet>,
@@ -35,6 +38,7 @@ impl Repository {
         Self {
             client: self.client.clone(),
             url: self.url.clone(),
+            tree: self.tree.clone(),
             commit: OnceCell::new(),
             xet: self.xet.as_ref().map(Xet::again),
         }
@@ -45,6 +49,15 @@ impl Repository {
         ask(&self.client, self.url.clone(), refused)
             .await
             .map(|(_, body)| body)
+    }
+
+    /// Requests every page of the list of a commit's files once.
+    pub(in crate::storage) async fn tree(
+        &self,
+        commit: &str,
+    ) -> object_store::Result<Vec<Vec<u8>>> {
+        let tree = format!("{}/{commit}", self.tree);
+        pages(&self.client, format!("{tree}?recursive=true"), &tree).await
     }
 }
 

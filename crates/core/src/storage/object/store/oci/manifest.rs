@@ -6,15 +6,16 @@
 //! Docker have no names; their files are named as Docker's model runner does
 //! (`pkg/distribution/internal/bundle/unpack.go`). Contents of archives cannot be read by ranges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use object_store::path::Path;
 use serde::Deserialize;
 
 use crate::error::{ErrorKind, counted};
 use crate::format::SUFFIX;
 use crate::options::oci_reference::is_digest;
 use crate::storage::object::store::classification::Classification;
+use crate::storage::object::store::steps::step;
+use crate::storage::object::store::tree::Files;
 
 /// Media types of manifests and of indexes: OCI's, then Docker's.
 pub(in crate::storage) const MANIFESTS: [&str; 2] = [
@@ -63,8 +64,7 @@ impl File {
 /// Meaning of a registry's response.
 #[derive(Debug)]
 pub(in crate::storage) enum Manifest {
-    /// Files by path: those below a directory are adjacent.
-    Files(BTreeMap<String, File>),
+    Files(Files<File>),
     /// Digest of the manifest that an index leads to.
     Index(String),
 }
@@ -222,7 +222,7 @@ fn select(manifests: &[Descriptor]) -> Result<String, Classification> {
     Err(malformed("names a digest that is none"))
 }
 
-fn files(layers: &[Descriptor]) -> Result<BTreeMap<String, File>, Classification> {
+fn files(layers: &[Descriptor]) -> Result<Files<File>, Classification> {
     let (archives, layers): (Vec<_>, Vec<_>) = layers
         .iter()
         .filter(|layer| layer.media_type != EMPTY)
@@ -237,18 +237,20 @@ fn files(layers: &[Descriptor]) -> Result<BTreeMap<String, File>, Classification
             "push the weights as raw layers (modctl build --raw, oras push), or unpack the artifact to a directory and load that",
         ));
     }
-    let mut files = BTreeMap::new();
-    for (at, layer) in layers.iter().enumerate() {
+    // Layers of each type: a file without a name is numbered among those of its type.
+    let mut alike: HashMap<&str, Alike> = HashMap::new();
+    for layer in &layers {
+        step();
+        alike.entry(&layer.media_type).or_default().all += 1;
+    }
+    let mut files = Files::new();
+    for layer in &layers {
+        step();
+        let alike = alike.entry(&layer.media_type).or_default();
+        alike.at += 1;
         let name = match layer.name() {
             Some(name) => name.to_owned(),
-            None => of_docker(&layers, at).ok_or_else(|| unnamed(layer))?,
-        };
-        let path = Path::parse(&name).ok();
-        let path = path.filter(|path| !path.as_ref().is_empty() && !name.starts_with('/'));
-        let Some(path) = path else {
-            return Err(malformed(&format!(
-                "names {name:?}, which is not a path in a directory"
-            )));
+            None => of_docker(&layer.media_type, alike).ok_or_else(|| unnamed(layer))?,
         };
         if !is_digest(&layer.digest) {
             return Err(malformed(&format!("has no digest of {name:?}")));
@@ -257,7 +259,7 @@ fn files(layers: &[Descriptor]) -> Result<BTreeMap<String, File>, Classification
             digest: layer.digest.clone(),
             len: layer.size,
         };
-        if files.insert(path.into(), file).is_some() {
+        if files.insert(name.clone(), file).is_some() {
             return Err(malformed(&format!("names {name:?} twice")));
         }
     }
@@ -274,9 +276,16 @@ fn unnamed(layer: &Descriptor) -> Classification {
     )
 }
 
+/// Position of a layer among those of its type.
+#[derive(Default)]
+struct Alike {
+    /// Number of layers of the type so far, with this one.
+    at: usize,
+    all: usize,
+}
+
 /// Returns the name that Docker's model runner gives to the file of a layer without one.
-fn of_docker(layers: &[&Descriptor], at: usize) -> Option<String> {
-    let kind = &*layers[at].media_type;
+fn of_docker(kind: &str, alike: &Alike) -> Option<String> {
     let extension = match kind.strip_prefix("application/vnd.docker.ai.")? {
         "safetensors" => "safetensors",
         "gguf.v3" => "gguf",
@@ -285,18 +294,20 @@ fn of_docker(layers: &[&Descriptor], at: usize) -> Option<String> {
         "license" => return Some("LICENSE".to_owned()),
         _ => return None,
     };
-    let count = |layers: &[&Descriptor]| layers.iter().filter(|it| it.media_type == kind).count();
-    Some(match count(layers) {
+    let Alike { at, all } = alike;
+    Some(match all {
         1 => format!("model.{extension}"),
-        all => format!("model-{:05}-of-{all:05}.{extension}", count(&layers[..=at])),
+        _ => format!("model-{at:05}-of-{all:05}.{extension}"),
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use object_store::path::Path;
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::storage::object::store::Listed;
 
     fn digest(digit: char) -> String {
         format!("sha256:{}", digit.to_string().repeat(64))
@@ -317,7 +328,7 @@ mod tests {
 
     fn names(layers: &[Value]) -> Result<Vec<String>, Classification> {
         match parse(&json!({"mediaType": MANIFESTS[0], "layers": layers}))? {
-            Manifest::Files(files) => Ok(files.into_keys().collect()),
+            Manifest::Files(files) => Ok(files.iter().map(|(path, _)| path.into()).collect()),
             Manifest::Index(index) => panic!("{index}"),
         }
     }
@@ -358,6 +369,31 @@ mod tests {
     }
 
     #[test]
+    fn names_that_are_no_paths_are_kept_apart() {
+        let odd = ["../x", "/etc/x", "a/../../x", "", "a//b", "a/x\n"];
+        let layers: Vec<_> = odd.into_iter().chain(["a/y"]).map(raw).collect();
+        let answer = json!({"mediaType": MANIFESTS[0], "layers": layers});
+        let Ok(Manifest::Files(files)) = parse(&answer) else {
+            panic!("{answer}");
+        };
+        let unusable = |folder: Option<&str>| {
+            let describe = |location, file: &File| Listed {
+                location,
+                len: Some(file.len),
+                modified: 0,
+                e_tag: None,
+                version: None,
+            };
+            files
+                .level(folder.map(Path::from).as_ref(), describe)
+                .unusable
+        };
+        assert_eq!(files.iter().count(), 1);
+        assert_eq!(unusable(None), ["", "../x", "/etc/x"]);
+        assert_eq!(unusable(Some("a")), ["a/../../x", "a//b", "a/x\n"]);
+    }
+
+    #[test]
     fn unreadable_layers_are_refused() {
         use ErrorKind::{Remote, Unsupported};
         let packed = |kind: &str| layer(kind, &json!({"org.cncf.model.filepath": "w"}));
@@ -366,10 +402,6 @@ mod tests {
             "mediaType": "x", "size": 1, "digest": "sha256:../../x", "annotations": {NAMES[0]: "n"}
         });
         for (layers, kind, words) in [
-            (vec![raw("../x")], Remote, "not a path"),
-            (vec![raw("/etc/x")], Remote, "not a path"),
-            (vec![raw("a/../../x")], Remote, "not a path"),
-            (vec![raw("")], Remote, "not a path"),
             (vec![raw("a"), raw("a")], Remote, "\"a\" twice"),
             (vec![bad_digest], Remote, "no digest"),
             (

@@ -21,6 +21,8 @@ use url::Url;
 
 use self::challenge::basic;
 use self::login::Login;
+#[cfg(test)]
+pub(in crate::storage) use self::manifest::{MANIFESTS, Manifest};
 pub(in crate::storage) use self::registry::Registry;
 use self::registry::Session;
 use super::addresses::Reach;
@@ -47,6 +49,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         ..Hints::NONE
     },
     states_checksums: false,
+    lists: None,
 };
 
 /// Longest manifest, bytes: 100,000 layers take about half of it.

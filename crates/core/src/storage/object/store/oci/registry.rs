@@ -2,7 +2,6 @@
 //!
 //! Requests are sent once, as by the other stores, and a second time after a challenge.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::time::Instant;
@@ -37,7 +36,7 @@ use crate::storage::object::store::hub::repository::cut;
 use crate::storage::object::store::response_capture::{
     denies_access, is_of_first_host, reach_of_peer,
 };
-use crate::storage::object::store::tree::level;
+use crate::storage::object::store::tree::{Files, Level, Listed};
 
 /// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
 const WHOLE_BYTES_MAX: u64 = 16 << 20;
@@ -74,13 +73,25 @@ struct Answered {
 /// Manifest that is read. It never changes: digests name everything.
 pub(super) struct Artifact {
     digest: String,
-    files: BTreeMap<String, File>,
+    files: Files<File>,
 }
 
 impl Registry {
     /// Returns the digest of the manifest, if it is already known.
     pub(in crate::storage) fn digest(&self) -> Option<&str> {
         self.manifest.get().map(|artifact| &*artifact.digest)
+    }
+
+    /// Lists what is directly below a prefix.
+    pub(in crate::storage) async fn level(&self, prefix: Option<&Path>) -> Result<Level> {
+        let describe = |location, file: &File| Listed {
+            location,
+            len: Some(file.len),
+            modified: 0,
+            e_tag: Some(file.e_tag()),
+            version: None,
+        };
+        Ok(self.artifact().await?.files.level(prefix, describe))
     }
 
     async fn artifact(&self) -> Result<&Artifact> {
@@ -337,7 +348,7 @@ impl fmt::Debug for Registry {
     }
 }
 
-/// Returns the error for requests that change a registry.
+/// Returns the error for requests that a registry does not take: all that change it, and lists.
 fn read_only<T>(operation: &str) -> Result<T> {
     Err(Error::NotImplemented {
         operation: operation.to_owned(),
@@ -374,14 +385,9 @@ impl ObjectStore for Registry {
         self.blob(path, file, range).await
     }
 
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let artifact = self.artifact().await?;
-        let (objects, prefixes) = level(&artifact.files, prefix, meta);
-        Ok(ListResult {
-            common_prefixes: prefixes.into_iter().collect(),
-            objects,
-            extensions: Extensions::default(),
-        })
+    async fn list_with_delimiter(&self, _: Option<&Path>) -> Result<ListResult> {
+        // `Registry::level` does: a `ListResult` has no place for names that are no paths.
+        read_only("list")
     }
 
     fn list(&self, _prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {

@@ -42,6 +42,8 @@ use url::Url;
 pub(crate) use self::fuzz::assert_content_store_is_bounded;
 use self::reading::Reading;
 use self::terms::Version;
+#[cfg(test)]
+pub(in crate::storage) use self::terms::terms_of_one_xorb;
 use super::repository::ask;
 use crate::storage::object::asking::status;
 use crate::storage::object::store::addresses::Reach;

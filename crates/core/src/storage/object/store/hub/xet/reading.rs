@@ -33,6 +33,12 @@ const PLACES_BYTES_MAX: u64 = 64 << 20;
 /// Longest response with places, bytes: 4000 terms with presigned URLs of 1 KiB.
 const ANSWER_MAX: usize = 4 << 20;
 
+/// Number of bytes that may arrive for a range: a multiple of its length, and a xorb at each end.
+/// Chunks arrive compressed, and a term may be in the midst of its place; a store that sends much
+/// more is at fault.
+const ARRIVED_FACTOR: u64 = 8;
+const XORBS_BYTES: u64 = 128 << 20;
+
 /// Sender of the requests for one file.
 struct Sender<'a> {
     store: &'a Store,
@@ -51,6 +57,8 @@ pub(super) struct Reading<'a> {
     body: Option<Body>,
     /// True if a presigned URL was refused, and no newer one has been accepted since.
     is_renewed: bool,
+    /// Number of bytes that may still arrive.
+    allowance: u64,
 }
 
 /// Response with the chunks of a term, and of later ones of the same place.
@@ -68,8 +76,12 @@ struct Body {
 
 impl<'a> Reading<'a> {
     pub(super) fn new(store: &'a Store, xet: &'a Xet, file: Arc<File>, range: Range<u64>) -> Self {
+        let len = range.end - range.start;
         Self {
             sender: Sender { store, xet, file },
+            allowance: len
+                .saturating_mul(ARRIVED_FACTOR)
+                .saturating_add(XORBS_BYTES),
             rest: range,
             steps: VecDeque::new(),
             reach: Reach::Public,
@@ -96,7 +108,8 @@ impl<'a> Reading<'a> {
                 self.open_next().await?;
                 continue;
             };
-            let Some(arrived) = body.next(self.sender.store).await? else {
+            let next = body.next(self.sender.store, &mut self.allowance).await?;
+            let Some(arrived) = next else {
                 let follows = self.steps.front().is_some_and(|step| body.has(step));
                 if follows && let Some(step) = self.steps.pop_front() {
                     body.go_on(step);
@@ -271,8 +284,8 @@ impl Body {
     }
 
     /// Returns the next bytes of the term that belong to the range, or that others have arrived;
-    /// `None` at its end.
-    async fn next(&mut self, store: &Store) -> Result<Option<Arrived>, Fault> {
+    /// `None` at its end. Takes what arrives from the allowance of the range.
+    async fn next(&mut self, store: &Store, allowance: &mut u64) -> Result<Option<Arrived>, Fault> {
         let last = self.step.leading + self.step.count;
         while self.count < last {
             let damaged =
@@ -285,6 +298,11 @@ impl Body {
                 }
                 match self.frames.next().await {
                     Some(Ok(bytes)) => {
+                        let rest = allowance.checked_sub(bytes.len() as u64);
+                        *allowance = rest.ok_or_else(|| {
+                            let what = "the content store sends many times the requested bytes";
+                            fault(store, &self.captured, what, None)
+                        })?;
                         self.unpacker.push(&bytes);
                         self.unused += bytes.len();
                     }

@@ -15,12 +15,27 @@ use http::Uri;
 use serde::{Deserialize, Deserializer};
 
 use super::unpack::{PACKED_MAX, UNPACKED_MAX};
+use crate::storage::object::store::steps::steps;
 
 /// Chunks in a xorb: `MAX_XORB_CHUNKS` in `xorb_object/constants.rs` of xet-core-structures 1.6.
 const COUNT_MAX: u32 = 8 * 1024;
 
 /// Terms in a response. A range that is asked for at once has a term for each 8 KiB at most.
 const TERMS_MAX: usize = 8 * 1024;
+
+/// Shortest chunk but for the last one of a file, bytes: `MINIMUM_CHUNK_DIVISOR` and
+/// `TARGET_CHUNK_SIZE` of xet-core. Each term has at least one.
+const TERM_BYTES_MIN: u64 = 8 * 1024;
+
+/// Terms that a response may have beside those that the length of the range allows.
+const TERMS_EXTRA: u64 = 256;
+
+/// Longest place, bytes: twice `MAX_XORB_SERIALIZED_SIZE` of xet-core.
+const PLACE_BYTES_MAX: u64 = 128 << 20;
+
+/// Comparisons of terms with places that have other ranges of chunks. Stores answer with a place
+/// for each term, or with few places.
+const COMPARISONS_MAX: usize = 1 << 20;
 
 /// Places in a response: no more than one for each term is of use.
 const PLACES_MAX: usize = TERMS_MAX;
@@ -154,14 +169,20 @@ pub(super) fn parse(answer: &[u8], version: Version, len: u64) -> Result<VecDequ
     };
     let answer: Answer<Place> =
         answer.map_err(|_| "the content store's response is not a reconstruction".to_owned())?;
-    if answer.terms.is_empty() || answer.terms.len() > TERMS_MAX {
-        let count = answer.terms.len();
+    let count = answer.terms.len();
+    let is_many = count as u64 > len / TERM_BYTES_MIN + TERMS_EXTRA;
+    if count == 0 || count > TERMS_MAX || is_many {
         return Err(format!("the content store sent {count} terms"));
     }
     let places: usize = answer.xorbs.values().map(Vec::len).sum();
     if places > PLACES_MAX {
         return Err(format!("the content store sent {places} places"));
     }
+    let mut xorbs = answer.xorbs;
+    for places in xorbs.values_mut() {
+        places.sort_by_key(|place| (place.range.start, place.range.end));
+    }
+    let mut comparisons = 0;
     let mut steps = VecDeque::with_capacity(answer.terms.len());
     let mut total = 0;
     let mut skip = answer.offset_into_first_range;
@@ -169,7 +190,12 @@ pub(super) fn parse(answer: &[u8], version: Version, len: u64) -> Result<VecDequ
         if total >= len.saturating_add(answer.offset_into_first_range) {
             return Err(format!("term {index} lies behind the range"));
         }
-        let step = step(term, &answer.xorbs, skip);
+        let places = xorbs.get(&term.hash).map_or(&[][..], Vec::as_slice);
+        let place = place_of(term, places, &mut comparisons);
+        if comparisons > COMPARISONS_MAX {
+            return Err("the content store sent too many places for its terms".to_owned());
+        }
+        let step = step(term, place, skip);
         steps.push_back(step.map_err(|what| format!("term {index} {what}"))?);
         total += term.unpacked_length;
         skip = 0;
@@ -181,11 +207,24 @@ pub(super) fn parse(answer: &[u8], version: Version, len: u64) -> Result<VecDequ
     Ok(steps)
 }
 
-fn step(
-    term: &Term,
-    places: &BTreeMap<String, Vec<Place>>,
-    skip: u64,
-) -> Result<Step, &'static str> {
+/// Returns the shortest place that has all chunks of a term, of sorted ones. Counts the places that
+/// it looks at if none has just these chunks.
+fn place_of<'a>(term: &Term, places: &'a [Place], comparisons: &mut usize) -> Option<&'a Place> {
+    let Numbers { start, end } = term.range;
+    steps(1);
+    let exact = places.binary_search_by_key(&(start, end), |it| (it.range.start, it.range.end));
+    if let Ok(at) = exact {
+        return Some(&places[at]);
+    }
+    // Those behind begin after the term.
+    let places = &places[..places.partition_point(|place| place.range.start <= start)];
+    *comparisons += places.len();
+    steps(places.len());
+    let around = places.iter().filter(|place| end <= place.range.end);
+    around.min_by_key(|place| place.range.end - place.range.start)
+}
+
+fn step(term: &Term, place: Option<&Place>, skip: u64) -> Result<Step, &'static str> {
     let Numbers { start, end } = term.range;
     if start >= end || end > COUNT_MAX {
         return Err("has no valid range of chunks");
@@ -197,18 +236,16 @@ fn step(
     if skip >= term.unpacked_length {
         return Err("ends in front of the range");
     }
-    let places = places.get(&term.hash).into_iter().flatten();
-    let place = places
-        .filter(|place| place.range.start <= start && end <= place.range.end)
-        .min_by_key(|place| place.range.end - place.range.start)
-        .ok_or("has no URL")?;
+    let place = place.ok_or("has no URL")?;
     let Numbers {
         start: first,
         end: last,
     } = place.url_range;
     let chunks = u64::from(place.range.end - place.range.start);
-    let is_long = |bytes: &u64| *bytes < chunks.saturating_mul(PACKED_MAX as u64);
-    let len = last.checked_sub(first).filter(is_long);
+    let most = chunks
+        .saturating_mul(PACKED_MAX as u64)
+        .min(PLACE_BYTES_MAX);
+    let len = last.checked_sub(first).filter(|&bytes| bytes < most);
     if len.is_none() || last == u64::MAX || place.range.end > COUNT_MAX {
         return Err("has a place that its chunks cannot have");
     }
@@ -221,6 +258,28 @@ fn step(
         unpacked: term.unpacked_length,
         skip,
     })
+}
+
+/// Parses a response whose terms are in one xorb, each with its own place, and with one for all.
+#[cfg(test)]
+pub(in crate::storage) fn terms_of_one_xorb(number: usize) {
+    use serde_json::json;
+
+    let place = |start: usize, end: usize| {
+        json!({"range": {"start": start, "end": end}, "url": "https://h/x",
+               "url_range": {"start": 0, "end": 99}})
+    };
+    let term = |at: usize| json!({"hash": "a", "unpacked_length": TERM_BYTES_MIN, "range": {"start": at, "end": at + 1}});
+    let places = (0..number).map(|at| place(at, at + 1));
+    let places: Vec<_> = places.chain([place(0, number)]).collect();
+    let answer = json!({
+        "offset_into_first_range": 0,
+        "terms": (0..number).map(term).collect::<Vec<_>>(),
+        "fetch_info": {"a": places},
+    });
+    let len = number as u64 * TERM_BYTES_MIN;
+    let steps = parse(answer.to_string().as_bytes(), Version::One, len);
+    assert_eq!(steps.map(|steps| steps.len()), Ok(number));
 }
 
 #[cfg(test)]
@@ -266,7 +325,7 @@ mod tests {
         answer
     }
 
-    fn steps(answer: &Value, version: Version, len: u64) -> Result<VecDeque<Step>, String> {
+    fn parsed(answer: &Value, version: Version, len: u64) -> Result<VecDeque<Step>, String> {
         parse(answer.to_string().as_bytes(), version, len)
     }
 
@@ -278,7 +337,7 @@ mod tests {
     }
 
     fn assert_requests(version: Version) {
-        let steps = steps(&answer(version), version, 140).expect("valid");
+        let steps = parsed(&answer(version), version, 140).expect("valid");
         let found: Vec<_> = steps
             .iter()
             .map(|step| {
@@ -302,7 +361,7 @@ mod tests {
         for version in VERSIONS {
             let mut answer = answer(version);
             answer["terms"][1] = answer["terms"][0].clone();
-            let steps = steps(&answer, version, 190).expect("valid");
+            let steps = parsed(&answer, version, 190).expect("valid");
             let [first, second] = [&steps[0].url, &steps[1].url].map(|url| url.path().as_ptr());
             assert_eq!(first, second);
         }
@@ -311,7 +370,7 @@ mod tests {
     #[test]
     fn version_is_as_asked_for() {
         for version in VERSIONS {
-            let error = steps(&answer(version), version.other(), 140).err();
+            let error = parsed(&answer(version), version.other(), 140).err();
             let wanted = "the content store's response is not a reconstruction";
             assert_eq!(error.as_deref(), Some(wanted));
         }
@@ -321,7 +380,7 @@ mod tests {
     fn is_refused(version: Version, (pointer, value, words): (&str, Value, &str)) {
         let mut answer = answer(version);
         *answer.pointer_mut(pointer).expect(pointer) = value;
-        let Err(error) = steps(&answer, version, 140) else {
+        let Err(error) = parsed(&answer, version, 140) else {
             panic!("{pointer}: {words}");
         };
         assert!(error.contains(words), "{pointer}: {error}");
@@ -383,7 +442,7 @@ mod tests {
         }
         let mut behind = answer(version);
         behind["offset_into_first_range"] = json!(0);
-        let error = steps(&behind, version, 100).err();
+        let error = parsed(&behind, version, 100).err();
         assert_eq!(error.as_deref(), Some("term 1 lies behind the range"));
     }
 
