@@ -93,6 +93,8 @@ class Origin:
     store: list[tuple[str, str]]
     """Options that the caller passed; those of the environment are read at each opening."""
     follow_symlinks: bool
+    single_file_first: bool = False
+    """Whether `model.safetensors` comes before an index, as in transformers."""
 
     def open(self, timeout: Duration | None = None) -> _tload.Checkpoint:
         """Open the checkpoint within `timeout`. Default: `TLOAD_TIMEOUT`."""
@@ -103,7 +105,12 @@ class Origin:
             if isinstance(self.source, list):
                 opened = _tload.Checkpoint.open_all(self.source, store=pairs)
             else:
-                opened = _tload.Checkpoint.open(self.source, store=pairs, follow_symlinks=self.follow_symlinks)
+                opened = _tload.Checkpoint.open(
+                    self.source,
+                    store=pairs,
+                    follow_symlinks=self.follow_symlinks,
+                    single_file_first=self.single_file_first,
+                )
             describe("location", opened.location)
             return opened
 
@@ -444,14 +451,23 @@ def open(
 
 
 def open_for(
-    source: Source, store: Store | None, options: Options | None, *, follow_symlinks: bool | None
+    source: Source,
+    store: Store | None,
+    options: Options | None,
+    *,
+    follow_symlinks: bool | None,
+    single_file_first: bool = False,
 ) -> Checkpoint:
-    """Open a checkpoint for loads with these options, within their timeout."""
+    """Open a checkpoint for loads with these options, within their timeout.
+
+    In a directory, an index comes before `model.safetensors` unless `single_file_first`.
+    """
     timeout = resolve(options, OptionKeywords(), variables=()).timeout
     if isinstance(source, Checkpoint):
         raw = open_raw(source, store, timeout, follow_symlinks=follow_symlinks)
         return Checkpoint(raw, source._origin)  # noqa: SLF001
     origin = _origin(source, store, follow_symlinks=follow_symlinks)
+    origin = dataclasses.replace(origin, single_file_first=single_file_first)
     return Checkpoint(origin.open(timeout), origin)
 
 

@@ -179,7 +179,11 @@ class Checkpoint:
 
     @staticmethod
     def open(
-        location: str | PathLike[str], *, store: Sequence[tuple[str, str]], follow_symlinks: bool
+        location: str | PathLike[str],
+        *,
+        store: Sequence[tuple[str, str]],
+        follow_symlinks: bool,
+        single_file_first: bool = False,
     ) -> Checkpoint: ...
     @staticmethod
     def open_all(locations: Sequence[str | PathLike[str]], *, store: Sequence[tuple[str, str]]) -> Checkpoint: ...

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use tload::verify::require_files;
-use tload::{Canceller, Location, OpenOptions, Slice, TensorInfo, process_id};
+use tload::{Canceller, Location, OpenOptions, Precedence, Slice, TensorInfo, process_id};
 
 use crate::error::exception;
 use crate::forked::Owned;
@@ -73,18 +73,23 @@ impl Checkpoint {
 
 #[pymethods]
 impl Checkpoint {
-    /// Opens one location: a file, a directory, or an index file.
+    /// Opens one location: a file, a directory, or an index file. In a directory, an index comes
+    /// before `model.safetensors` unless `single_file_first`.
     #[staticmethod]
-    #[pyo3(signature = (location, *, store, follow_symlinks))]
+    #[pyo3(signature = (location, *, store, follow_symlinks, single_file_first=false))]
     fn open(
         py: Python<'_>,
         location: LocationArgument,
         store: StoreArgument,
         follow_symlinks: bool,
+        single_file_first: bool,
     ) -> PyResult<Self> {
         interrupt::run(py, move || {
             let mut options = OpenOptions::from(store.read()?);
             options.follow_symlinks = follow_symlinks;
+            if single_file_first {
+                options.precedence = Precedence::SingleFile;
+            }
             tload::Checkpoint::open_with(&location.parse()?, options)
         })
         .map(Self::new)

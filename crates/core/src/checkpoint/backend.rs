@@ -10,7 +10,7 @@ use super::OpenOptions;
 #[cfg(feature = "object")]
 use crate::copy::hub_cache;
 use crate::error::{Error, Result};
-use crate::format::SUFFIX;
+use crate::format::{Precedence, SUFFIX};
 #[cfg(feature = "object")]
 use crate::options::HubId;
 use crate::options::{Location, Protocol, StoreOptions};
@@ -51,6 +51,7 @@ pub(super) struct Backend {
     /// Phases of the opening.
     pub(super) timeline: Timeline,
     pub(super) follow_symlinks: bool,
+    pub(super) precedence: Precedence,
     /// Deadline for opening.
     #[cfg(feature = "object")]
     deadline: Option<Instant>,
@@ -159,6 +160,7 @@ impl Backend {
             deadline: storage::open_deadline(&options.store),
             store: options.store,
             follow_symlinks: options.follow_symlinks,
+            precedence: options.precedence,
             pending: PendingOps::default(),
             timeline: Timeline::default(),
             #[cfg(feature = "object")]
@@ -274,6 +276,7 @@ impl Backend {
             pending: PendingOps::default(),
             timeline: Timeline::default(),
             follow_symlinks: false,
+            precedence: Precedence::default(),
             deadline: storage::open_deadline(store),
             roots: OnceLock::new(),
             remote: OnceLock::from(remote),
@@ -307,7 +310,9 @@ impl Backend {
             let all: Vec<_> = (first..ids.len()).filter(|at| ids[*at] == *id).collect();
             let written: Vec<_> = all.iter().map(|at| &locations[*at]).collect();
             let places = match self.cached_at_one_commit(&written)? {
-                None => hub_cache::fill_all(&written, &self.store, self.deadline)?,
+                None => {
+                    hub_cache::fill_all(&written, &self.store, self.precedence, self.deadline)?
+                },
                 places => places,
             };
             for (at, place) in all.into_iter().zip(places.into_iter().flatten()) {
@@ -322,7 +327,7 @@ impl Backend {
     fn cached_at_one_commit(&self, locations: &[&Location]) -> Result<Option<Vec<PathBuf>>> {
         let mut places = Vec::new();
         for url in locations.iter().filter_map(|location| location.remote()) {
-            places.push(storage::cached(url, &self.store)?);
+            places.push(storage::cached(url, &self.store, self.precedence)?);
         }
         let places: Option<Vec<_>> = places.into_iter().collect();
         Ok(places.filter(|places| {

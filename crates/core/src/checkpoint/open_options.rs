@@ -1,5 +1,6 @@
 //! Options for opening a checkpoint.
 
+use crate::format::Precedence;
 use crate::options::StoreOptions;
 
 /// Options for opening a checkpoint.
@@ -21,13 +22,15 @@ pub struct OpenOptions {
     /// explicitly, links that stay in the directory, links in the path of the directory itself, or
     /// links in a hub's cache from a snapshot to the blobs of its repository. Default: no.
     pub follow_symlinks: bool,
+    /// Which of two models in a directory is loaded. Default: the one that an index names.
+    pub precedence: Precedence,
 }
 
 impl From<StoreOptions> for OpenOptions {
     fn from(store: StoreOptions) -> Self {
         Self {
             store,
-            follow_symlinks: false,
+            ..Self::default()
         }
     }
 }
