@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,24 +13,22 @@ from tload._checkpoint import SCHEMES, Checkpoint, open_for, opened_with, show
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._group import raw_group
 from tload._load import require_files
-from tload._options import OptionKeywords, Options
+from tload._options import OptionKeywords, Options, is_strict, resolve
+from tload._patch import SharedChange, patch
+from tload.safetensors._map import may_be_mapped
 from tload.transformers import _configuration
 from tload.transformers._classes import HUB, resolve_class
 from tload.transformers._feed import Feed
-from tload.transformers._lazy import LazyTensor, in_order_of_use
+from tload.transformers._files import found_by_transformers
+from tload.transformers._lazy import in_order_of_use
 from tload.transformers._placement import placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
     from tload._checkpoint import Source
     from tload._group import Group
     from tload._store import Store
-
-WEIGHTS = "model.safetensors"
-"""File that transformers looks for first in a directory, even if there is an index."""
 
 ADAPTER = "adapter_config.json"
 """File that marks a directory with an adapter."""
@@ -79,7 +75,8 @@ def from_pretrained(
         cls: A model class of transformers: an Auto class (`AutoModelForCausalLM`), or the model's
             own (`LlamaForCausalLM`).
         source: A directory, a safetensors file, an index file, or a list of files, as paths or
-            URLs; or an open `Checkpoint`. `config.json` and `generation_config.json` beside the
+            URLs; or an open `Checkpoint`. In a directory, `model.safetensors` comes before an
+            index, as in transformers, wherever the directory is. `config.json` and `generation_config.json` beside the
             weights are read too, except for a list of files.
         *model_args: Passed to the model class.
         config: The model's configuration: an object, or a directory or Hub ID that transformers
@@ -107,7 +104,10 @@ def from_pretrained(
             `distributed_config`, only its parts.
         **kwargs: As in transformers (`attn_implementation`, `quantization_config`,
             `output_loading_info`, `trust_remote_code` for the configuration, …), except
-            `state_dict`, `gguf_file`, `variant` and `subfolder`.
+            `state_dict`, `gguf_file`, `variant` and `subfolder`. With `use_safetensors=False`,
+            transformers reads files of PyTorch from a local directory itself. Weights that
+            `device_map` leaves on "disk" are read from local files on use; from a URL, they are
+            written to `offload_folder`.
 
     Returns:
         The model, in evaluation mode; with `output_loading_info=True`, a pair of the model and
@@ -134,14 +134,17 @@ def from_pretrained(
     raw_group(group)
     location = source.location if isinstance(source, Checkpoint) else source
     folder = _folder(location)
+
+    def open_weights() -> Checkpoint:
+        # As in transformers, `model.safetensors` comes before an index.
+        return open_for(source, store, options, follow_symlinks=follow_symlinks, single_file_first=True)
+
     with contextlib.ExitStack() as stack:
         checkpoint = source if isinstance(source, Checkpoint) else None
         if checkpoint is None and _is_on_hub(source):
             # A revision may move on, and the cache of the Hub's tools may be at another commit: the
             # files beside the weights are those of the commit of the weights.
-            checkpoint = stack.enter_context(
-                open_for(_weights(source), store, options, follow_symlinks=follow_symlinks)
-            )
+            checkpoint = stack.enter_context(open_weights())
         # The location of an open checkpoint is shown without secrets.
         url, url_store = (source, store) if checkpoint is None else opened_with(checkpoint)
         if config is None:
@@ -168,11 +171,17 @@ def from_pretrained(
         cls, config, kwargs = resolve_class(cls, config, {"dtype": dtype, "device_map": device_map, **kwargs})
         if kwargs.get("generation_config") is None and place is not None and cls.can_generate():
             kwargs["generation_config"] = _generation_config(place, kwargs)
-        if checkpoint is None:
-            checkpoint = stack.enter_context(
-                open_for(_weights(source), store, options, follow_symlinks=follow_symlinks)
-            )
-        loaded = _load(cls, checkpoint, model_args, {"config": config, **kwargs}, options=options, group=group)
+        kwargs["config"] = config
+        whole = folder if folder is not None and Path(location) == folder else None
+        if kwargs.get("use_safetensors") is False:
+            return _load_pickled(cls, source, whole, model_args, kwargs, options)
+        named = None if isinstance(source, Checkpoint) else _configuration.named_weights(config, url)
+        if named is not None:
+            checkpoint = open_for(named, url_store, options, follow_symlinks=follow_symlinks)
+            stack.enter_context(checkpoint)
+        elif checkpoint is None:
+            checkpoint = stack.enter_context(open_weights())
+        loaded = _load(cls, checkpoint, whole, model_args, kwargs, options=options, group=group)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     _check_memory(model, checkpoint)
     model.name_or_path = model.config.name_or_path = checkpoint.location if folder is None else str(folder)
@@ -182,6 +191,7 @@ def from_pretrained(
 def _load(
     cls: Any,
     checkpoint: Checkpoint,
+    folder: Path | None,
     model_args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -189,10 +199,14 @@ def _load(
     group: Group | None,
 ) -> Any:
     require_files(checkpoint, options)
+    is_whole_read = kwargs.pop("disable_mmap", None)
 
     def read(name: str, index: Any = ...) -> torch.Tensor:
         tensor: torch.Tensor = _read.read(checkpoint, name, index, "torch", "cpu", options=options)
         return tensor
+
+    def load() -> Any:
+        return cls.from_pretrained(None if folder is None else str(folder), *model_args, **kwargs)
 
     is_divided = any(
         kwargs.get(name) is not None for name in ("distributed_config", "tp_plan", "tp_size", "device_mesh")
@@ -200,19 +214,19 @@ def _load(
     # Ranks that share a model read only their parts of tensors, as soon as these are known. Reading
     # ahead has no use.
     if is_divided and group is None:
-        return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, read, read), **kwargs)
+        with found_by_transformers(checkpoint, read, read):
+            return load()
     device, device_map = placement(kwargs.get("device_map"), checkpoint)
-    is_alone = group is None and options is None
+    is_alone = group is None and options is None and not is_whole_read
     is_mapped = is_alone and device == "cpu" and not device_map and _may_be_mapped(checkpoint)
     ahead = Options(cache="map") if is_mapped else options
     names = in_order_of_use(checkpoint)
     feed = Feed(checkpoint, names, read, device=device, device_map=device_map, options=ahead, group=group)
     # Tensors of a group cannot be written to, and a part would keep the memory of a whole one.
     take = (feed.take, read) if group is None else (feed.take_copy, feed.take_part)
-    state = _lazy(checkpoint, *take)
     try:
-        with _one_at_a_time():
-            loaded = cls.from_pretrained(None, *model_args, state_dict=state, **kwargs)
+        with found_by_transformers(checkpoint, *take), _one_at_a_time():
+            loaded = load()
             feed.finish()
             return loaded
     except BaseException:
@@ -224,20 +238,34 @@ def _load(
         feed.close()
 
 
+def _load_pickled(
+    cls: Any,
+    source: Source,
+    folder: Path | None,
+    model_args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options | None,
+) -> Any:
+    """Let transformers load files of PyTorch, as the caller demands."""
+    found = f"{show(source)}: use_safetensors=False asks for files of PyTorch"
+    if folder is None:
+        message = f"{found}, which tload does not read, and transformers reads only from a local directory"
+        raise advise(InvalidRequestError, message, "leave use_safetensors out, or copy the directory (tload cp)")
+    if is_strict(resolve(options, OptionKeywords())):
+        message = f"{found}, which cannot be verified, as verify= requires"
+        raise advise(InvalidRequestError, message, "use safetensors files, or set verify to auto or off")
+    with patch():
+        return cls.from_pretrained(str(folder), *model_args, **kwargs)
+
+
 def _may_be_mapped(checkpoint: Checkpoint) -> bool:
     """Return whether parameters may be views of the files, as in transformers' own loader.
 
-    They may not if the environment sets the cache or the engine, or for remote files.
+    They may not if the environment sets the cache or the engine, for remote files, or if a file
+    system has no mappings.
     """
     said = any(os.environ.get(variable) for variable in ("TLOAD_CACHE", "TLOAD_ENGINE"))
-    return not said and not any("://" in shard.location for shard in checkpoint.shards)
-
-
-def _lazy(checkpoint: Checkpoint, take: Any, read: Any) -> dict[str, LazyTensor]:
-    # The order in which transformers sees files and their tensors: it uses the dtype of the first
-    # floating-point tensor for the model if no other dtype is given.
-    names = sorted(checkpoint, key=lambda name: (checkpoint[name].shard, name))
-    return {name: LazyTensor(checkpoint[name], take, read) for name in names}
+    return not said and may_be_mapped(shard.location for shard in checkpoint.shards)
 
 
 def _check_keywords(kwargs: dict[str, Any]) -> None:
@@ -313,14 +341,6 @@ def _is_on_hub(source: object) -> bool:
     return isinstance(source, str) and source.partition("://")[0].lower() == "hf"
 
 
-def _weights(source: Any) -> Any:
-    """Return the files that transformers would load: a directory may hold other checkpoints."""
-    folder = _folder(source)
-    return (
-        folder / WEIGHTS if folder is not None and Path(source) == folder and (folder / WEIGHTS).is_file() else source
-    )
-
-
 def _check_memory(model: Any, checkpoint: Checkpoint) -> None:
     """Raise `UnsupportedError` if a tensor has no memory, unless accelerate loads it on use."""
     left = [
@@ -339,42 +359,27 @@ def _check_memory(model: Any, checkpoint: Checkpoint) -> None:
     raise advise(UnsupportedError, f"{checkpoint.location}: left on the meta device: {shown}", hint, tensor=left[0])
 
 
-_deactivated = 0
-_deactivated_before: str | None = None
-_deactivating = threading.Lock()
+ASYNC = "HF_DEACTIVATE_ASYNC_LOAD"
+_async_before: list[str | None] = []
 
 
-def _after_fork() -> None:
-    """Replace the lock in a child process: the thread that held it does not exist there."""
-    global _deactivating  # noqa: PLW0603
-    _deactivating = threading.Lock()
+def _deactivate_async() -> None:
+    if not _async_before:
+        _async_before.append(os.environ.get(ASYNC))
+    os.environ[ASYNC] = "1"
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+def _restore_async() -> None:
+    before = _async_before.pop()
+    if before is None:
+        os.environ.pop(ASYNC, None)
+    else:
+        os.environ[ASYNC] = before
 
 
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Make transformers request each tensor when it needs it, not all at once in threads.
+_one_at_a_time = SharedChange(_deactivate_async, _restore_async)
+"""Makes transformers request each tensor when it needs it, not all at once in threads.
 
-    The stream already reads ahead, and tensors that those threads have read but not merged yet
-    would be unbounded.
-    """
-    global _deactivated, _deactivated_before  # noqa: PLW0603  # an environment variable is the whole process's
-    variable = "HF_DEACTIVATE_ASYNC_LOAD"
-    with _deactivating:
-        if _deactivated == 0:
-            _deactivated_before = os.environ.get(variable)
-        _deactivated += 1
-        os.environ[variable] = "1"
-    try:
-        yield
-    finally:
-        with _deactivating:
-            _deactivated -= 1
-            if _deactivated == 0:
-                if _deactivated_before is None:
-                    os.environ.pop(variable, None)
-                else:
-                    os.environ[variable] = _deactivated_before
+The stream already reads ahead, and tensors that those threads have read but not merged yet would be
+unbounded.
+"""

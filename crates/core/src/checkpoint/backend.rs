@@ -190,10 +190,20 @@ impl Backend {
         &self.store
     }
 
+    /// Returns whether symbolic links may lead out of a directory.
+    pub(super) fn follows_in(&self, folder: &Location) -> bool {
+        #[cfg(feature = "object")]
+        let is_trusted =
+            (folder.as_path()).is_some_and(|path| storage::is_in_snapshot(path, &self.store));
+        #[cfg(not(feature = "object"))]
+        let is_trusted = false;
+        self.follow_symlinks || is_trusted
+    }
+
     /// Returns the directory that files found in it must not leave; `None` if they may, or in an
     /// object store, which has no links.
     pub(super) fn root(&self, folder: &Location) -> Result<Option<ConfinedDir>> {
-        if self.follow_symlinks || folder.as_path().is_none() {
+        if self.follows_in(folder) || folder.as_path().is_none() {
             return Ok(None);
         }
         ConfinedDir::open(folder).map(Some)
@@ -310,9 +320,7 @@ impl Backend {
             let all: Vec<_> = (first..ids.len()).filter(|at| ids[*at] == *id).collect();
             let written: Vec<_> = all.iter().map(|at| &locations[*at]).collect();
             let places = match self.cached_at_one_commit(&written)? {
-                None => {
-                    hub_cache::fill_all(&written, &self.store, self.precedence, self.deadline)?
-                },
+                None => hub_cache::fill_all(&written, &self.store, self.precedence, self.deadline)?,
                 places => places,
             };
             for (at, place) in all.into_iter().zip(places.into_iter().flatten()) {

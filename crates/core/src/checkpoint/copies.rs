@@ -92,9 +92,7 @@ fn index_in(folder: &Location, backend: &Backend) -> Result<Option<Placement>> {
     match ShardSet::indexed(&index, backend.root(folder)?, backend) {
         Ok(set) => Ok(set.index),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error)
-            if error.kind() == ErrorKind::PermissionDenied && folder.as_path().is_none() =>
-        {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied && folder.as_path().is_none() => {
             Ok(None)
         }
         Err(error) => Err(error),

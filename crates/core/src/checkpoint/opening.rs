@@ -197,7 +197,9 @@ impl Checkpoint {
             is_whole: set.is_whole,
             notes: set.note.iter().cloned().collect(),
             left_out: set.left_out.clone(),
-            follow_symlinks: backend.follow_symlinks,
+            follow_symlinks: (set.files.first()).map_or(backend.follow_symlinks, |file| {
+                backend.follows_in(&file.parent())
+            }),
             shards,
             tensors,
             by_name,

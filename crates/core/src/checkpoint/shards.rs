@@ -5,11 +5,11 @@ use super::backend::{Backend, Found, ShardSource};
 use super::index::Placement;
 use super::no_weights::no_weights;
 use crate::error::{Error, ErrorKind, Result, shortened};
-#[cfg(feature = "object")]
-use crate::format::{INDEX_NAME, Precedence, SINGLE_NAME};
 use crate::format::{
     Choice, INDEX_BYTES_MAX, ModelFiles, choose_files, missing_shard, parse_index,
 };
+#[cfg(feature = "object")]
+use crate::format::{INDEX_NAME, Precedence, SINGLE_NAME};
 use crate::options::Location;
 use crate::storage::{ConfinedDir, Source};
 
@@ -131,7 +131,8 @@ impl ShardSet {
         let (index, single) = (location.join(INDEX_NAME), location.join(SINGLE_NAME));
         let open_index = || backend.open(&index, None, INDEX_FIRST_BYTES);
         let open_single = || backend.open(&single, None, 1);
-        if backend.precedence == Precedence::SingleFile && present(open_single(), &single)?.is_some()
+        if backend.precedence == Precedence::SingleFile
+            && present(open_single(), &single)?.is_some()
         {
             let mut set = Self::unlisted_file(single);
             if matches!(present(open_index(), &index), Ok(Some(_))) {

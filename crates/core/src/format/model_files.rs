@@ -262,7 +262,10 @@ mod tests {
 
     #[test]
     fn files_that_an_index_does_not_name_are_left_out() {
-        let shards = ["a-1.safetensors".to_owned(), "deep/a-2.safetensors".to_owned()];
+        let shards = [
+            "a-1.safetensors".to_owned(),
+            "deep/a-2.safetensors".to_owned(),
+        ];
         let names = [
             INDEX_NAME,
             "a-1.safetensors",
@@ -274,7 +277,10 @@ mod tests {
         let left_out = ["consolidated.safetensors.index.json", SINGLE_NAME];
         assert_eq!(files.left_out, left_out);
         let note = files.note().expect("files were left out");
-        assert!(note.contains("read: model.safetensors.index.json; left out: consolidated"), "{note}");
+        assert!(
+            note.contains("read: model.safetensors.index.json; left out: consolidated"),
+            "{note}"
+        );
         let whole = ModelFiles::of_index(INDEX_NAME, &shards, [INDEX_NAME, "a-1.safetensors"]);
         assert_eq!(whole.note(), None);
     }

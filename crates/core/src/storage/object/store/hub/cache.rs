@@ -109,6 +109,30 @@ pub(crate) fn commit_in_cache(path: &Path) -> Option<&str> {
     names.next()?.filter(|name| is_commit(name))
 }
 
+/// Returns whether a path is in a snapshot of the cache that the hub's own tools are set to. They
+/// wrote its links, and follow them wherever they lead: users move parts of it to other disks.
+pub(crate) fn is_in_snapshot(path: &Path, options: &StoreOptions) -> bool {
+    let Some(cache) = settings::cache(&Environment::unless_forbidden(options)) else {
+        return false;
+    };
+    let as_written = std::path::absolute(path)
+        .ok()
+        .zip(std::path::absolute(&cache).ok());
+    let resolved = path.canonicalize().ok().zip(cache.canonicalize().ok());
+    let places = as_written.into_iter().chain(resolved);
+    places.into_iter().any(|(path, cache)| {
+        let Ok(below) = path.strip_prefix(cache) else {
+            return false;
+        };
+        let names: Option<Vec<_>> = below.iter().map(|name| name.to_str()).collect();
+        names.is_some_and(|names| {
+            let is_snapshot = matches!(names[..], [repository, "snapshots", _, ..]
+                if repository.starts_with("models--"));
+            is_snapshot && !names.contains(&"..")
+        })
+    })
+}
+
 /// Returns whether requests to hubs are forbidden.
 pub(crate) fn is_hub_offline(options: &StoreOptions) -> bool {
     settings::is_offline(&Environment::unless_forbidden(options))
@@ -164,12 +188,7 @@ fn storage(cache: &Path, id: &HubId) -> PathBuf {
 }
 
 /// Returns the location of `path` in a repository, or a description of the missing part.
-fn find(
-    cache: &Path,
-    id: &HubId,
-    path: &str,
-    precedence: Precedence,
-) -> Result<PathBuf, String> {
+fn find(cache: &Path, id: &HubId, path: &str, precedence: Precedence) -> Result<PathBuf, String> {
     let storage = storage(cache, id);
     let commit = if is_commit(&id.revision) {
         id.revision.clone()
@@ -199,11 +218,7 @@ fn find(
 /// Requires all weights of a directory of which the repository lists `listed`: the shards that its
 /// index names, or else the chosen files. Without a list, only an index, or the single file of a
 /// small model, tells that nothing is missing.
-fn whole(
-    folder: &Path,
-    listed: Option<Vec<String>>,
-    precedence: Precedence,
-) -> Result<(), String> {
+fn whole(folder: &Path, listed: Option<Vec<String>>, precedence: Precedence) -> Result<(), String> {
     let is_listed = listed.is_some();
     let names = listed.unwrap_or_else(|| names_in(folder));
     match choose_files(names.iter().map(String::as_str), precedence) {
