@@ -94,7 +94,7 @@ class Origin:
     """Options that the caller passed; those of the environment are read at each opening."""
     follow_symlinks: bool
     single_file_first: bool = False
-    """Whether `model.safetensors` comes before an index, as in transformers."""
+    """`True` to read `model.safetensors` even if there is an index, as in transformers."""
 
     def open(self, timeout: Duration | None = None) -> _tload.Checkpoint:
         """Open the checkpoint within `timeout`. Default: `TLOAD_TIMEOUT`."""

@@ -31,7 +31,7 @@ READS_WHOLE = "_is_on_hf_mount"
 """transformers' function that returns whether it must read a file without `safe_open`."""
 
 _found: ContextVar[Found | None] = ContextVar("_found", default=None)
-"""What transformers finds in this thread, in place of its own search."""
+"""Result of the search of transformers in this thread, in place of its own."""
 
 
 class ShardHandle:
@@ -92,7 +92,7 @@ def _files(checkpoint: Checkpoint, take: Callable[..., Any], read: Callable[...,
         path = HandlePath(os.path.abspath(shard.location) if _is_local(shard.location) else shard.location)
         path.handle = ShardHandle(shard.metadata, own)
         paths.append(path)
-    # Offloaded weights are read from these files on use, and written to a folder if they are remote.
+    # Offloaded weights are read from these files on use. Remote ones are written to a folder.
     local = {name: str(paths[info.shard]) for name, info in checkpoint.items() if _is_local(paths[info.shard])}
     return paths, {"all_checkpoint_keys": list(checkpoint), "weight_map": local}
 

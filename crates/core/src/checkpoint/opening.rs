@@ -33,12 +33,12 @@ impl Checkpoint {
     /// A directory (or the prefix of objects that stands for one) is read by its
     /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`. An index
     /// decides which shards are opened and which of their tensors exist, also beside a
-    /// `model.safetensors`, unless [`OpenOptions::precedence`] says otherwise. Without an index, its
-    /// `*.safetensors` are read in natural order: `model.safetensors` alone if it exists, else the
-    /// shards `model-*-of-*`, else those of `diffusion_pytorch_model`, else all files but
-    /// `consolidated*` and `adapter_model*`, else `consolidated*`, else `adapter_model*`. Over HTTP,
-    /// which has no listing, a directory is read by its `model.safetensors.index.json` or else its
-    /// `model.safetensors`. [`Self::notes`] names files that were left out.
+    /// `model.safetensors`, unless [`OpenOptions::precedence`] says otherwise. Without an index,
+    /// its `*.safetensors` are read in natural order: `model.safetensors` alone if it exists, else
+    /// the shards `model-*-of-*`, else those of `diffusion_pytorch_model`, else all files but
+    /// `consolidated*` and `adapter_model*`, else `consolidated*`, else `adapter_model*`. Over
+    /// HTTP, which has no listing, a directory is read by its `model.safetensors.index.json` or
+    /// else its `model.safetensors`. [`Self::notes`] names files that were left out.
     ///
     /// A model on a hub (`hf://org/name`) is read from the cache of the hub's own tools, if its
     /// weights are complete there: then no request goes to the hub, not even to check whether a
