@@ -333,7 +333,9 @@ def open(
     Args:
         source: A safetensors file, a directory (the files that its index file lists, or without one
             the files of one model, chosen by their names), an index file, or a list of files, which
-            may be local and remote. A `str` is a path or a URL: `s3://bucket/key`, `gs://bucket/key`,
+            may be local and remote. An index comes before a `model.safetensors` beside it; a note
+            in the report names what is left out. Of a tensor in two listed files, the copy is read
+            that the index beside them names. A `str` is a path or a URL: `s3://bucket/key`, `gs://bucket/key`,
             `az://container/key`, `abfss://container@account.dfs.core.windows.net/key`,
             `https://host/path`, `http://host/path` or `file:///path`, or a model of a Hub:
             `hf://org/name`, `hf://org/name@revision`, or of an OCI registry:
@@ -416,8 +418,9 @@ def open(
             accepted too.
         follow_symlinks: Allow symbolic links that lead out of the checkpoint's directory. Always
             allowed are files that are listed explicitly; links that stay in the directory; links to
-            it, or to a directory above it; and links in the cache of a Hub, from a snapshot to the
-            blobs of the same repository. Default: `TLOAD_FOLLOW_SYMLINKS` (`1` or `0`), else
+            it, or to a directory above it; links in the cache of a Hub, from a snapshot to the
+            blobs of the same repository or to those that all share; and all links in the cache that
+            the Hub's tools are set to. Default: `TLOAD_FOLLOW_SYMLINKS` (`1` or `0`), else
             `False`.
         **keywords: The keys `cache_dir`, `cache_limit`, `cache_check`, `mirrors`, `peers` and
             `hf_cache` of `store`. All functions with `store` take them, but not those that call

@@ -19,8 +19,9 @@ pub struct OpenOptions {
     /// Options of object stores. Default: taken from the environment.
     pub store: StoreOptions,
     /// Allows symbolic links to lead out of the checkpoint's directory. Not needed for files listed
-    /// explicitly, links that stay in the directory, links in the path of the directory itself, or
-    /// links in a hub's cache from a snapshot to the blobs of its repository. Default: no.
+    /// explicitly, links that stay in the directory, links in the path of the directory itself,
+    /// links in a hub's cache from a snapshot to the blobs of its repository or to those that all
+    /// share, or any links in the cache that the hub's tools are set to. Default: no.
     pub follow_symlinks: bool,
     /// Which of two models in a directory is loaded. Default: the one that an index names.
     pub precedence: Precedence,
