@@ -270,9 +270,10 @@ def outcome(load: Callable[[], Any]) -> Any:
     return kinds, models.logits(model).float().tolist()
 
 
-def half(folder: Path, **changes: Any) -> Path:
+def half(folder: Path) -> Path:
     torch = require("torch")
-    model = models.dense(dtype="bfloat16", num_hidden_layers=2, **changes).to(torch.bfloat16)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
+    model = models.dense(dtype="bfloat16", **sizes).to(torch.bfloat16)
     return models.save(model, folder, "30KB")
 
 
@@ -294,7 +295,7 @@ def test_checkpoints_quantized_by_torchao(
     config = transformers.TorchAoConfig(getattr(quantization, name)(**arguments))
     keywords = {"dtype": require("torch").bfloat16, "device_map": "cpu"}
     on_load = from_folder(plain, {**keywords, "quantization_config": config})
-    on_load[0]().save_pretrained(quantized, max_shard_size="30KB")
+    on_load[0]().save_pretrained(quantized, max_shard_size="20KB")
     assert len(list(quantized.glob("*.safetensors"))) > 1
     for ways in (on_load, from_folder(quantized, keywords)):
         stock, *others = map(outcome, ways)

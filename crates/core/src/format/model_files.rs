@@ -4,6 +4,7 @@
 //! Otherwise only the names tell: they are those that `transformers`, `diffusers`, PEFT and Mistral
 //! give their files. The rule is the same for file systems, object stores, hubs and caches.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use super::shards::{SUFFIX, natural_cmp, numbered};
@@ -104,7 +105,8 @@ pub(crate) fn choose_files<'a>(
         }
         _ => {
             let mut files = ModelFiles::choose(files);
-            files.left_out.append(&mut indexes);
+            indexes.append(&mut files.left_out);
+            files.left_out = indexes;
             Choice::Files(files)
         }
     }
@@ -115,7 +117,7 @@ pub(crate) fn choose_files<'a>(
 pub(crate) struct ModelFiles<'a> {
     /// Files to load, in natural order.
     pub(crate) chosen: Vec<&'a str>,
-    /// Files of other models, in natural order, and indexes that do not count.
+    /// Indexes that do not count, then files of other models, in natural order.
     pub(crate) left_out: Vec<&'a str>,
 }
 
@@ -126,12 +128,18 @@ impl<'a> ModelFiles<'a> {
         shards: &[String],
         names: impl IntoIterator<Item = &'a str>,
     ) -> Self {
+        let shards: HashSet<_> = shards.iter().map(String::as_str).collect();
         let is_other = |name: &&str| {
             let counts = name.ends_with(SUFFIX) || name.ends_with(INDEX_SUFFIX);
-            counts && *name != index && !shards.iter().any(|shard| shard == name)
+            counts && *name != index && !shards.contains(name)
         };
         let mut left_out: Vec<_> = names.into_iter().filter(is_other).collect();
-        left_out.sort_by(|a, b| natural_cmp(a, b));
+        // A note may name only the first: an index stands for many files.
+        let is_file = |name: &str| !name.ends_with(INDEX_SUFFIX);
+        left_out.sort_by(|a, b| {
+            let by_kind = is_file(a).cmp(&is_file(b));
+            by_kind.then_with(|| natural_cmp(a, b))
+        });
         Self {
             chosen: vec![index],
             left_out,
@@ -240,7 +248,7 @@ mod tests {
             (
                 &[other, SINGLE_NAME, "model-1-of-1.safetensors"],
                 Choice::Index(other),
-                single(&["model-1-of-1.safetensors", other]),
+                single(&[other, "model-1-of-1.safetensors"]),
             ),
             (
                 &[third, other, SINGLE_NAME],
