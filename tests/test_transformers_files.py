@@ -58,7 +58,7 @@ def mean(model: Any) -> float:
     return float(model.lm_head.weight.detach().mean())
 
 
-def test_single_file_comes_before_index_wherever_the_model_is(
+def test_single_file_comes_before_index_wherever_the_model_is(  # noqa: PLR0917
     two: Path,
     s3: servers.S3,
     web: servers.Web,
@@ -184,7 +184,7 @@ def test_offloaded_weights_of_a_url_are_written(dense: Path, web: servers.Web, t
 
 
 @pytest.mark.parametrize("disable_mmap", [True, False, None])
-def test_disable_mmap(disable_mmap: bool | None, dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disable_mmap(disable_mmap: Any, dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     handle = _files.ShardHandle.keys
     monkeypatch.setattr(_files.ShardHandle, "keys", lambda self: opened.append(self) or handle(self))

@@ -31,7 +31,7 @@ class TensorMeta:
     """Byte range, `(start, end)`, counted from the end of the header."""
 
 
-class HandlePath(str):
+class HandlePath(str):  # noqa: SLOT000  # its attribute is set once it exists
     """Path of a file that is open already: `safe_open` returns its handle.
 
     Libraries pass paths on and open them themselves.

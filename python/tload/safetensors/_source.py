@@ -150,7 +150,9 @@ class Opened:
     def is_mapped(self) -> bool:
         """`True` if tensors that are loaded together are views of the files."""
         is_wanted = self.backend == "mmap" and self.is_local and not self.is_on_gpu and not self.is_verified
-        return is_wanted and (self.memory is not None or may_be_mapped(shard.location for shard in self.checkpoint.shards))
+        return is_wanted and (
+            self.memory is not None or may_be_mapped(shard.location for shard in self.checkpoint.shards)
+        )
 
     def cut(self, tensor: Any, info: TensorInfo, index: Basic) -> Any:
         """Return the part of a whole tensor that an index selects, in memory of its own."""

@@ -7,9 +7,9 @@ paths that it would find itself; for those, `safe_open` returns a handle of the 
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tload._errors import UnsupportedError, advise
@@ -19,6 +19,7 @@ from tload.transformers._lazy import LazyTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import Self
 
     from tload._checkpoint import Checkpoint
 
@@ -58,7 +59,7 @@ class ShardHandle:
         """Read a whole tensor."""
         return self._tensors[name][...]
 
-    def __enter__(self) -> ShardHandle:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,7 +90,7 @@ def _files(checkpoint: Checkpoint, take: Callable[..., Any], read: Callable[...,
         tensors[info.shard][name] = LazyTensor(info, take, read)
     paths = []
     for shard, own in zip(checkpoint.shards, tensors, strict=True):
-        path = HandlePath(os.path.abspath(shard.location) if _is_local(shard.location) else shard.location)
+        path = HandlePath(Path(shard.location).absolute() if _is_local(shard.location) else shard.location)
         path.handle = ShardHandle(shard.metadata, own)
         paths.append(path)
     # Offloaded weights are read from these files on use. Remote ones are written to a folder.

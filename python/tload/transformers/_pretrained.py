@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from tload.transformers._lazy import in_order_of_use
 from tload.transformers._placement import placement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from tload._checkpoint import Source
@@ -135,36 +138,20 @@ def from_pretrained(
     location = source.location if isinstance(source, Checkpoint) else source
     folder = _folder(location)
 
-    def open_weights() -> Checkpoint:
-        # As in transformers, `model.safetensors` comes before an index.
-        return open_for(source, store, options, follow_symlinks=follow_symlinks, single_file_first=True)
-
+    # As in transformers, `model.safetensors` comes before an index.
+    opening = partial(open_for, options=options, follow_symlinks=follow_symlinks, single_file_first=True)
     with contextlib.ExitStack() as stack:
         checkpoint = source if isinstance(source, Checkpoint) else None
         if checkpoint is None and _is_on_hub(source):
             # A revision may move on, and the cache of the Hub's tools may be at another commit: the
             # files beside the weights are those of the commit of the weights.
-            checkpoint = stack.enter_context(open_weights())
+            checkpoint = stack.enter_context(opening(source, store))
         # The location of an open checkpoint is shown without secrets.
         url, url_store = (source, store) if checkpoint is None else opened_with(checkpoint)
         if config is None:
-            config = folder
-            if hub := HUB_LOCATION.fullmatch(str(url)):
-                config = hub["id"]
-                kwargs.setdefault("revision", hub["commit"])
-            elif config is None and _configuration.is_url(url):
-                config = stack.enter_context(
-                    _configuration.fetched(str(url), cls, kwargs, store=url_store, options=options)
-                )
-            if config is None:
-                if isinstance(location, (str, os.PathLike)) and not isinstance(source, Checkpoint):
-                    # A path that does not exist has an error of its own, with what was meant.
-                    open_for(location, store, options, follow_symlinks=follow_symlinks).close()
-                hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
-                is_list = not isinstance(location, (str, os.PathLike))
-                found = "is a list of files" if is_list else "is not a local file or directory"
-                message = f"{show(source)}: {found}, so config= is needed"
-                raise advise(InvalidRequestError, message, hint)
+            config = _config_beside(
+                cls, source, url, url_store, kwargs=kwargs, options=options, opening=opening, stack=stack
+            )
         place: str | os.PathLike[str] | None = folder
         if folder is None and isinstance(config, (str, os.PathLike)):
             place = _folder(config) or config
@@ -172,20 +159,55 @@ def from_pretrained(
         if kwargs.get("generation_config") is None and place is not None and cls.can_generate():
             kwargs["generation_config"] = _generation_config(place, kwargs)
         kwargs["config"] = config
-        whole = folder if folder is not None and Path(location) == folder else None
         if kwargs.get("use_safetensors") is False:
-            return _load_pickled(cls, source, whole, model_args, kwargs, options)
+            return _load_pickled(cls, source, model_args, kwargs, options)
         named = None if isinstance(source, Checkpoint) else _configuration.named_weights(config, url)
-        if named is not None:
-            checkpoint = open_for(named, url_store, options, follow_symlinks=follow_symlinks)
-            stack.enter_context(checkpoint)
-        elif checkpoint is None:
-            checkpoint = stack.enter_context(open_weights())
-        loaded = _load(cls, checkpoint, whole, model_args, kwargs, options=options, group=group)
+        if checkpoint is None or named is not None:
+            checkpoint = stack.enter_context(opening(named or source, url_store))
+        loaded = _load(cls, checkpoint, _directory(location), model_args, kwargs, options=options, group=group)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     _check_memory(model, checkpoint)
     model.name_or_path = model.config.name_or_path = checkpoint.location if folder is None else str(folder)
     return loaded
+
+
+def _config_beside(
+    cls: Any,
+    source: Source,
+    url: Any,
+    url_store: Store | None,
+    *,
+    kwargs: dict[str, Any],
+    options: Options | None,
+    opening: Callable[..., Checkpoint],
+    stack: contextlib.ExitStack,
+) -> Any:
+    """Return the location of the configuration beside the weights.
+
+    That of a URL is fetched into a directory that lasts as long as `stack`. For a model of the Hub,
+    `kwargs` get the commit of the weights.
+
+    Raises:
+        InvalidRequestError: There is none.
+        Error: It cannot be fetched, or the source does not exist.
+    """
+    if hub := HUB_LOCATION.fullmatch(str(url)):
+        kwargs.setdefault("revision", hub["commit"])
+        return hub["id"]
+    location = source.location if isinstance(source, Checkpoint) else source
+    folder = _folder(location)
+    if folder is not None:
+        return folder
+    if _configuration.is_url(url):
+        return stack.enter_context(_configuration.fetched(str(url), cls, kwargs, store=url_store, options=options))
+    if isinstance(location, (str, os.PathLike)) and not isinstance(source, Checkpoint):
+        # A path that does not exist has an error of its own, with what was meant.
+        opening(location, url_store).close()
+    hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
+    is_list = not isinstance(location, (str, os.PathLike))
+    found = "is a list of files" if is_list else "is not a local file or directory"
+    message = f"{show(source)}: {found}, so config= is needed"
+    raise advise(InvalidRequestError, message, hint)
 
 
 def _load(
@@ -241,12 +263,12 @@ def _load(
 def _load_pickled(
     cls: Any,
     source: Source,
-    folder: Path | None,
     model_args: tuple[Any, ...],
     kwargs: dict[str, Any],
     options: Options | None,
 ) -> Any:
     """Let transformers load files of PyTorch, as the caller demands."""
+    folder = _directory(source)
     found = f"{show(source)}: use_safetensors=False asks for files of PyTorch"
     if folder is None:
         message = f"{found}, which tload does not read, and transformers reads only from a local directory"
@@ -335,6 +357,12 @@ def _folder(location: object) -> Path | None:
     if path.is_dir():
         return path
     return path.parent if path.is_file() else None
+
+
+def _directory(location: object) -> Path | None:
+    """Return a local directory, else `None`."""
+    folder = _folder(location)
+    return folder if folder is not None and Path(str(location)) == folder else None
 
 
 def _is_on_hub(source: object) -> bool:
