@@ -208,19 +208,22 @@ def test_tensor_requested_again_is_verified_by_options(llama: Path, monkeypatch:
 
     class Asks:
         @staticmethod
-        def from_pretrained(_: None, *, state_dict: Any, **__: Any) -> None:
-            for tensor in state_dict.values():
-                _ = tensor[...]
-                _ = tensor[0:1]
+        def from_pretrained(_: None, **__: Any) -> None:
+            modeling = require("transformers.modeling_utils")
+            for path in modeling._get_resolved_checkpoint_files()[0]:
+                with modeling.safe_open(path, framework="pt") as file:
+                    for name in file.keys():  # noqa: SIM118  # not a mapping
+                        _ = file.get_tensor(name)
+                        _ = file.get_slice(name)[0:1]
 
     strict, none = tload.Options(verify="require"), None
     with tload.open(llama) as checkpoint:
-        pretrained._load(Asks, checkpoint, (), {"tp_size": 2}, options=none, group=None)
+        pretrained._load(Asks, checkpoint, None, (), {"tp_size": 2}, options=none, group=None)
         with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
-            pretrained._load(Asks, checkpoint, (), {"tp_size": 2}, options=strict, group=None)
+            pretrained._load(Asks, checkpoint, None, (), {"tp_size": 2}, options=strict, group=None)
         monkeypatch.setenv("TLOAD_VERIFY", "require")
         with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
-            pretrained._load(Asks, checkpoint, (), {"tp_size": 2}, options=none, group=None)
+            pretrained._load(Asks, checkpoint, None, (), {"tp_size": 2}, options=none, group=None)
 
 
 def test_patched_transformers_rejects_unverifiable_parts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

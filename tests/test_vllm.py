@@ -263,6 +263,33 @@ def test_second_copies_are_left_out() -> None:
     assert _weights.without_copies(both[:1]) == both[:1]
 
 
+def test_files_that_engine_leaves_out_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tests")
+    files = [str(path) for path in folder.glob("model-*.safetensors")]
+    (folder / "consolidated.safetensors.index.json").write_text("{}")
+    _weights.tell_others(str(folder), files, LOGGER)
+    line = caplog.records.pop().getMessage()
+    others = "'consolidated.safetensors', 'stray.safetensors', 'consolidated.safetensors.index.json'"
+    assert line == f"tload reads 12 files of `{folder}`; left out: {others}"
+    (folder / "consolidated.safetensors.index.json").unlink()
+    _weights.tell_others(str(folder), [str(path) for path in folder.glob("*.safetensors")], LOGGER)
+    assert not [record for record in caplog.records if record.name == "tests"]
+
+
+def test_index_decides_for_listed_files(folder: Path) -> None:
+    """Engines pass files. An older copy of a tensor in one of them is left out, as from the
+    directory."""
+    name = next(iter(DENSE))
+    stale = Content.random(DENSE[name].dtype, DENSE[name].shape, seed=77)
+    last = folder / "model-00012-of-00012.safetensors"
+    last_names = [*DENSE][-1:]
+    write_file(last, {last_names[0]: DENSE[last_names[0]]} | EXPERTS | {name: stale})
+    files = sorted(map(str, folder.glob("model-*.safetensors")), key=_weights.natural)
+    for source in (str(folder), files):
+        got = {key: bytes(tensor.contiguous().view(require("torch").uint8).numpy()) for key, tensor in stream(source)}
+        assert got == {key: content.raw for key, content in (DENSE | EXPERTS).items()}
+
+
 def test_index_selects_tensors_in_file_order(folder: Path) -> None:
     bar = Bar()
     got = dict(stream(str(folder), bar=bar))
@@ -309,7 +336,7 @@ def test_experts_of_others_are_not_read(folder: Path, caplog: pytest.LogCaptureF
     got = dict(stream(str(folder), bar=bar, keep=keep))
     assert set(got) == {*DENSE, "layers.0.experts.1.w.weight"}
     assert bar.total == sum(tensor.nbytes for tensor in got.values())
-    [line] = [record.getMessage() for record in caplog.records]
+    [line] = [record.getMessage() for record in caplog.records if record.name == "tests"]
     assert line.startswith("tload read 13 tensors of `the-model` in ")
 
 

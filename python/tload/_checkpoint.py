@@ -109,6 +109,8 @@ class Origin:
     store: list[tuple[str, str]]
     """Options that the caller passed; those of the environment are read at each opening."""
     follow_symlinks: bool
+    single_file_first: bool = False
+    """`True` to read `model.safetensors` even if there is an index, as in transformers."""
 
     def open(self, timeout: Duration | None = None, opening: Opening | None = None) -> _tload.Checkpoint:
         """Open the checkpoint within `timeout`. Default: `TLOAD_TIMEOUT`."""
@@ -121,7 +123,11 @@ class Origin:
                 opened = _tload.Checkpoint.open_all(self.source, store=pairs, **together)
             else:
                 opened = _tload.Checkpoint.open(
-                    self.source, store=pairs, follow_symlinks=self.follow_symlinks, **together
+                    self.source,
+                    store=pairs,
+                    follow_symlinks=self.follow_symlinks,
+                    single_file_first=self.single_file_first,
+                    **together,
                 )
             describe("location", opened.location)
             return opened
@@ -345,7 +351,9 @@ def open(
     Args:
         source: A safetensors file, a directory (the files that its index file lists, or without one
             the files of one model, chosen by their names), an index file, or a list of files, which
-            may be local and remote. A `str` is a path or a URL: `s3://bucket/key`, `gs://bucket/key`,
+            may be local and remote. An index comes before a `model.safetensors` beside it; a note
+            in the report names what is left out. Of a tensor in two listed files, the copy is read
+            that the index beside them names. A `str` is a path or a URL: `s3://bucket/key`, `gs://bucket/key`,
             `az://container/key`, `abfss://container@account.dfs.core.windows.net/key`,
             `https://host/path`, `http://host/path` or `file:///path`, or a model of a Hub:
             `hf://org/name`, `hf://org/name@revision`, or of an OCI registry:
@@ -430,8 +438,9 @@ def open(
             accepted too.
         follow_symlinks: Allow symbolic links that lead out of the checkpoint's directory. Always
             allowed are files that are listed explicitly; links that stay in the directory; links to
-            it, or to a directory above it; and links in the cache of a Hub, from a snapshot to the
-            blobs of the same repository. Default: `TLOAD_FOLLOW_SYMLINKS` (`1` or `0`), else
+            it, or to a directory above it; links in the cache of a Hub, from a snapshot to the
+            blobs of the same repository or to those that all share; and all links in the cache that
+            the Hub's tools are set to. Default: `TLOAD_FOLLOW_SYMLINKS` (`1` or `0`), else
             `False`.
         **keywords: The keys `cache_dir`, `cache_limit`, `cache_check`, `mirrors`, `peers` and
             `hf_cache` of `store`. All functions with `store` take them, but not those that call
@@ -470,14 +479,19 @@ def open_for(
     options: Options | None,
     *,
     follow_symlinks: bool | None = None,
+    single_file_first: bool = False,
     opening: Opening | None = None,
 ) -> Checkpoint:
-    """Open a checkpoint for loads with these options, within their timeout."""
+    """Open a checkpoint for loads with these options, within their timeout.
+
+    In a directory, an index comes before `model.safetensors` unless `single_file_first`.
+    """
     timeout = resolve(options, OptionKeywords(), variables=()).timeout
     if isinstance(source, Checkpoint):
         raw = open_raw(source, store, timeout, follow_symlinks=follow_symlinks)
         return Checkpoint(raw, source._origin)  # noqa: SLF001
     origin = _origin(source, store, follow_symlinks=follow_symlinks)
+    origin = dataclasses.replace(origin, single_file_first=single_file_first)
     return Checkpoint(origin.open(timeout, opening), origin)
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
 LIBRARIES = ("transformers", "accelerate", "diffusers")
@@ -27,19 +27,50 @@ READERS = {
 }
 """Functions and classes to replace, by module of the package."""
 
-_lock = threading.Lock()
-_active = 0
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []
 
 
-def _after_fork() -> None:
-    """Replace the lock in a child process: the thread that held it does not exist there."""
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
+class SharedChange:
+    """Change to the process that lasts while at least one block of any thread is active."""
 
+    def __init__(self, make: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Prepare the change.
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+        Args:
+            make: Called at the beginning of each block. What is changed already stays so.
+            undo: Called at the end of the last active block.
+        """
+        self._make = make
+        self._undo = undo
+        self._active = 0
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            # The thread that holds the lock does not exist in the child.
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Make the change for a block."""
+        with self._lock:
+            self._active += 1
+            try:
+                self._make()
+            except BaseException:
+                self._leave()
+                raise
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._leave()
+
+    def _leave(self) -> None:
+        self._active -= 1
+        if not self._active:
+            self._undo()
 
 
 @contextmanager
@@ -63,27 +94,11 @@ def patch() -> Iterator[tuple[str, ...]]:
         >>> with tload.patch():
         ...     model = AutoModelForCausalLM.from_pretrained("model_dir")
     """
-    global _active  # noqa: PLW0603  # the state of the process: its modules
-    with _lock:
-        _active += 1
-        try:
-            _replace()
-        except BaseException:
-            _leave()
-            raise
-        names = tuple(f"{module.__name__}.{name}" for module, name, _, _ in _replaced)
-    try:
-        yield names
-    finally:
-        with _lock:
-            _leave()
+    with _readers():
+        yield tuple(f"{module.__name__}.{name}" for module, name, _, _ in _replaced)
 
 
-def _leave() -> None:
-    global _active  # noqa: PLW0603
-    _active -= 1
-    if _active:
-        return
+def _restore() -> None:
     while _replaced:
         module, name, theirs, ours = _replaced.pop()
         if vars(module).get(name) is ours:
@@ -119,3 +134,6 @@ def _substitutes() -> dict[int, Any]:
         substitutes[id(theirs)] = ours
         substitutes.update({id(getattr(theirs, name)): getattr(ours, name) for name in names if hasattr(theirs, name)})
     return substitutes
+
+
+_readers = SharedChange(_replace, _restore)

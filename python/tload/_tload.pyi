@@ -184,6 +184,7 @@ class Checkpoint:
         *,
         store: Sequence[tuple[str, str]],
         follow_symlinks: bool,
+        single_file_first: bool = False,
         group: Group | None = None,
         join_timeout: float | None = None,
     ) -> Checkpoint: ...

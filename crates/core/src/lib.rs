@@ -60,7 +60,7 @@ mod tensor;
 
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
 pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, nearest_name, printable};
-pub use format::{Dtype, HeaderError};
+pub use format::{Dtype, HeaderError, Precedence};
 pub use load::Loader;
 pub use load::device_alloc::DeviceAllocator;
 pub use load::device_map::DeviceMap;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use tload::verify::require_files;
-use tload::{Canceller, Location, OpenOptions, Slice, TensorInfo, process_id};
+use tload::{Canceller, Location, OpenOptions, Precedence, Slice, TensorInfo, process_id};
 
 use crate::error::exception;
 use crate::forked::Owned;
@@ -77,20 +77,25 @@ impl Checkpoint {
 #[pymethods]
 impl Checkpoint {
     /// Opens one location: a file, a directory, or an index file; together with the other ranks of
-    /// `group`, if there is one, which begin within the `join_timeout` of a load.
+    /// `group`, if there is one, which begin within the `join_timeout` of a load. In a directory, an
+    /// index comes before `model.safetensors` unless `single_file_first`.
     #[staticmethod]
-    #[pyo3(signature = (location, *, store, follow_symlinks, group=None, join_timeout=None))]
+    #[pyo3(signature = (location, *, store, follow_symlinks, single_file_first=false, group=None, join_timeout=None))]
     fn open(
         py: Python<'_>,
         location: LocationArgument,
         store: StoreArgument,
         follow_symlinks: bool,
+        single_file_first: bool,
         group: Option<&Bound<'_, Group>>,
         join_timeout: Option<f64>,
     ) -> PyResult<Self> {
         let open = move |mut options: OpenOptions| {
             options.store = store.read()?;
             options.follow_symlinks = follow_symlinks;
+            if single_file_first {
+                options.precedence = Precedence::SingleFile;
+            }
             tload::Checkpoint::open_with(&location.parse()?, options)
         };
         run_as_rank(py, group, join_timeout, open)

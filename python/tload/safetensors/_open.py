@@ -31,6 +31,15 @@ class TensorMeta:
     """Byte range, `(start, end)`, counted from the end of the header."""
 
 
+class HandlePath(str):  # noqa: SLOT000  # its attribute is set once it exists
+    """Path of a file that is open already: `safe_open` returns its handle.
+
+    Libraries pass paths on and open them themselves.
+    """
+
+    handle: Any
+
+
 class safe_open:  # noqa: N801  # the package's name
     """Opens a safetensors file and reads tensors on request: `safetensors.safe_open` with tload.
 
@@ -89,6 +98,10 @@ class safe_open:  # noqa: N801  # the package's name
     """
 
     __slots__ = ("__weakref__", "_opened")
+
+    def __new__(cls, filename: Source, *_: Any, **__: Any) -> Any:
+        """Return a new handle, or the one that the path has already."""
+        return filename.handle if isinstance(filename, HandlePath) else super().__new__(cls)
 
     @takes_keywords
     def __init__(

@@ -23,7 +23,7 @@ from tload.safetensors._frameworks import (
     torch_view,
 )
 from tload.safetensors._index import clamped, packed, strict
-from tload.safetensors._map import look
+from tload.safetensors._map import look, may_be_mapped
 from tload.safetensors._stream import PartStream
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class Opened:
     is_verified: bool
     """`True` if bytes are verified before tensors are returned: then whole tensors are read."""
     memory: mmap.mmap | None
-    """The mapped file, if tensors are views of it: not for GPUs, nor with verification."""
+    """The mapped file, if tensors are views of it: not for GPUs, with verification, or if the file
+    system has no mappings."""
 
     def __init__(
         self,
@@ -148,7 +149,10 @@ class Opened:
     @property
     def is_mapped(self) -> bool:
         """`True` if tensors that are loaded together are views of the files."""
-        return self.backend == "mmap" and self.is_local and not self.is_on_gpu and not self.is_verified
+        is_wanted = self.backend == "mmap" and self.is_local and not self.is_on_gpu and not self.is_verified
+        return is_wanted and (
+            self.memory is not None or may_be_mapped(shard.location for shard in self.checkpoint.shards)
+        )
 
     def cut(self, tensor: Any, info: TensorInfo, index: Basic) -> Any:
         """Return the part of a whole tensor that an index selects, in memory of its own."""

@@ -60,7 +60,10 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
                 self._settings.refuse_others(f"`{folder}`: files other than safetensors", "SGLang")
                 logger.warning("%s has no safetensors: SGLang's own loader reads it instead of tload", folder)
                 return super()._get_weights_iterator(source, **keywords)  # type: ignore[no-any-return]
-            weights = self._stream(sorted(_weights.without_copies(files), key=_weights.natural), folder)
+            files = _weights.without_copies(files)
+            if files:
+                _weights.tell_others(str(Path(files[0]).parent), files, logger)
+            weights = self._stream(sorted(files, key=_weights.natural), folder)
         else:
             if source.allow_patterns_overrides is not None:
                 message = "this model chooses files by its own patterns, which URLs and lists do not support"

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from tload import _store, _tload
@@ -70,6 +70,36 @@ def fetched(
         if generation is not None:
             Path(folder, GENERATION_CONFIG).write_bytes(generation)
         yield Path(folder)
+
+
+def named_weights(config: Any, source: Any) -> str | None:
+    """Return the location of the weights that a configuration names in its directory.
+
+    transformers loads this file, or the files of this index, whatever else is in the directory.
+
+    Args:
+        config: A configuration, or its location.
+        source: Location of the model.
+
+    Raises:
+        InvalidRequestError: The name leads out of the directory.
+    """
+    if isinstance(config, (str, os.PathLike)):
+        path = Path(config, CONFIG)
+        fields = json.loads(path.read_bytes()) if path.is_file() else {}
+        name = fields.get("transformers_weights") if isinstance(fields, dict) else None
+    else:
+        name = getattr(config, "transformers_weights", None)
+    if name is None or not isinstance(source, (str, os.PathLike)):
+        return None
+    base, mark, query = str(source).partition("?") if is_url(source) else (str(source), "", "")
+    if base.endswith((".safetensors", ".json")) and not Path(base).is_dir():
+        return None  # The caller has named the weights.
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts:
+        message = f"{show(source)}: transformers_weights in {CONFIG} is {name!r}, which leads out of the directory"
+        raise InvalidRequestError(message)
+    return f"{base.rstrip('/')}/{name}{mark}{query}"
 
 
 def _check(content: bytes, location: str, cls: Any, kwargs: Mapping[str, Any]) -> None:

@@ -1,10 +1,8 @@
-"""Tensors that are read when they are indexed, for the `state_dict` of transformers."""
+"""Tensors that are read when they are indexed, in place of the slices of safetensors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-from tload import _torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -40,22 +38,6 @@ class LazyTensor:
     def get_dtype(self) -> str:
         """Return the element type as safetensors files write it."""
         return self._info.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Elements along each dimension."""
-        return self._info.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Torch's dtype of the elements."""
-        import torch
-
-        return getattr(torch, _torch.DTYPES[self._info.dtype])  # type: ignore[no-any-return]
-
-    def is_floating_point(self) -> bool:
-        """Return whether `dtype` is a floating-point type."""
-        return self._info.dtype in _torch.DTYPES and self.dtype.is_floating_point
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Read the whole tensor (`[...]`) or a part."""

@@ -29,13 +29,15 @@ def placement(device_map: Any, names: Collection[str]) -> tuple[str, dict[str, s
             # As in transformers: each process of a node has a GPU.
             device_map = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         return _device(device_map), {}
+    whole = _device(device_map.get("", "cpu"))
     # Modules without weights are no error in transformers.
     modules = {
         module: _device(device)
         for module, device in device_map.items()
         if module and any(name == module or name.startswith(f"{module}.") for name in names)
     }
-    return _device(device_map.get("", "cpu")), modules
+    # Weights in CPU memory and "on disk" alone need no map: then they may be views of the files.
+    return whole, modules if any(device != whole for device in modules.values()) else {}
 
 
 def _device(device: Any) -> str:

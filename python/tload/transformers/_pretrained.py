@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,24 +14,24 @@ from tload._checkpoint import SCHEMES, Checkpoint, open_for, opened_with, show
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._group import raw_group
 from tload._load import require_files
-from tload._options import OptionKeywords, Options
+from tload._options import OptionKeywords, Options, is_strict, resolve
+from tload._patch import SharedChange, patch
+from tload.safetensors._map import may_be_mapped
 from tload.transformers import _configuration
 from tload.transformers._classes import HUB, resolve_class
 from tload.transformers._feed import Feed
-from tload.transformers._lazy import LazyTensor, in_order_of_use
+from tload.transformers._files import found_by_transformers
+from tload.transformers._lazy import in_order_of_use
 from tload.transformers._placement import placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     import torch
 
     from tload._checkpoint import Source
     from tload._group import Group
     from tload._store import Store
-
-WEIGHTS = "model.safetensors"
-"""File that transformers looks for first in a directory, even if there is an index."""
 
 ADAPTER = "adapter_config.json"
 """File that marks a directory with an adapter."""
@@ -79,7 +78,8 @@ def from_pretrained(
         cls: A model class of transformers: an Auto class (`AutoModelForCausalLM`), or the model's
             own (`LlamaForCausalLM`).
         source: A directory, a safetensors file, an index file, or a list of files, as paths or
-            URLs; or an open `Checkpoint`. `config.json` and `generation_config.json` beside the
+            URLs; or an open `Checkpoint`. In a directory, `model.safetensors` comes before an
+            index, as in transformers, wherever the directory is. `config.json` and `generation_config.json` beside the
             weights are read too, except for a list of files.
         *model_args: Passed to the model class.
         config: The model's configuration: an object, or a directory or Hub ID that transformers
@@ -107,7 +107,10 @@ def from_pretrained(
             `distributed_config`, only its parts.
         **kwargs: As in transformers (`attn_implementation`, `quantization_config`,
             `output_loading_info`, `trust_remote_code` for the configuration, …), except
-            `state_dict`, `gguf_file`, `variant` and `subfolder`.
+            `state_dict`, `gguf_file`, `variant` and `subfolder`. With `use_safetensors=False`,
+            transformers reads files of PyTorch from a local directory itself. Weights that
+            `device_map` leaves on "disk" are read from local files on use; from a URL, they are
+            written to `offload_folder`.
 
     Returns:
         The model, in evaluation mode; with `output_loading_info=True`, a pair of the model and
@@ -134,54 +137,83 @@ def from_pretrained(
     raw_group(group)
     location = source.location if isinstance(source, Checkpoint) else source
     folder = _folder(location)
+
+    # As in transformers, `model.safetensors` comes before an index.
+    opening = partial(open_for, options=options, follow_symlinks=follow_symlinks, single_file_first=True)
     with contextlib.ExitStack() as stack:
         checkpoint = source if isinstance(source, Checkpoint) else None
         if checkpoint is None and _is_on_hub(source):
             # A revision may move on, and the cache of the Hub's tools may be at another commit: the
             # files beside the weights are those of the commit of the weights.
-            checkpoint = stack.enter_context(
-                open_for(_weights(source), store, options, follow_symlinks=follow_symlinks)
-            )
+            checkpoint = stack.enter_context(opening(source, store))
         # The location of an open checkpoint is shown without secrets.
         url, url_store = (source, store) if checkpoint is None else opened_with(checkpoint)
         if config is None:
-            config = folder
-            if hub := HUB_LOCATION.fullmatch(str(url)):
-                config = hub["id"]
-                kwargs.setdefault("revision", hub["commit"])
-            elif config is None and _configuration.is_url(url):
-                config = stack.enter_context(
-                    _configuration.fetched(str(url), cls, kwargs, store=url_store, options=options)
-                )
-            if config is None:
-                if isinstance(location, (str, os.PathLike)) and not isinstance(source, Checkpoint):
-                    # A path that does not exist has an error of its own, with what was meant.
-                    open_for(location, store, options, follow_symlinks=follow_symlinks).close()
-                hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
-                is_list = not isinstance(location, (str, os.PathLike))
-                found = "is a list of files" if is_list else "is not a local file or directory"
-                message = f"{show(source)}: {found}, so config= is needed"
-                raise advise(InvalidRequestError, message, hint)
+            config = _config_beside(
+                cls, source, url, url_store, kwargs=kwargs, options=options, opening=opening, stack=stack
+            )
         place: str | os.PathLike[str] | None = folder
         if folder is None and isinstance(config, (str, os.PathLike)):
             place = _folder(config) or config
         cls, config, kwargs = resolve_class(cls, config, {"dtype": dtype, "device_map": device_map, **kwargs})
         if kwargs.get("generation_config") is None and place is not None and cls.can_generate():
             kwargs["generation_config"] = _generation_config(place, kwargs)
-        if checkpoint is None:
-            checkpoint = stack.enter_context(
-                open_for(_weights(source), store, options, follow_symlinks=follow_symlinks)
-            )
-        loaded = _load(cls, checkpoint, model_args, {"config": config, **kwargs}, options=options, group=group)
+        kwargs["config"] = config
+        if kwargs.get("use_safetensors") is False:
+            return _load_pickled(cls, source, model_args, kwargs, options)
+        named = None if isinstance(source, Checkpoint) else _configuration.named_weights(config, url)
+        if checkpoint is None or named is not None:
+            checkpoint = stack.enter_context(opening(named or source, url_store))
+        loaded = _load(cls, checkpoint, _directory(location), model_args, kwargs, options=options, group=group)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     _check_memory(model, checkpoint)
     model.name_or_path = model.config.name_or_path = checkpoint.location if folder is None else str(folder)
     return loaded
 
 
+def _config_beside(
+    cls: Any,
+    source: Source,
+    url: Any,
+    url_store: Store | None,
+    *,
+    kwargs: dict[str, Any],
+    options: Options | None,
+    opening: Callable[..., Checkpoint],
+    stack: contextlib.ExitStack,
+) -> Any:
+    """Return the location of the configuration beside the weights.
+
+    That of a URL is fetched into a directory that lasts as long as `stack`. For a model of the Hub,
+    `kwargs` get the commit of the weights.
+
+    Raises:
+        InvalidRequestError: There is none.
+        Error: It cannot be fetched, or the source does not exist.
+    """
+    if hub := HUB_LOCATION.fullmatch(str(url)):
+        kwargs.setdefault("revision", hub["commit"])
+        return hub["id"]
+    location = source.location if isinstance(source, Checkpoint) else source
+    folder = _folder(location)
+    if folder is not None:
+        return folder
+    if _configuration.is_url(url):
+        return stack.enter_context(_configuration.fetched(str(url), cls, kwargs, store=url_store, options=options))
+    if isinstance(location, (str, os.PathLike)) and not isinstance(source, Checkpoint):
+        # A path that does not exist has an error of its own, with what was meant.
+        opening(location, url_store).close()
+    hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
+    is_list = not isinstance(location, (str, os.PathLike))
+    found = "is a list of files" if is_list else "is not a local file or directory"
+    message = f"{show(source)}: {found}, so config= is needed"
+    raise advise(InvalidRequestError, message, hint)
+
+
 def _load(
     cls: Any,
     checkpoint: Checkpoint,
+    folder: Path | None,
     model_args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -189,10 +221,14 @@ def _load(
     group: Group | None,
 ) -> Any:
     require_files(checkpoint, options)
+    is_whole_read = kwargs.pop("disable_mmap", None)
 
     def read(name: str, index: Any = ...) -> torch.Tensor:
         tensor: torch.Tensor = _read.read(checkpoint, name, index, "torch", "cpu", options=options)
         return tensor
+
+    def load() -> Any:
+        return cls.from_pretrained(None if folder is None else str(folder), *model_args, **kwargs)
 
     is_divided = any(
         kwargs.get(name) is not None for name in ("distributed_config", "tp_plan", "tp_size", "device_mesh")
@@ -200,19 +236,19 @@ def _load(
     # Ranks that share a model read only their parts of tensors, as soon as these are known. Reading
     # ahead has no use.
     if is_divided and group is None:
-        return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, read, read), **kwargs)
+        with found_by_transformers(checkpoint, read, read):
+            return load()
     device, device_map = placement(kwargs.get("device_map"), checkpoint)
-    is_alone = group is None and options is None
+    is_alone = group is None and options is None and not is_whole_read
     is_mapped = is_alone and device == "cpu" and not device_map and _may_be_mapped(checkpoint)
     ahead = Options(cache="map") if is_mapped else options
     names = in_order_of_use(checkpoint)
     feed = Feed(checkpoint, names, read, device=device, device_map=device_map, options=ahead, group=group)
     # Tensors of a group cannot be written to, and a part would keep the memory of a whole one.
     take = (feed.take, read) if group is None else (feed.take_copy, feed.take_part)
-    state = _lazy(checkpoint, *take)
     try:
-        with _one_at_a_time():
-            loaded = cls.from_pretrained(None, *model_args, state_dict=state, **kwargs)
+        with found_by_transformers(checkpoint, *take), _one_at_a_time():
+            loaded = load()
             feed.finish()
             return loaded
     except BaseException:
@@ -224,20 +260,34 @@ def _load(
         feed.close()
 
 
+def _load_pickled(
+    cls: Any,
+    source: Source,
+    model_args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options | None,
+) -> Any:
+    """Let transformers load files of PyTorch, as the caller demands."""
+    folder = _directory(source)
+    found = f"{show(source)}: use_safetensors=False asks for files of PyTorch"
+    if folder is None:
+        message = f"{found}, which tload does not read, and transformers reads only from a local directory"
+        raise advise(InvalidRequestError, message, "leave use_safetensors out, or copy the directory (tload cp)")
+    if is_strict(resolve(options, OptionKeywords())):
+        message = f"{found}, which cannot be verified, as verify= requires"
+        raise advise(InvalidRequestError, message, "use safetensors files, or set verify to auto or off")
+    with patch():
+        return cls.from_pretrained(str(folder), *model_args, **kwargs)
+
+
 def _may_be_mapped(checkpoint: Checkpoint) -> bool:
     """Return whether parameters may be views of the files, as in transformers' own loader.
 
-    They may not if the environment sets the cache or the engine, or for remote files.
+    They may not if the environment sets the cache or the engine, for remote files, or if a file
+    system has no mappings.
     """
     said = any(os.environ.get(variable) for variable in ("TLOAD_CACHE", "TLOAD_ENGINE"))
-    return not said and not any("://" in shard.location for shard in checkpoint.shards)
-
-
-def _lazy(checkpoint: Checkpoint, take: Any, read: Any) -> dict[str, LazyTensor]:
-    # The order in which transformers sees files and their tensors: it uses the dtype of the first
-    # floating-point tensor for the model if no other dtype is given.
-    names = sorted(checkpoint, key=lambda name: (checkpoint[name].shard, name))
-    return {name: LazyTensor(checkpoint[name], take, read) for name in names}
+    return not said and may_be_mapped(shard.location for shard in checkpoint.shards)
 
 
 def _check_keywords(kwargs: dict[str, Any]) -> None:
@@ -309,16 +359,14 @@ def _folder(location: object) -> Path | None:
     return path.parent if path.is_file() else None
 
 
+def _directory(location: object) -> Path | None:
+    """Return a local directory, else `None`."""
+    folder = _folder(location)
+    return folder if folder is not None and Path(str(location)) == folder else None
+
+
 def _is_on_hub(source: object) -> bool:
     return isinstance(source, str) and source.partition("://")[0].lower() == "hf"
-
-
-def _weights(source: Any) -> Any:
-    """Return the files that transformers would load: a directory may hold other checkpoints."""
-    folder = _folder(source)
-    return (
-        folder / WEIGHTS if folder is not None and Path(source) == folder and (folder / WEIGHTS).is_file() else source
-    )
 
 
 def _check_memory(model: Any, checkpoint: Checkpoint) -> None:
@@ -339,42 +387,27 @@ def _check_memory(model: Any, checkpoint: Checkpoint) -> None:
     raise advise(UnsupportedError, f"{checkpoint.location}: left on the meta device: {shown}", hint, tensor=left[0])
 
 
-_deactivated = 0
-_deactivated_before: str | None = None
-_deactivating = threading.Lock()
+ASYNC = "HF_DEACTIVATE_ASYNC_LOAD"
+_async_before: list[str | None] = []
 
 
-def _after_fork() -> None:
-    """Replace the lock in a child process: the thread that held it does not exist there."""
-    global _deactivating  # noqa: PLW0603
-    _deactivating = threading.Lock()
+def _deactivate_async() -> None:
+    if not _async_before:
+        _async_before.append(os.environ.get(ASYNC))
+    os.environ[ASYNC] = "1"
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+def _restore_async() -> None:
+    before = _async_before.pop()
+    if before is None:
+        os.environ.pop(ASYNC, None)
+    else:
+        os.environ[ASYNC] = before
 
 
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Make transformers request each tensor when it needs it, not all at once in threads.
+_one_at_a_time = SharedChange(_deactivate_async, _restore_async)
+"""Makes transformers request each tensor when it needs it, not all at once in threads.
 
-    The stream already reads ahead, and tensors that those threads have read but not merged yet
-    would be unbounded.
-    """
-    global _deactivated, _deactivated_before  # noqa: PLW0603  # an environment variable is the whole process's
-    variable = "HF_DEACTIVATE_ASYNC_LOAD"
-    with _deactivating:
-        if _deactivated == 0:
-            _deactivated_before = os.environ.get(variable)
-        _deactivated += 1
-        os.environ[variable] = "1"
-    try:
-        yield
-    finally:
-        with _deactivating:
-            _deactivated -= 1
-            if _deactivated == 0:
-                if _deactivated_before is None:
-                    os.environ.pop(variable, None)
-                else:
-                    os.environ[variable] = _deactivated_before
+The stream already reads ahead, and tensors that those threads have read but not merged yet would be
+unbounded.
+"""

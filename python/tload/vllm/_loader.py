@@ -111,6 +111,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks
             self._settings.refuse_others(f"`{source.model_or_path}`: {what}", "vLLM")
             logger.warning("`%s` has %s, which vLLM's own loader reads instead of tload", source.model_or_path, what)
             return super()._get_weights_iterator(source)  # type: ignore[no-any-return]
+        _weights.tell_others(folder, files, logger)
         prefixes = getattr(self, "_encoder_only_lm_prefixes", None)
         if prefixes is not None:
             files = weight_utils.filter_mm_encoder_only_safetensors_files(

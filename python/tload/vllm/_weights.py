@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import tload
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 
     from tload._checkpoint import Checkpoint
     from tload.vllm._settings import Settings
+
+
+INDEX = "model.safetensors.index.json"
+"""Index that comes before others."""
+
+NAMES_SHOWN = 4
+"""Maximum number of files that a message names."""
 
 
 class Bar(Protocol):
@@ -54,6 +62,22 @@ def without_copies(locations: Sequence[str]) -> list[str]:
     """
     others = [location for location in locations if not _is_consolidated(location)]
     return others or list(locations)
+
+
+def tell_others(folder: str, files: Sequence[str], logger: logging.Logger) -> None:
+    """Log the weights of a directory that the engine leaves out: they may be another model.
+
+    The core notes those of the directories that it chooses files from.
+    """
+    read = {Path(file).name for file in files}
+    indexes = sorted(path.name for path in Path(folder).glob("*.safetensors.index.json"))
+    if indexes:
+        indexes.remove(INDEX if INDEX in indexes else indexes[0])
+    others = sorted({path.name for path in Path(folder).glob("*.safetensors")} - read) + indexes
+    if others:
+        shown = ", ".join(map(repr, others[:NAMES_SHOWN]))
+        more = f" and {len(others) - NAMES_SHOWN} more" if len(others) > NAMES_SHOWN else ""
+        logger.info("tload reads %d files of `%s`; left out: %s%s", len(read), show(folder), shown, more)
 
 
 def open_source(source: str | Sequence[str], settings: Settings, group: tload.Group | None = None) -> Checkpoint:

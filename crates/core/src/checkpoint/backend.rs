@@ -15,7 +15,7 @@ use super::together::{Opening, Together};
 #[cfg(feature = "object")]
 use crate::copy::hub_cache;
 use crate::error::{Error, Result};
-use crate::format::SUFFIX;
+use crate::format::{Precedence, SUFFIX};
 #[cfg(feature = "object")]
 use crate::options::HubId;
 use crate::options::{Location, Protocol, StoreOptions};
@@ -59,6 +59,7 @@ pub(super) struct Backend {
     pub(super) follow_symlinks: bool,
     /// Notes on what listings left out.
     notes: Mutex<Vec<String>>,
+    pub(super) precedence: Precedence,
     /// Deadline for opening.
     #[cfg(feature = "object")]
     deadline: Option<Instant>,
@@ -173,6 +174,7 @@ impl Backend {
             follow_symlinks: options.follow_symlinks,
             notes: Mutex::default(),
             pending: PendingOps::of(whole),
+            precedence: options.precedence,
             timeline: Timeline::default(),
             #[cfg(feature = "object")]
             roots: OnceLock::new(),
@@ -208,10 +210,20 @@ impl Backend {
         &self.store
     }
 
+    /// Returns whether symbolic links may lead out of a directory.
+    pub(super) fn follows_in(&self, folder: &Location) -> bool {
+        #[cfg(feature = "object")]
+        let is_trusted =
+            (folder.as_path()).is_some_and(|path| storage::is_in_snapshot(path, &self.store));
+        #[cfg(not(feature = "object"))]
+        let is_trusted = false;
+        self.follow_symlinks || is_trusted
+    }
+
     /// Returns the directory that files found in it must not leave; `None` if they may, or in an
     /// object store, which has no links.
     pub(super) fn root(&self, folder: &Location) -> Result<Option<ConfinedDir>> {
-        if self.follow_symlinks || folder.as_path().is_none() {
+        if self.follows_in(folder) || folder.as_path().is_none() {
             return Ok(None);
         }
         ConfinedDir::open(folder).map(Some)
@@ -297,6 +309,7 @@ impl Backend {
             timeline: Timeline::default(),
             follow_symlinks: false,
             notes: Mutex::default(),
+            precedence: Precedence::default(),
             deadline: storage::open_deadline(store),
             roots: OnceLock::new(),
             remote: OnceLock::from(remote),
@@ -378,7 +391,7 @@ impl Backend {
             let all: Vec<_> = (first..ids.len()).filter(|at| ids[*at] == *id).collect();
             let written: Vec<_> = all.iter().map(|at| &locations[*at]).collect();
             let places = match self.cached_at_one_commit(&written)? {
-                None => hub_cache::fill_all(&written, &self.store, self.deadline)?,
+                None => hub_cache::fill_all(&written, &self.store, self.precedence, self.deadline)?,
                 places => places,
             };
             for (at, place) in all.into_iter().zip(places.into_iter().flatten()) {
@@ -393,7 +406,7 @@ impl Backend {
     fn cached_at_one_commit(&self, locations: &[&Location]) -> Result<Option<Vec<PathBuf>>> {
         let mut places = Vec::new();
         for url in locations.iter().filter_map(|location| location.remote()) {
-            places.push(storage::cached(url, &self.store)?);
+            places.push(storage::cached(url, &self.store, self.precedence)?);
         }
         let places: Option<Vec<_>> = places.into_iter().collect();
         Ok(places.filter(|places| {

@@ -114,7 +114,7 @@ impl FileSet {
 
     /// Returns whether symbolic links may lead out of the directory.
     pub(crate) fn follows_symlinks(&self) -> bool {
-        self.backend.follow_symlinks
+        self.backend.follows_in(&self.folder)
     }
 
     /// Opens one of the files, or another one beside them, and returns its first bytes with it: up

@@ -89,7 +89,12 @@ impl Placement {
 
     /// Returns whether the index places `tensor` in this shard.
     pub(super) fn places(&self, tensor: &str, shard: usize) -> bool {
-        self.shard_of.get(tensor) == Some(&self.shards[shard])
+        self.shard_of(tensor) == Some(self.shards[shard].as_str())
+    }
+
+    /// Returns the shard that the index assigns `tensor` to.
+    pub(super) fn shard_of(&self, tensor: &str) -> Option<&str> {
+        self.shard_of.get(tensor).map(String::as_str)
     }
 
     /// Requires every tensor of the index to be in its shard.

@@ -16,6 +16,7 @@ use crate::sync::timeline::Timeline;
 use crate::tensor::TensorInfo;
 
 mod backend;
+mod copies;
 mod file_set;
 mod headers;
 mod index;
@@ -164,8 +165,8 @@ impl Checkpoint {
         self.0.tensors.iter().map(TensorInfo::byte_len).sum()
     }
 
-    /// Returns notes on the choice of files in a directory without an index: names of files that
-    /// were left out, since they are of another model, or that may not belong together.
+    /// Returns notes on the choice of files in a directory: names of files that were left out,
+    /// since they are of another model, or that may not belong together.
     pub fn notes(&self) -> &[String] {
         &self.0.notes
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::format::Precedence;
 use crate::options::StoreOptions;
 use crate::ranks::Group;
 
@@ -22,8 +23,9 @@ pub struct OpenOptions {
     /// Options of object stores. Default: taken from the environment.
     pub store: StoreOptions,
     /// Allows symbolic links to lead out of the checkpoint's directory. Not needed for files listed
-    /// explicitly, links that stay in the directory, links in the path of the directory itself, or
-    /// links in a hub's cache from a snapshot to the blobs of its repository. Default: no.
+    /// explicitly, links that stay in the directory, links in the path of the directory itself,
+    /// links in a hub's cache from a snapshot to the blobs of its repository or to those that all
+    /// share, or any links in the cache that the hub's tools are set to. Default: no.
     pub follow_symlinks: bool,
     /// Ranks that open the same location at the same time, to load it together: in an object store,
     /// one rank of each node sends the requests. All of them must load with the same group next;
@@ -31,6 +33,8 @@ pub struct OpenOptions {
     pub group: Option<Arc<dyn Group>>,
     /// Time that the ranks of the group have to begin the opening. Default: as for loads.
     pub join_timeout: Option<Duration>,
+    /// Which of two models in a directory is loaded. Default: the one that an index names.
+    pub precedence: Precedence,
 }
 
 impl From<StoreOptions> for OpenOptions {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::backend::Backend;
+use super::copies::StaleCopies;
 use super::headers::{OpenedShard, open_shards};
 use super::shards::ShardSet;
 use super::together::Together;
@@ -32,12 +33,13 @@ impl Checkpoint {
     ///
     /// A directory (or the prefix of objects that stands for one) is read by its
     /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`. An index
-    /// decides which shards are opened and which of their tensors exist. Without an index, its
-    /// `*.safetensors` are read in natural order: `model.safetensors` alone if it exists, else the
-    /// shards `model-*-of-*`, else those of `diffusion_pytorch_model`, else all files but
-    /// `consolidated*` and `adapter_model*`, else `consolidated*`, else `adapter_model*`; see
-    /// [`Self::notes`]. Over HTTP, which has no listing, a directory is read by its
-    /// `model.safetensors.index.json` or else its `model.safetensors`.
+    /// decides which shards are opened and which of their tensors exist, also beside a
+    /// `model.safetensors`, unless [`OpenOptions::precedence`] says otherwise. Without an index,
+    /// its `*.safetensors` are read in natural order: `model.safetensors` alone if it exists, else
+    /// the shards `model-*-of-*`, else those of `diffusion_pytorch_model`, else all files but
+    /// `consolidated*` and `adapter_model*`, else `consolidated*`, else `adapter_model*`. Over
+    /// HTTP, which has no listing, a directory is read by its `model.safetensors.index.json` or
+    /// else its `model.safetensors`. [`Self::notes`] names files that were left out.
     ///
     /// A model on a hub (`hf://org/name`) is read from the cache of the hub's own tools, if its
     /// weights are complete there: then no request goes to the hub, not even to check whether a
@@ -89,7 +91,8 @@ impl Checkpoint {
     }
 
     /// Opens a list of files as one checkpoint, in this order. Some may be on file systems and some
-    /// in object stores.
+    /// in object stores. Of a tensor that two of them hold, the copy counts that the index of their
+    /// directory names, if there is one.
     ///
     /// # Errors
     ///
@@ -196,6 +199,8 @@ impl Checkpoint {
         backend: &Backend,
         started: Instant,
     ) -> Result<Self> {
+        let headers = opened.iter().map(|shard| &shard.header);
+        let stale = StaleCopies::find(set, headers, backend)?;
         let mut shards = Vec::with_capacity(opened.len());
         let mut tensors = Vec::new();
         let mut metadata = BTreeMap::new();
@@ -211,9 +216,9 @@ impl Checkpoint {
             }
             let first = tensors.len();
             let entries = header.tensors.into_iter().filter(|entry| {
-                set.index
-                    .as_ref()
-                    .is_none_or(|placement| placement.places(&entry.name, index))
+                let placement = set.index.as_ref();
+                placement.is_none_or(|placement| placement.places(&entry.name, index))
+                    && !(stale.as_ref()).is_some_and(|stale| stale.contains(&entry.name, index))
             });
             tensors.extend(entries.map(|entry| TensorInfo::new(entry, index)));
             shards.push(Shard {
@@ -231,11 +236,16 @@ impl Checkpoint {
         let open_time = started.elapsed();
         Ok(Self(Arc::new(Opened {
             location,
-            index: set.index.as_ref().map(|index| index.file.clone()),
+            index: match &set.index {
+                Some(index) => Some(index.file.clone()),
+                None => stale.map(|stale| stale.index),
+            },
             is_whole: set.is_whole,
             notes: set.note.iter().cloned().chain(backend.notes()).collect(),
             left_out: set.left_out.clone(),
-            follow_symlinks: backend.follow_symlinks,
+            follow_symlinks: (set.files.first()).map_or(backend.follow_symlinks, |file| {
+                backend.follows_in(&file.parent())
+            }),
             shards,
             tensors,
             by_name,

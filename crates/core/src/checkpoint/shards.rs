@@ -5,16 +5,14 @@ use super::backend::{Backend, Found, ShardSource};
 use super::index::Placement;
 use super::no_weights::no_weights;
 use crate::error::{Error, ErrorKind, Result, shortened};
-use crate::format::{INDEX_BYTES_MAX, ModelFiles, SUFFIX, missing_shard, parse_index};
+use crate::format::{
+    Choice, INDEX_BYTES_MAX, ModelFiles, choose_files, missing_shard, parse_index,
+};
+#[cfg(feature = "object")]
+use crate::format::{INDEX_NAME, Precedence, SINGLE_NAME};
 use crate::options::Location;
 use crate::storage::{ConfinedDir, Source};
 
-const INDEX_SUFFIX: &str = ".safetensors.index.json";
-/// Index name that `transformers` writes; it takes precedence over other indexes in the directory.
-const INDEX_NAME: &str = "model.safetensors.index.json";
-/// Name that `transformers` writes when one file is enough.
-#[cfg(feature = "object")]
-const SINGLE_NAME: &str = "model.safetensors";
 /// Files that tell that a directory is a model's: those of `transformers` and `diffusers`.
 const MODEL_NAMES: [&str; 2] = ["config.json", "model_index.json"];
 /// First read of an index, bytes: holds all of it for 10,000 tensors.
@@ -82,72 +80,90 @@ impl ShardSet {
         below: &[String],
         backend: &Backend,
     ) -> Result<Self> {
-        let indexes: Vec<_> = names
-            .iter()
-            .filter(|name| name.ends_with(INDEX_SUFFIX))
-            .collect();
         let root = backend.root(location)?;
-        let of_index = |name: &str| {
-            let index = location.join(name);
-            let opened = backend.open(&index, root.as_ref(), INDEX_FIRST_BYTES)?;
-            Ok((index, opened))
-        };
-        match indexes[..] {
-            _ if indexes.iter().any(|name| *name == INDEX_NAME) => {
-                let (index, opened) = of_index(INDEX_NAME)?;
-                Self::from_index(&index, opened, root)
+        let all = || names.iter().map(String::as_str);
+        match choose_files(all(), backend.precedence) {
+            Choice::Index(name) => {
+                let mut set = Self::indexed(&location.join(name), root, backend)?;
+                let shards = set.index.as_ref().map_or(&[][..], |index| &index.shards);
+                let files = ModelFiles::of_index(name, shards, all());
+                set.leave_out(location, &files);
+                Ok(set)
             }
-            [only] => {
-                let (index, opened) = of_index(only)?;
-                Self::from_index(&index, opened, root)
-            }
-            [first, second, ..] => Err(Error::invalid_request(format!(
-                "contains several indexes, but no {INDEX_NAME}: {first:?}, {second:?}"
+            Choice::Indexes(first, second) => Err(Error::invalid_request(format!(
+                "contains several indexes, but no model.safetensors.index.json: {first:?}, {second:?}"
             ))
             .with_location(location)
             .with_hint("pass the path of the index file to load")),
-            [] => Self::without_index(location, names, root)
-                .transpose()
-                .unwrap_or_else(|| {
-                    let holding = holding_weights(location, names, below, backend);
-                    let error = no_weights(location, names, below, &holding);
-                    // The weights may be what the listing left out.
-                    let notes = backend.notes().join("; ");
-                    Err(match error.hint() {
-                        Some(hint) if !notes.is_empty() => {
-                            let hint = format!("{notes}; {hint}");
-                            error.with_hint(hint)
-                        }
-                        _ => error,
-                    })
-                }),
+            Choice::Files(files) if files.chosen.is_empty() => {
+                let holding = holding_weights(location, names, below, backend);
+                let error = no_weights(location, names, below, &holding);
+                // The weights may be what the listing left out.
+                let notes = backend.notes().join("; ");
+                Err(match error.hint() {
+                    Some(hint) if !notes.is_empty() => {
+                        let hint = format!("{notes}; {hint}");
+                        error.with_hint(hint)
+                    }
+                    _ => error,
+                })
+            }
+            Choice::Files(files) => {
+                require_whole_set(location, &files.chosen)?;
+                let chosen = files.chosen.iter().map(|name| location.join(name)).collect();
+                let mut set = Self {
+                    root,
+                    is_whole: true,
+                    ..Self::from_files(chosen)
+                };
+                set.leave_out(location, &files);
+                Ok(set)
+            }
         }
     }
 
-    /// Finds the files of a directory on a web server by trying the names that model hubs use.
+    /// Records the files of the directory that were left out, and the note on them.
+    fn leave_out(&mut self, location: &Location, files: &ModelFiles) {
+        self.note = files.note();
+        if let Some(note) = &self.note {
+            // As in `load/start.rs`: the report has it too.
+            tracing::info!(target: "tload::notes", %location, "{note}");
+        }
+        let left_out = files.left_out.iter();
+        self.left_out = left_out.map(|name| location.join(name)).collect();
+    }
+
+    /// Finds the files of a directory on a web server by trying the names that model hubs use. Both
+    /// are tried, so that a model that is left out is noted, as in a directory that is listed.
     #[cfg(feature = "object")]
     fn in_unlisted(location: &Location, backend: &Backend) -> Result<Self> {
-        let index = location.join(INDEX_NAME);
-        let found = backend
-            .open(&index, None, INDEX_FIRST_BYTES)
-            .and_then(|opened| Self::from_index(&index, opened, None));
-        match found {
-            // Servers whose listing is forbidden answer 403 for objects that do not exist. An error
-            // about another file, such as ca_file, says nothing about the object.
-            Err(error)
-                if error.is_about(&index)
-                    && matches!(
-                        error.kind(),
-                        ErrorKind::NotFound | ErrorKind::PermissionDenied
-                    ) => {}
-            found => return found,
+        let (index, single) = (location.join(INDEX_NAME), location.join(SINGLE_NAME));
+        let open_index = || backend.open(&index, None, INDEX_FIRST_BYTES);
+        let open_single = || backend.open(&single, None, 1);
+        if backend.precedence == Precedence::SingleFile
+            && present(open_single(), &single)?.is_some()
+        {
+            let mut set = Self::unlisted_file(single);
+            if matches!(present(open_index(), &index), Ok(Some(_))) {
+                let all = [SINGLE_NAME, INDEX_NAME];
+                if let Choice::Files(files) = choose_files(all, backend.precedence) {
+                    set.leave_out(location, &files);
+                }
+            }
+            return Ok(set);
         }
-        let single = location.join(SINGLE_NAME);
-        match backend.open(&single, None, 1) {
-            Ok(_) => Ok(Self {
-                is_whole: true,
-                ..Self::from_files(vec![single])
-            }),
+        if let Some(opened) = present(open_index(), &index)? {
+            let mut set = Self::from_index(&index, opened, None)?;
+            let shards = set.index.as_ref().map_or(&[][..], |index| &index.shards);
+            let is_other = !shards.iter().any(|shard| shard == SINGLE_NAME);
+            if is_other && matches!(present(open_single(), &single), Ok(Some(_))) {
+                let files = ModelFiles::of_index(INDEX_NAME, shards, [SINGLE_NAME]);
+                set.leave_out(location, &files);
+            }
+            return Ok(set);
+        }
+        match open_single() {
+            Ok(_) => Ok(Self::unlisted_file(single)),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::NotFound,
                 format!(
@@ -161,32 +177,22 @@ impl ShardSet {
         }
     }
 
-    /// Selects all shards of a directory, if it has any.
-    fn without_index(
-        location: &Location,
-        names: &[String],
-        root: Option<ConfinedDir>,
-    ) -> Result<Option<Self>> {
-        let shards: Vec<_> = names.iter().filter(|name| name.ends_with(SUFFIX)).collect();
-        if shards.is_empty() {
-            return Ok(None);
-        }
-        let model = ModelFiles::choose(shards.into_iter().map(String::as_str));
-        require_whole_set(location, &model.chosen)?;
-        let note = model.note();
-        if let Some(note) = &note {
-            // As in `load/start.rs`: the report has it too.
-            tracing::info!(target: "tload::notes", %location, "{note}");
-        }
-        let locations = |names: Vec<&str>| names.into_iter().map(|it| location.join(it)).collect();
-        Ok(Some(Self {
-            files: locations(model.chosen),
-            index: None,
-            root,
+    #[cfg(feature = "object")]
+    fn unlisted_file(file: Location) -> Self {
+        Self {
             is_whole: true,
-            note,
-            left_out: locations(model.left_out),
-        }))
+            ..Self::from_files(vec![file])
+        }
+    }
+
+    /// Reads the index of a directory, which must be inside `root`.
+    pub(super) fn indexed(
+        index: &Location,
+        root: Option<ConfinedDir>,
+        backend: &Backend,
+    ) -> Result<Self> {
+        let opened = backend.open(index, root.as_ref(), INDEX_FIRST_BYTES)?;
+        Self::from_index(index, opened, root)
     }
 
     /// Selects the shards that an index names, in natural order.
@@ -250,6 +256,26 @@ impl ShardSet {
             Some(request) => missing.with_request(request),
             None => missing,
         }
+    }
+}
+
+/// Returns an opened file of a web server, or `None` if it does not exist. Servers whose listing is
+/// forbidden answer 403 for objects that do not exist. An error about another file, such as
+/// `ca_file`, says nothing about the object.
+#[cfg(feature = "object")]
+fn present<T>(opened: Result<T>, file: &Location) -> Result<Option<T>> {
+    match opened {
+        Ok(opened) => Ok(Some(opened)),
+        Err(error)
+            if error.is_about(file)
+                && matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::PermissionDenied
+                ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -140,6 +140,7 @@ fn load(locations: &[Location], options: &OpenOptions) -> String {
         }
         add(query);
     }
+    add(&format!("{:?}", options.precedence));
     for key in ["endpoint", "region", "account"] {
         add(options.store.get(key).unwrap_or_default());
     }

@@ -22,6 +22,8 @@ use super::{Shared, cancelled};
 use crate::error::Error;
 use crate::error::Result;
 #[cfg(feature = "object")]
+use crate::format::Precedence;
+#[cfg(feature = "object")]
 use crate::options::Protocol;
 use crate::options::{Location, StoreOptions};
 use crate::storage::{FileSource, Source, cannot_open};
@@ -83,7 +85,7 @@ impl Sources {
     pub(super) fn in_cache(&self, location: Location) -> Result<Location> {
         #[cfg(feature = "object")]
         if let (Some(Protocol::Hub), Some(url)) = (location.protocol(), location.remote()) {
-            let found = cached(url, &self.store)?;
+            let found = cached(url, &self.store, Precedence::default())?;
             return Ok(found.map_or(location, Location::from_path));
         }
         Ok(location)

@@ -27,7 +27,9 @@ use super::list::Found;
 use super::paths::{self, components};
 use super::{Copy, CopyOptions, DEPTH, RANGE_BYTES, Shared};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{INDEX_BYTES_MAX, ModelFiles, SUFFIX, parse_index};
+use crate::format::{
+    Choice, INDEX_BYTES_MAX, INDEX_SUFFIX, Precedence, SUFFIX, choose_files, parse_index,
+};
 use crate::options::{HubId, Location, Protocol, StoreOptions};
 use crate::storage::guarded_dir::{GuardedDir, Trust};
 use crate::storage::object::cache::trust;
@@ -35,12 +37,6 @@ use crate::storage::{
     FileSource, Listed, Remote, Source, is_hub_offline, object_path, repository_folder,
     with_retries,
 };
-
-/// Suffix of an index.
-const INDEX: &str = ".safetensors.index.json";
-
-/// Index that wins over others.
-const MODEL_INDEX: &str = "model.safetensors.index.json";
 
 /// Longest file that counts as one beside the weights, bytes: the largest tokenizers take half.
 const BESIDE_BYTES_MAX: u64 = 64 << 20;
@@ -74,6 +70,8 @@ struct Commit {
 pub(super) struct Download {
     pub(super) depth: usize,
     pub(super) range_bytes: u64,
+    /// Which of two models in a directory is wanted.
+    pub(super) precedence: Precedence,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -101,6 +99,7 @@ pub(super) fn fill(
 pub(crate) fn fill_all(
     sources: &[&Location],
     store: &StoreOptions,
+    precedence: Precedence,
     deadline: Option<Instant>,
 ) -> Result<Option<Vec<PathBuf>>> {
     let shared = Shared {
@@ -110,6 +109,7 @@ pub(crate) fn fill_all(
     let download = Download {
         depth: DEPTH,
         range_bytes: RANGE_BYTES,
+        precedence,
         shared: Arc::new(shared),
     };
     fill_places(sources, store, None, download).map_err(|error| {
@@ -265,26 +265,19 @@ impl Cache {
         if path.ends_with(SUFFIX) {
             return Ok(HashSet::from([path.to_owned()]));
         }
-        let (folder, is_index) = match path.strip_suffix(INDEX) {
-            Some(_) => (path.rsplit_once('/').map_or("", |(folder, _)| folder), true),
-            None => (path, false),
-        };
-        let names: Vec<&str> = (self.commit.files.iter())
-            .filter_map(|file| name_in(folder, file.location.as_ref()))
-            .collect();
-        let mut indexes = names.iter().filter(|name| name.ends_with(INDEX));
-        let index = match (indexes.next(), indexes.next()) {
-            _ if is_index => Some(path.to_owned()),
-            _ if names.contains(&MODEL_INDEX) => Some(below(folder, MODEL_INDEX)),
-            (Some(only), None) => Some(below(folder, only)),
-            _ => None,
-        };
-        let chosen: Vec<String> = if let Some(index) = index {
-            self.shards(&index)?
-        } else {
-            let names = names.into_iter().filter(|name| name.ends_with(SUFFIX));
-            let chosen = ModelFiles::choose(names).chosen;
-            chosen.into_iter().map(str::to_owned).collect()
+        if path.ends_with(INDEX_SUFFIX) {
+            let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let shards = self.shards(path)?;
+            return Ok(shards.iter().map(|name| below(folder, name)).collect());
+        }
+        let folder = path;
+        let names =
+            (self.commit.files.iter()).filter_map(|file| name_in(folder, file.location.as_ref()));
+        let chosen = match choose_files(names, self.download.precedence) {
+            Choice::Index(index) => self.shards(&below(folder, index))?,
+            Choice::Files(files) => files.chosen.into_iter().map(str::to_owned).collect(),
+            // Opening the directory fails, and says so.
+            Choice::Indexes(..) => Vec::new(),
         };
         Ok(chosen.iter().map(|name| below(folder, name)).collect())
     }

@@ -36,6 +36,8 @@ pub use plan::{CopyAction, CopyPlan, PlannedFile};
 
 use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "object")]
+use crate::format::Precedence;
+#[cfg(feature = "object")]
 use crate::options::Protocol;
 use crate::options::{Location, StoreOptions};
 #[cfg(feature = "object")]
@@ -340,6 +342,7 @@ impl Copy {
         let download = hub_cache::Download {
             depth: self.options.depth,
             range_bytes: self.options.range_bytes,
+            precedence: Precedence::default(),
             shared: self.shared.begin_download(),
         };
         hub_cache::fill(&self.source, &self.store, &names, download)?;

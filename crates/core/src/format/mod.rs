@@ -15,7 +15,10 @@ mod shards;
 pub use dtype::Dtype;
 pub(crate) use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;
-pub(crate) use model_files::ModelFiles;
+pub use model_files::Precedence;
+pub(crate) use model_files::{
+    Choice, INDEX_NAME, INDEX_SUFFIX, ModelFiles, SINGLE_NAME, choose_files,
+};
 pub(crate) use shards::{INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};
 
 /// Longest header that the format allows, so that a damaged length cannot make a reader allocate

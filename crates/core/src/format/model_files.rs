@@ -1,12 +1,21 @@
-//! Chooses the files of one model among the `*.safetensors` of a directory that has no index.
+//! Chooses the files of one model among the names in a directory.
 //!
-//! A directory may hold a model twice, or an adapter beside it. Only the names tell: they are those
-//! that `transformers`, `diffusers`, PEFT and Mistral give their files.
+//! A directory may hold a model twice, or an adapter beside it. An index decides if there is one.
+//! Otherwise only the names tell: they are those that `transformers`, `diffusers`, PEFT and Mistral
+//! give their files. The rule is the same for file systems, object stores, hubs and caches.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use super::shards::{SUFFIX, natural_cmp, numbered};
 use crate::error::{printable, shortened};
+
+/// Suffix of an index's name.
+pub(crate) const INDEX_SUFFIX: &str = ".safetensors.index.json";
+/// Index name that `transformers` writes; it takes precedence over other indexes in the directory.
+pub(crate) const INDEX_NAME: &str = "model.safetensors.index.json";
+/// Name that `transformers` writes when one file is enough.
+pub(crate) const SINGLE_NAME: &str = "model.safetensors";
 
 /// Most names in a note.
 const NAMES_SHOWN: usize = 4;
@@ -51,18 +60,94 @@ impl Kind {
     }
 }
 
+/// Which of two models in one directory is loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Precedence {
+    /// An index decides wherever there is one, as in vLLM and SGLang.
+    #[default]
+    Index,
+    /// `model.safetensors` comes before any index, as in `transformers`.
+    SingleFile,
+}
+
+/// Result of choosing among the names in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Choice<'a> {
+    /// The index with this name decides.
+    Index(&'a str),
+    /// Neither index is the model's, or both are.
+    Indexes(&'a str, &'a str),
+    /// The names of the files decide. There may be none.
+    Files(ModelFiles<'a>),
+}
+
+/// Chooses among the names of all files of a directory.
+pub(crate) fn choose_files<'a>(
+    names: impl IntoIterator<Item = &'a str>,
+    precedence: Precedence,
+) -> Choice<'a> {
+    let names = names.into_iter().filter(|name| !name.starts_with('.'));
+    let (files, others): (Vec<_>, Vec<_>) = names.partition(|name| name.ends_with(SUFFIX));
+    let mut indexes: Vec<_> = others
+        .into_iter()
+        .filter(|name| name.ends_with(INDEX_SUFFIX))
+        .collect();
+    let is_single = precedence == Precedence::SingleFile && files.contains(&SINGLE_NAME);
+    match indexes[..] {
+        [first, ..] if !is_single => {
+            let own = indexes.iter().find(|name| **name == INDEX_NAME);
+            match (own, indexes.get(1)) {
+                (Some(own), _) => Choice::Index(own),
+                (None, None) => Choice::Index(first),
+                (None, Some(second)) => Choice::Indexes(first, second),
+            }
+        }
+        _ => {
+            let mut files = ModelFiles::choose(files);
+            indexes.append(&mut files.left_out);
+            files.left_out = indexes;
+            Choice::Files(files)
+        }
+    }
+}
+
 /// Files of one model, and those beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ModelFiles<'a> {
     /// Files to load, in natural order.
     pub(crate) chosen: Vec<&'a str>,
-    /// Files of other models, in natural order.
+    /// Indexes that do not count, then files of other models, in natural order.
     pub(crate) left_out: Vec<&'a str>,
 }
 
 impl<'a> ModelFiles<'a> {
+    /// Returns the files beside `index`, which names `shards`.
+    pub(crate) fn of_index(
+        index: &'a str,
+        shards: &[String],
+        names: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        let shards: HashSet<_> = shards.iter().map(String::as_str).collect();
+        let is_other = |name: &&str| {
+            let counts = name.ends_with(SUFFIX) || name.ends_with(INDEX_SUFFIX);
+            counts && *name != index && !shards.contains(name)
+        };
+        let mut left_out: Vec<_> = names.into_iter().filter(is_other).collect();
+        // A note may name only the first: an index stands for many files.
+        let is_file = |name: &str| !name.ends_with(INDEX_SUFFIX);
+        left_out.sort_by(|a, b| {
+            let by_kind = is_file(a).cmp(&is_file(b));
+            by_kind.then_with(|| natural_cmp(a, b))
+        });
+        Self {
+            chosen: vec![index],
+            left_out,
+        }
+    }
+
     /// Chooses among the names of a directory's `*.safetensors`.
-    pub(crate) fn choose(names: impl IntoIterator<Item = &'a str>) -> Self {
+    fn choose(names: impl IntoIterator<Item = &'a str>) -> Self {
         let mut names: Vec<_> = names.into_iter().collect();
         names.sort_by(|a, b| natural_cmp(a, b));
         let first = names.iter().map(|name| Kind::new(name)).min();
@@ -77,8 +162,7 @@ impl<'a> ModelFiles<'a> {
     pub(crate) fn note(&self) -> Option<String> {
         if !self.left_out.is_empty() {
             return Some(format!(
-                "the directory has no index but several models; read: {}; left out: {}; to read others, pass their \
-                 paths",
+                "the directory has several models; read: {}; left out: {}; to read others, pass their paths",
                 listed(&self.chosen),
                 listed(&self.left_out)
             ));
@@ -141,6 +225,75 @@ mod tests {
     }
 
     #[test]
+    fn index_decides_unless_single_file_has_precedence() {
+        let single = |left_out: &[&'static str]| {
+            Choice::Files(ModelFiles {
+                chosen: vec![SINGLE_NAME],
+                left_out: left_out.to_vec(),
+            })
+        };
+        let other = "x.safetensors.index.json";
+        let third = "y.safetensors.index.json";
+        for (names, index_first, single_first) in [
+            (
+                &[SINGLE_NAME, INDEX_NAME, "config.json"][..],
+                Choice::Index(INDEX_NAME),
+                single(&[INDEX_NAME]),
+            ),
+            (
+                &[other, INDEX_NAME],
+                Choice::Index(INDEX_NAME),
+                Choice::Index(INDEX_NAME),
+            ),
+            (
+                &[other, SINGLE_NAME, "model-1-of-1.safetensors"],
+                Choice::Index(other),
+                single(&[other, "model-1-of-1.safetensors"]),
+            ),
+            (
+                &[third, other, SINGLE_NAME],
+                Choice::Indexes(third, other),
+                single(&[third, other]),
+            ),
+            (
+                &[other, "x.safetensors", ".hidden.safetensors.index.json"],
+                Choice::Index(other),
+                Choice::Index(other),
+            ),
+            (&[SINGLE_NAME], single(&[]), single(&[])),
+        ] {
+            let choose = |precedence| choose_files(names.iter().copied(), precedence);
+            assert_eq!(choose(Precedence::Index), index_first, "{names:?}");
+            assert_eq!(choose(Precedence::SingleFile), single_first, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn files_that_an_index_does_not_name_are_left_out() {
+        let shards = [
+            "a-1.safetensors".to_owned(),
+            "deep/a-2.safetensors".to_owned(),
+        ];
+        let names = [
+            INDEX_NAME,
+            "a-1.safetensors",
+            SINGLE_NAME,
+            "config.json",
+            "consolidated.safetensors.index.json",
+        ];
+        let files = ModelFiles::of_index(INDEX_NAME, &shards, names);
+        let left_out = ["consolidated.safetensors.index.json", SINGLE_NAME];
+        assert_eq!(files.left_out, left_out);
+        let note = files.note().expect("files were left out");
+        assert!(
+            note.contains("read: model.safetensors.index.json; left out: consolidated"),
+            "{note}"
+        );
+        let whole = ModelFiles::of_index(INDEX_NAME, &shards, [INDEX_NAME, "a-1.safetensors"]);
+        assert_eq!(whole.note(), None);
+    }
+
+    #[test]
     fn model_wins_over_adapter_consolidated_and_others() {
         for (names, chosen) in [
             (&["adapter_model", "model"][..], &["model"][..]),
@@ -190,8 +343,8 @@ mod tests {
         assert_eq!(
             note(&["model.safetensors", "adapter_model.safetensors"]).as_deref(),
             Some(
-                "the directory has no index but several models; read: model.safetensors; left out: \
-                 adapter_model.safetensors; to read others, pass their paths"
+                "the directory has several models; read: model.safetensors; left out: adapter_model.safetensors; to \
+                 read others, pass their paths"
             )
         );
         let names: Vec<_> = (0..9)

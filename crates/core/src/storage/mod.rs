@@ -26,8 +26,8 @@ pub(crate) use crate::storage::object::kept::end_idle_threads;
 pub(crate) use crate::storage::object::remote::{Remote, open_deadline};
 #[cfg(feature = "object")]
 pub(crate) use crate::storage::object::store::{
-    Level, Listed, cached, cached_copy, commit_in_cache, is_hub_offline, object_path,
-    repository_folder, snapshot,
+    Level, Listed, cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot,
+    object_path, repository_folder, snapshot,
 };
 #[cfg(all(feature = "object", feature = "testing"))]
 pub(crate) use crate::storage::object::store::{

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tload::{Checkpoint, ErrorKind, Loader, Location, Options};
+use tload::{Checkpoint, ErrorKind, Loader, Location, OpenOptions, Options, Precedence};
 
 use crate::files::{assert_all, even, folder, load, location, open, write};
 
@@ -309,9 +309,103 @@ fn model_wins_over_other_models_of_folder() {
         &[("adapter0", "adapter_model.safetensors")],
     );
     let indexed = open(folder.path()).expect("opens");
+    assert_eq!(names(&indexed), ["adapter0"]);
+    let note = indexed.notes().concat();
+    assert!(note.contains("left out: consolidated.00"), "{note}");
+    assert!(note.contains("model.safetensors"), "{note}");
+}
+
+/// One directory with two models: the rule is the same, and both precedences name what they leave
+/// out. A second index counts too.
+#[test]
+fn index_or_single_file_is_loaded_and_other_is_noted() {
+    let folder = folder();
+    for (name, tensor, seed) in [
+        ("model.safetensors", "single", 1),
+        ("model-00001-of-00001.safetensors", "shard", 2),
+        ("consolidated.safetensors", "other", 3),
+    ] {
+        write(&folder.path().join(name), &even(tensor, seed, 1, 100));
+    }
+    let of_model = ("shard0", "model-00001-of-00001.safetensors");
+    index(folder.path(), "model.safetensors.index.json", &[of_model]);
+    let of_other = ("other0", "consolidated.safetensors");
+    let second = "consolidated.safetensors.index.json";
+    index(folder.path(), second, &[of_other]);
+
+    for (precedence, tensor, left_out) in [
+        (
+            Precedence::Index,
+            "shard0",
+            &["consolidated.safetensors", second, "model.safetensors"],
+        ),
+        (
+            Precedence::SingleFile,
+            "single0",
+            &[
+                "model-00001-of-00001.safetensors",
+                "model.safetensors.index.json",
+                second,
+            ],
+        ),
+    ] {
+        let mut options = OpenOptions::default();
+        options.precedence = precedence;
+        let checkpoint = Checkpoint::open_with(&location(folder.path()), options).expect("opens");
+        assert_eq!(names(&checkpoint), [tensor]);
+        let note = checkpoint.notes().concat();
+        let (_, listed) = note.split_once("left out: ").expect("some are left out");
+        for name in left_out {
+            assert!(listed.contains(name), "{name}: {note}");
+        }
+    }
+}
+
+/// Programs that choose files themselves pass a list: the index beside the files decides there too.
+#[test]
+fn index_beside_listed_files_resolves_tensor_found_in_two() {
+    let folder = folder();
+    let shards = [even("a", 1, 2, 100), even("a", 2, 1, 100)];
+    let paths = ["1.safetensors", "2.safetensors"].map(|name| folder.path().join(name));
+    for (path, shard) in paths.iter().zip(&shards) {
+        write(path, shard);
+    }
+    let list: Vec<_> = paths.iter().map(|path| location(path)).collect();
+    let open = || Checkpoint::open_all(&list);
+    let error = open().expect_err("the tensor is in two files");
+    assert_eq!(error.kind(), ErrorKind::InvalidFormat);
+
+    // An index of other tensors, and one that assigns the tensor to another file, decide nothing.
+    let standard = "model.safetensors.index.json";
+    for entries in [&[("a1", "1.safetensors")][..], &[("a0", "3.safetensors")]] {
+        index(folder.path(), standard, entries);
+        let error = open().expect_err("nothing decides");
+        assert_eq!(error.tensor(), Some("a0"));
+    }
+
+    for (entry, shard) in [(("a0", "2.safetensors"), 1), (("a0", "1.safetensors"), 0)] {
+        index(folder.path(), standard, &[entry]);
+        let checkpoint = open().expect("the index decides");
+        // A tensor that the index does not name is still one that the caller listed.
+        assert_eq!(names(&checkpoint).len(), 2);
+        let info = checkpoint.get("a0").expect("listed");
+        assert_eq!(info.shard(), shard);
+        // The index belongs to the state that another process requires.
+        assert_eq!(checkpoint.state().len(), 3);
+    }
+    // Any other index that is alone.
+    std::fs::remove_file(folder.path().join(standard)).expect("ours");
+    let other = "x.safetensors.index.json";
+    index(folder.path(), other, &[("a0", "2.safetensors")]);
     assert_eq!(
-        (names(&indexed), indexed.notes().len()),
-        (vec!["adapter0"], 0)
+        open().expect("opens").get("a0").map(|info| info.shard()),
+        Some(1)
+    );
+    write(&folder.path().join(other), b"not JSON");
+    let error = open().expect_err("a broken index");
+    assert!(
+        error.location().is_some_and(|it| it.ends_with(other)),
+        "{error}"
     );
 }
 

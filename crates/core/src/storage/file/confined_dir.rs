@@ -4,8 +4,8 @@
 //! (`format/shards.rs`). This module checks where symbolic links lead, for each file that the
 //! caller did not name: shards of a directory or an index, and the index of a directory. Always
 //! allowed: links that stay in the directory (Kubernetes mounts volumes so), links in the path of
-//! the directory itself, and links in a hub's cache from a snapshot to the blobs of its repository.
-//! Mounts do not count as links.
+//! the directory itself, and links in a hub's cache from a snapshot to the blobs of its repository,
+//! or to those that all repositories of the cache share. Mounts do not count as links.
 //!
 //! A file is checked before it is opened, and the checked file is the one opened:
 //! [`ConfinedDir::find`] takes a descriptor that reads nothing (`O_PATH`), resolves its path
@@ -27,13 +27,17 @@ use crate::options::Location;
 /// Prefixes of repository directories in the caches of model hubs: `models--org--name`.
 const REPOSITORIES: [&str; 3] = ["models--", "datasets--", "spaces--"];
 
+/// File that marks the directory of the blobs that the repositories of a cache share
+/// (`huggingface_hub` 2.4, `utils/_shared_blobs.py`).
+const SHARED_MARKER: &str = ".huggingface-shared-blobs";
+
 /// A directory, resolved by the kernel, that files are not opened outside of.
 #[derive(Debug)]
 pub struct ConfinedDir {
     shown: String,
     path: PathBuf,
-    /// For a snapshot in a hub's cache, the directory of the files that its links lead to.
-    blobs: Option<PathBuf>,
+    /// For a snapshot in a hub's cache, the directories of the files that its links lead to.
+    blobs: Vec<PathBuf>,
 }
 
 impl ConfinedDir {
@@ -232,13 +236,26 @@ fn resolve(path: &Path) -> io::Result<Found> {
 }
 
 /// Returns `…/models--org--name/blobs` for `…/models--org--name/snapshots/COMMIT` or a directory
-/// below it.
-fn blobs_of(folder: &Path) -> Option<PathBuf> {
+/// below it, and `…/blobs` if the repositories share blobs.
+fn blobs_of(folder: &Path) -> Vec<PathBuf> {
+    let Some(repository) = repository_of(folder) else {
+        return Vec::new();
+    };
+    let mut blobs = vec![repository.join("blobs")];
+    let shared = repository.with_file_name("blobs");
+    let marker = shared.join(SHARED_MARKER);
+    if marker.symlink_metadata().is_ok_and(|found| found.is_file()) {
+        blobs.push(shared);
+    }
+    blobs
+}
+
+fn repository_of(folder: &Path) -> Option<&Path> {
     let snapshots = folder.ancestors().find(|one| one.ends_with("snapshots"))?;
     let repository = snapshots.parent()?;
     let name = repository.file_name()?.to_str()?;
     let is_cache = REPOSITORIES.iter().any(|kind| name.starts_with(kind));
-    is_cache.then(|| repository.join("blobs"))
+    is_cache.then_some(repository)
 }
 
 #[cfg(test)]
@@ -248,12 +265,13 @@ mod tests {
     #[test]
     fn blobs_of_snapshot_is_blobs_of_its_repository() {
         let blobs = |text| blobs_of(Path::new(text));
-        let wanted = Some(PathBuf::from("/hub/models--o--n/blobs"));
+        let wanted = [PathBuf::from("/hub/models--o--n/blobs")];
         assert_eq!(blobs("/hub/models--o--n/snapshots/c0"), wanted);
         assert_eq!(blobs("/hub/models--o--n/snapshots/c0/deep/er"), wanted);
-        assert_eq!(blobs("/hub/models--o--n"), None);
-        assert_eq!(blobs("/var/snapshots/c0"), None);
-        assert_eq!(blobs("/hub/my-models--o/snapshots/c0"), None);
+        let none: [PathBuf; 0] = [];
+        assert_eq!(blobs("/hub/models--o--n"), none);
+        assert_eq!(blobs("/var/snapshots/c0"), none);
+        assert_eq!(blobs("/hub/my-models--o/snapshots/c0"), none);
     }
 
     #[test]
@@ -261,7 +279,7 @@ mod tests {
         let root = ConfinedDir {
             shown: "m".to_owned(),
             path: PathBuf::from("/m/a"),
-            blobs: Some(PathBuf::from("/m/blobs")),
+            blobs: vec![PathBuf::from("/m/blobs")],
         };
         for (path, holds) in [
             ("/m/a/x", true),

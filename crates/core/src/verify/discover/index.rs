@@ -112,7 +112,9 @@ pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) 
     };
     let files = shards.iter().map(|shard| shard.source().location());
     let files = files.chain(checkpoint.index().map(IndexFile::location));
-    let files = files.chain(checkpoint.left_out());
+    // An index that was replaced by one of fewer shards must not make the others optional.
+    let by_name = checkpoint.index().is_none();
+    let files = files.chain(checkpoint.left_out().iter().filter(|_| by_name));
     let there: HashSet<String> = files
         .filter_map(|file: &Location| file.below(&folder))
         .collect();

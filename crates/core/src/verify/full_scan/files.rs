@@ -89,8 +89,9 @@ impl Found {
         options: &VerifyOptions,
         opening: &OpenOptions,
     ) -> Result<Self> {
-        let sidecars = Sidecars::new([], &opening.store).following(opening.follow_symlinks);
         let (file_set, failed) = FileSet::find_or_empty(location, opening)?;
+        let follows = file_set.follows_symlinks();
+        let sidecars = Sidecars::new([], &opening.store).following(follows);
         let target = target(options, location, &file_set.folder)?;
         let manifest = manifest(&file_set, options, target.as_deref(), &sidecars)?;
         let named = named(&file_set, manifest.as_deref(), options.signed.as_ref());

@@ -46,7 +46,7 @@ pub fn read_signature(
     let opening = opening.into();
     let (file_set, _) = FileSet::find_or_empty(location, &opening)?;
     let location = file_set.folder.join(SIGNATURE_NAME);
-    let sidecars = Sidecars::new([], &opening.store).following(opening.follow_symlinks);
+    let sidecars = Sidecars::new([], &opening.store).following(file_set.follows_symlinks());
     match sidecars.read_in(&file_set.folder, &location, SIGNATURE_BYTES_MAX)? {
         Some(text) => Ok(SignatureText { location, text }),
         None => Err(Error::new(ErrorKind::NotFound, "there is no signature")

@@ -59,7 +59,8 @@ pub(crate) use self::hub::xet::Arrived;
 #[cfg(feature = "testing")]
 pub(crate) use self::hub::{assert_content_store_is_bounded, assert_levels_are_whole};
 pub(crate) use self::hub::{
-    cached, cached_copy, commit_in_cache, is_hub_offline, repository_folder, snapshot,
+    cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot, repository_folder,
+    snapshot,
 };
 pub(crate) use self::path::object_path;
 pub(crate) use request_error::Fault;

@@ -13,7 +13,10 @@ use serde::Deserialize;
 use super::listing::is_commit;
 use super::settings;
 use crate::error::{Error, ErrorKind, Result, printable};
-use crate::format::{INDEX_BYTES_MAX, ModelFiles, parse_index};
+use crate::format::{
+    Choice, INDEX_BYTES_MAX, INDEX_SUFFIX, Precedence, SINGLE_NAME, SUFFIX, choose_files,
+    parse_index,
+};
 use crate::options::Location;
 use crate::options::hub_id::HubId;
 use crate::options::location::RemoteUrl;
@@ -22,24 +25,23 @@ use crate::storage::object::store::environment::Environment;
 use crate::storage::object::store::path::object_path;
 use crate::storage::{FileSource, Source};
 
-const SUFFIX: &str = ".safetensors";
-const INDEX_SUFFIX: &str = ".safetensors.index.json";
-const INDEX_NAME: &str = "model.safetensors.index.json";
-const SINGLE_NAME: &str = "model.safetensors";
-
 /// Returns the directory or file of a hub's model on this machine, if it is complete.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::NotFound`] if it is not, requests to the hub are forbidden, and there is no
 /// read-through cache; [`ErrorKind::InvalidRequest`] for invalid paths.
-pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<PathBuf>> {
+pub(crate) fn cached(
+    url: &RemoteUrl,
+    options: &StoreOptions,
+    precedence: Precedence,
+) -> Result<Option<PathBuf>> {
     let path = object_path(url)?;
     let environment = Environment::unless_forbidden(options);
     let id = HubId::from_authority(&url.authority);
     let found = match settings::cache(&environment) {
         Some(_) if id.is_bucket() => Err("which has no buckets".to_owned()),
-        Some(cache) => find(&cache, &id, path.as_ref()),
+        Some(cache) => find(&cache, &id, path.as_ref(), precedence),
         None => Err("the cache directory is unknown".to_owned()),
     };
     match found {
@@ -66,7 +68,7 @@ pub(crate) fn cached_copy(
     options: &StoreOptions,
     is_selected: &dyn Fn(&str) -> bool,
 ) -> Result<Option<PathBuf>> {
-    let Some(found) = cached(url, options)? else {
+    let Some(found) = cached(url, options, Precedence::default())? else {
         return Ok(None);
     };
     if is_hub_offline(options) || !found.is_dir() {
@@ -105,6 +107,30 @@ pub(crate) fn commit_in_cache(path: &Path) -> Option<&str> {
     names.find(|name| is_model(*name))?;
     (names.next()?? == "snapshots").then_some(())?;
     names.next()?.filter(|name| is_commit(name))
+}
+
+/// Returns whether a path is in a snapshot of the cache that the hub's own tools are set to. They
+/// wrote its links, and follow them wherever they lead: users move parts of it to other disks.
+pub(crate) fn is_in_snapshot(path: &Path, options: &StoreOptions) -> bool {
+    let Some(cache) = settings::cache(&Environment::unless_forbidden(options)) else {
+        return false;
+    };
+    let as_written = std::path::absolute(path)
+        .ok()
+        .zip(std::path::absolute(&cache).ok());
+    let resolved = path.canonicalize().ok().zip(cache.canonicalize().ok());
+    let places = as_written.into_iter().chain(resolved);
+    places.into_iter().any(|(path, cache)| {
+        let Ok(below) = path.strip_prefix(cache) else {
+            return false;
+        };
+        let names: Option<Vec<_>> = below.iter().map(|name| name.to_str()).collect();
+        names.is_some_and(|names| {
+            let is_snapshot = matches!(names[..], [repository, "snapshots", _, ..]
+                if repository.starts_with("models--"));
+            is_snapshot && !names.contains(&"..")
+        })
+    })
 }
 
 /// Returns whether requests to hubs are forbidden.
@@ -162,7 +188,7 @@ fn storage(cache: &Path, id: &HubId) -> PathBuf {
 }
 
 /// Returns the location of `path` in a repository, or a description of the missing part.
-fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
+fn find(cache: &Path, id: &HubId, path: &str, precedence: Precedence) -> Result<PathBuf, String> {
     let storage = storage(cache, id);
     let commit = if is_commit(&id.revision) {
         id.revision.clone()
@@ -178,7 +204,7 @@ fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
     let place = storage.join("snapshots").join(&commit).join(path);
     if place.is_dir() {
         let tree = storage.join("trees").join(format!("{commit}.json"));
-        whole(&place, path, &tree)?;
+        whole(&place, weights(&tree, path), precedence)?;
     } else if place.exists() {
         if path.ends_with(INDEX_SUFFIX) {
             shards(&place)?;
@@ -189,23 +215,24 @@ fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
     Ok(place)
 }
 
-/// Requires all weights of a directory: those that its index names, else those that would be chosen
-/// among the files that the repository lists in it, else the single file of a small model.
-fn whole(folder: &Path, path: &str, tree: &Path) -> Result<(), String> {
-    if let Some(index) = index_in(folder) {
-        return shards(&index);
+/// Requires all weights of a directory of which the repository lists `listed`: the shards that its
+/// index names, or else the chosen files. Without a list, only an index, or the single file of a
+/// small model, tells that nothing is missing.
+fn whole(folder: &Path, listed: Option<Vec<String>>, precedence: Precedence) -> Result<(), String> {
+    let is_listed = listed.is_some();
+    let names = listed.unwrap_or_else(|| names_in(folder));
+    match choose_files(names.iter().map(String::as_str), precedence) {
+        Choice::Index(index) => {
+            require(folder, [index])?;
+            shards(&folder.join(index))
+        }
+        Choice::Indexes(..) => require(folder, names.iter().map(String::as_str)),
+        Choice::Files(_) if !is_listed => require(folder, [SINGLE_NAME]),
+        Choice::Files(files) if files.chosen.is_empty() => {
+            Err(format!("{} has no weights", folder.display()))
+        }
+        Choice::Files(files) => require(folder, files.chosen),
     }
-    let Some(listed) = weights(tree, path) else {
-        return require(folder, [SINGLE_NAME]);
-    };
-    if listed.is_empty() {
-        return Err(format!("{} has no weights", folder.display()));
-    }
-    let names = || listed.iter().map(String::as_str);
-    if names().any(|name| name.ends_with(INDEX_SUFFIX)) {
-        return require(folder, names());
-    }
-    require(folder, ModelFiles::choose(names()).chosen)
 }
 
 fn require<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>) -> Result<(), String> {
@@ -216,19 +243,10 @@ fn require<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>) -> Resul
     }
 }
 
-/// Returns the index of a directory, by the rules for any directory.
-fn index_in(folder: &Path) -> Option<PathBuf> {
-    let named = folder.join(INDEX_NAME);
-    if named.exists() {
-        return Some(named);
-    }
-    let entries = std::fs::read_dir(folder).ok()?.flatten();
-    let mut indexes = entries.map(|entry| entry.path()).filter(|path| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| name.ends_with(INDEX_SUFFIX) && !name.starts_with('.'))
-    });
-    let only = indexes.next()?;
-    indexes.next().is_none().then_some(only)
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().into_string());
+    names.filter_map(Result::ok).collect()
 }
 
 /// Requires every shard that an index names.
@@ -316,6 +334,7 @@ mod tests {
                 self.0.path(),
                 &HubId::from_authority(&url.authority),
                 &url.path,
+                Precedence::default(),
             )
         }
     }

@@ -24,7 +24,8 @@ use tokio::sync::OnceCell;
 use self::bucket::Bucket;
 pub(in crate::storage) use self::cache::in_neither_cache;
 pub(crate) use self::cache::{
-    cached, cached_copy, commit_in_cache, is_hub_offline, repository_folder, snapshot,
+    cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot, repository_folder,
+    snapshot,
 };
 #[cfg(feature = "testing")]
 pub(crate) use self::listing::assert_levels_are_whole;
