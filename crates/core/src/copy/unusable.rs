@@ -76,6 +76,7 @@ mod tests {
             e_tag: None,
             version: None,
             modified: (0, 0),
+            is_settled: true,
             file: None,
         };
         Entry {
