@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize, Serializer};
@@ -52,6 +53,25 @@ pub struct CacheEntry {
     pub path: PathBuf,
     #[serde(skip)]
     folder: PathBuf,
+}
+
+/// Object in a cache, as a list for clients needs it.
+#[derive(Debug)]
+pub(crate) struct CachedObject {
+    /// URL without user, password and query.
+    pub(crate) location: String,
+    len: u64,
+    folder: PathBuf,
+    is_complete: OnceLock<bool>,
+}
+
+impl CachedObject {
+    /// Returns whether all bytes of the object were in the cache when this was called first. That
+    /// reads all its stamps.
+    pub(crate) fn is_complete(&self) -> bool {
+        let look = || cached_bytes(&self.folder, self.len) == self.len;
+        *self.is_complete.get_or_init(look)
+    }
 }
 
 /// Rules for [`CacheDirectory::prune`]; without any, nothing is removed.
@@ -114,16 +134,19 @@ impl CacheDirectory {
         entries
     }
 
-    /// Returns the locations of the objects in the cache, each with a function that returns whether
-    /// the object is complete. That reads all its stamps.
-    pub(crate) fn objects(&self) -> impl Iterator<Item = (String, impl Fn() -> bool)> {
-        occupied(&self.folder).into_iter().filter_map(|occupied| {
+    /// Returns the objects in the cache. That reads the description of each.
+    pub(crate) fn objects(&self) -> Vec<CachedObject> {
+        let occupied = occupied(&self.folder).into_iter();
+        let described = occupied.filter_map(|occupied| {
             let description = description(&occupied.path)?;
-            let (folder, len) = (occupied.path, description.len);
-            Some((description.location, move || {
-                cached_bytes(&folder, len) == len
-            }))
-        })
+            Some(CachedObject {
+                location: description.location,
+                len: description.len,
+                folder: occupied.path,
+                is_complete: OnceLock::new(),
+            })
+        });
+        described.collect()
     }
 
     /// Removes objects at and below `location`, and what is known about them; all if it is `None`.
