@@ -40,8 +40,8 @@ impl Objects {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] if the store does not have the bucket: a mistake, which would be a 404
-    /// for every client. A store that fails or does not answer in time may answer later.
+    /// [`ErrorKind::NotFound`] if the store does not have the bucket: a mistake, which would be a
+    /// 404 for every client. A store that fails or does not answer in time may answer later.
     pub(super) fn open(location: Option<&Location>, store: &StoreOptions) -> Result<Self> {
         let site = match location {
             Some(location) => ObjectSite::below(location, store)?,

@@ -517,12 +517,14 @@ fn drain(stream: &mut TcpStream) -> usize {
 /// Writes to a file and sets the time of that back, as `rsync --inplace --times` does.
 fn write_and_set_back(mut file: &fs::File) {
     let before = file.metadata().unwrap();
-    // The clock of the file system moves on by ticks.
-    let changed = |it: &fs::Metadata| (it.ctime(), it.ctime_nsec());
-    while changed(&file.metadata().unwrap()) == changed(&before) {
-        file.write_all(b"a").unwrap();
-        file.set_modified(before.modified().unwrap()).unwrap();
-    }
+    let changed = |it: &fs::File| {
+        let metadata = it.metadata().unwrap();
+        (metadata.ctime(), metadata.ctime_nsec())
+    };
+    // The clock of file systems moves on by ticks.
+    while changed(&tempfile::tempfile().unwrap()) <= changed(file) {}
+    file.write_all(b"a").unwrap();
+    file.set_modified(before.modified().unwrap()).unwrap();
 }
 
 #[test]
