@@ -147,6 +147,35 @@ assert not any(text.startswith("retried ") for _, _, text in kept), kept
     assert said.count("('DEBUG', 'tload.storage.object.retrying', 'retried error=") == 1, said
 
 
+def test_events_after_a_load_are_logged_before_exit(url: str, web: Web) -> None:
+    """Here they are those of the command, which forwards none."""
+    script = """
+import time
+
+logging.getLogger("tload").setLevel("DEBUG")
+tload.open(sys.argv[1])
+assert tload._tload.cli_main(["tload", "ls", sys.argv[2]]) == 0
+tload._logging.follow()
+deadline = time.monotonic() + float(sys.argv[3])
+while not any(text.startswith("retried ") for _, _, text in kept):
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+"""
+    web.files["again.safetensors"] = web.files["origin/model.safetensors"]
+    web.refuses = lambda: [request.path for request in web.requests].count("/again.safetensors") == 1
+    run(KEEP + script, url, f"{web.url}/again.safetensors", PATIENCE / 2)
+
+
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_events_are_followed_after_loads_with_a_cache(
+    url: str, tmp_path: Path, *, has_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed: list[None] = []
+    monkeypatch.setattr(tload._logging, "follow", lambda: followed.append(None))
+    tload.load(url, framework="dlpack", store={"cache_dir": str(tmp_path / "cache")} if has_cache else None)
+    assert len(followed) == has_cache
+
+
 FULL = (
     KEEP
     + """

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,14 +77,19 @@ class Manager:
 
 
 @pytest.fixture
-def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def adapters(tmp_path: Path) -> Adapters:
+    return Adapters(str(tmp_path / "source"), tmp_path / "copies")
+
+
+@pytest.fixture
+def request_for(adapters: Adapters, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that requests adapters, which are below the directory `source`."""
     module: Any = ModuleType("sglang.srt.lora.lora_registry")
     module.LoRARef = Ref
     for name in ("sglang", "sglang.srt", "sglang.srt.lora"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    hook = _lora.before_resolving(Adapters(str(tmp_path / "source"), tmp_path / "copies"))
+    hook = _lora.before_resolving(adapters)
     return lambda manager, names: asyncio.run(hook(Manager.resolve, manager, SimpleNamespace(lora_path=names)))
 
 
@@ -106,6 +112,26 @@ def test_adapters_are_fetched_when_a_request_names_them(tmp_path: Path, request_
     put(tmp_path, "sql", "changed")
     request_for(manager, ["sql", "team/chat"])
     assert manager.loaded == {"sql": "changed", "team/chat": "two"}
+
+
+def test_adapter_that_the_source_has_no_more_is_unknown_once_unloaded(tmp_path: Path, request_for: Any) -> None:
+    manager = Manager()
+    put(tmp_path, "sql", "one")
+    request_for(manager, "sql")
+    shutil.rmtree(tmp_path / "source" / "sql")
+    request_for(manager, "sql")
+    manager.loaded.clear()
+    with pytest.raises(ValueError, match="never been loaded"):
+        request_for(manager, "sql")
+
+
+def test_loaded_adapters_make_way_for_others(tmp_path: Path, request_for: Any, adapters: Adapters) -> None:
+    manager = Manager()
+    for name in ("a", "b", "c"):
+        put(tmp_path, name, "weights")
+        request_for(manager, name)
+    assert list(manager.loaded) == ["a", "b", "c"]
+    assert not adapters._disk._uses
 
 
 def test_adapters_from_elsewhere_stay_as_they_are(tmp_path: Path, request_for: Any) -> None:

@@ -4,14 +4,11 @@ tests."""
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import logging
-import queue
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +17,9 @@ import pytest
 import tload
 from conftest import require
 from files import Content, tile, write_checkpoint, write_file
-from servers import PATIENCE
 from tload import _tload
 from tload._checkpoint import show
-from tload.vllm import _lora, _settings, _weights
+from tload.vllm import _settings, _weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -449,151 +445,3 @@ def test_bytes_from_the_cache_are_logged(
     assert _tload.finish_caching(240.0)
     dict(stream(url, {"store": store}))
     assert caplog.records[-1].getMessage().endswith(" from the cache of object stores")
-
-
-def put_adapter(s3: S3, name: str, config: bytes = b'{"peft_type": "LORA"}') -> None:
-    s3.put("adapters", f"lora/{name}/adapter_config.json", config)
-    s3.put("adapters", f"lora/{name}/adapter_model.safetensors", b"weights of " + name.encode())
-    s3.put("adapters", f"lora/{name}/adapter_model.bin", b"a pickle")
-
-
-@pytest.fixture
-def adapters(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _lora.Adapters:
-    monkeypatch.setenv("TLOAD_STORE", "\n".join(f"{key}={value}" for key, value in s3.store.items()))
-    return _lora.Adapters("s3://adapters/lora/", tmp_path / "adapters")
-
-
-def test_adapters_are_copied_once_and_again_when_changed(s3: S3, adapters: _lora.Adapters) -> None:
-    put_adapter(s3, "team/sql")
-    path = adapters.directory / "team/sql"
-    for _ in range(2):
-        assert adapters.fetch("team/sql") == path
-        files = sorted(file.name for file in path.iterdir() if not file.name.startswith("."))
-        assert files == ["adapter_config.json", "adapter_model.safetensors"]
-        assert (path / "adapter_model.safetensors").read_bytes() == b"weights of team/sql"
-    s3.put("adapters", "lora/team/sql/adapter_model.safetensors", b"other weights")
-    assert adapters.fetch("team/sql") == path
-    assert (path / "adapter_model.safetensors").read_bytes() == b"other weights"
-
-
-def test_names_in_requests_lead_nowhere_else(s3: S3, adapters: _lora.Adapters) -> None:
-    put_adapter(s3, "sql")
-    s3.put("adapters", "lora/other/model.safetensors", b"no adapter")
-    names = [
-        "",
-        ".",
-        "..",
-        "../lora/sql",
-        "sql/..",
-        "sql/",
-        "/sql",
-        "sql//x",
-        "s3://adapters/lora/sql",
-        "sql?x",
-        "sql\n",
-    ]
-    for name in [*names, "a" * 129, "a/b/c/d/e", "none", "other"]:
-        assert adapters.fetch(name) is None, name
-    assert not adapters.directory.exists()
-
-
-def test_names_of_files_in_requests_do_not_block_their_adapter(s3: S3, adapters: _lora.Adapters) -> None:
-    put_adapter(s3, "files")
-    for name in ("adapter_config.json", "adapter_model.safetensors", "adapter_config.json/x"):
-        assert adapters.fetch(f"files/{name}") is None
-    assert adapters.fetch("files") == adapters.directory / "files"
-
-
-def test_what_is_no_adapter_is_an_error(s3: S3, adapters: _lora.Adapters) -> None:
-    put_adapter(s3, "ia3", b'{"peft_type": "IA3"}')
-    with pytest.raises(tload.InvalidRequestError, match="peft_type is 'IA3', wanted 'LORA'"):
-        adapters.fetch("ia3")
-    for config in (b"{}", b"[]", b"no JSON"):
-        put_adapter(s3, "odd", config)
-        with pytest.raises(tload.InvalidRequestError, match="is no configuration of an adapter"):
-            adapters.fetch("odd")
-    assert not adapters.directory.exists()
-    s3.put("adapters", "lora/bare/adapter_config.json", b'{"peft_type": "LORA"}')
-    with pytest.raises(tload.NotFoundError, match=r"lora/bare/adapter_model\.safetensors"):
-        adapters.fetch("bare")
-
-
-def test_only_files_of_the_adapter_itself_are_copied(s3: S3, adapters: _lora.Adapters) -> None:
-    for name in ("trained", "trained/checkpoint-500", "trained/runs/checkpoint-1000"):
-        put_adapter(s3, name)
-    path = adapters.fetch("trained")
-    assert path == adapters.directory / "trained"
-    files = sorted(file.name for file in path.iterdir() if not file.name.startswith("."))
-    assert files == ["adapter_config.json", "adapter_model.safetensors"]
-
-
-def test_adapters_of_web_servers_are_found_by_their_files_alone(web: Web, tmp_path: Path) -> None:
-    web.files["lora/team/sql/adapter_config.json"] = b'{"peft_type": "LORA"}'
-    web.files["lora/team/sql/adapter_model.safetensors"] = b"weights"
-    adapters = _lora.Adapters(f"{web.url}/lora", tmp_path)
-    assert adapters.fetch("team") is None
-    assert [request.path for request in web.requests] == ["/lora/team/adapter_config.json"]
-    path = adapters.fetch("team/sql")
-    assert path == tmp_path / "team/sql"
-    assert (path / "adapter_model.safetensors").read_bytes() == b"weights"
-
-
-def test_a_copy_of_an_adapter_waits_for_one_of_another_process(
-    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    web.files["sql/adapter_config.json"] = b'{"peft_type": "LORA"}'
-    web.files["sql/adapter_model.safetensors"] = bytes(1000)
-    web.stall_from = 500
-    locks: queue.Queue[None] = queue.Queue()
-    flock = fcntl.flock
-
-    def told(file: Any, operation: int) -> None:
-        locks.put(None)
-        flock(file, operation)
-
-    monkeypatch.setattr(fcntl, "flock", told)
-    # The kernel treats a file that is opened twice like two processes.
-    adapters = _lora.Adapters(web.url, tmp_path)
-    with ThreadPoolExecutor() as pool:
-        try:
-            first = pool.submit(adapters.fetch, "sql")
-            web.wait_until_stalled("/sql/adapter_model.safetensors")
-            second = pool.submit(adapters.fetch, "sql")
-            for _ in range(2):
-                locks.get(timeout=PATIENCE)
-        finally:
-            web.stall_from = None
-            web.ended.set()
-        assert first.result(PATIENCE) == second.result(PATIENCE) == tmp_path / "sql"
-    assert (tmp_path / "sql/adapter_model.safetensors").read_bytes() == bytes(1000)
-
-
-def test_locks_of_adapters_stay_in_their_directory(tmp_path: Path) -> None:
-    source, long = tmp_path / "source", "/".join(["a" * 128] * 4)
-    for name in ("sql", long):
-        (source / name).mkdir(parents=True)
-        (source / name / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-        (source / name / "adapter_model.safetensors").write_bytes(b"weights")
-    adapters = _lora.Adapters(str(source), tmp_path / "copies")
-    for name in ("sql", long):
-        assert adapters.fetch(name) == tmp_path / "copies" / name
-    assert sorted(path.name for path in adapters.directory.iterdir()) == [".locks", "a" * 128, "sql"]
-    locks = list((adapters.directory / ".locks").iterdir())
-    assert len(locks) == 2
-    for lock in locks:
-        assert lock.is_file()
-        assert adapters.fetch(f".locks/{lock.name}") is None
-
-
-def test_local_files_are_no_adapters(tmp_path: Path) -> None:
-    (tmp_path / "README").write_text("adapters of the team")
-    assert _lora.Adapters(str(tmp_path), tmp_path / "copies").fetch("README") is None
-
-
-def test_variables_name_source_and_directory() -> None:
-    assert _lora.adapters({}) is None
-    found = _lora.adapters({"TLOAD_LORA_SOURCE": "s3://b/a", "TLOAD_LORA_DIR": "/d"})
-    assert found is not None
-    assert (found.source, str(found.directory)) == ("s3://b/a", "/d")
-    with pytest.raises(tload.InvalidRequestError, match="TLOAD_LORA_DIR is not"):
-        _lora.adapters({"TLOAD_LORA_SOURCE": "s3://b/a"})

@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from tload import _tload
+from tload._exit import at_exit
 
 if TYPE_CHECKING:
     from tload._report import Report
@@ -19,7 +24,12 @@ LEVELS = {
     "off": logging.CRITICAL + 1,
 }
 
+FOLLOW_SECONDS = 0.1
+"""Longest time until an event of a load that has ended is logged, and for which Python's exit waits."""
+
 _logger = logging.getLogger("tload")
+_follower: threading.Thread | None = None
+_is_exiting = threading.Event()
 
 
 class _StandardError(logging.Handler):
@@ -77,6 +87,33 @@ def log_events(events: list[tuple[int, str, str, str, int, float]]) -> None:
     except (StopIteration, StopAsyncIteration) as error:
         # It would end the loop over a load's tensors as if that were complete.
         raise RuntimeError("logging: a handler or filter raised StopIteration") from error
+
+
+def follow() -> None:
+    """Log events on a thread until the cache has what was read.
+
+    Called after a load with a cache: the program may not call tload again before its exit, which
+    logs what is left.
+    """
+    global _follower  # noqa: PLW0603
+    if _follower is None or not _follower.is_alive():
+        _follower = threading.Thread(target=_follow, name="tload-log", daemon=True)
+        with suppress(RuntimeError):  # Python is ending
+            _follower.start()
+
+
+def _follow() -> None:
+    while not (_tload.finish_caching(FOLLOW_SECONDS) or _is_exiting.is_set()):
+        pass
+
+
+def _end_following() -> None:
+    _is_exiting.set()
+    if _follower is not None and _follower.is_alive():
+        _follower.join(10 * FOLLOW_SECONDS)
+
+
+at_exit(_end_following)
 
 
 def log_end(report: Report) -> None:

@@ -269,6 +269,8 @@ class TensorStream(Generic[T]):
             self._told = True
             log_notes(report)
             _logging.log_end(report)
+            if report.cache is not None:
+                _logging.follow()
             _spans.emit(report)
 
     def _fail(self) -> None:

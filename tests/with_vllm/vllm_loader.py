@@ -394,5 +394,5 @@ def test_adapters_resolve_by_name(s3: S3, tmp_path: Path, monkeypatch: pytest.Mo
     resolver = LoRAResolverRegistry.get_resolver("tload")
     request = asyncio.run(resolver.resolve_lora("base", "sql"))
     assert request is not None
-    assert (request.lora_name, request.lora_path) == ("sql", str(tmp_path / "sql"))
+    assert (request.lora_name, request.lora_path) == ("sql", str(tmp_path / "sql/@1"))
     assert asyncio.run(resolver.resolve_lora("base", "none")) is None

@@ -2,7 +2,8 @@
 //!
 //! No thread of the core waits for the interpreter: an event is queued as text. Threads that call
 //! the core forward the queue while they are attached, between their waits. One of these waits is
-//! at the exit of Python. `python/tload/_logging.py` logs the events.
+//! at the exit of Python, and one on a thread that lives while the cache is written after a load.
+//! `python/tload/_logging.py` logs the events.
 
 use std::fmt::{self, Write as _};
 use std::mem;

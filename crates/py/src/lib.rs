@@ -49,7 +49,9 @@ mod _tload {
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]
-    use crate::options::{check_options, format_bytes, option_from_variable, seconds, verify_mode};
+    use crate::options::{
+        check_options, format_bytes, option_from_variable, parse_bytes, seconds, verify_mode,
+    };
     #[pymodule_export]
     use crate::sharding::Sharding;
     #[pymodule_export]

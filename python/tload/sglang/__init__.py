@@ -40,7 +40,8 @@ def register() -> None:
     """Register tload with SGLang, which calls this function in each of its processes.
 
     Raises:
-        InvalidRequestError: `TLOAD_LORA_SOURCE` is set without `TLOAD_LORA_DIR`.
+        InvalidRequestError: `TLOAD_LORA_SOURCE` is set without `TLOAD_LORA_DIR`, or
+            `TLOAD_LORA_LIMIT` is no size.
         ImportError: SGLang is not installed, or its version is not supported.
     """
     from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES, add_load_format_choices

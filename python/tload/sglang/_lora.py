@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,20 +25,27 @@ def before_resolving(adapters: Adapters) -> Callable[..., Coroutine[Any, Any, No
         from sglang.srt.lora.lora_registry import LoRARef
 
         names = {request.lora_path} if isinstance(request.lora_path, str) else set(request.lora_path)
-        known, fetched = manager.lora_ref_cache, []
-        for name in await manager.lora_registry.get_unregistered_loras(names - {None}):
-            if name in known and known[name].lora_path != str(adapters.directory / name):
-                continue  # it was loaded from elsewhere
-            path = await asyncio.to_thread(adapters.fetch, name)
-            if path is not None:
-                known[name] = LoRARef(lora_name=name, lora_path=str(path))
-                fetched.append(name)
+        known, fetched = manager.lora_ref_cache, {}
         try:
+            for name in await manager.lora_registry.get_unregistered_loras(names - {None}):
+                if name in known and Path(known[name].lora_path).parent != adapters.directory / name:
+                    continue  # it was loaded from elsewhere
+                path = await adapters.fetch_soon(name)
+                if path is not None:
+                    fetched[name] = path
+                    known[name] = LoRARef(lora_name=name, lora_path=str(path))
+                else:
+                    # Nothing keeps its copy from removal.
+                    known.pop(name, None)
             await original(manager, request)
         except BaseException:
             # Known adapters are loaded on request: one that cannot be is not known.
             for name in fetched:
                 known.pop(name, None)
             raise
+        finally:
+            # SGLang has loaded them, and fetches them again before it loads them again.
+            for path in fetched.values():
+                adapters.release(path)
 
     return resolve

@@ -43,7 +43,8 @@ installed. Its keys are accepted: `memory_limit` as above, except that -1 and 0 
 
 With `TLOAD_LORA_SOURCE=s3://bucket/adapters` and `TLOAD_LORA_DIR` (a directory), a request for the
 model NAME that vLLM does not know loads the LoRA adapter at `s3://bucket/adapters/NAME`, if there is
-one. vLLM asks for that with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
+one. vLLM asks for that with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`. `TLOAD_LORA_LIMIT` is the maximum
+size of the directory, such as `50GiB`.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def register() -> None:
     """Register tload with vLLM, which calls this function in each process, possibly repeatedly.
 
     Raises:
-        InvalidRequestError: `TLOAD_REPLACE_RUNAI` is neither 1 nor 0, or `TLOAD_LORA_SOURCE` is set
-            without `TLOAD_LORA_DIR`.
+        InvalidRequestError: `TLOAD_REPLACE_RUNAI` is neither 1 nor 0, `TLOAD_LORA_SOURCE` is set
+            without `TLOAD_LORA_DIR`, or `TLOAD_LORA_LIMIT` is no size.
         ImportError: vLLM is not installed, or its version is not supported.
     """
     global _registered  # noqa: PLW0603  # vLLM warns of what is registered twice

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import fcntl
-import hashlib
 import json
 import os
 import re
-from contextlib import contextmanager
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import tload
 from tload import _store, _tload
 from tload._checkpoint import show
-from tload._errors import InvalidRequestError, IoError, advise
+from tload._errors import ChangedError, InvalidRequestError, IoError, LoadTimeoutError, advise
 from tload._options import OptionKeywords, resolve
+from tload.vllm._lora_disk import LIMIT_VARIABLE, Disk, LockedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
 
 SOURCE_VARIABLE = "TLOAD_LORA_SOURCE"
 DIRECTORY_VARIABLE = "TLOAD_LORA_DIR"
@@ -36,9 +42,6 @@ REVISIONS = ("hf://", "oci://")
 BYTES_MAX = 16 << 20
 """Maximum length of a configuration, bytes. Most have less than 1 KiB."""
 
-LOCKS = ".locks"
-"""Directory of lock files in the directory of adapters. No adapter's name begins with a dot."""
-
 FILE_SUFFIXES = (".json", ".safetensors")
 """Suffixes of the names of files, which lead to no adapter: a copy of `NAME/adapter_config.json`
 would create a directory of that name in the adapter's."""
@@ -46,7 +49,53 @@ would create a directory of that name in the adapter's."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,3}")
 
 
-@dataclass(frozen=True, slots=True)
+FAILURE_SECONDS = 10.0
+"""Time for which the failure to find or copy an adapter is remembered. Each request with its name
+would otherwise cause requests to the store."""
+
+FAILURES_MAX = 1000
+"""Maximum number of failures that are remembered. Names come from requests: they have no end."""
+
+THREADS = 8
+"""Adapters that are fetched at a time, on threads that nothing else uses."""
+
+LOOK_SECONDS, LOCK_SECONDS = 0.1, 600.0
+"""Interval at which the lock of an adapter is tried while another process copies it, and the time
+after which that is an error."""
+
+ATTEMPTS = 3
+"""Copies of an adapter that changes while it is copied."""
+
+
+class Failures:
+    """Failures of the last seconds, by the name of the adapter."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._known: dict[str, tuple[float, tload.Error | None]] = {}
+        self._lock = threading.Lock()
+
+    def has(self, name: str) -> bool:
+        """Return whether there was no such adapter; raise its error if there was one."""
+        with self._lock:
+            until, error = self._known.get(name, (0.0, None))
+            if self._clock() >= until:
+                self._known.pop(name, None)
+                return False
+        if error is not None:
+            raise error.with_traceback(None)
+        return True
+
+    def add(self, name: str, error: tload.Error | None) -> None:
+        """Remember a failure; those before it make way."""
+        with self._lock:
+            self._known.pop(name, None)
+            if len(self._known) >= FAILURES_MAX:
+                del self._known[next(iter(self._known))]
+            self._known[name] = (self._clock() + FAILURE_SECONDS, error)
+
+
+@dataclass(frozen=True)
 class Adapters:
     """Adapters below one location."""
 
@@ -54,37 +103,142 @@ class Adapters:
     """Location above the adapters: NAME is at `source/NAME`."""
     directory: Path
     """Directory that they are copied to."""
+    limit: int | None = None
+    """Maximum bytes of their copies."""
+    clock: Callable[[], float] = time.monotonic
+
+    @cached_property
+    def _disk(self) -> Disk:
+        return Disk(self.directory, self.limit)
+
+    @cached_property
+    def _failures(self) -> Failures:
+        return Failures(self.clock)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        # That of asyncio is the engine's: requests for adapters must not hold up others.
+        return ThreadPoolExecutor(THREADS, thread_name_prefix="tload-lora")
+
+    @cached_property
+    def _locks(self) -> WeakValueDictionary[str, asyncio.Lock]:
+        return WeakValueDictionary()
 
     def fetch(self, name: str) -> Path | None:
-        """Return the directory of an adapter, copied from the source if it is not there or changed.
+        """Return the directory of an adapter's version, copied if it is not there or has changed.
 
-        `None` if there is none of this name, which comes from a request and may be anything: only
-        plain names lead to the source.
+        It stays as it is until `release`, or the end of this process. `None` if there is no adapter
+        of this name, which comes from a request and may be anything: only plain names lead to the
+        source.
 
         Raises:
             InvalidRequestError: It is no LoRA adapter.
             NotFoundError: It has no weights in safetensors.
-            Error: The source cannot be read.
+            Error: The source cannot be read, or there is no room for the adapter.
             OSError: The directory cannot be written to.
         """
+        pauses = self._pauses(name)
+        while True:
+            try:
+                return self._attempt(name)
+            except LockedError:
+                time.sleep(next(pauses))
+
+    async def fetch_soon(self, name: str) -> Path | None:
+        """Do as `fetch`, one request for a name at a time, without blocking a thread of asyncio."""
+        lock, pauses = self._locks.setdefault(name, asyncio.Lock()), self._pauses(name)
+        async with lock:
+            while True:
+                attempt = asyncio.get_running_loop().run_in_executor(self._pool, self._attempt, name)
+                try:
+                    return await asyncio.shield(attempt)
+                except LockedError:
+                    await asyncio.sleep(next(pauses))
+                except asyncio.CancelledError:
+                    attempt.add_done_callback(self._drop)
+                    raise
+
+    def release(self, version: Path) -> None:
+        """Let other adapters take the place of a version that was fetched, when there is no other."""
+        self._disk.release(version)
+
+    def _drop(self, attempt: asyncio.Future[Path | None]) -> None:
+        """Release what an attempt has fetched after its request was cancelled."""
+        if not attempt.cancelled() and attempt.exception() is None and (version := attempt.result()) is not None:
+            self.release(version)
+
+    def _pauses(self, name: str) -> Iterator[float]:
+        """Yield the pauses between attempts while another process has the lock of an adapter."""
+        until = self.clock() + LOCK_SECONDS
+        while self.clock() < until:
+            yield LOOK_SECONDS
+        message = f"{show(self.directory)}: another process has been copying {name!r} for {LOCK_SECONDS:.0f} s"
+        raise advise(LoadTimeoutError, message, "end that process if it hangs: its lock ends with it")
+
+    def _attempt(self, name: str) -> Path | None:
         if _NAME.fullmatch(name) is None or any(part.endswith(FILE_SUFFIXES) for part in name.split("/")):
             return None
-        source, target = f"{self.source.rstrip('/')}/{name}", self.directory / name
+        if self._failures.has(name):
+            return None
+        try:
+            version = self._newest(name, f"{self.source.rstrip('/')}/{name}")
+        except tload.Error as error:
+            self._failures.add(name, error)
+            raise
+        if version is None:
+            self._failures.add(name, None)
+        return version
+
+    def _newest(self, name: str, source: str) -> Path | None:
+        """Return the version of an adapter that is at the source now, and keep it from removal."""
         # Any name may be requested: before anything is written, the configuration alone is read.
         config = _read_config(source)
         if config is None:
             return None
         _check(config, source)
-        with _locked(self.directory / LOCKS, name):
-            if source.startswith(REVISIONS):
-                # Two copies could be of two commits.
-                tload.copy(source, target, names=FILES)
-                return target
-            # A copy of the directory would list all checkpoints of a training below it, and nothing
-            # on a web server.
-            for file in FILES:
-                tload.copy(f"{source}/{file}", target)
-        return target
+        with self._disk.locked(name):
+            version = self._disk.current(name)
+            if version is None or _missing(source, version) is not None:
+                self._stage(name, source, config)
+                version = self._disk.publish(name)
+            self._disk.use(version)
+        return version
+
+    def _stage(self, name: str, source: str, config: bytes | None) -> None:
+        """Copy an adapter, so that its files are of one version."""
+        staging = self._disk.staging(name)
+        for _ in range(ATTEMPTS):
+            needed = _missing(source, staging)
+            if needed is not None:
+                self._disk.make_room(needed, name)
+                _copy(source, staging)
+            copied = (staging / CONFIG).read_bytes()
+            # It has not changed since before the weights were copied.
+            if source.startswith(REVISIONS) or copied == config:
+                _check(copied, source)
+                return
+            config = copied
+        shutil.rmtree(staging)
+        message = f"{show(source)}: the adapter changed during each of {ATTEMPTS} copies"
+        raise advise(ChangedError, message, "request it again when it is completely written")
+
+
+def _copy(source: str, target: Path, **options: Any) -> list[tload.CopyReport]:
+    """Copy the files of an adapter, the configuration last."""
+    if source.startswith(REVISIONS):
+        # Two copies could be of two commits.
+        return [tload.copy(source, target, names=FILES, **options)]
+    # A copy of the directory would list all checkpoints of a training below it, and nothing on a
+    # web server.
+    return [tload.copy(f"{source}/{file}", target, **options) for file in FILES]
+
+
+def _missing(source: str, target: Path) -> int | None:
+    """Return the bytes that a copy would need on disk; `None` if all files are there, unchanged."""
+    plans = [report.plan for report in _copy(source, target, dry_run=True) if report.plan is not None]
+    if all(file.action == "skip" for plan in plans for file in plan.files):
+        return None
+    return sum(plan.needed_bytes for plan in plans)
 
 
 def _read_config(source: str) -> bytes | None:
@@ -109,29 +263,11 @@ def _check(config: bytes, source: str) -> None:
         raise InvalidRequestError(message)
 
 
-@contextmanager
-def _locked(directory: Path, name: str) -> Iterator[None]:
-    """Hold the lock of an adapter, and wait until no other process does.
-
-    The kernel releases it if the process dies.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    # An adapter's name may have slashes, and may be too long for a file's.
-    with (directory / hashlib.sha256(name.encode()).hexdigest()).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            # Lustre and others have no locks unless mounted with them: there, a second copy fails.
-            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-                raise
-        yield
-
-
 def adapters(environment: Mapping[str, str] = os.environ) -> Adapters | None:
     """Return what the variables of the environment name; `None` without `TLOAD_LORA_SOURCE`.
 
     Raises:
-        InvalidRequestError: `TLOAD_LORA_DIR` is not set.
+        InvalidRequestError: `TLOAD_LORA_DIR` is not set, or `TLOAD_LORA_LIMIT` is no size.
     """
     source = environment.get(SOURCE_VARIABLE, "").strip()
     if not source:
@@ -140,4 +276,5 @@ def adapters(environment: Mapping[str, str] = os.environ) -> Adapters | None:
     if not directory:
         message = f"environment variable {SOURCE_VARIABLE} is set, and {DIRECTORY_VARIABLE} is not"
         raise advise(InvalidRequestError, message, f"set {DIRECTORY_VARIABLE} to a directory for adapters")
-    return Adapters(source, Path(directory))
+    limit = environment.get(LIMIT_VARIABLE, "").strip()
+    return Adapters(source, Path(directory), _tload.parse_bytes(LIMIT_VARIABLE, limit) if limit else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from vllm.lora.request import LoRARequest
@@ -21,7 +20,8 @@ class TloadLoRAResolver(LoRAResolver):  # type: ignore[misc]  # vLLM need not be
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """Return the request for an adapter, or `None` if there is none of this name."""
         del base_model_name  # vLLM compares the shapes
-        path = await asyncio.to_thread(self._adapters.fetch, lora_name)
+        # vLLM may read it again at any time: it stays until the end of this process.
+        path = await self._adapters.fetch_soon(lora_name)
         # vLLM replaces the id.
         return path and LoRARequest(lora_name=lora_name, lora_int_id=1, lora_path=str(path))
 

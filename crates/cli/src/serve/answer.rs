@@ -11,6 +11,7 @@ use tload::verify::Digest;
 use tload::{Error, ErrorKind};
 
 use super::condition::{self, Verdict};
+use super::host;
 use super::listing::{self, Entry};
 use super::objects::Objects;
 use super::range::Extent;
@@ -24,11 +25,16 @@ use super::version::{Version, http_date};
 /// Path of the metrics. A file of this name is not served.
 pub(super) const METRICS: &str = "/metrics";
 
+/// Media type of a response for people.
+const TEXT: &str = "text/plain; charset=utf-8";
+
 /// Parts of the server that responses are made of.
 #[derive(Debug)]
 pub(super) struct Site {
     pub(super) served: Served,
     pub(super) token: Option<Token>,
+    /// True if only requests that name this machine are answered.
+    pub(super) is_local: bool,
 }
 
 /// Content of a server.
@@ -52,6 +58,10 @@ impl Site {
         {
             return Response::plain(StatusCode::UNAUTHORIZED)
                 .with("WWW-Authenticate", "Bearer realm=\"tload\"");
+        }
+        if self.is_local && !host::is_local(request) {
+            let status = StatusCode::MISDIRECTED_REQUEST;
+            return Response::text(status, TEXT, host::REFUSAL.to_owned());
         }
         if request.method != Method::GET && request.method != Method::HEAD {
             return Response::plain(StatusCode::METHOD_NOT_ALLOWED).with("Allow", "GET, HEAD");
@@ -209,9 +219,7 @@ fn content_type(name: Option<&OsStr>) -> &'static str {
     let extension = name.and_then(|name| Path::new(name).extension()?.to_str());
     match extension {
         Some("json") => "application/json",
-        Some("txt" | "md" | "jinja" | "py" | "yaml" | "yml" | "sha256") => {
-            "text/plain; charset=utf-8"
-        }
+        Some("txt" | "md" | "jinja" | "py" | "yaml" | "yml" | "sha256") => TEXT,
         _ => "application/octet-stream",
     }
 }

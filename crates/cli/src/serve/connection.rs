@@ -151,7 +151,9 @@ impl<'a> Connection<'a> {
                 let metrics = &server.metrics;
                 let counter = match ended {
                     Ended::Changed => &metrics.changed_files,
-                    Ended::Unreadable(_) | Ended::Store(_) => &metrics.failed_reads,
+                    Ended::Unreadable(_) | Ended::Store(_) | Ended::Refused(_) => {
+                        &metrics.failed_reads
+                    }
                     Ended::Client(_) => &metrics.unfinished,
                 };
                 counter.fetch_add(1, Ordering::Relaxed);
@@ -166,9 +168,16 @@ impl<'a> Connection<'a> {
         keeps_alive: bool,
         with_body: bool,
     ) -> Result<(), Ended> {
+        let mut head = match response.head(SystemTime::now(), keeps_alive) {
+            Ok(head) => head.into_bytes(),
+            Err(name) => {
+                let refusal = Response::plain(StatusCode::INTERNAL_SERVER_ERROR);
+                self.send(&refusal, false, with_body)?;
+                return Err(Ended::Refused(name));
+            }
+        };
         let metrics = &self.server.metrics;
         metrics.count(response.status);
-        let mut head = response.head(SystemTime::now(), keeps_alive).into_bytes();
         if let (Body::Text(text), true) = (&response.body, with_body) {
             head.extend_from_slice(text.as_bytes());
             metrics
@@ -227,6 +236,9 @@ fn log(request: &Request, response: &Response, ended: Option<&Ended>) {
         }
         Some(Ended::Unreadable(error)) => {
             tracing::warn!("{method} {path}: ended early, the file cannot be read: {error}");
+        }
+        Some(Ended::Refused(name)) => {
+            tracing::warn!("{method} {path}: not sent, the header {name} has control characters");
         }
         Some(Ended::Client(error)) => {
             tracing::info!("{method} {path}: ended early, the client does not receive: {error}");

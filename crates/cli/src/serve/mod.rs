@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Threads, because `sendfile(2)` blocks: an asynchronous server would have to copy each file
-//! through its own memory. `httparse`, the parser of hyper, parses requests. `condition`,
+//! through its own memory. `httparse`, the parser of hyper, parses requests. `condition`, `host`,
 //! `listing`, `range`, `request`, `response`, `target` and `version` decide without I/O.
 
 mod answer;
@@ -15,6 +15,7 @@ mod condition;
 mod connection;
 mod connections;
 mod digests;
+mod host;
 mod listing;
 mod metrics;
 #[cfg(feature = "object")]
@@ -115,11 +116,17 @@ impl Listening {
         let listener = TcpListener::bind(&*settings.listen).map_err(listening)?;
         // A client that is gone before it is accepted must not block the thread.
         listener.set_nonblocking(true).map_err(listening)?;
+        let address = listener.local_addr().map_err(listening)?;
+        let site = Site {
+            served,
+            is_local: token.is_none() && host::is_loopback(address.ip()),
+            token,
+        };
         Ok(Self {
-            address: listener.local_addr().map_err(listening)?,
+            address,
             listener,
             server: Arc::new(Server {
-                site: Site { served, token },
+                site,
                 tls: tls.transpose()?,
                 client_timeout: settings.client_timeout,
                 connections: Arc::new(Connections::new(settings.max_connections)),

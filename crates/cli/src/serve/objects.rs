@@ -4,6 +4,7 @@ use std::io::ErrorKind::ConnectionAborted;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use tload::storage::{ObjectSite, ObjectSource};
@@ -15,6 +16,9 @@ use super::socket::Transport;
 use super::target::Target;
 use super::transmit::Ended;
 use super::version::Version;
+
+/// Longest time that the start of a server waits for its store.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// Objects that are served.
 #[derive(Debug)]
@@ -33,13 +37,19 @@ pub(super) struct Object {
 
 impl Objects {
     /// Opens what is below `location`, or what is in the cache.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] if the store does not have the bucket: a mistake, which would be a
+    /// 404 for every client. A store that fails or does not answer in time may answer later.
     pub(super) fn open(location: Option<&Location>, store: &StoreOptions) -> Result<Self> {
         let site = match location {
-            Some(location) => ObjectSite::below(location, store),
-            None => ObjectSite::cached(store),
+            Some(location) => ObjectSite::below(location, store)?,
+            None => ObjectSite::cached(store)?,
         };
+        site.require_existing(Instant::now() + LOOK)?;
         Ok(Self {
-            site: site?,
+            site,
             is_cache: location.is_none(),
         })
     }

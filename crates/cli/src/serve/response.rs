@@ -59,12 +59,20 @@ impl Response {
     }
 
     /// Returns the head as it is sent.
-    pub(super) fn head(&self, now: SystemTime, keeps_alive: bool) -> String {
+    ///
+    /// # Errors
+    ///
+    /// The name of a header whose value has a control character. It could end the line, and add
+    /// headers or a whole response of its author's choice: values may come from a store.
+    pub(super) fn head(&self, now: SystemTime, keeps_alive: bool) -> Result<String, &'static str> {
+        if let Some((name, _)) =
+            (self.headers.iter()).find(|(_, value)| value.contains(char::is_control))
+        {
+            return Err(name);
+        }
         let reason = self.status.canonical_reason().unwrap_or_default();
         let mut head = format!("HTTP/1.1 {} {reason}\r\n", self.status.as_str());
         let mut add = |name: &str, value: &str| {
-            // Nothing here comes from a request without being encoded.
-            debug_assert!(!value.contains(['\r', '\n']), "{name}: {value:?}");
             // Writing to a string cannot fail.
             let _ = write!(head, "{name}: {value}\r\n");
         };
@@ -80,7 +88,7 @@ impl Response {
         if !keeps_alive {
             add("Connection", "close");
         }
-        head + "\r\n"
+        Ok(head + "\r\n")
     }
 }
 
@@ -91,12 +99,27 @@ mod tests {
     #[test]
     fn head_ends_with_an_empty_line() {
         let response = Response::plain(StatusCode::NOT_FOUND).with("Allow", "GET");
-        let head = response.head(SystemTime::UNIX_EPOCH, false);
+        let head = response.head(SystemTime::UNIX_EPOCH, false).unwrap();
         let wanted = format!(
             "HTTP/1.1 404 Not Found\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\nServer: {SERVER}\r\n\
              X-Content-Type-Options: nosniff\r\nContent-Type: text/plain; charset=utf-8\r\n\
              Allow: GET\r\nContent-Length: 14\r\nConnection: close\r\n\r\n"
         );
         assert_eq!(head, wanted);
+    }
+
+    #[test]
+    fn control_characters_are_in_no_header() {
+        for character in (0..=0x9f).filter_map(char::from_u32) {
+            let value = format!("\"a{character}b\"");
+            let response = Response::plain(StatusCode::OK).with("ETag", &*value);
+            let head = response.head(SystemTime::UNIX_EPOCH, true);
+            let wanted = if character.is_control() {
+                Err("ETag")
+            } else {
+                Ok(())
+            };
+            assert_eq!(head.map(drop), wanted, "{value:?}");
+        }
     }
 }

@@ -41,6 +41,8 @@ pub(super) enum Ended {
         expect(dead_code, reason = "only objects come from a store")
     )]
     Store(Error),
+    /// The response has control characters in the header of this name, and was not sent.
+    Refused(&'static str),
     /// The client closed the connection, or takes nothing.
     Client(io::Error),
 }

@@ -149,7 +149,7 @@ impl Tree {
     }
 }
 
-/// Finds what is at `path` in `root`, unless a link leads out of it.
+/// Finds what is at `path` in `root`, unless a link leads out of it or to something hidden.
 fn locate(root: &ConfinedDir, path: &Path) -> Result<ConfinedEntry> {
     // Joining an empty path would add a slash, which the path of a file must not have.
     let path = if path.as_os_str().is_empty() {
@@ -158,11 +158,20 @@ fn locate(root: &ConfinedDir, path: &Path) -> Result<ConfinedEntry> {
         root.path().join(path)
     };
     let found = root.find(&Location::from_path(path));
-    found.map_err(|error| match (error.kind(), error.errno()) {
+    let found = found.map_err(|error| match (error.kind(), error.errno()) {
         // Without a number, the refusal is ours: a link leads out of the directory.
         (ErrorKind::PermissionDenied, None) => not_found(),
         _ => error,
-    })
+    })?;
+    // The names of the request are visible. Those that links lead to may not be.
+    let real = found.path();
+    let below = match real.strip_prefix(root.path()) {
+        Ok(below) => below,
+        // The blobs of a hub's cache.
+        Err(_) => Path::new(real.file_name().unwrap_or_default()),
+    };
+    let mut names = below.iter().map(OsStr::as_bytes);
+    names.all(is_visible).then_some(found).ok_or_else(not_found)
 }
 
 fn listed(name: &OsStr, metadata: &Metadata, stated: Option<&Stated>) -> Entry {
@@ -202,7 +211,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("root");
         std::fs::create_dir_all(root.join("deep")).unwrap();
-        for name in ["b", "a", ".hidden", "deep/c"] {
+        std::fs::create_dir_all(root.join(".git/deep")).unwrap();
+        for name in ["b", "a", ".hidden", "deep/c", ".git/deep/x"] {
             std::fs::write(root.join(name), name).unwrap();
         }
         std::fs::write(folder.path().join("secret"), "x").unwrap();
@@ -216,6 +226,10 @@ mod tests {
             ("loop", "loop"),
             ("/dev/zero", "zero"),
             ("deep/c", "in"),
+            (".hidden", "readme"),
+            (".git", "docs"),
+            ("../.git/deep", "deep/object"),
+            ("readme", "chain"),
         ] {
             symlink(to, root.join(name)).unwrap();
         }
@@ -238,6 +252,13 @@ mod tests {
             "/dangling",
             "/zero",
             "/fifo",
+            "/readme",
+            "/chain",
+            "/docs",
+            "/docs/",
+            "/docs/deep/x",
+            "/deep/object/",
+            "/deep/object/x",
             "/a/",
             "/a/b",
             "/gone",

@@ -20,16 +20,22 @@ const LAST_SECOND: u64 = 253_402_300_799;
 #[derive(Clone, Debug)]
 pub(super) struct Version {
     state: [u64; 5],
+    /// Time of the last change of the inode, in seconds and nanoseconds. Unlike that of the last
+    /// write, no program can set it. Zero for an object.
+    inode_changed: [i64; 2],
+    links: u64,
     tag: Option<String>,
     changed: Option<SystemTime>,
 }
 
 impl Version {
     pub(super) fn new(metadata: &Metadata) -> Self {
-        let state = state(metadata);
+        let (state, inode_changed) = (state(metadata), inode_changed(metadata));
         Self {
             state,
-            tag: Some(derived(state, "")),
+            inode_changed,
+            links: metadata.nlink(),
+            tag: Some(derived(state, &format!("{inode_changed:?}"))),
             changed: expressible(state[3].cast_signed()),
         }
     }
@@ -39,6 +45,8 @@ impl Version {
         let (seconds, nanos) = modified;
         Self {
             state: [1, 2, len, seconds.cast_unsigned(), nanos.cast_unsigned()],
+            inode_changed: [0; 2],
+            links: 1,
             tag: tag.map(str::to_owned),
             changed: expressible(seconds),
         }
@@ -56,23 +64,30 @@ impl Version {
         // `object_store` says 1970 if there is no time.
         let changed = expressible(identity.modified).filter(|_| identity.modified > 0);
         let derived = || derived(state, &format!("{e_tag:?} {version:?}"));
-        let strong = e_tag.filter(|tag| !tag.starts_with("W/"));
-        let tag = match strong.filter(|tag| tag.starts_with('"') && !tag.contains(',')) {
+        let is_strong = e_tag.is_some_and(|tag| !tag.starts_with("W/"));
+        let tag = match identity.relayed_tag() {
             Some(tag) => Some(tag.to_owned()),
-            None if strong.is_some() || version.is_some() => Some(derived()),
+            None if is_strong || version.is_some() => Some(derived()),
             None if e_tag.is_some() || changed.is_some() => Some(format!("W/{}", derived())),
             None => None,
         };
         Self {
             state,
+            inode_changed: [0; 2],
+            links: 0,
             tag,
             changed,
         }
     }
 
     /// Returns whether the file still has this version, by what the file system records now.
+    ///
+    /// A file that is replaced or removed while it is open loses a link: this changes its inode,
+    /// and no byte of it.
     pub(super) fn is_of(&self, metadata: &Metadata) -> bool {
-        self.state == state(metadata)
+        let is_unlinked = metadata.nlink() < self.links;
+        let is_same = is_unlinked || self.inode_changed == inode_changed(metadata);
+        is_same && self.state == state(metadata)
     }
 
     /// Returns the entity tag, with its quotes; `None` for an object that nothing tells apart.
@@ -122,7 +137,7 @@ fn derived(state: [u64; 5], identity: &str) -> String {
     format!("\"{}\"", &hex(&digest.finalize())[..DIGITS])
 }
 
-/// Returns the device, inode, length, and time of the last change in seconds and nanoseconds.
+/// Returns the device, inode, length, and time of the last write in seconds and nanoseconds.
 fn state(metadata: &Metadata) -> [u64; 5] {
     [
         metadata.dev(),
@@ -133,9 +148,48 @@ fn state(metadata: &Metadata) -> [u64; 5] {
     ]
 }
 
+fn inode_changed(metadata: &Metadata) -> [i64; 2] {
+    [metadata.ctime(), metadata.ctime_nsec()]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As `rsync --inplace --times` does.
+    #[test]
+    fn write_with_its_time_set_back_is_another_version() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "one").unwrap();
+        let before = file.as_file().metadata().unwrap();
+        let version = Version::new(&before);
+        // The clock of the file system moves on by ticks.
+        let after = loop {
+            std::fs::write(file.path(), "two").unwrap();
+            file.as_file()
+                .set_modified(before.modified().unwrap())
+                .unwrap();
+            let after = file.as_file().metadata().unwrap();
+            if inode_changed(&after) != inode_changed(&before) {
+                break after;
+            }
+        };
+        assert_eq!(state(&after), state(&before));
+        assert!(version.is_of(&before) && !version.is_of(&after));
+        assert_ne!(Version::new(&after).tag(), version.tag());
+    }
+
+    #[test]
+    fn replaced_file_has_its_version_until_it_is_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["a", "b"].map(|name| folder.path().join(name));
+        std::fs::write(&path, "one").unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        let version = Version::new(&file.metadata().unwrap());
+        std::fs::write(&other, "two").unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        assert!(version.is_of(&file.metadata().unwrap()));
+    }
 
     #[test]
     fn every_change_has_another_tag() {
@@ -169,11 +223,13 @@ mod tests {
         let strong = |e_tag, version| of(e_tag, version, 5).strong_tag().map(str::to_owned);
         for (one, other) in [
             ((Some("\"a,b\""), None), (Some("\"a,c\""), None)),
+            ((Some("\"a\r\nb: c\""), None), (Some("\"a\r\nb: d\""), None)),
             ((None, Some("1")), (None, Some("2"))),
             ((Some("W/\"a\""), Some("1")), (Some("W/\"b\""), Some("1"))),
         ] {
             let (one, other) = (strong(one.0, one.1), strong(other.0, other.1));
             assert!(one.is_some() && other.is_some() && one != other);
+            assert!(one.is_some_and(|tag| !tag.contains(char::is_control)));
         }
         let weak = [
             (Some("W/\"a\""), 0),

@@ -115,7 +115,6 @@ fn removed_objects_and_what_is_known_of_them_are_gone() {
         removal["removed"].as_array().unwrap().len()
     };
     assert_eq!(removed(&["rm", MODEL, "--dry-run"]), 4);
-    assert_eq!(removed(&["rm", "s3://bucket/other"]), 0);
     assert_eq!(
         removed(&["rm", "s3://bucket/model/model-00001-of-00003.safetensors"]),
         1
@@ -155,6 +154,16 @@ fn mistakes_are_clear_errors() {
     cached.warm(&[]);
     wrong(&["ls", "model"], 2, "is a local path");
     wrong(&["rm", "model"], 2, "is a local path");
+    for arguments in [
+        &["rm", "s3://bucket/mode"][..],
+        &["rm", "s3://bucket/mode", "--dry-run"],
+    ] {
+        wrong(
+            arguments,
+            3,
+            "s3://bucket/mode: no object in the cache is at or below it",
+        );
+    }
     wrong(&["rm"], 2, "LOCATION");
     wrong(&["rm", MODEL, "--all"], 2, "--all");
     wrong(&["prune"], 2, "--max-size");
@@ -177,9 +186,25 @@ fn mistakes_are_clear_errors() {
         file.to_str().unwrap(),
     ]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(
-        stderr(&output).contains("is not completely cached"),
-        "{}",
-        stderr(&output)
-    );
+    let errors = stderr(&output);
+    let place = format!("is not completely cached in {}: ", file.display());
+    assert!(errors.contains(&place), "{errors}");
+    // As on a full disk.
+    let output = cached.lab.run(&[
+        "cache",
+        "warm",
+        MODEL,
+        "--cache-dir",
+        cached.lab.path("other").to_str().unwrap(),
+        "--cache-limit",
+        "1KiB",
+    ]);
+    let errors = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    for text in [
+        "/other: its limit of 1.0 KiB is reached",
+        "hint: the next run",
+    ] {
+        assert!(errors.contains(text), "no {text:?} in {errors}");
+    }
 }

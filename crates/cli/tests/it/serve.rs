@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, SystemTime};
@@ -102,7 +102,7 @@ impl Drop for Server {
 }
 
 fn send(stream: &mut TcpStream, method: &str, path: &str, headers: &[&str]) {
-    let lines = [&["Host: tload"], headers].concat().join("\r\n");
+    let lines = [&["Host: localhost"], headers].concat().join("\r\n");
     let head = format!("{method} {path} HTTP/1.1\r\n{lines}\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
 }
@@ -326,6 +326,82 @@ fn requests_cannot_leave_the_directory() {
 }
 
 #[test]
+fn links_show_nothing_hidden() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    fs::create_dir_all(root.join("deep/.cache/more")).unwrap();
+    for name in [".secret", "deep/.cache/secret", "deep/.cache/more/secret"] {
+        fs::write(root.join(name), "hunter2").unwrap();
+    }
+    for (to, name) in [
+        (".secret", "readme"),
+        ("readme", "chain"),
+        ("deep/.cache", "docs"),
+        ("../.secret", "deep/readme"),
+        (".cache/more", "deep/more"),
+    ] {
+        symlink(to, root.join(name)).unwrap();
+    }
+    let server = Server::start(root, &[]);
+    for path in [
+        "/readme",
+        "/chain",
+        "/docs",
+        "/docs/",
+        "/docs/secret",
+        "/deep/readme",
+        "/deep/more/secret",
+    ] {
+        let reply = server.get(path);
+        assert_eq!(reply.status, 404, "{path}");
+    }
+    // One leads to `deep`, and one up from there.
+    for path in ["/", "/deep/"] {
+        let list = server.get(path).text();
+        assert_eq!(list.matches("href=").count(), 1, "{list}");
+    }
+}
+
+/// A browser takes this server for that of the page, and names the page's host (DNS rebinding).
+#[test]
+fn web_page_whose_name_leads_here_is_not_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a"), "hunter2").unwrap();
+    let token = folder.path().join(".token");
+    fs::write(&token, "abc").unwrap();
+    let ask = |server: &Server, path: &str, host: &str, more: &str| {
+        let mut stream = server.connect();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        Reply::read(&mut stream, false)
+    };
+    let server = Server::start(folder.path(), &[]);
+    for path in ["/a", "/", "/metrics", "/gone"] {
+        let reply = ask(&server, path, "evil.example:8080", "");
+        assert_eq!(reply.status, 421, "{path}");
+        assert!(reply.text().contains("localhost or 127.0.0.1"), "{reply:?}");
+    }
+    let address = server.url.split("//").nth(1).unwrap();
+    for host in [address, "localhost:8080", "[::1]"] {
+        assert_eq!(ask(&server, "/a", host, "").text(), "hunter2", "{host}");
+    }
+    assert_eq!(
+        server.metric("tload_serve_responses_total{status=\"421\"}"),
+        4
+    );
+    // A page does not know the token.
+    let server = Server::start(folder.path(), &["--token-file", token.to_str().unwrap()]);
+    assert_eq!(ask(&server, "/a", "evil.example", "").status, 401);
+    let with_token = ask(
+        &server,
+        "/a",
+        "evil.example",
+        "Authorization: Bearer abc\r\n",
+    );
+    assert_eq!(with_token.text(), "hunter2");
+}
+
+#[test]
 fn lists_are_for_browsers_and_programs() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("deep")).unwrap();
@@ -438,15 +514,29 @@ fn drain(stream: &mut TcpStream) -> usize {
     }
 }
 
+/// Writes to a file and sets the time of that back, as `rsync --inplace --times` does.
+fn write_and_set_back(mut file: &fs::File) {
+    let before = file.metadata().unwrap();
+    let changed = |it: &fs::File| {
+        let metadata = it.metadata().unwrap();
+        (metadata.ctime(), metadata.ctime_nsec())
+    };
+    // The clock of file systems moves on by ticks.
+    while changed(&tempfile::tempfile().unwrap()) <= changed(file) {}
+    file.write_all(b"a").unwrap();
+    file.set_modified(before.modified().unwrap()).unwrap();
+}
+
 #[test]
 fn changed_file_ends_the_response() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.bin");
     let server = Server::start(folder.path(), &[]);
-    let changes: [fn(&fs::File); 3] = [
+    let changes: [fn(&fs::File); 4] = [
         |file| file.set_len(0).unwrap(),
         |file| file.set_len(LARGE as u64 + 1).unwrap(),
         |mut file| file.write_all(b"a").unwrap(),
+        write_and_set_back,
     ];
     for (count, change) in (1..).zip(changes) {
         fs::write(&path, vec![0; LARGE]).unwrap();

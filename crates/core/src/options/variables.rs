@@ -7,7 +7,7 @@ use crate::error::{nearest_name, shortened};
 const PREFIX: &str = "TLOAD_";
 
 /// Variables that set no option of a load.
-const OTHERS: [&str; 10] = [
+const OTHERS: [&str; 11] = [
     "TLOAD_CACHE_DIR",
     "TLOAD_CACHE_CHECK",
     "TLOAD_CACHE_LIMIT",
@@ -16,6 +16,7 @@ const OTHERS: [&str; 10] = [
     "TLOAD_FOLLOW_SYMLINKS",
     "TLOAD_LOG",
     "TLOAD_LORA_DIR",
+    "TLOAD_LORA_LIMIT",
     "TLOAD_LORA_SOURCE",
     "TLOAD_REPLACE_RUNAI",
 ];

@@ -52,7 +52,7 @@ fn heading(place: Place) -> &'static str {
 }
 
 /// Faults without a row: the fault, its outcome, and the test that covers it.
-const ELSEWHERE: [(&str, &str, &str); 17] = [
+const ELSEWHERE: [(&str, &str, &str); 26] = [
     (
         "the files of ranks have equal headers",
         "each rank gets its own elements",
@@ -122,6 +122,51 @@ const ELSEWHERE: [(&str, &str, &str); 17] = [
         "a list of a store never ends",
         "an error",
         "crates/core/tests/objects/requests.rs::endless_list_is_error",
+    ),
+    (
+        "a hub names contents by a text with line ends",
+        "it counts as no name; no header or file has it",
+        "crates/cli/tests/it/serve/passed_on.rs::text_of_a_hub_adds_no_header",
+    ),
+    (
+        "a peer relays an earlier version with the same ends",
+        "it is not read; the report has both ETags",
+        "crates/core/tests/objects/mirrors.rs::version_that_a_peer_had_before_is_not_read",
+    ),
+    (
+        "a file that `tload serve` sends is written to, and its times are set back",
+        "the response ends early",
+        "crates/cli/tests/it/serve.rs::changed_file_ends_the_response",
+    ),
+    (
+        "a web page's name leads to `tload serve` on the loopback",
+        "421, unless it has the token",
+        "crates/cli/tests/it/serve.rs::web_page_whose_name_leads_here_is_not_answered",
+    ),
+    (
+        "the bucket of `tload serve` does not exist",
+        "`not_found` at the start",
+        "crates/cli/tests/it/serve/passed_on.rs::bucket_that_does_not_exist_is_an_error_at_start",
+    ),
+    (
+        "`tload cache rm` names no object of the cache",
+        "`not_found`",
+        "crates/cli/tests/it/cache.rs::mistakes_are_clear_errors",
+    ),
+    (
+        "an adapter changes while it is copied",
+        "it is copied again; after three copies `changed`",
+        "tests/test_lora.py::test_adapter_that_changes_while_it_is_copied_is_copied_again",
+    ),
+    (
+        "the adapters in use leave no room for another one",
+        "`io`: names the adapter and the limit",
+        "tests/test_lora.py::test_adapters_that_nothing_uses_make_way_for_others",
+    ),
+    (
+        "another process copies an adapter for ten minutes",
+        "`timed_out`: names the adapter",
+        "tests/test_lora.py::test_a_copy_of_an_adapter_waits_for_one_of_another_process",
     ),
     (
         "a ring fails while its engine is dropped",

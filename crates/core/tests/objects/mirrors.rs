@@ -312,6 +312,28 @@ fn every_part_comes_from_its_owner() {
     assert!(third.iter().sum::<u64>() >= 80 << 20, "{third:?}");
 }
 
+/// It has the length and both ends of the origin's: a peer may have asked the origin a while ago.
+#[test]
+fn version_that_a_peer_had_before_is_not_read() {
+    let file = file();
+    let (_server, site) = origin(&file);
+    let mut before = file.clone();
+    before[12 << 20..13 << 20].fill(0x55);
+    let peer = mirror(&file);
+    // With another ETag.
+    peer.put("copy/model.safetensors", &*before);
+    let checkpoint = open(&site, &with(&site, &[("peers", &place(&peer))]));
+    let other = load_until(&checkpoint, &file, |it| it.failure.is_some());
+    assert_eq!((other.read_bytes, other.is_dropped), (0, false));
+    let failure = other.failure.unwrap_or_default();
+    assert!(failure.contains("has the ETag \""), "{failure}");
+    // The entity tags of a mirror are its own.
+    let copy = mirror(&before);
+    copy.put("copy/model.safetensors", &*file);
+    let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&copy))]));
+    load_until(&checkpoint, &file, |it| it.read_bytes > 0);
+}
+
 /// A machine that restarts is paused, and used again when it is back.
 #[test]
 fn peer_that_comes_back_is_used_again() {

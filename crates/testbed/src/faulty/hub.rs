@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::FaultyServer;
 use super::bucket;
 use super::hub_files::{
-    Repository, SMALL, cut, file, identity, is_large, refusal, resolve, small, tell,
+    Repository, SMALL, Telling, cut, file, identity, is_large, refusal, resolve, small, tell,
 };
 use super::reply::Reply;
 use super::wire::{self, Head, Wanted};
@@ -81,10 +81,6 @@ struct Shared {
 }
 
 #[derive(Default)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each changes the responses independently"
-)]
 struct Inner {
     stopping: bool,
     repositories: BTreeMap<String, Repository>,
@@ -96,8 +92,7 @@ struct Inner {
     spared_tokens: usize,
     /// Requests that it received.
     queries: Vec<HubRequest>,
-    terse: bool,
-    undated: bool,
+    telling: Telling,
     /// Revisions to move, each before a request.
     moves: Vec<Move>,
     /// True if small files are sent completely, whatever the range.
@@ -279,12 +274,17 @@ impl Hub {
 
     /// Returns only the names of files from now on, as some mirrors do.
     pub fn be_terse(&self) {
-        self.shared.lock().terse = true;
+        self.shared.lock().telling.is_terse = true;
     }
 
     /// Omits `lastModified` from now on, as some mirrors do.
     pub fn be_undated(&self) {
-        self.shared.lock().undated = true;
+        self.shared.lock().telling.is_undated = true;
+    }
+
+    /// States `name` from now on as the name of the contents of every file.
+    pub fn name_contents(&self, name: &str) {
+        self.shared.lock().telling.contents_name = Some(name.to_owned());
     }
 
     /// Moves `revision` to `commit` right before the response to the next request whose path
@@ -420,7 +420,7 @@ fn answer(inner: &mut Inner, shared: &Shared, head: &Head) -> Reply {
             return refusal(404, "", "Not found");
         };
         return match find(inner, repository, head, false) {
-            Ok(found) => tell(found, revision, head, (inner.terse, inner.undated)),
+            Ok(found) => tell(found, revision, head, &inner.telling),
             Err(refusal) => refusal,
         };
     }

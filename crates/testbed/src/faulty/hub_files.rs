@@ -42,12 +42,23 @@ pub(super) fn refusal(status: u16, code: &str, message: &str) -> Reply {
     reply
 }
 
+/// Deviations of a description from that of the real hub.
+#[derive(Clone, Default)]
+pub(super) struct Telling {
+    /// True if it has only the names of files.
+    pub(super) is_terse: bool,
+    /// True if it has no time.
+    pub(super) is_undated: bool,
+    /// Text in place of the name of the contents of every file.
+    pub(super) contents_name: Option<String>,
+}
+
 /// Returns the contents of the commit of a revision.
 pub(super) fn tell(
     repository: &Repository,
     revision: &str,
     head: &Head,
-    (is_terse, is_undated): (bool, bool),
+    telling: &Telling,
 ) -> Reply {
     let commit = repository
         .revisions
@@ -56,15 +67,16 @@ pub(super) fn tell(
     let Some(files) = repository.commits.get(commit) else {
         return refusal(404, "RevisionNotFound", "Invalid rev id");
     };
-    let with_blobs = head.query("blobs").is_some() && !is_terse;
+    let with_blobs = head.query("blobs").is_some() && !telling.is_terse;
     let sibling = |(name, bytes): (&String, &Arc<Vec<u8>>)| {
         if !with_blobs {
             return json!({"rfilename": name});
         }
-        let mut sibling =
-            json!({"rfilename": name, "size": bytes.len(), "blobId": identity(bytes, 40)});
+        let stated = || telling.contents_name.clone();
+        let blob = stated().unwrap_or_else(|| identity(bytes, 40));
+        let mut sibling = json!({"rfilename": name, "size": bytes.len(), "blobId": blob});
         if is_large(name) {
-            let digest = sha256(bytes);
+            let digest = stated().unwrap_or_else(|| sha256(bytes));
             sibling["lfs"] = json!({"sha256": digest, "size": bytes.len(), "pointerSize": 134});
         }
         sibling
@@ -73,7 +85,7 @@ pub(super) fn tell(
     // Each commit is one second later than the one before it.
     let second = u64::from_str_radix(commit, 16).unwrap_or_default() % 60;
     let mut told = json!({"sha": commit, "siblings": siblings});
-    if !is_undated {
+    if !telling.is_undated {
         told["lastModified"] = format!("2026-01-01T00:00:{second:02}.000Z").into();
     }
     Reply::text(200, "application/json", told.to_string())

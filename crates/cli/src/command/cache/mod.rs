@@ -7,7 +7,10 @@ use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use tload::{CacheDirectory, CacheEntry, CacheRemoval, Location, Pruning, Result, format_bytes};
+use tload::{
+    CacheDirectory, CacheEntry, CacheRemoval, Error, ErrorKind, Location, Pruning, Result,
+    format_bytes,
+};
 
 use crate::args::{
     CacheCommand, CacheDirArgs, CacheLsArgs, CachePruneArgs, CacheRmArgs, CacheStatArgs,
@@ -148,6 +151,15 @@ fn rm(args: &CacheRmArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<
         .map(options::location)
         .transpose()?;
     let removal = open(&args.cache)?.remove(location.as_ref(), args.dry_run)?;
+    if let Some(location) = &location
+        && removal.removed.is_empty()
+        && removal.in_use.is_empty()
+    {
+        let message = "no object in the cache is at or below it";
+        return Err(Error::new(ErrorKind::NotFound, message)
+            .with_location(location)
+            .with_hint("tload cache ls shows the objects in the cache"));
+    }
     answer(&removal, (args.dry_run, args.json), interrupt, out)
 }
 

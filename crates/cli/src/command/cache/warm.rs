@@ -4,9 +4,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tload::{
-    CacheReport, Error, ErrorKind, Loader, Location, Report, Result, finish_caching, format_bytes,
-};
+use tload::{Error, ErrorKind, Loader, Location, Report, Result, finish_caching, format_bytes};
 
 use super::super::load::receive;
 use super::super::open::open;
@@ -92,10 +90,14 @@ fn invalid(message: &str) -> Error {
 
 /// Returns an error unless all that was read is in the cache.
 fn require_cached(report: &Report, location: &Location) -> Result<()> {
-    let reason = report.cache.as_ref().and_then(CacheReport::shortfall);
-    reason.map_or(Ok(()), |reason| {
-        let message = format!("is not completely cached: {reason}");
-        Err(Error::new(ErrorKind::Io, message).with_location(location))
+    let Some(cache) = &report.cache else {
+        return Ok(());
+    };
+    cache.shortfall().map_or(Ok(()), |reason| {
+        let message = format!("is not completely cached in {}: {reason}", cache.directory);
+        Err(Error::new(ErrorKind::Io, message)
+            .with_location(location)
+            .with_hint("the next run adds what is missing, once the reason is removed"))
     })
 }
 

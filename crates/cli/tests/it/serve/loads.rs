@@ -1,8 +1,8 @@
 //! Loads, copies and verifications of a checkpoint that `tload serve` serves.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -283,6 +283,19 @@ fn digests_of_manifests_are_stated() {
     let reply = origin.ask("HEAD", &format!("/{name}"), &[]);
     assert_eq!(reply.headers.get("repr-digest"), None);
     assert!(list(&origin)[name]["sha256"].is_null());
+    // `chmod` of the manifest does not make it younger than the bytes of a file.
+    let third = "model-00003-of-00003.safetensors";
+    let head = |server: &Server| server.ask("HEAD", &format!("/{third}"), &[]);
+    assert_eq!(head(&origin).header("repr-digest"), stated(&model, third));
+    let file = fs::File::options().write(true).open(model.join(third));
+    file.unwrap().write_all_at(b"changed", 100).unwrap();
+    let manifest = model.join("tload-manifest.json");
+    fs::set_permissions(&manifest, Permissions::from_mode(0o640)).unwrap();
+    let later = Server::start(&model, &[]);
+    for server in [&origin, &later] {
+        assert_eq!(head(server).headers.get("repr-digest"), None);
+        assert!(list(server)[third]["sha256"].is_null());
+    }
 }
 
 /// Its length, and its first and last bytes, are those of the origin's file.

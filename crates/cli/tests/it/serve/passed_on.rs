@@ -1,15 +1,16 @@
 //! Objects of a store that fails or does not respond, and clients that do not wait for it.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::path::Path;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-use tload_testbed::{Fault, FaultyServer, Rule};
+use tload_testbed::{Fault, FaultyServer, Hub, Rule};
 
 use super::{PATIENCE, Server, read_head, send};
-use crate::stderr;
+use crate::{command, stderr};
 
 /// Most requests to the store at a time.
 const REQUESTS_MAX: usize = 48;
@@ -152,8 +153,115 @@ fn reason_of_a_failure_is_logged() {
         assert!(errors.contains(text), "no {text:?} in {errors}");
     }
     assert_eq!(errors.matches("WARN").count(), 1, "{errors}");
-    // Not the client's fault.
+    // Not the client's fault: a store that cannot be asked may be there later.
     let options = ["--store", "environment=false"];
     let unknown = Server::start(Path::new("az://container"), &options);
     assert_eq!(unknown.get("/a").status, 502);
+}
+
+/// The names of contents become entity tags. A line end in one would split the response.
+#[test]
+fn text_of_a_hub_adds_no_header() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().unwrap());
+    let files: [(&str, &[u8]); 2] = [("config.json", b"{}"), ("weights", &[7; 5000])];
+    hub.commit("org/m", "main", &files);
+    hub.name_contents("x\"\r\nSet-Cookie: a=b\r\nX-Rest: \"");
+    let options = [
+        format!("endpoint={}", hub.url()),
+        "environment=false".to_owned(),
+    ];
+    let cache = folder.path().to_str().unwrap();
+    let server = Server::start(
+        Path::new("hf://org/m"),
+        &[
+            "--store",
+            &options[0],
+            "--store",
+            &options[1],
+            "--cache-dir",
+            cache,
+        ],
+    );
+    // Asked of the hub, and known by the cache.
+    for _ in 0..2 {
+        for (name, bytes) in files {
+            let reply = server.get(&format!("/{name}"));
+            assert_eq!((reply.status, &*reply.body), (200, bytes));
+            assert_eq!(reply.headers.get("set-cookie"), None, "{reply:?}");
+            let tag = reply.header("etag");
+            assert!(tag.bytes().all(|it| it.is_ascii_graphic()), "{reply:?}");
+        }
+    }
+}
+
+/// Returns the output of a server that does not start.
+fn refused(location: &str, options: &[String]) -> Output {
+    let stores = options.iter().flat_map(|it| ["--store", it]);
+    let mut serving = command(["serve", location, "--listen", "127.0.0.1:0"])
+        .args(stores)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut stdout = BufReader::new(serving.stdout.take().unwrap());
+    stdout.read_line(&mut line).unwrap();
+    if !line.is_empty() {
+        serving.kill().unwrap();
+    }
+    let output = serving.wait_with_output().unwrap();
+    assert_eq!(line, "", "it has started");
+    output
+}
+
+#[test]
+fn bucket_that_does_not_exist_is_an_error_at_start() {
+    let (store, hub) = (FaultyServer::start(), Hub::start());
+    let own = |url: String| {
+        let others = ["anonymous=true", "environment=false", "retries=0"];
+        let others = others.map(str::to_owned).into_iter();
+        std::iter::once(format!("endpoint={url}"))
+            .chain(others)
+            .collect::<Vec<_>>()
+    };
+    store.put("bucket/other", vec![7; 200_000]);
+    for (location, options, text) in [
+        (
+            "s3://gone/models",
+            own(store.url()),
+            "there is no such bucket",
+        ),
+        (
+            "s3://gone/a.safetensors",
+            own(store.url()),
+            "there is no such bucket",
+        ),
+        (
+            "s3://bucket/a.safetensors",
+            own(store.url()),
+            "there is no such object",
+        ),
+        (
+            "hf://org/gone",
+            own(hub.url()),
+            "the hub has no such repository",
+        ),
+    ] {
+        let output = refused(location, &options);
+        let errors = stderr(&output);
+        assert_eq!(output.status.code(), Some(3), "{location}: {errors}");
+        for text in [location, text] {
+            assert!(errors.contains(text), "no {text:?} in {errors}");
+        }
+    }
+    // Whatever else is wrong may be right when a client asks.
+    for fault in [
+        Fault::status(403, "AccessDenied"),
+        Fault::status(500, "InternalError"),
+    ] {
+        store.fault(Rule::always(fault));
+        let server = serve(&store, &["--store", "retries=0"]);
+        store.clear_faults();
+        assert!(server.get("/other").body == vec![7; 200_000]);
+    }
 }

@@ -124,6 +124,11 @@ pub struct ConfinedEntry {
 }
 
 impl ConfinedEntry {
+    /// Returns its path, without links.
+    pub fn path(&self) -> &Path {
+        &self.found.real
+    }
+
     /// Returns what the file system records about it.
     ///
     /// # Errors

@@ -17,11 +17,15 @@ pub struct ObjectIdentity {
 
 impl ObjectIdentity {
     pub(crate) fn from_meta(meta: &ObjectMeta) -> Self {
+        // Lists state both in JSON or XML, where any text is possible; requests send them back.
+        let is_header = |text: &String| !text.contains(char::is_control);
+        let e_tag = meta.e_tag.clone().filter(is_header);
+        let version = meta.version.clone().filter(is_header);
         Self {
             len: meta.size,
-            e_tag: meta.e_tag.clone().filter(|tag| !is_blank(tag)),
+            e_tag: e_tag.filter(|tag| !is_blank(tag)),
             // S3 calls the version "null" in a bucket without versioning.
-            version: meta.version.clone().filter(|version| version != "null"),
+            version: version.filter(|version| version != "null"),
             modified: meta.last_modified.timestamp(),
         }
     }
@@ -38,6 +42,15 @@ impl ObjectIdentity {
     pub(super) fn strong_tag(&self) -> Option<&str> {
         let tag = self.e_tag.as_deref()?;
         (!tag.starts_with("W/")).then_some(tag)
+    }
+
+    /// Returns the entity tag as a server that relays the object states it: a strong one of the
+    /// form that HTTP prescribes (RFC 9110, 8.8.3), and without a comma, which separates tags.
+    pub fn relayed_tag(&self) -> Option<&str> {
+        let tag = self.strong_tag()?;
+        let opaque = tag.strip_prefix('"')?.strip_suffix('"')?;
+        let is_relayed = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b',');
+        opaque.bytes().all(is_relayed).then_some(tag)
     }
 
     /// Returns the difference between this state, which was opened, and `found`, in words.
@@ -99,11 +112,43 @@ mod tests {
         ] {
             assert!(identity(e_tag, version, modified).is_versioned());
         }
-        for e_tag in [None, Some(""), Some("\"\""), Some("W/\"\"")] {
+        for e_tag in [
+            None,
+            Some(""),
+            Some("\"\""),
+            Some("W/\"\""),
+            Some("\"a\r\nSet-Cookie: b\""),
+            Some("\"\u{85}\""),
+        ] {
             assert!(
                 !identity(e_tag, Some("null"), 0).is_versioned(),
                 "{e_tag:?}"
             );
+        }
+    }
+
+    #[test]
+    fn relayed_tag_is_strong_and_well_formed() {
+        for (tag, is_relayed) in [
+            ("\"a-1\"", true),
+            ("\"sha256:ab/+=\"", true),
+            ("W/\"a\"", false),
+            ("a", false),
+            ("\"", false),
+            ("\"a\"b\"", false),
+            ("\"a,b\"", false),
+            ("\"a b\"", false),
+            ("\"\u{fc}\"", false),
+            ("\"a\nb\"", false),
+        ] {
+            let identity = ObjectIdentity {
+                len: 1,
+                e_tag: Some(tag.to_owned()),
+                version: None,
+                modified: 0,
+            };
+            let wanted = is_relayed.then_some(tag);
+            assert_eq!(identity.relayed_tag(), wanted, "{tag:?}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use percent_encoding::percent_decode_str;
 
-use super::cache::CacheDirectory;
+use super::cache::{CacheDirectory, CachedObject};
 use super::folder::Folder;
 use super::remote::Remote;
 use super::store::object_path;
@@ -16,8 +16,11 @@ use crate::options::location::Protocol;
 use crate::options::{Location, StoreOptions};
 use crate::sync::lock::Mutex;
 
-/// Time that the state of an object is taken for its present one.
+/// Time that the state of an object, and the list of a cache, is taken for its present one.
 const FRESH: Duration = Duration::from_secs(1);
+
+/// Name of a folder that no bucket has: its list is empty, or an error of the bucket.
+const NOTHING: &str = ".tload-serve";
 
 /// Most objects whose state is remembered.
 const OBJECTS_MAX: usize = 10_000;
@@ -29,6 +32,16 @@ pub struct ObjectSite {
     /// `None` for a cache: names then begin with a scheme and an authority.
     root: Option<Location>,
     opening: Mutex<Opening>,
+    /// Locked while the cache is read: no two clients cause it at the same time.
+    remembered: Mutex<Remembered>,
+}
+
+/// Objects of a cache as of a moment.
+#[derive(Debug, Default)]
+struct Remembered {
+    /// Time until which they are taken for the present ones.
+    until: Option<Instant>,
+    objects: Arc<Vec<CachedObject>>,
 }
 
 /// Stores as of a moment, and the objects opened since. All of it is opened anew when it is not
@@ -75,6 +88,7 @@ impl ObjectSite {
             options: options.clone(),
             root,
             opening: Mutex::new(Opening::begin(options)?),
+            remembered: Mutex::default(),
         })
     }
 
@@ -130,7 +144,11 @@ impl ObjectSite {
         let Some(root) = &self.root else {
             let directory = self.options.get("cache_dir").unwrap_or_default();
             let cache = CacheDirectory::open(directory)?;
-            return one_level(cache.objects(), names).ok_or_else(not_found);
+            let objects = self.remembered.lock().get(Instant::now, || cache.objects());
+            let objects = objects
+                .iter()
+                .map(|it| (&*it.location, || it.is_complete()));
+            return one_level(objects, names).ok_or_else(not_found);
         };
         if is_file(root) {
             return Err(not_found());
@@ -154,6 +172,48 @@ impl ObjectSite {
         Ok((below, names))
     }
 
+    /// Asks the store for the bucket, repository or artifact of the location, or for the one object
+    /// that it names, until `deadline`. Sends no request where stores have no lists.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] if the store does not have it. Other failures of the store may pass:
+    /// they are those of the requests of clients.
+    pub fn require_existing(&self, deadline: Instant) -> Result<()> {
+        let Some(root) = &self.root else {
+            return Ok(());
+        };
+        let (remote, _) = self.fresh(root)?;
+        let deadline = Some(deadline);
+        let protocol = root.protocol();
+        let is_bucket = matches!(
+            protocol,
+            Some(Protocol::S3 | Protocol::Gcs | Protocol::Azure)
+        );
+        let looked = if is_file(root) {
+            ObjectSource::open(&remote, root, 1, deadline).map(drop)
+        } else if is_bucket {
+            // A page of a large bucket would be the first of many.
+            Folder::list(&remote, &root.join(NOTHING), deadline).map(drop)
+        } else {
+            Folder::list(&remote, root, deadline).map(drop)
+        };
+        match looked {
+            // Without a status, it is the cache that does not have it.
+            Err(error)
+                if error.kind() == ErrorKind::NotFound
+                    && error.request().is_some_and(|it| it.status.is_some()) =>
+            {
+                Err(error.with_location(root))
+            }
+            Err(error) => {
+                tracing::info!(%error, "cannot tell whether the location exists");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
     /// Returns the location that `names` lead to, if it can be addressed.
     fn locate(&self, names: &[&str]) -> Option<Location> {
         let located = self.named(names);
@@ -170,6 +230,24 @@ impl ObjectSite {
             };
         }
         in_cache(names)
+    }
+}
+
+impl Remembered {
+    /// Returns the objects; calls `read` unless they are fresh. They stay fresh for at least as
+    /// long as reading them took, by `clock`.
+    fn get(
+        &mut self,
+        clock: impl Fn() -> Instant,
+        read: impl FnOnce() -> Vec<CachedObject>,
+    ) -> Arc<Vec<CachedObject>> {
+        let begun = clock();
+        if self.until.is_none_or(|until| begun >= until) {
+            self.objects = Arc::new(read());
+            let read = clock();
+            self.until = Some(read + FRESH.max(read - begun));
+        }
+        Arc::clone(&self.objects)
     }
 }
 
@@ -223,13 +301,13 @@ fn names_of(location: &str) -> Option<Vec<String>> {
 /// Returns the directories and files directly below `names`, of the names that lead to complete
 /// objects of a cache; `None` if there is nothing. Each object has a location, and a function that
 /// says whether it is complete, which is called only if the list depends on it.
-fn one_level(
-    objects: impl Iterator<Item = (String, impl Fn() -> bool)>,
+fn one_level<'o>(
+    objects: impl Iterator<Item = (&'o str, impl Fn() -> bool)>,
     names: &[&str],
 ) -> Option<(Vec<String>, Vec<String>)> {
     let (mut directories, mut files) = (BTreeSet::new(), BTreeSet::new());
     for (location, is_complete) in objects {
-        let Some(path) = names_of(&location) else {
+        let Some(path) = names_of(location) else {
             continue;
         };
         if !path.iter().zip(names).all(|(one, other)| one == other) {
@@ -363,7 +441,7 @@ mod tests {
                     looked.set(looked.get() + 1);
                     location != "s3://b/m/y"
                 };
-                (location.to_owned(), is_complete)
+                (location, is_complete)
             });
             one_level(objects.into_iter(), names)
         };
@@ -377,5 +455,29 @@ mod tests {
         assert_eq!(list(&["s3", "b", "m", "x"]), None);
         assert_eq!(list(&["s3", "c"]), None);
         assert_eq!(looked.get(), 0);
+    }
+
+    #[test]
+    fn cache_is_read_once_for_all_clients_of_a_second() {
+        let (begun, passed, reads) = (Instant::now(), Cell::new(0), Cell::new(0));
+        let at = |millis| begun + Duration::from_millis(millis);
+        let mut remembered = Remembered::default();
+        let mut ask = |millis: u64, takes: u64| {
+            passed.set(millis);
+            let read = || {
+                reads.set(reads.get() + 1);
+                passed.set(millis + takes);
+                Vec::new()
+            };
+            remembered.get(|| at(passed.get()), read);
+            reads.get()
+        };
+        assert_eq!([0, 0, 999].map(|millis| ask(millis, 0)), [1; 3]);
+        assert_eq!(ask(1000, 5000), 2);
+        // No more than half of the time is spent on it.
+        assert_eq!(
+            [6000, 10_999, 11_000].map(|millis| ask(millis, 0)),
+            [2, 2, 3]
+        );
     }
 }

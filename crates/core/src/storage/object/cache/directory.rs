@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize, Serializer};
@@ -56,6 +56,28 @@ pub struct CacheEntry {
     /// Name of the entry.
     #[serde(skip)]
     name: String,
+}
+
+/// Object in a cache, as a list for clients needs it.
+#[derive(Debug)]
+pub(crate) struct CachedObject {
+    /// URL without user, password and query.
+    pub(crate) location: String,
+    len: u64,
+    place: Place,
+    is_complete: OnceLock<bool>,
+}
+
+impl CachedObject {
+    /// Returns whether all bytes of the object were in the cache when this was called first. That
+    /// reads all its stamps.
+    pub(crate) fn is_complete(&self) -> bool {
+        let look = || {
+            let folder = self.place.open(false);
+            folder.is_ok_and(|folder| cached_bytes(&folder, &self.place.name, self.len) == self.len)
+        };
+        *self.is_complete.get_or_init(look)
+    }
 }
 
 /// Rules for [`CacheDirectory::prune`]; without any, nothing is removed.
@@ -142,17 +164,18 @@ impl CacheDirectory {
         entries
     }
 
-    /// Returns the locations of the objects in the cache, each with a function that returns whether
-    /// the object is complete. That reads all its stamps.
-    pub(crate) fn objects(&self) -> impl Iterator<Item = (String, impl Fn() -> bool)> {
-        self.occupied().into_iter().filter_map(|(place, _)| {
+    /// Returns the objects in the cache. That reads the description of each.
+    pub(crate) fn objects(&self) -> Vec<CachedObject> {
+        let described = self.occupied().into_iter().filter_map(|(place, _)| {
             let description = description(&place.open(false).ok()?)?;
-            let len = description.len;
-            Some((description.location, move || {
-                let folder = place.open(false);
-                folder.is_ok_and(|folder| cached_bytes(&folder, &place.name, len) == len)
-            }))
-        })
+            Some(CachedObject {
+                location: description.location,
+                len: description.len,
+                place,
+                is_complete: OnceLock::new(),
+            })
+        });
+        described.collect()
     }
 
     /// Removes objects at and below `location`, and what is known about them; all if it is `None`.

@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub(crate) use self::answers::{Question, State};
+pub(crate) use self::directory::CachedObject;
 use self::directory::Description;
 pub use self::directory::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
 use self::disk::Disk;

@@ -17,7 +17,7 @@ use crate::sync::retry::Retries;
 
 /// Bytes that are compared at each end of a file. Files with the same header have tensors at the
 /// same places; files that differ in training differ at their ends. Entity tags mean nothing to
-/// another server: they may be counters or times.
+/// another server: they may be counters or times. Only peers relay those of the origin.
 const EDGE_BYTES: u64 = 64 << 10;
 
 /// Time for which reads wait for a file that is being opened, if they wait at all: peers are asked
@@ -123,6 +123,13 @@ impl Replicas {
     }
 }
 
+/// Returns the difference between the entity tags if a peer relays another version than the
+/// origin's. A peer asks the origin once a second, or never. Length and ends may be the same.
+fn relays_other(relayed: &ObjectIdentity, origin: &ObjectIdentity) -> Option<String> {
+    let (found, wanted) = (relayed.strong_tag()?, origin.relayed_tag()?);
+    (found != wanted).then(|| format!("has the ETag {found}; the origin's file has {wanted}"))
+}
+
 /// Returns whether a mirror does not have a file, or not all of it: a cache that is served answers
 /// so. Its other files can be used.
 pub(super) fn is_without_file(error: &Error) -> bool {
@@ -162,6 +169,12 @@ impl ObjectSource {
                 mirrors.lanes.lock().lacks(index + 1, error.chain());
                 Replica::Failed { again: None }
             }
+            Err(error) if error.kind() == ErrorKind::Changed && mirrors.names.is_some() => {
+                // The peer may have the origin's version soon, and has that of other files.
+                tracing::info!(%error, "a peer has another version of a file");
+                mirrors.lanes.lock().lacks(index + 1, error.chain());
+                Replica::failed()
+            }
             Err(error) => {
                 mirrors.fail(index + 1, &error);
                 Replica::failed()
@@ -173,8 +186,8 @@ impl ObjectSource {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] if it has another length or states another SHA-256, and errors of the
-    /// mirror, translated.
+    /// [`ErrorKind::Changed`] if it has another length, states another SHA-256, or a peer relays
+    /// another entity tag; errors of the mirror, translated.
     async fn look_at_replica(&self, mirrors: &Mirrors, index: usize) -> Result<(Self, Crcs)> {
         let place = mirrors.place(index, self.location());
         let remote = &mirrors.remote;
@@ -197,6 +210,11 @@ impl ObjectSource {
             && found != wanted
         {
             let what = format!("states the SHA-256 {found}; the origin states {wanted}");
+            return Err(replica.differs(what));
+        }
+        if mirrors.names.is_some()
+            && let Some(what) = relays_other(replica.identity(), self.identity())
+        {
             return Err(replica.differs(what));
         }
         Ok((replica, Crcs::new(&[&bytes])))
@@ -254,6 +272,29 @@ impl ObjectSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn peer_relays_the_origins_tag_or_another_version() {
+        let identity = |e_tag: Option<&str>| ObjectIdentity {
+            len: 1,
+            e_tag: e_tag.map(str::to_owned),
+            version: None,
+            modified: 0,
+        };
+        for (relayed, origin, is_other) in [
+            (Some("\"a\""), Some("\"a\""), false),
+            (Some("\"b\""), Some("\"a\""), true),
+            // Nothing to compare: one of them has none, or a server derives one of its own.
+            (None, Some("\"a\""), false),
+            (Some("W/\"b\""), Some("\"a\""), false),
+            (Some("\"b\""), None, false),
+            (Some("\"b\""), Some("W/\"a\""), false),
+            (Some("\"b\""), Some("\"a,c\""), false),
+        ] {
+            let found = relays_other(&identity(relayed), &identity(origin));
+            assert_eq!(found.is_some(), is_other, "{relayed:?} {origin:?}");
+        }
+    }
 
     #[test]
     fn file_is_opened_again_after_a_pause() {

@@ -33,7 +33,8 @@ pub(crate) struct Commit {
 #[derive(Debug, Default)]
 struct File {
     len: Option<u64>,
-    /// SHA-256 for large files, the git object id for small ones.
+    /// SHA-256 for large files, the git object id for small ones. It becomes an entity tag and the
+    /// name of a file: [`is_object_id`].
     identity: Option<String>,
 }
 
@@ -117,6 +118,12 @@ pub(in crate::storage) fn is_commit(name: &str) -> bool {
     COMMIT_DIGITS.contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// Returns whether a text is a git object id (SHA-1 or SHA-256) or a SHA-256. Any other text that a
+/// hub states in its place is ignored.
+fn is_object_id(text: &str) -> bool {
+    matches!(text.len(), 40 | 64) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 impl Commit {
     /// Parses the hub's response. The error describes what is wrong with it.
     pub(in crate::storage::object::store) fn parse(answer: &[u8]) -> Result<Self, String> {
@@ -127,10 +134,11 @@ impl Commit {
         }
         let mut files = Files::new();
         for sibling in answer.siblings {
-            let digest = sibling.lfs.and_then(|lfs| lfs.sha256);
+            // The git object of a large file is a pointer, which says nothing about its bytes.
+            let name = sibling.lfs.map_or(sibling.blob_id, |lfs| lfs.sha256);
             let file = File {
                 len: sibling.size,
-                identity: digest.or(sibling.blob_id),
+                identity: name.filter(|name| is_object_id(name)),
             };
             files.insert(sibling.rfilename, file);
         }
@@ -275,13 +283,15 @@ mod tests {
     use super::*;
 
     const NAME: &str = "0123456789abcdef0123456789abcdef01234567";
+    const BLOB: &str = "b10bb10bb10bb10bb10bb10bb10bb10bb10bb10b";
+    const DIGEST: &str = "d16e57d16e57d16e57d16e57d16e57d16e57d16e57d16e57d16e57d16e57d16e";
 
     fn commit() -> Commit {
         let answer = serde_json::json!({
             "_id": "x", "sha": NAME, "lastModified": "2026-01-01T00:00:10.000Z", "private": false,
             "siblings": [
-                {"rfilename": "model.safetensors", "size": 100, "blobId": "pointer", "lfs": {"sha256": "digest", "size": 100}},
-                {"rfilename": "config.json", "size": 5, "blobId": "blob"},
+                {"rfilename": "model.safetensors", "size": 100, "blobId": NAME, "lfs": {"sha256": DIGEST, "size": 100}},
+                {"rfilename": "config.json", "size": 5, "blobId": BLOB},
                 {"rfilename": "a b/é.json"},
                 {"rfilename": "a b/deep/x"},
             ],
@@ -355,9 +365,10 @@ mod tests {
     #[test]
     fn hub_metadata_overrides_response() {
         let commit = commit();
+        let [digest, blob] = [DIGEST, BLOB].map(|name| format!("\"{name}\""));
         for (file, size, tag, version) in [
-            ("model.safetensors", 100, "\"digest\"", None),
-            ("config.json", 5, "\"blob\"", None),
+            ("model.safetensors", 100, &*digest, None),
+            ("config.json", 5, &*blob, None),
             ("a b/é.json", 7, "\"of the cache\"", Some(NAME)),
             ("not listed", 7, "\"of the cache\"", Some(NAME)),
         ] {
@@ -373,6 +384,39 @@ mod tests {
         assert!(wrong.expect_err("another length").contains("5 bytes"));
         let path = commit.path_of(&Path::parse("a b/é.json").expect("a path"));
         assert_eq!(path.as_ref(), format!("{NAME}/a b/é.json"));
+    }
+
+    /// Clients of a relay get it in a header, and `hf_cache` names a file so.
+    #[test]
+    fn contents_name_is_hexadecimal_digits_or_none() {
+        let split = format!("{}\r\nSet-Cookie: a=b\r\n\r\n", &BLOB[..20]);
+        let (short, long) = (&BLOB[1..], format!("{DIGEST}0"));
+        for wrong in ["", "blob", "../../x", short, &long, &split, &"é".repeat(20)] {
+            for (sibling, is_large) in [
+                (
+                    serde_json::json!({"rfilename": "x", "blobId": wrong}),
+                    false,
+                ),
+                (
+                    serde_json::json!({"rfilename": "x", "blobId": BLOB, "lfs": {"sha256": wrong}}),
+                    true,
+                ),
+            ] {
+                let answer = serde_json::json!({"sha": NAME, "siblings": [sibling]});
+                let commit = Commit::parse(answer.to_string().as_bytes()).expect("an answer");
+                let file = Path::from("x");
+                assert_eq!(commit.contents_name(&file), None, "{wrong:?} {is_large}");
+                let listed = &commit.level(None).objects[0];
+                assert_eq!(
+                    (&listed.e_tag, listed.version.as_deref()),
+                    (&None, Some(NAME))
+                );
+            }
+        }
+        let upper = serde_json::json!({"rfilename": "x", "blobId": BLOB.to_ascii_uppercase()});
+        let answer = serde_json::json!({"sha": NAME, "siblings": [upper]});
+        let commit = Commit::parse(answer.to_string().as_bytes()).expect("an answer");
+        assert!(commit.contents_name(&Path::from("x")).is_some());
     }
 
     #[test]
@@ -403,21 +447,24 @@ mod tests {
         let answer = siblings(DESCRIBED_MAX + 1);
         assert_eq!(commit_of_many(answer.as_bytes()).as_deref(), Some(NAME));
         let pages = [
-            br#"[{"type": "directory", "oid": "t", "size": 0, "path": "a"},
-                 {"type": "file", "oid": "p", "size": 100, "path": "model.safetensors",
-                  "lfs": {"oid": "digest", "size": 100, "pointerSize": 1}}]"#
-                .to_vec(),
-            br#"[{"type": "file", "oid": "blob", "size": 5, "path": "a/config.json"}]"#.to_vec(),
+            serde_json::json!([
+                {"type": "directory", "oid": "t", "size": 0, "path": "a"},
+                {"type": "file", "oid": "p", "size": 100, "path": "model.safetensors",
+                 "lfs": {"oid": DIGEST, "size": 100, "pointerSize": 1}},
+            ]),
+            serde_json::json!([{"type": "file", "oid": BLOB, "size": 5, "path": "a/config.json"}]),
         ];
+        let pages = pages.map(|page| page.to_string().into_bytes());
         let whole = with_tree(answer.as_bytes(), &pages).expect("pages");
         let all = Commit::parse(&whole).expect("a description").all();
         let found: Vec<_> = all
             .iter()
             .map(|file| (file.location.as_ref(), file.len, file.e_tag.as_deref()))
             .collect();
+        let (blob, digest) = (format!("\"{BLOB}\""), format!("\"{DIGEST}\""));
         let wanted = [
-            ("a/config.json", Some(5), Some("\"blob\"")),
-            ("model.safetensors", Some(100), Some("\"digest\"")),
+            ("a/config.json", Some(5), Some(&*blob)),
+            ("model.safetensors", Some(100), Some(&*digest)),
         ];
         assert_eq!(found, wanted);
         with_tree(answer.as_bytes(), &[b"{}".to_vec()]).expect_err("no page");
