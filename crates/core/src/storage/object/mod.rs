@@ -44,6 +44,7 @@ use super::{ReadHints, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::Protocol;
 use crate::options::{Location, StoreOptions};
+use crate::sync::address_space::vec_for;
 use crate::sync::retry::Retries;
 pub use identity::ObjectIdentity;
 pub(crate) use opening::unversioned_note;
@@ -320,7 +321,7 @@ impl Source for ObjectSource {
         let room = usize::try_from(end - offset).unwrap_or(len);
         self.0.remote.run(None, async move {
             let mut collected = Collected {
-                bytes: Vec::with_capacity(room),
+                bytes: vec_for(room)?,
                 retry_counter: source.remote().retry_counter().clone(),
             };
             let retries = source.retries();
