@@ -33,6 +33,7 @@ mod request_error;
 mod requests;
 mod response_capture;
 mod s3;
+mod s3_access_point;
 mod s3_endpoint;
 mod signing;
 mod status_error;
