@@ -27,6 +27,7 @@ mod oci;
 mod pages;
 mod path;
 mod proxy;
+mod ranged_response;
 mod redactor;
 mod redirects;
 mod request_error;
@@ -49,7 +50,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
+use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 
 pub(crate) use self::client::READ_TIMEOUT;
 pub(super) use self::environment::Surroundings;
@@ -60,6 +61,7 @@ pub(crate) use self::hub::{
     cached, cached_copy, commit_in_cache, is_hub_offline, repository_folder, snapshot,
 };
 pub(crate) use self::path::object_path;
+pub(crate) use self::ranged_response::{EndsAt, KnownLen, NoRange};
 pub(crate) use request_error::Fault;
 pub(crate) use response_capture::{Connection, ResponseCapture};
 pub(crate) use tree::{Level, Listed};
@@ -71,7 +73,7 @@ use self::environment::{Environment, Variables};
 use self::first_connection::FirstConnection;
 use self::hub::Commit;
 use self::hub::bucket::{Bucket, level};
-use self::hub::repository::{Repository, cut};
+use self::hub::repository::Repository;
 use self::hub::xet::Xet;
 use self::oci::Registry;
 use self::redactor::Redactor;
@@ -315,20 +317,7 @@ impl Store {
         let place = commit.path_of(path);
         let question = Commit::question(options);
         let ask = || self.inner.get_opts(&place, question.clone());
-        let (mut result, captured) = match (self.request(operation, ask).await, &question.range) {
-            (Err(fault), Some(GetRange::Bounded(range)))
-                if commit.may_come_whole(path, &fault.error) =>
-            {
-                let all = GetOptions {
-                    range: None,
-                    ..question.clone()
-                };
-                let ask = || self.inner.get_opts(&place, all.clone());
-                let (result, captured) = self.request(operation, ask).await?;
-                (cut(result, range), captured)
-            }
-            (answer, _) => answer?,
-        };
+        let (mut result, captured) = self.request(operation, ask).await?;
         commit
             .describe(path, &mut result.meta)
             .map_err(|message| self.misbehaved(&captured, &message))?;
@@ -351,6 +340,16 @@ impl Store {
         };
         let (result, captured) = self.get(path, options).await?;
         Ok((result.meta, captured))
+    }
+
+    /// Returns the metadata of an object as the hub lists it, if the store is a hub; `None` if that
+    /// contradicts it.
+    pub(crate) fn described(&self, path: &Path, mut meta: ObjectMeta) -> Option<ObjectMeta> {
+        let repository = self.repository.as_ref();
+        if let Some(commit) = repository.and_then(|repository| repository.commit.get()) {
+            commit.describe(path, &mut meta).ok()?;
+        }
+        Some(meta)
     }
 
     /// Requests length, identity and own checksums of an object, once. The checksums are in
