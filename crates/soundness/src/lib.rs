@@ -20,6 +20,8 @@ pub mod sync {
         pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
     }
 
+    #[expect(dead_code, reason = "the module is compiled as a whole")]
+    pub mod address_space;
     pub mod event_count;
     #[expect(dead_code, reason = "the module is compiled as a whole")]
     pub mod lock;

@@ -131,11 +131,11 @@ fn store_that_falls_silent_while_measured_is_warning() {
 }
 
 #[test]
-fn store_that_ignores_ranges_is_failure_told_once() {
+fn store_that_compresses_is_failure_told_once() {
     let lab = Lab::start();
     lab.checkpoint();
     lab.server
-        .fault(Rule::always(Fault::IgnoreRange).on(Operation::Get));
+        .fault(Rule::always(Fault::Encoded("gzip")).on(Operation::Get));
     let output = lab.run(&["doctor", MODEL]);
     assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");

@@ -1,6 +1,8 @@
 //! Determines the files of a checkpoint: a file, a directory, an index file, or a list. The rules
 //! are the same on file systems and in object stores.
 
+use std::path::Path;
+
 use super::backend::{Backend, Found, ShardSource};
 use super::index::Placement;
 use super::no_weights::no_weights;
@@ -217,11 +219,13 @@ impl ShardSet {
         }
         let index = parse_index(&bytes).map_err(|error| error.with_location(location))?;
         let folder = location.parent();
-        let files: Vec<_> = index
-            .shards
-            .iter()
-            .map(|shard| folder.join(shard))
-            .collect();
+        let is_there = |file: &Location| file.as_path().is_some_and(Path::exists);
+        let file = |shard: &String| {
+            let written = index.backslashed.get(shard);
+            let written = written.map(|name| folder.join(name)).filter(is_there);
+            written.unwrap_or_else(|| folder.join(shard))
+        };
+        let files: Vec<_> = index.shards.iter().map(file).collect();
         Ok(Self {
             files,
             index: Some(Placement::new(source, index, bytes)),

@@ -15,12 +15,13 @@ use futures_util::future::{Either, select};
 
 #[cfg(feature = "object")]
 use super::{Shared, cancelled};
-use crate::error::Error;
 #[cfg(feature = "object")]
 use crate::error::Result;
+use crate::error::{Error, thread_hint};
 #[cfg(feature = "object")]
 use crate::storage::Remote;
 use crate::sync::event_count::EventCount;
+use crate::sync::threads::Builder;
 
 /// Cancellation flag, set once by the first failure or by the caller.
 #[derive(Debug, Default)]
@@ -102,7 +103,7 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
     ask: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (sender, answer) = tokio::sync::oneshot::channel();
-    std::thread::Builder::new()
+    Builder::new()
         .name("tload-ask".to_owned())
         .spawn(move || {
             // After a cancellation the receiver is gone.
@@ -124,6 +125,6 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
 
 /// Returns the error for a thread that cannot be started.
 pub(super) fn cannot_start(error: std::io::Error) -> Error {
-    Error::cannot_start_thread(error)
-        .with_hint("raise the limit of processes (ulimit -u), or lower ‹depth›")
+    let hint = format!("{}, or lower ‹depth›", thread_hint(&error));
+    Error::cannot_start_thread(error).with_hint(hint)
 }

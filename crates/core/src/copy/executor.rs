@@ -28,6 +28,7 @@ use super::target::{Partial, TargetDir, cannot_write};
 use super::{CopyOptions, Shared, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock::Mutex;
+use crate::sync::threads::Builder;
 
 /// File that is being copied.
 #[derive(Debug)]
@@ -106,7 +107,7 @@ pub(super) fn run(
     std::thread::scope(|scope| {
         // The channel closes when the last worker ends, by a return or by a panic.
         let (working, ended) = channel::<()>();
-        let recorder = std::thread::Builder::new().name("tload-record".to_owned());
+        let recorder = Builder::new().name("tload-record".to_owned());
         let record = || {
             let ended = ended;
             work.record_until(&ended);
@@ -115,7 +116,7 @@ pub(super) fn run(
             work.fail(cannot_start(error));
         }
         for _ in 0..options.depth {
-            let worker = std::thread::Builder::new().name("tload-copy".to_owned());
+            let worker = Builder::new().name("tload-copy".to_owned());
             let working = working.clone();
             let run = || {
                 let _working = working;

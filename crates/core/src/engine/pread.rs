@@ -20,6 +20,7 @@ use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::ReadFile;
 use crate::sync::cancel::CancelFlag;
+use crate::sync::threads::Builder;
 
 /// Pool of reading threads.
 #[derive(Debug)]
@@ -65,7 +66,7 @@ impl PreadEngine {
         for index in 0..threads.max(1) {
             let (files, work) = (Arc::clone(files), Arc::clone(&engine.work));
             let done = done_queue.clone();
-            let started = std::thread::Builder::new()
+            let started = Builder::new()
                 .name(format!("tload-pread-{index}"))
                 .spawn(move || serve(&files, &work, &done));
             match started {

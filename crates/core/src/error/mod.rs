@@ -24,6 +24,7 @@ pub use kind::ErrorKind;
 pub(crate) use named::named;
 pub use nearest::nearest_name;
 use option_names::MarkedText;
+pub(crate) use os_error::thread_hint;
 pub use printable::printable;
 use printable::{MESSAGE_BYTES_MAX, boundary_before, cut_at, fit, shown};
 pub(crate) use printable::{cut, shortened};

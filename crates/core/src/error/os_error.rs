@@ -64,6 +64,15 @@ impl ErrorKind {
     }
 }
 
+/// Returns the advice for a thread that cannot be started.
+pub(crate) fn thread_hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) => "raise the process's address-space limit (ulimit -v)",
+        Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)",
+        _ => "raise the limit of processes (ulimit -u)",
+    }
+}
+
 impl Error {
     /// Creates an error from one of the operating system while doing `what` (for example `"cannot
     /// open"`); keeps the `errno`.
@@ -87,10 +96,10 @@ impl Error {
         }
     }
 
-    /// Creates the error for a thread that the system refuses.
+    /// Creates the error for a thread that the system refuses, or that has no room.
     pub(crate) fn cannot_start_thread(error: io::Error) -> Self {
         Self::new(ErrorKind::OutOfMemory, "cannot start a thread")
-            .with_hint("raise the limit of processes (ulimit -u)")
+            .with_hint(thread_hint(&error))
             .with_source(error)
     }
 

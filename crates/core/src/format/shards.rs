@@ -31,8 +31,11 @@ pub(crate) struct Index {
     /// Pairs of tensor and shard, in the order of the file.
     pub weight_map: Vec<(String, String)>,
     /// Shards, each once, in natural order: relative paths with `/`, below the directory of the
-    /// index.
+    /// index, without `.` and empty components.
     pub shards: Vec<String>,
+    /// Names with backslashes, as they were written, by shard: elsewhere than on Windows, a file
+    /// can have such a name.
+    pub backslashed: HashMap<String, String>,
     /// `metadata.total_size`, if present and a whole number. Writers disagree on what it counts:
     /// for display only.
     pub total_size: Option<u64>,
@@ -74,11 +77,21 @@ pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index> {
         }
     })?;
 
-    let weight_map = parsed.weight_map.0;
+    let mut weight_map = parsed.weight_map.0;
     if weight_map.is_empty() {
         return Err(invalid(
             "index: weight_map is empty, wanted at least one tensor",
         ));
+    }
+    let mut backslashed = HashMap::new();
+    for (_, shard) in &mut weight_map {
+        let Some(plain) = plain_name(shard) else {
+            continue;
+        };
+        let written = std::mem::replace(shard, plain);
+        if written.contains('\\') {
+            backslashed.insert(shard.clone(), written);
+        }
     }
     let mut tensors = HashSet::with_capacity(weight_map.len());
     let mut shards = HashSet::new();
@@ -97,6 +110,7 @@ pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index> {
     Ok(Index {
         weight_map,
         shards,
+        backslashed,
         total_size,
     })
 }
@@ -191,6 +205,22 @@ pub(super) fn numbered(name: &str) -> Option<(&str, u64, u64)> {
     let prefix = front.trim_end_matches(|c: char| c.is_ascii_digit());
     let (prefix, number) = front.split_at(prefix.len());
     Some((prefix, number.parse().ok()?, count.parse().ok()?))
+}
+
+/// Returns a relative name as the systems of its writers read it: Windows separates by `\` as well
+/// as by `/`, and no system cares for `.` and empty components. `None` if it was written so.
+fn plain_name(shard: &str) -> Option<String> {
+    let slashes = ['/', '\\'];
+    if shard.starts_with(slashes) || !(shard.contains(['\\', '.']) || shard.contains("//")) {
+        return None;
+    }
+    let components = shard.split(slashes);
+    let named = components.filter(|component| !component.is_empty() && *component != ".");
+    let mut plain = named.collect::<Vec<_>>().join("/");
+    if shard.ends_with(slashes) {
+        plain.push('/');
+    }
+    (plain != shard).then_some(plain)
 }
 
 /// Checks that a shard is a file in the directory of its index, or below. Both slashes separate
@@ -403,6 +433,48 @@ mod tests {
             assert_eq!(error.message(), message);
             assert_eq!(error.kind(), ErrorKind::InvalidFormat);
             assert_eq!(error.location(), None);
+        }
+    }
+
+    #[test]
+    fn shard_names_are_taken_as_their_writers_mean_them() {
+        for (written, wanted) in [
+            ("./m", "m"),
+            ("././a/./m", "a/m"),
+            ("a//m", "a/m"),
+            (".\\\\m", "m"),
+            ("a\\\\b\\\\m.safetensors", "a/b/m.safetensors"),
+            (".//m", "m"),
+            ("...", "..."),
+            ("a./.m", "a./.m"),
+        ] {
+            let text = format!(r#"{{"weight_map": {{"t": "{written}", "u": "{wanted}"}}}}"#);
+            let index = parse_index(text.as_bytes()).expect(written);
+            assert_eq!(index.shards, [wanted], "{written}");
+            assert!(index.weight_map.iter().all(|(_, shard)| shard == wanted));
+            let is_backslashed = written.contains('\\');
+            assert_eq!(
+                index.backslashed.contains_key(wanted),
+                is_backslashed,
+                "{written}"
+            );
+        }
+        for written in [
+            "/m",
+            "\\\\m",
+            "./../m",
+            ".\\\\..\\\\m",
+            "a\\\\..\\\\m",
+            "a/",
+            "a\\\\",
+            ".",
+            "./",
+            ".\\\\C:\\\\m",
+            "./C:m",
+        ] {
+            let text = format!(r#"{{"weight_map": {{"t": "{written}"}}}}"#);
+            let error = parse_index(text.as_bytes()).expect_err(written);
+            assert!(error.message().contains("wanted a path below"), "{written}");
         }
     }
 

@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::EngineChoice;
 use crate::report::{Counters, EngineReport};
 use crate::sink::Sink;
+use crate::sync::threads::Builder;
 
 /// Everything that a lane of a load needs to start.
 #[derive(Clone, Debug)]
@@ -266,7 +267,7 @@ where
     S: Sink + 'static,
     S::Tensor: 'static,
 {
-    std::thread::Builder::new()
+    Builder::new()
         .name(format!("tload-lane-{index}"))
         .spawn(move || {
             let LaneEvents {

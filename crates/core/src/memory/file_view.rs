@@ -15,6 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::address_space::require;
 
 /// A private mapping of a whole file.
 #[derive(Debug)]
@@ -50,17 +51,20 @@ impl FileView {
         };
         // NORESERVE: a page takes memory only once it is written to.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a null hint and a fresh mapping: no existing memory is touched.
-        let mapped = unsafe { mmap(ptr::null_mut(), len, protection, flags, file, 0) };
-        let start = mapped.map_err(|errno| {
-            let kind = match errno {
-                rustix::io::Errno::NODEV | rustix::io::Errno::ACCESS => ErrorKind::Unsupported,
-                rustix::io::Errno::NOMEM => ErrorKind::OutOfMemory,
+        let mapped = require(len).and_then(|()| {
+            // SAFETY: a null hint and a fresh mapping: no existing memory is touched.
+            let mapped = unsafe { mmap(ptr::null_mut(), len, protection, flags, file, 0) };
+            Ok(mapped?)
+        });
+        let start = mapped.map_err(|error| {
+            let kind = match error.raw_os_error() {
+                Some(libc::ENODEV | libc::EACCES) => ErrorKind::Unsupported,
+                Some(libc::ENOMEM) => ErrorKind::OutOfMemory,
                 _ => ErrorKind::Io,
             };
             Error::new(kind, "cannot map the file")
                 .with_hint("use ‹cache=auto›")
-                .with_source(io::Error::from(errno))
+                .with_source(error)
         })?;
         let start = NonNull::new(start.cast()).expect("mmap never returns null");
         Ok(Self {

@@ -19,6 +19,7 @@ use rustix::param::page_size;
 #[cfg(miri)]
 use super::miri_alloc::{map, unmap};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::address_space::require;
 
 /// Alignment and minimum size of mappings that request huge pages: reading 4 GiB into fresh memory
 /// took 1.24 CPU seconds with 4 KiB pages and 0.55 with huge ones (measured 2026-11; x86-64 and 4
@@ -69,8 +70,13 @@ impl Mapping {
         // Example: for 3 MiB, 5 MiB are mapped at 0x7f00_0010_0000; the next 2 MiB boundary is
         // 0x7f00_0020_0000, so 1 MiB is cut off in front and 1 MiB behind.
         let mapped_len = if huge { len + HUGE_PAGE_BYTES } else { len };
-        let mapped = map(mapped_len)
-        .map_err(|errno| {
+        let mapped = require(mapped_len).and_then(|()| {
+            let mapped = map(mapped_len)?;
+            // Another thread may have taken the same room.
+            require(0).inspect_err(|_| unmap(mapped, mapped_len))?;
+            Ok(mapped)
+        });
+        let mapped = mapped.map_err(|error| {
             Error::new(
                 ErrorKind::OutOfMemory,
                 format!("cannot map {len} bytes of memory"),
@@ -79,7 +85,7 @@ impl Mapping {
                 "load less at a time, or raise the process's address-space limit (ulimit -v) or its number of mappings \
                  (sysctl vm.max_map_count)",
             )
-            .with_source(std::io::Error::from(errno))
+            .with_source(error)
         })?;
         let front = if huge {
             mapped.align_offset(HUGE_PAGE_BYTES)

@@ -20,6 +20,7 @@ use rustix::param::page_size;
 
 use super::mapping::{HUGE_PAGE_BYTES, Mapping};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::address_space::require;
 use crate::sync::per_process::forks;
 
 /// Memories of this process that have not been dropped.
@@ -48,6 +49,7 @@ impl SharedMemory {
     /// refuses such memory.
     pub fn new(len: usize) -> Result<Self> {
         let len = Mapping::charge(len);
+        require(len).map_err(|error| cannot_map(len, error))?;
         let memory = create(len, !overcommits()).map_err(|error| {
             let kind = match error.raw_os_error() {
                 Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EINVAL) => {
@@ -192,7 +194,7 @@ fn seal(_memory: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-fn cannot_map(len: usize, errno: rustix::io::Errno) -> Error {
+fn cannot_map(len: usize, error: impl Into<io::Error>) -> Error {
     Error::new(
         ErrorKind::OutOfMemory,
         format!("cannot map {len} bytes of shared memory"),
@@ -200,7 +202,7 @@ fn cannot_map(len: usize, errno: rustix::io::Errno) -> Error {
     .with_hint(
         "raise the process's address-space limit (ulimit -v) or its number of mappings (sysctl vm.max_map_count)",
     )
-    .with_source(io::Error::from(errno))
+    .with_source(error.into())
 }
 
 /// Reference to a view: to memory of another process, which no model of this one has.
@@ -255,6 +257,7 @@ impl SharedView {
             0
         };
         let mapped_len = len + alignment;
+        require(mapped_len).map_err(|error| cannot_map(len, error))?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a null hint and an anonymous mapping: no existing memory is touched.
         let mapped =

@@ -27,6 +27,7 @@ use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
 use crate::sync::per_process::process_id;
+use crate::sync::threads::Builder;
 
 /// Time without a message that counts as one silence: the leader gives more signs of life.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -136,7 +137,7 @@ impl Link {
             shared.take(record, carried)?;
         }
         let receiver = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
+        let thread = Builder::new()
             .name("tload-link".to_owned())
             .spawn(move || receiver.receive())
             .map_err(Error::cannot_start_thread)?;

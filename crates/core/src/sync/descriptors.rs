@@ -6,9 +6,9 @@
 //! `benches/results/2core-intel-2026-11-27`). A process without other threads does not wait.
 
 use std::io;
-use std::thread::Builder;
 
 use super::per_process::PerProcess;
+use super::threads::Builder;
 
 /// Size of the table afterwards: what a process may have unless its limit is raised, and enough
 /// for 200 cached shards. A forked child begins with a small table.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
 
+use super::threads::Builder;
 use crate::error::{Error, ErrorKind, Result, counted};
 use crate::sync::lock::Mutex;
 
@@ -98,7 +99,7 @@ pub(crate) fn run_with_timeout<T: Send + 'static>(
         return task();
     };
     let (sender, receiver) = bounded(1);
-    let thread = std::thread::Builder::new()
+    let thread = Builder::new()
         .name("tload-open".to_owned())
         .spawn(move || {
             // The receiver may be gone already.

@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::threads::Builder;
+
 /// Returns the results of `task` for `items`, in order, computed by at most `threads` threads. The
 /// calling thread is one of them, so all the work is done even if the system cannot start a thread.
 pub(crate) fn parallel_map<T: Sync, R: Send>(
@@ -27,7 +29,7 @@ pub(crate) fn parallel_map<T: Sync, R: Send>(
             }
         };
         let started: Vec<_> = (1..threads)
-            .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
+            .filter_map(|_| Builder::new().spawn_scoped(scope, work).ok())
             .collect();
         let mut all = work();
         for thread in started {

@@ -341,14 +341,19 @@ fn strange() -> Vec<ObjectFault> {
             "the response has no Content-Range",
             Fault::NoContentRange,
             Remote,
-            &["different range"],
+            &["no Content-Range"],
             no,
         ),
+        on_read(
+            "the store sends whole objects only, of at most 16 MiB",
+            Rule::always(Fault::IgnoreRange),
+            Outcome::Loads(Retried::No),
+        ),
         refuses(
-            "the store sends whole objects only",
-            Fault::IgnoreRange,
+            "the response is compressed",
+            Fault::Encoded("gzip"),
             Unsupported,
-            &["whole files"],
+            &["Content-Encoding: gzip"],
             no,
         ),
         refuses(

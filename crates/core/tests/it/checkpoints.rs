@@ -181,6 +181,36 @@ fn index_distinguishes_equal_shard_names_in_two_folders() {
     }
 }
 
+/// As `os.path.join` reads them: on Windows, which writes backslashes, and elsewhere.
+#[test]
+fn index_names_shards_with_dots_and_backslashes() {
+    let folder = folder();
+    let shards = [
+        even("a", 1, 1, 100),
+        even("b", 2, 1, 100),
+        even("c", 3, 1, 100),
+    ];
+    write(&folder.path().join("deep/er/1.safetensors"), &shards[0]);
+    write(&folder.path().join("2.safetensors"), &shards[1]);
+    write(&folder.path().join("deep/3.safetensors"), &shards[2]);
+    index(
+        folder.path(),
+        "model.safetensors.index.json",
+        &[
+            ("a0", "deep\\er\\1.safetensors"),
+            ("b0", "./2.safetensors"),
+            ("c0", ".\\deep//3.safetensors"),
+        ],
+    );
+    let wanted: Vec<_> = shards.iter().map(Vec::as_slice).collect();
+    assert_all(&load(folder.path(), Options::default()), &wanted);
+    // Elsewhere than on Windows, such a file may exist.
+    let other = even("a", 4, 1, 100);
+    write(&folder.path().join("deep\\er\\1.safetensors"), &other);
+    let wanted = [&other[..], &shards[1], &shards[2]];
+    assert_all(&load(folder.path(), Options::default()), &wanted);
+}
+
 #[test]
 fn shard_or_tensor_missing_from_index_target_is_error() {
     let folder = folder();

@@ -5,6 +5,7 @@
 //! (`TLOAD_REQUIRE=servers` makes that a failure).
 
 mod alone;
+mod answers;
 mod cache_children;
 mod cache_damage;
 mod cache_kills;

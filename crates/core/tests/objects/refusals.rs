@@ -131,8 +131,13 @@ fn misbehaviour() -> Vec<Row> {
             1,
             "different range",
         ),
-        row(Fault::NoContentRange, both(Remote), 1, ""),
-        row(Fault::IgnoreRange, both(Unsupported), 1, "whole files"),
+        row(Fault::NoContentRange, both(Remote), 1, "no Content-Range"),
+        row(
+            Fault::Encoded("br"),
+            both(Unsupported),
+            1,
+            "Content-Encoding: br",
+        ),
         row(
             Fault::WrongTotal(77_777_777),
             (InvalidFormat, Changed),

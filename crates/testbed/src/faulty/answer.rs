@@ -173,6 +173,9 @@ fn body(object: &Object, head: &Head, fault: Option<&Fault>, id: &str) -> Reply 
     if wanted != Wanted::All && !matches!(fault, Some(Fault::NoContentRange)) {
         reply.set("Content-Range", content_range(&span, size, fault));
     }
+    if let Some(Fault::Encoded(encoding)) = fault {
+        reply.set("Content-Encoding", *encoding);
+    }
     reply.body = pieces(object, &span, fault);
     if let Some(Fault::ShortBody(count)) = fault {
         reply.shorten(*count);

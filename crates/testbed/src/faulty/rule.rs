@@ -58,6 +58,8 @@ pub enum Fault {
     NoContentRange,
     /// Responds with 200 and the whole object.
     IgnoreRange,
+    /// States this `Content-Encoding` of a body that is as it always is.
+    Encoded(&'static str),
     /// States this size of the object in `Content-Range`.
     WrongTotal(u64),
     /// Replaces the object right before the response.
@@ -118,6 +120,7 @@ impl fmt::Display for Fault {
             Self::WrongContentRange(by) => write!(f, "Content-Range wrong by {by}"),
             Self::NoContentRange => f.write_str("no Content-Range"),
             Self::IgnoreRange => f.write_str("status 200 and all of it"),
+            Self::Encoded(encoding) => write!(f, "Content-Encoding: {encoding}"),
             Self::WrongTotal(size) => write!(f, "Content-Range says {size} bytes in all"),
             Self::ChangeBefore(_) => f.write_str("replaced right before"),
             Self::RemoveBefore => f.write_str("removed right before"),

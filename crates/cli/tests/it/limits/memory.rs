@@ -219,3 +219,33 @@ fn little_address_space_is_an_error_of_memory() {
     }
     assert!(refused >= 2, "{refused} refused");
 }
+
+/// As above, with the threads for requests, each of which takes addresses for its stack and heap.
+#[cfg(feature = "object")]
+#[test]
+fn little_address_space_is_an_error_of_memory_for_objects() {
+    let lab = crate::remote::Lab::start();
+    lab.checkpoint();
+    let endpoint = format!("endpoint={}", lab.server.url());
+    let mut load = vec!["load", "s3://bucket/model", "--digest"];
+    for option in [&endpoint, "anonymous=true", "environment=false"] {
+        load.extend(["--store", option]);
+    }
+    let (mut loaded, mut refused) = (0, 0);
+    for mebibytes in (200..1000).step_by(25).chain([4000]) {
+        let under = Under::new().limit(Resource::As, mebibytes * MIB);
+        let output = under.command(&load).output().unwrap();
+        let what = format!("{mebibytes} MiB");
+        assert_not_killed(&what, &output);
+        if output.status.success() {
+            loaded += 1;
+        } else {
+            assert_refused(&what, &output, 6, &["hint: ", "ulimit -v"]);
+            refused += 1;
+        }
+    }
+    assert!(
+        loaded >= 1 && refused >= 1,
+        "{loaded} loaded, {refused} refused"
+    );
+}

@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::load::lane::{self, Refused};
 use crate::load::orphaned;
 use crate::load::pipeline::Waiting;
+use crate::sync::threads::Builder;
 
 /// Time for which a load that has failed, or whose deadline has passed, waits for its reads in
 /// flight before it reports the error. Reads that can be cancelled, or that storage completes,
@@ -51,7 +52,7 @@ impl Shared {
         };
         // A weak reference: when the lanes have ended, the load must belong to its owner alone.
         let shared = Arc::downgrade(self);
-        let started = std::thread::Builder::new()
+        let started = Builder::new()
             .name("tload-grace".to_owned())
             .spawn(move || {
                 let waited = ended.recv_timeout(GRACE);

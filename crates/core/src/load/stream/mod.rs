@@ -36,6 +36,7 @@ use super::metrics::count_load;
 use crate::engine::cancelled;
 use crate::error::{Error, Result};
 use crate::report::Report;
+use crate::sync::threads::Builder;
 use crate::tensor::{Tensor, TensorInfo};
 pub use canceller::Canceller;
 pub(crate) use shared::{Shared, StreamSetup};
@@ -116,7 +117,7 @@ impl TensorStream {
     /// Starts a thread that ends the load after `timeout`. If none can be started, the load fails.
     pub(crate) fn limit(&mut self, timeout: Duration) -> Result<()> {
         let shared = Arc::clone(&self.shared);
-        let started = std::thread::Builder::new()
+        let started = Builder::new()
             .name("tload-deadline".to_owned())
             .spawn(move || shared.watch(timeout));
         self.limited(started)

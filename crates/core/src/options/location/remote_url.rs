@@ -14,9 +14,9 @@ pub(crate) struct RemoteUrl {
     pub(crate) protocol: Protocol,
     /// Scheme as written, in lower case, without `://`.
     pub(crate) scheme: String,
-    /// Bucket or container; for HTTP host and port, with any user information before an `@`; for a
-    /// hub the repository, with any revision after an `@`; for a registry host, repository, and tag
-    /// or digest.
+    /// Bucket, ARN of an access point, or container; for HTTP host and port, with any user
+    /// information before an `@`; for a hub the repository, with any revision after an `@`; for a
+    /// registry host, repository, and tag or digest.
     pub(crate) authority: String,
     /// Key or path without its leading slash, as written: keys of S3, GCS and Azure are not
     /// percent-encoded, paths of HTTP are.
@@ -67,7 +67,7 @@ impl RemoteUrl {
             | Protocol::Oci
             | Protocol::Custom => (rest, None),
         };
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (authority, path) = split_authority(protocol, rest);
         let url = Self {
             protocol,
             scheme,
@@ -194,6 +194,21 @@ impl RemoteUrl {
             ..self.clone()
         }
     }
+}
+
+/// Splits the rest of a URL behind `://` into authority and path. The ARN of an access point has a
+/// slash of its own: `arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME`.
+fn split_authority(protocol: Protocol, rest: &str) -> (&str, &str) {
+    let Some((authority, path)) = rest.split_once('/') else {
+        return (rest, "");
+    };
+    let is_cut = authority.starts_with("arn:") && authority.ends_with(":accesspoint");
+    if protocol != Protocol::S3 || !is_cut {
+        return (authority, path);
+    }
+    let name = path.split('/').next().unwrap_or_default();
+    let (arn, path) = rest.split_at(authority.len() + 1 + name.len());
+    (arn, path.strip_prefix('/').unwrap_or_default())
 }
 
 impl fmt::Debug for RemoteUrl {

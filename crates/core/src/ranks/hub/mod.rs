@@ -21,6 +21,7 @@ use super::wait::Wake;
 use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::sync::lock::{Condvar, Mutex};
+use crate::sync::threads::Builder;
 
 /// Connection of the leader's reads to the hub, which reports their progress. Clones share the hub.
 #[derive(Clone, Debug)]
@@ -122,7 +123,7 @@ impl Hub {
             wake,
         }));
         let ending = Ending::begin(Arc::clone(&hub.0));
-        std::thread::Builder::new()
+        Builder::new()
             .name("tload-hub".to_owned())
             .spawn(move || Serving::new(&ending.0, listener, own, failure_memory).run())
             .map_err(Error::cannot_start_thread)?;

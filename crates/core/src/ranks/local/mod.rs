@@ -29,6 +29,7 @@ use super::{Group, MESSAGE_BYTES_MAX, TIMEOUT_MAX};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::per_process::process_id;
+use crate::sync::threads::Builder;
 
 /// Most ranks of a group: far more than one node has, and few enough for rank 0's memory.
 const SIZE_MAX: usize = 1024;
@@ -270,7 +271,7 @@ impl Host {
             |error| Error::from_io("cannot start the group", error).with_location(path.display());
         let (stream, other_end) = UnixStream::pair().map_err(failed)?;
         let server = Server::new(listener, other_end, size).map_err(failed)?;
-        let thread = std::thread::Builder::new()
+        let thread = Builder::new()
             .name("tload-group".to_owned())
             .spawn(move || server.run())
             .map_err(Error::cannot_start_thread)?;

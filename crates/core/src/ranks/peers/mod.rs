@@ -22,7 +22,6 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use frame::{FRAME_BYTES, Frame, Kind, PAYLOAD_MAX, encode_ranges};
@@ -38,6 +37,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Lease;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
+use crate::sync::threads::Builder;
 
 /// Time in which a peer must take a message, and without a message after which it has stopped: once
 /// it has begun, it gives a sign of life every second or two.

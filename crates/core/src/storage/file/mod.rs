@@ -22,6 +22,7 @@ use self::file_system::is_network;
 use super::{ConfinedDir, FileSystem, Identity, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
+use crate::sync::address_space::vec_for;
 use crate::sync::retry::{Retries, Transient};
 use crate::sync::retry_counter::RetryCounter;
 
@@ -205,7 +206,8 @@ impl Source for FileSource {
             &self.retry_counter,
             || self.retries,
             || {
-                let mut bytes = vec![0; len];
+                let mut bytes = vec_for(len)?;
+                bytes.resize(len, 0);
                 self.file
                     .read_exact_at(&mut bytes, offset)
                     .map(|()| bytes)

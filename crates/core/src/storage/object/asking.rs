@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta};
 
-use super::store::{Fault, ResponseCapture};
+use super::store::{Fault, KnownLen, NoRange, ResponseCapture};
 use super::{ObjectIdentity, ObjectSource};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 
@@ -16,11 +16,7 @@ impl ObjectSource {
         &self,
         range: Range<u64>,
     ) -> Result<(GetResult, ResponseCapture), Fault> {
-        self.require_versioned().map_err(|error| Fault {
-            error,
-            transient: None,
-            asked: None,
-        })?;
+        self.require_versioned().map_err(Fault::new)?;
         let by_version = self.0.by_version.load(Ordering::Relaxed);
         let options = self.conditions(by_version, range.clone());
         let fault = match self.0.store.get(&self.0.path, options).await {
@@ -49,12 +45,14 @@ impl ObjectSource {
     /// that they state themselves.
     pub(super) fn conditions(&self, by_version: bool, range: Range<u64>) -> GetOptions {
         let identity = &self.0.identity;
-        GetOptions {
+        let mut options = GetOptions {
             range: Some(GetRange::Bounded(range)),
             if_match: identity.strong_tag().map(str::to_owned),
             version: identity.version.clone().filter(|_| by_version),
             ..GetOptions::default()
-        }
+        };
+        options.extensions.insert(KnownLen(identity.len));
+        options
     }
 
     pub(super) fn require_same(
@@ -77,9 +75,11 @@ pub(super) const GONE: &str = "it was removed";
 
 /// Translates a refusal for an object that could be read before.
 pub(super) fn judge(fault: Fault) -> Fault {
+    let is_empty = matches!(fault.no_range, Some(NoRange::Empty { .. }));
     let what = match (fault.error.kind(), status(&fault.error)) {
         (ErrorKind::NotFound, _) => GONE,
         (_, Some(416)) => "it is shorter than it was",
+        _ if is_empty => "it is shorter than it was",
         _ => return fault,
     };
     changed(what, fault.error.request().cloned().unwrap_or_default())
@@ -96,10 +96,6 @@ pub(super) fn changed_error(what: &str) -> Error {
         .with_hint("load again when no process is writing to the checkpoint")
 }
 
-fn changed(what: &str, request: FailedRequest) -> Fault {
-    Fault {
-        error: changed_error(what).with_request(request),
-        transient: None,
-        asked: None,
-    }
+pub(super) fn changed(what: &str, request: FailedRequest) -> Fault {
+    Fault::new(changed_error(what).with_request(request))
 }

@@ -19,9 +19,10 @@ use tokio::task::JoinHandle;
 
 use super::cache::Cache;
 use super::store::{Store, Surroundings, object_path};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, thread_hint};
 use crate::options::location::RemoteUrl;
 use crate::options::store_options::StoreOptions;
+use crate::sync::address_space::threads_fitting;
 use crate::sync::lock::Mutex;
 use crate::sync::per_process::{PerProcess, process_id};
 use crate::sync::timeline::Timeline;
@@ -48,6 +49,9 @@ const AGE_MAX: Duration = Duration::from_secs(300);
 /// HTTP, 1.3 over TLS (2-core virtual machine, 2026-11): eight are more than enough for a 100
 /// Gbit/s link.
 const THREADS_MAX: usize = 8;
+
+/// Maximum number of threads for calls that block: tokio's default.
+const OTHERS_MAX: usize = 512;
 
 /// Parts of a URL that identify its store: scheme, authority and query.
 pub(super) type StoreId = (String, String, Option<String>);
@@ -123,8 +127,10 @@ impl Lent {
     pub(super) fn start(options: &StoreOptions, timeline: &Timeline) -> Result<Self> {
         let started = Instant::now();
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let (workers, others) = threads_there(cores.min(THREADS_MAX))?;
         let runtime = Builder::new_multi_thread()
-            .worker_threads(threads_there(cores.min(THREADS_MAX))?)
+            .worker_threads(workers)
+            .max_blocking_threads(others)
             .thread_name("tload-net")
             .enable_all()
             .build()
@@ -260,9 +266,16 @@ impl Drop for Shared {
     }
 }
 
-/// Returns how many of `wanted` threads the system starts, beside one for name resolution. The
-/// runtime panics if one is refused.
-fn threads_there(wanted: usize) -> Result<usize> {
+/// Returns how many of `wanted` threads the system starts, and how many more there is room for, at
+/// least one: they resolve names and search the cache. The runtime panics if one is refused.
+fn threads_there(wanted: usize) -> Result<(usize, usize)> {
+    let fitting = threads_fitting(wanted + OTHERS_MAX);
+    if fitting < 2 {
+        return Err(cannot_start(std::io::Error::from_raw_os_error(
+            libc::ENOMEM,
+        )));
+    }
+    let wanted = wanted.min(fitting - 1);
     // All are alive at the same time: each waits until the channel is closed.
     let (alive, wait) = bounded::<()>(0);
     let mut started = Vec::new();
@@ -288,22 +301,16 @@ fn threads_there(wanted: usize) -> Result<usize> {
     }
     match refusal {
         Some(error) if count < 2 => Err(cannot_start(error)),
-        _ => Ok(count - 1),
+        _ => Ok((count - 1, fitting - (count - 1))),
     }
 }
 
 /// Returns the error for a runtime that cannot be started.
 fn cannot_start(error: std::io::Error) -> Error {
-    let descriptors = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
-    let hint = if descriptors {
-        "raise the limit of open files (ulimit -n)"
-    } else {
-        "raise the limit of processes (ulimit -u)"
-    };
     Error::new(
         ErrorKind::OutOfMemory,
         "cannot start the threads for requests",
     )
-    .with_hint(hint)
+    .with_hint(thread_hint(&error))
     .with_source(error)
 }

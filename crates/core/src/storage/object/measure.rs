@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
 use super::remote::Remote;
-use super::store::{Connection, Fault, ResponseCapture, Store};
+use super::store::{Connection, Fault, KnownLen, ResponseCapture, Store};
 use super::{ObjectIdentity, ObjectSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Protocol;
@@ -230,10 +230,11 @@ async fn receive(
     range: Range<u64>,
     received: &AtomicU64,
 ) -> Result<ResponseCapture, Fault> {
-    let options = GetOptions {
+    let mut options = GetOptions {
         range: Some(GetRange::Bounded(range)),
         ..GetOptions::default()
     };
+    options.extensions.insert(KnownLen(object.len));
     let (result, captured) = object.store.get(&object.path, options).await?;
     let mut body = result.into_stream();
     while let Some(bytes) = body.next().await {

@@ -46,6 +46,7 @@ use super::{ReadHints, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::Protocol;
 use crate::options::{Location, StoreOptions};
+use crate::sync::address_space::vec_for;
 use crate::sync::retry::Retries;
 pub(crate) use elsewhere::OpenedState;
 pub use identity::ObjectIdentity;
@@ -341,7 +342,7 @@ impl Source for ObjectSource {
         let room = usize::try_from(end - offset).unwrap_or(len);
         self.0.remote.run(async move {
             let mut collected = Collected {
-                bytes: Vec::with_capacity(room),
+                bytes: vec_for(room)?,
                 retry_counter: source.remote().retry_counter().clone(),
             };
             let retries = source.retries();

@@ -11,17 +11,18 @@ use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta};
 
-use super::asking::status;
+use super::asking::{changed, changed_error, status};
 use super::cache::{Question, State, TILE_BYTES, is_settled};
 use super::reading::{cut_short, too_long};
 use super::remote::Remote;
 use super::repr_digest::Sha256;
-use super::store::{Fault, Store};
+use super::store::{EndsAt, Fault, KnownLen, NoRange, ResponseCapture, Store};
 use super::{ObjectIdentity, ObjectSource, Source, StoreOptions, with_retries};
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, counted};
 use crate::format::{HEADER_BYTES_MAX, LENGTH_BYTES, SUFFIX};
 use crate::options::Location;
+use crate::sync::retry::PROGRESS_BYTES;
 
 /// Sample of an object that has no validator. Apart from a changed length, a replaced object can
 /// only be noticed by comparing these bytes again.
@@ -85,28 +86,40 @@ pub(super) async fn look(
             open_once(store, path, options.clone())
         })
     };
-    let (meta, bytes, (date, sha256)) = ask(0..first, known)
+    let opened = ask(0..first, known)
         .await
         .map_err(|error| with_wildcard_hint(error, path))?;
+    let (meta, mut bytes) = (opened.meta, opened.bytes);
     let identity = ObjectIdentity::from_meta(&meta);
     let mut seen = Seen {
         sample: None,
-        is_settled: is_settled(identity.modified, date),
-        sha256,
+        is_settled: is_settled(identity.modified, opened.date),
+        sha256: opened.sha256,
     };
+    if !identity.is_versioned() && (bytes.len() as u64) < meta.size && !allows_unversioned(options)
+    {
+        return Err(unversioned());
+    }
+    let wanted = first.min(meta.size);
+    while (bytes.len() as u64) < wanted {
+        // The server sends no more at once.
+        let more = ask(bytes.len() as u64..wanted, None).await?;
+        if let Some(what) = identity.difference(&ObjectIdentity::from_meta(&more.meta)) {
+            let what = store.redacted(&what, &ResponseCapture::default());
+            return Err(changed_error(&what));
+        }
+        bytes.extend(more.bytes);
+    }
     if identity.is_versioned() {
         return Ok((meta, bytes, seen));
     }
     let behind = bytes.len() as u64;
-    if behind < meta.size && !allows_unversioned(options) {
-        return Err(unversioned());
-    }
     let header_end = header_end(path, &bytes).min(meta.size).max(behind);
     let start = meta.size.saturating_sub(LAST_BYTES).max(header_end);
     let mut more = Vec::new();
     for range in [behind..header_end, start..meta.size] {
         if !range.is_empty() {
-            more.extend(ask(range, None).await?.1);
+            more.extend(ask(range, None).await?.bytes);
         }
     }
     let crcs = Crcs::new(&[&bytes, &more]);
@@ -269,30 +282,74 @@ pub(super) fn unversioned() -> Error {
     )
 }
 
-/// Returns the store's metadata of an object, a range of it, and what the response says beside
-/// them: its date, and the object's SHA-256.
-async fn open_once(
+/// Range of an object, and what its response says beside it.
+struct Opening {
+    meta: ObjectMeta,
+    bytes: Vec<u8>,
+    date: Option<i64>,
+    sha256: Option<Sha256>,
+}
+
+/// Requests a range of an object. A store that does not state the object's length with it, or has
+/// no range because the object is empty, is asked for the length too.
+async fn open_once(store: &Store, path: &Path, options: GetOptions) -> Result<Opening, Fault> {
+    let fault = match read_once(store, path, options.clone(), None).await {
+        Err(fault) => fault,
+        opened => return opened,
+    };
+    if fault.no_range == Some(NoRange::LengthUnknown) {
+        let unanswered = |head: Fault| {
+            if head.transient.is_some() {
+                head
+            } else {
+                fault
+            }
+        };
+        let (meta, captured) = store.head(path).await.map_err(unanswered)?;
+        let opened = read_once(store, path, options, Some(meta.size)).await?;
+        let identity = ObjectIdentity::from_meta(&meta);
+        return match identity.difference(&ObjectIdentity::from_meta(&opened.meta)) {
+            Some(what) => Err(changed(
+                &store.redacted(&what, &captured),
+                store.failed_request(&captured, "HEAD"),
+            )),
+            None => Ok(opened),
+        };
+    }
+    match empty(store, path, &fault).await {
+        Some(meta) => Ok(Opening {
+            meta,
+            bytes: Vec::new(),
+            date: None,
+            sha256: None,
+        }),
+        None => Err(fault),
+    }
+}
+
+/// Requests a range of an object of `known_len` bytes, if that is known.
+async fn read_once(
     store: &Store,
     path: &Path,
-    options: GetOptions,
-) -> Result<(ObjectMeta, Vec<u8>, (Option<i64>, Option<Sha256>)), Fault> {
+    mut options: GetOptions,
+    known_len: Option<u64>,
+) -> Result<Opening, Fault> {
     let range = match &options.range {
         Some(GetRange::Bounded(range)) => range.clone(),
         _ => unreachable!("openings request ranges"),
     };
-    let (result, captured) = match store.get(path, options).await {
-        Ok(answer) => answer,
-        Err(fault) if may_be_empty(&fault) => {
-            return match store.head(path).await {
-                Ok((meta, _)) if meta.size == 0 => Ok((meta, Vec::new(), (None, None))),
-                _ => Err(fault),
-            };
-        }
-        Err(fault) => return Err(fault),
-    };
+    known_len.map(|len| options.extensions.insert(KnownLen(len)));
+    let (result, captured) = store.get(path, options).await?;
     let meta = result.meta.clone();
-    let wanted = range.end.min(meta.size).saturating_sub(range.start);
+    let end = range.end.min(meta.size);
+    let sent = result.extensions.get().map_or(end, |EndsAt(sent)| *sent);
+    let wanted = sent.saturating_sub(range.start);
     let misbehaved = |message: String| store.misbehaved(&captured, &message);
+    if sent < end && wanted < u64::from(PROGRESS_BYTES) {
+        return Err(misbehaved(format!(
+            "the server sent the range up to byte {sent} only, wanted {end}"
+        )));
+    }
     let mut bytes = Vec::with_capacity(usize::try_from(wanted).unwrap_or_default());
     let mut body = result.into_stream();
     while let Some(more) = body.next().await {
@@ -304,18 +361,38 @@ async fn open_once(
     if (bytes.len() as u64) < wanted {
         return Err(cut_short(misbehaved, bytes.len() as u64, wanted));
     }
-    Ok((meta, bytes, (captured.date, captured.sha256)))
+    Ok(Opening {
+        meta,
+        bytes,
+        date: captured.date,
+        sha256: captured.sha256,
+    })
 }
 
-/// Returns whether a failure may mean that the object is empty. Such an object has no range, and
-/// stores report that in different ways: 416, a full response without bytes, an invalid range, or
-/// (those without HTTP) an error of their own.
-fn may_be_empty(fault: &Fault) -> bool {
-    fault.transient.is_none()
-        && match status(&fault.error) {
+/// Returns the metadata of an object that is empty, if that is why a request for a range failed.
+/// Such an object has no range, and stores report that in different ways: 416, a full response
+/// without bytes, an invalid range, or (those without HTTP) an error of their own.
+async fn empty(store: &Store, path: &Path, fault: &Fault) -> Option<ObjectMeta> {
+    let status = status(&fault.error);
+    let may_be_empty = fault.transient.is_none()
+        && match status {
             Some(status) => status == 416 || (200..300).contains(&status),
             None => fault.error.kind() == ErrorKind::Remote,
+        };
+    if !may_be_empty {
+        return None;
+    }
+    let is_empty = |meta: &ObjectMeta| meta.size == 0;
+    match (store.head(path).await, &fault.no_range) {
+        (Ok((meta, _)), _) => Some(meta).filter(is_empty),
+        // Servers may allow GET only. This one has said it all.
+        (Err(_), Some(said)) => store.described(path, said.meta(path)?),
+        (Err(_), None) if status == Some(416) => {
+            let asked = store.get(path, GetOptions::default()).await;
+            asked.ok().map(|(result, _)| result.meta).filter(is_empty)
         }
+        (Err(_), None) => None,
+    }
 }
 
 #[cfg(test)]

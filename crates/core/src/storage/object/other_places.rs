@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 use super::{Collected, ObjectSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Provenance;
+use crate::sync::address_space::vec_for;
 use crate::sync::cancel::CancelFlag;
 
 impl ObjectSource {
@@ -33,7 +34,7 @@ impl ObjectSource {
         self.remote().run(async move {
             let room = usize::try_from(range.end - range.start).unwrap_or(0);
             let mut collected = Collected {
-                bytes: Vec::with_capacity(room),
+                bytes: vec_for(room)?,
                 retry_counter: source.remote().retry_counter().clone(),
             };
             let retries = source.retries().in_mid_load();

@@ -20,7 +20,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
 use super::retrying::wait;
-use super::store::{Arrived, Fault, READ_TIMEOUT, ResponseCapture};
+use super::store::{Arrived, EndsAt, Fault, READ_TIMEOUT, ResponseCapture};
 use super::{Events, ObjectSource, Receive};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::memory::Provenance;
@@ -172,13 +172,18 @@ impl ObjectSource {
             attempts += 1;
             let is_last = failed >= retries.max;
             let sent = self.request(&mut at, range.end, is_last, hedging, to);
-            let Err(fault) = sent.await else {
-                return Ok(());
-            };
-            if at == range.end && fault.transient.is_some() {
+            let fault = match sent.await {
+                Ok(()) if at == range.end => return Ok(()),
                 // All bytes arrived, of the right version; only the end of the response failed.
-                return Ok(());
-            }
+                Err(fault) if at == range.end && fault.transient.is_some() => return Ok(()),
+                // The server sends no more at once. One that sends very little counts as failing.
+                Ok(()) if at - since >= u64::from(PROGRESS_BYTES) => {
+                    (failed, since) = (0, at);
+                    continue;
+                }
+                Ok(()) => self.too_little(at, range.end),
+                Err(fault) => fault,
+            };
             if at - since >= u64::from(PROGRESS_BYTES) {
                 (failed, since) = (0, at);
             }
@@ -295,7 +300,11 @@ impl ObjectSource {
                 );
                 return Err(self.0.store.misbehaved(&captured, &message));
             }
-            let len = wanted.end - wanted.start;
+            let end = result
+                .extensions
+                .get()
+                .map_or(wanted.end, |EndsAt(end)| *end);
+            let len = end - wanted.start;
             let begin = (result.into_stream(), 0, captured);
             let pieces = stream::unfold(Some(begin), move |state| async move {
                 let (mut body, came, captured) = state?;
@@ -324,6 +333,17 @@ impl ObjectSource {
         silence.unwrap_or(READ_TIMEOUT).mul_f64(PATIENCE)
     }
 
+    /// Returns the failure of a server that sent a part of the range only, up to `at`.
+    fn too_little(&self, at: u64, end: u64) -> Fault {
+        let message = format!("the server sent the range up to byte {at} only, wanted {end}");
+        let captured = ResponseCapture::default();
+        let fault = self.0.store.misbehaved(&captured, &message);
+        Fault {
+            transient: Some(Transient::Broken),
+            ..fault
+        }
+    }
+
     fn too_slow(&self, came: u64, patience: Duration) -> Fault {
         let request = FailedRequest {
             operation: "GET".to_owned(),
@@ -332,12 +352,12 @@ impl ObjectSource {
             ..FailedRequest::default()
         };
         let message = format!("the store sent {came} bytes in {patience:?}, too slow to continue");
+        let error = Error::new(ErrorKind::TimedOut, message)
+            .with_request(request)
+            .with_hint("set read_timeout higher if the store needs longer");
         Fault {
-            error: Error::new(ErrorKind::TimedOut, message)
-                .with_request(request)
-                .with_hint("set read_timeout higher if the store needs longer"),
             transient: Some(Transient::Stalled),
-            asked: None,
+            ..Fault::new(error)
         }
     }
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{Builder, Scope};
+use std::thread::Scope;
 
 use crc_fast::CrcAlgorithm;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -21,6 +21,7 @@ use super::compare::{Computed, Span, Wanted};
 use crate::checkpoint::ShardSource;
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::Source;
+use crate::sync::threads::Builder;
 use crate::verify::digest::{Algorithm, Digest};
 
 /// Length of one read, bytes.

@@ -13,6 +13,7 @@ use super::claims::Claim;
 use super::entry::Entry;
 use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::per_process::PerProcess;
+use crate::sync::threads::Builder;
 
 /// Number of writes at a time. One alone would wait behind all reads of a load that reads what the
 /// cache has: 1 MiB behind 128 MiB, which is 15 MB/s on a disk of 2 GB/s.
@@ -95,7 +96,7 @@ fn begin() -> std::io::Result<(Sender<Write>, Arc<Pending>)> {
     let pending = Arc::clone(&PENDING.lock());
     for number in 0..THREADS {
         let receiver = Receiver::clone(&receiver);
-        let begun = std::thread::Builder::new()
+        let begun = Builder::new()
             .name("tload-cache".to_owned())
             .spawn(move || run(&receiver, Write::perform));
         match begun {

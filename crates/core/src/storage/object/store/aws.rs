@@ -38,6 +38,7 @@ use super::credential_cache::{Load, Loaded, failed};
 use super::s3_endpoint::{OfProfile, Variants};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::retry::Transient;
+use crate::sync::threads::Builder;
 
 /// Name of the last source.
 const INSTANCE: &str = "instance metadata";
@@ -347,7 +348,7 @@ fn run_lookup<T: Send>(lookup: impl Future<Output = T> + Send) -> Result<T> {
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
             Ok(runtime.block_on(lookup))
         };
-        let named = std::thread::Builder::new().name("tload-profile".to_owned());
+        let named = Builder::new().name("tload-profile".to_owned());
         let thread = named
             .spawn_scoped(scope, read)
             .map_err(Error::cannot_start_thread)?;

@@ -8,9 +8,9 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use http::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue};
 use object_store::ClientOptions;
 use object_store::client::{
     ClientConfigKey as Key, HttpClient, HttpConnector, HttpError, HttpErrorKind,
@@ -27,6 +27,7 @@ use super::proxy::{Proxies, of_variables};
 use super::redirects::Following;
 use super::response_capture::{Capturing, connects};
 use crate::sync::lock::Mutex;
+use crate::sync::threads::Builder;
 use crate::sync::timeline::Timeline;
 
 tokio::task_local! {
@@ -151,7 +152,8 @@ impl Connector {
             .dns_resolver(resolver.clone())
             .connector_layer(TimedLayer(Arc::clone(&self.first)))
             .https_only(!flag(options, Key::AllowHttp)?)
-            // Lengths and ranges refer to the bytes as they are sent.
+            // Lengths and ranges refer to the bytes as they are sent: those of the file.
+            .default_headers(plain())
             .no_gzip()
             .no_brotli()
             .no_zstd()
@@ -371,6 +373,13 @@ where
             result
         })
     }
+}
+
+/// Returns the header by which requests ask for bytes that are not compressed, unless an option of
+/// the store sets another one.
+fn plain() -> HeaderMap {
+    let identity = HeaderValue::from_static("identity");
+    HeaderMap::from_iter([(ACCEPT_ENCODING, identity)])
 }
 
 /// Returns the proxies that a client with these options uses.

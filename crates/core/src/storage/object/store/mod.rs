@@ -29,12 +29,14 @@ mod oci;
 mod pages;
 mod path;
 mod proxy;
+mod ranged_response;
 mod redactor;
 mod redirects;
 mod request_error;
 mod requests;
 mod response_capture;
 mod s3;
+mod s3_access_point;
 mod s3_endpoint;
 mod signing;
 mod status_error;
@@ -51,7 +53,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
+use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 
 pub(crate) use self::client::READ_TIMEOUT;
 pub(super) use self::environment::Surroundings;
@@ -63,6 +65,7 @@ pub(crate) use self::hub::{
     snapshot,
 };
 pub(crate) use self::path::object_path;
+pub(crate) use self::ranged_response::{EndsAt, KnownLen, NoRange};
 pub(crate) use request_error::Fault;
 pub(crate) use response_capture::{Connection, ResponseCapture};
 pub(crate) use tree::{Level, Listed};
@@ -329,20 +332,7 @@ impl Store {
         let place = commit.path_of(path);
         let question = Commit::question(options);
         let ask = || self.inner.get_opts(&place, question.clone());
-        let (mut result, captured) = match (self.request(operation, ask).await, &question.range) {
-            (Err(fault), Some(GetRange::Bounded(range)))
-                if commit.may_come_whole(path, &fault.error) =>
-            {
-                let all = GetOptions {
-                    range: None,
-                    ..question.clone()
-                };
-                let ask = || self.inner.get_opts(&place, all.clone());
-                let (result, captured) = self.request(operation, ask).await?;
-                (cut(result, range), captured)
-            }
-            (answer, _) => answer?,
-        };
+        let (mut result, captured) = self.request(operation, ask).await?;
         commit
             .describe(path, &mut result.meta)
             .map_err(|message| self.misbehaved(&captured, &message))?;
@@ -374,6 +364,16 @@ impl Store {
         };
         let (result, captured) = self.get(path, options).await?;
         Ok((result.meta, captured))
+    }
+
+    /// Returns the metadata of an object as the hub lists it, if the store is a hub; `None` if that
+    /// contradicts it.
+    pub(crate) fn described(&self, path: &Path, mut meta: ObjectMeta) -> Option<ObjectMeta> {
+        let repository = self.repository.as_ref();
+        if let Some(commit) = repository.and_then(|repository| repository.commit.get()) {
+            commit.describe(path, &mut meta).ok()?;
+        }
+        Some(meta)
     }
 
     /// Requests length, identity and own checksums of an object, once. The checksums are in

@@ -15,6 +15,7 @@ use super::classification::{
     no_credentials, no_listing, texts,
 };
 use super::environment::Environment;
+use super::ranged_response::{NoRange, whole_files_only};
 use super::response_capture::ResponseCapture;
 use super::{status_error, transport_error};
 use crate::error::{Error, ErrorKind, FailedRequest};
@@ -29,16 +30,27 @@ pub(crate) struct Fault {
     pub(crate) transient: Option<Transient>,
     /// Wait that the store asked for.
     pub(crate) asked: Option<AskedWait>,
+    /// Meaning of a response that has no range of the object, if that is clear.
+    pub(crate) no_range: Option<NoRange>,
 }
 
 impl Fault {
-    /// Returns the answer to a request for an object unless it has an entity tag, which it has.
-    pub(super) fn unmodified() -> Self {
+    /// Creates a failure that a retry cannot help.
+    pub(crate) fn new(error: Error) -> Self {
         Self {
-            error: Error::new(ErrorKind::Changed, "the object is the one that is known"),
+            error,
             transient: None,
             asked: None,
+            no_range: None,
         }
+    }
+
+    /// Returns the answer to a request for an object unless it has an entity tag, which it has.
+    pub(super) fn unmodified() -> Self {
+        Self::new(Error::new(
+            ErrorKind::Changed,
+            "the object is the one that is known",
+        ))
     }
 
     /// Returns the error after `attempts` attempts.
@@ -83,6 +95,7 @@ pub(in crate::storage) fn translate(
         error,
         transient: classification.transient,
         asked: captured.asked_wait,
+        no_range: captured.no_range.clone(),
     }
 }
 
@@ -230,11 +243,7 @@ fn malformed_response(error: &object_store::Error, asked: &RequestContext) -> Cl
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
     let not_partial = says("non-partial response when range requested");
     if matches!(error, object_store::Error::NotSupported { .. }) || not_partial {
-        return Classification::new(
-            ErrorKind::Unsupported,
-            "the server sends whole files only, not the requested byte ranges",
-        )
-        .hint("use a server that honours Range requests, or download the file first");
+        return whole_files_only();
     }
     let cause = texts.last().map(|text| Cause::Words(text.clone()));
     if let object_store::Error::InvalidPath { .. } = error {

@@ -27,11 +27,8 @@ impl Store {
         request: impl Fn() -> F,
     ) -> Result<(T, ResponseCapture), Fault> {
         if let Some((message, hint)) = &self.offline {
-            return Err(Fault {
-                error: Error::new(ErrorKind::Remote, message).with_hint(hint),
-                transient: None,
-                asked: None,
-            });
+            let error = Error::new(ErrorKind::Remote, message).with_hint(hint);
+            return Err(Fault::new(error));
         }
         self.connector.prepare();
         let is_resumed = self.is_resumed.load(Ordering::Relaxed);
@@ -134,15 +131,13 @@ impl Store {
 
     /// Returns the error for a server that violates HTTP; `message` says how.
     pub(crate) fn misbehaved(&self, captured: &ResponseCapture, message: &str) -> Fault {
-        Fault {
-            error: Error::new(ErrorKind::Remote, self.redacted(message, captured))
+        Fault::new(
+            Error::new(ErrorKind::Remote, self.redacted(message, captured))
                 .with_request(self.failed_request(captured, "GET"))
                 .with_hint(
                     "the server, or a proxy in front of it, answers ranged requests wrongly",
                 ),
-            transient: None,
-            asked: None,
-        }
+        )
     }
 
     /// Describes a request whose response was unusable.
@@ -159,13 +154,11 @@ impl Store {
 
     /// Returns the error for a response of a hub that cannot be parsed; `what` describes it.
     pub(super) fn malformed(&self, what: &str, captured: &ResponseCapture) -> Fault {
-        Fault {
-            error: Error::new(ErrorKind::Remote, "the hub's response is malformed")
+        Fault::new(
+            Error::new(ErrorKind::Remote, "the hub's response is malformed")
                 .with_request(self.failed_request(captured, "GET"))
                 .with_source(self.redactor.clean(what, &captured.sent))
                 .with_hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)"),
-            transient: None,
-            asked: None,
-        }
+        )
     }
 }

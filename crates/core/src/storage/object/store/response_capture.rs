@@ -2,21 +2,22 @@
 //!
 //! `object_store` drops these from its errors, or keeps them in private types. So its HTTP client
 //! is wrapped: each request of [`capture`] leaves its facts in a task-local slot. Responses to
-//! range requests pass through, with headers that `object_store` accepts. Responses that are read
-//! whole, and those of failures, which are short texts, are read here up to a limit and handed on.
+//! range requests pass through, in the form that `object_store` accepts (`ranged_response.rs`).
+//! Responses that are read whole, and those of failures, which are short texts, are read here up to
+//! a limit and handed on.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use chrono::DateTime;
+use chrono::{DateTime, NaiveDateTime};
 use futures_util::StreamExt;
 use http::header::{
-    CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE,
-    CONTENT_TYPE, HeaderName, HeaderValue, RANGE,
+    CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LANGUAGE, CONTENT_TYPE, HeaderName, HeaderValue,
+    LAST_MODIFIED, RANGE,
 };
-use http::{HeaderMap, Uri};
+use http::{HeaderMap, Method, Uri};
 use object_store::client::{
     HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
@@ -26,6 +27,7 @@ use super::checksums::{Asks, stated};
 use super::error_body::Reply;
 use super::pages::{self, ANSWER_MAX, TooLong};
 use super::proxy::{Proxies, UsedProxy};
+use super::ranged_response::{NoRange, WantedRange, encoding_of, refused, require_plain};
 use super::redactor::Sent;
 use crate::storage::object::repr_digest::from_field;
 use crate::sync::retry::AskedWait;
@@ -74,6 +76,8 @@ pub(crate) struct ResponseCapture {
     pub(in crate::storage) sent: Sent,
     /// Start of the request.
     pub(in crate::storage) began: Option<Instant>,
+    /// Meaning of a response that has no range of the object, if that is clear.
+    pub(in crate::storage) no_range: Option<NoRange>,
     /// Number of the builder's HTTP client that sent it. The last one is the store's own; those
     /// before fetch credentials.
     pub(in crate::storage) client: usize,
@@ -214,6 +218,9 @@ impl HttpService for Capturing {
         });
         let is_page = pages::asked(&mut request).await?;
         let is_ranged = request.headers().contains_key(RANGE);
+        let is_get = request.method() == Method::GET;
+        let wanted = WantedRange::of(&request);
+        let path = request.uri().path().to_owned();
         let mut response = self.inner.execute(request).await?;
         let status = response.status();
         if status.is_success() {
@@ -226,7 +233,17 @@ impl HttpService for Capturing {
                     captured.stated = stated(response.headers());
                 }
             });
+            if is_get {
+                require_plain(response.headers(), &path)?;
+            }
             make_acceptable(response.headers_mut());
+            if let Some(wanted) = wanted {
+                let answered = wanted.of_response(response).await;
+                return answered.map_err(|(error, no_range)| {
+                    update(|captured| captured.no_range = no_range);
+                    error
+                });
+            }
             if is_ranged {
                 return Ok(response);
             }
@@ -238,8 +255,12 @@ impl HttpService for Capturing {
             return Ok(HttpResponse::from_parts(head, body.into()));
         }
         let (head, body) = response.into_parts();
-        let body = words(body).await;
+        let mut body = words(body).await;
+        if encoding_of(&head.headers, "").is_some() {
+            body.clear();
+        }
         update(|captured| {
+            captured.no_range = wanted.and_then(|_| refused(status, &head.headers));
             captured.take_headers(status.as_u16(), &head.headers);
             captured.take_failure(&head.headers, &body, SystemTime::now());
         });
@@ -259,7 +280,7 @@ const UNREAD: [HeaderName; 4] = [
 const UNREAD_METADATA: [&str; 3] = ["x-amz-meta-", "x-goog-meta-", "x-ms-meta-"];
 
 /// Changes headers for which `object_store` would refuse the bytes: removes unread ones that are
-/// not ASCII, such as the name of a file, and adds the length of a range that comes in chunks.
+/// not ASCII, such as the name of a file, and writes a date in the preferred form.
 fn make_acceptable(headers: &mut HeaderMap) {
     let is_unread = |name: &HeaderName| {
         let is_metadata = |start: &&str| name.as_str().starts_with(start);
@@ -270,23 +291,12 @@ fn make_acceptable(headers: &mut HeaderMap) {
     for name in refused.iter().filter(|name| is_unread(name)) {
         headers.remove(name);
     }
-    if !headers.contains_key(CONTENT_LENGTH)
-        && let Some(len) = headers.get(CONTENT_RANGE).and_then(length_of)
+    let modified = text(headers, LAST_MODIFIED.as_str());
+    if let Some(date) = modified.and_then(of_obsolete_form)
+        && let Ok(date) = HeaderValue::try_from(date.format(HTTP_DATE).to_string())
     {
-        headers.insert(CONTENT_LENGTH, len.into());
+        headers.insert(LAST_MODIFIED, date);
     }
-}
-
-/// Returns the length of a range such as `bytes 4-7/8`.
-fn length_of(range: &HeaderValue) -> Option<u64> {
-    let (range, _) = range
-        .to_str()
-        .ok()?
-        .strip_prefix("bytes ")?
-        .split_once('/')?;
-    let (first, last) = range.split_once('-')?;
-    let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
-    last.checked_sub(first)?.checked_add(1)
 }
 
 /// Reads the beginning of a failed request's body. The status suffices if the body does not arrive,
@@ -408,9 +418,24 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
+/// Preferred form of dates in headers (RFC 9110, section 5.6.7).
+const HTTP_DATE: &str = "%a, %d %b %Y %H:%M:%S GMT";
+
+/// Obsolete forms, which every recipient must accept: of RFC 850, and of `asctime`.
+const OBSOLETE_DATES: [&str; 2] = ["%A, %d-%b-%y %H:%M:%S GMT", "%a %b %e %H:%M:%S %Y"];
+
+/// Parses a date in an obsolete form.
+fn of_obsolete_form(date: &str) -> Option<NaiveDateTime> {
+    let parse = |form: &&str| NaiveDateTime::parse_from_str(date.trim(), form).ok();
+    OBSOLETE_DATES.iter().find_map(parse)
+}
+
 /// Returns the seconds since 1970 of an HTTP date.
 fn seconds_of(date: &str) -> Option<i64> {
-    Some(DateTime::parse_from_rfc2822(date).ok()?.timestamp())
+    let parsed = DateTime::parse_from_rfc2822(date).ok();
+    parsed
+        .map(|date| date.timestamp())
+        .or_else(|| Some(of_obsolete_form(date)?.and_utc().timestamp()))
 }
 
 /// Parses `Retry-After`, a number of seconds or a date; a date counts from the server's own clock.

@@ -13,8 +13,9 @@ use super::credentials::{ANONYMOUS, Credentials, files_of_aws};
 use super::environment::{Environment, Variables};
 use super::pages::Format;
 use super::response_capture::ResponseCapture;
+use super::s3_access_point::AccessPoint;
 use super::s3_endpoint::{
-    OfProfile, Variants, endpoint, require_scheme, require_url, with_address,
+    OfProfile, Variants, endpoint, require_scheme, require_url, with_access_point, with_address,
 };
 use super::signing::Signer;
 use super::status_error::by_code;
@@ -166,7 +167,7 @@ enum CredentialSource {
 
 fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     let options = opening.options;
-    let bucket = opening.url.host();
+    let access_point = AccessPoint::of(opening.url)?;
     let explicit = opening.is_explicit(&EXPLICIT);
     let mut builder = AmazonS3Builder::new();
     let mut client_settings = Vec::new();
@@ -206,15 +207,24 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     if let Some(pays) = options.flag("request_payer") {
         builder = builder.with_request_payer(pays);
     }
-    builder = with_region(builder, opening)?;
+    builder = match &access_point {
+        Some(access_point) => builder.with_region(&access_point.region),
+        None => with_region(builder, opening)?,
+    };
     if let Some(endpoint) = configured
         .of_profile
         .filter(|_| endpoint(&builder).is_none())
     {
         builder = builder.with_endpoint(endpoint);
     }
-    builder = with_address(builder, opening, configured.variants)?;
-    require_label(&builder, opening)?;
+    let bucket = access_point
+        .as_ref()
+        .map_or(opening.url.host(), |access_point| &access_point.label);
+    builder = match access_point {
+        Some(_) => with_access_point(builder, opening, bucket, configured.variants)?,
+        None => with_address(builder, opening, configured.variants)?,
+    };
+    require_label(&builder, opening, bucket)?;
     let endpoint = endpoint(&builder);
     require_url(endpoint.as_deref())?;
     let extras = Extras {
@@ -351,7 +361,7 @@ fn profile_endpoint(_: &Opening) -> Result<OfProfile> {
 
 /// Refuses a bucket whose name cannot be part of a URL, or would end the host name. In
 /// `https://evil.example#.host`, the host is `evil.example`, which would receive the session token.
-fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
+fn require_label(builder: &AmazonS3Builder, opening: &Opening, bucket: &str) -> Result<()> {
     let refused = |reason: &str, hint: &str| {
         Err(Error::new(ErrorKind::InvalidRequest, reason.to_owned())
             .with_location(opening.url.shown())
@@ -361,7 +371,7 @@ fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
     let impossible = |letter: char| {
         letter.is_whitespace() || letter.is_control() || r#"<>"{}|\^`"#.contains(letter)
     };
-    if let Some(letter) = opening.url.host().chars().find(|it| impossible(*it)) {
+    if let Some(letter) = bucket.chars().find(|it| impossible(*it)) {
         return refused(
             &format!("{letter:?} cannot be in the name of a bucket"),
             "check the bucket's name; s3://BUCKET/PREFIX is the form of a location",
@@ -371,7 +381,7 @@ fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
     let is_in_host = is_set(AmazonS3ConfigKey::VirtualHostedStyleRequest)
         || is_set(AmazonS3ConfigKey::S3Express);
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    if !is_in_host || opening.url.host().bytes().all(allowed) {
+    if !is_in_host || bucket.bytes().all(allowed) {
         return Ok(());
     }
     refused(
@@ -690,6 +700,60 @@ mod tests {
             let found = builder.get_config_value(&AmazonS3ConfigKey::VirtualHostedStyleRequest);
             assert_eq!(found.as_deref(), Some(virtual_wanted), "{url} {options:?}");
         }
+    }
+
+    #[test]
+    fn access_points_have_hosts_and_regions_of_their_own() {
+        let url = "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/ap/k";
+        let fips = ("AWS_USE_FIPS_ENDPOINT", "true");
+        let dual_stack = ("AWS_USE_DUALSTACK_ENDPOINT", "true");
+        // This machine's own profiles may name an endpoint.
+        let ignore = ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true");
+        for (options, variables, wanted) in [
+            (
+                vec![("region", "us-east-1")],
+                vec![ignore],
+                "https://ap-123456789012.s3-accesspoint.eu-west-1.amazonaws.com",
+            ),
+            (
+                vec![],
+                vec![ignore, fips, dual_stack],
+                "https://ap-123456789012.s3-accesspoint-fips.dualstack.eu-west-1.amazonaws.com",
+            ),
+            (
+                vec![("endpoint", "http://minio.example:9000")],
+                vec![ignore],
+                "http://ap-123456789012.minio.example:9000",
+            ),
+        ] {
+            let mut all: Vec<_> = KEYS
+                .into_iter()
+                .filter(|(key, _)| *key != "environment")
+                .collect();
+            all.extend(options);
+            let (builder, _) = built(url, &all, &variables).expect("a builder");
+            assert_eq!(endpoint(&builder).as_deref(), Some(wanted));
+            let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+            assert_eq!(region.as_deref(), Some("eu-west-1"));
+        }
+        let china = "s3://arn:aws-cn:s3:cn-north-1:123456789012:accesspoint/ap/k";
+        let (builder, _) = built(china, &KEYS, &[]).expect("a builder");
+        let host = endpoint(&builder).expect("an endpoint");
+        assert!(host.ends_with(".cn-north-1.amazonaws.com.cn"), "{host}");
+        let by_path = [KEYS[0], KEYS[1], KEYS[2], ("addressing", "path")];
+        let error = built(url, &by_path, &[]).expect_err("no such form");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        let at_address = [
+            KEYS[0],
+            KEYS[1],
+            KEYS[2],
+            ("endpoint", "http://127.0.0.1:9000"),
+        ];
+        let error = built(url, &at_address, &[]).expect_err("no host name");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        let (builder, _) = built("s3://ap-o0o0o0o0-s3alias/k", &KEYS, &[]).expect("a bucket");
+        let found = builder.get_config_value(&AmazonS3ConfigKey::VirtualHostedStyleRequest);
+        assert_eq!(found.as_deref(), Some("true"));
     }
 
     #[test]

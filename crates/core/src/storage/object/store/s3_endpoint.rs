@@ -43,14 +43,18 @@ impl Variants {
 
     /// Returns AWS's endpoint in a region; `None` for the one that `object_store` uses by itself.
     fn endpoint(self, region: &str) -> Option<String> {
+        let has_domain = DOMAINS.iter().any(|(start, _)| region.starts_with(start));
+        let is_usual = !has_domain && !self.is_fips && !self.is_dual_stack;
+        (!is_usual).then(|| self.endpoint_of("s3", region))
+    }
+
+    /// Returns the endpoint of a service of AWS in a region.
+    fn endpoint_of(self, service: &str, region: &str) -> String {
         let domain = DOMAINS.iter().find(|(start, _)| region.starts_with(start));
-        if domain.is_none() && !self.is_fips && !self.is_dual_stack {
-            return None;
-        }
         let domain = domain.map_or(DOMAIN, |(_, domain)| domain);
         let fips = if self.is_fips { "-fips" } else { "" };
         let dual_stack = if self.is_dual_stack { ".dualstack" } else { "" };
-        Some(format!("https://s3{fips}{dual_stack}.{region}.{domain}"))
+        format!("https://{service}{fips}{dual_stack}.{region}.{domain}")
     }
 }
 
@@ -118,6 +122,35 @@ pub(super) fn with_address(
             .with_endpoint(endpoint),
         None => builder,
     })
+}
+
+/// Sets the host of an access point, whose name there is `label`.
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidRequest`] for `addressing=path`.
+pub(super) fn with_access_point(
+    builder: AmazonS3Builder,
+    opening: &Opening,
+    label: &str,
+    variants: Variants,
+) -> Result<AmazonS3Builder> {
+    if opening.options.get("addressing") == Some("path") {
+        let message = "an access point's name is part of the host name, wanted addressing=virtual";
+        let error = Error::new(ErrorKind::InvalidRequest, message);
+        let hint =
+            "use the access point's alias in place of its ARN, which is addressed like a bucket";
+        return Err(error.with_location(opening.url.shown()).with_hint(hint));
+    }
+    let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+    let endpoint = endpoint(&builder)
+        .unwrap_or_else(|| variants.endpoint_of("s3-accesspoint", &region.unwrap_or_default()));
+    let endpoint = with_bucket(&endpoint, label, false);
+    Ok(builder
+        .with_s3_express(false)
+        .with_virtual_hosted_style_request(true)
+        .with_config(AmazonS3ConfigKey::S3Endpoint, &endpoint)
+        .with_endpoint(endpoint))
 }
 
 /// Leaves the endpoint of a directory bucket to `object_store`, which knows no variants of it.

@@ -2,6 +2,7 @@
 //! called by `request_error.rs`.
 
 use super::classification::{Cause, Classification, RequestContext, changed, no_listing};
+use super::ranged_response::shrank;
 use super::response_capture::ResponseCapture;
 use crate::error::ErrorKind;
 use crate::sync::retry::Transient;
@@ -108,11 +109,7 @@ fn by_status(status: u16, captured: &ResponseCapture, asked: &RequestContext) ->
         )
         .hint("send fewer requests at a time, or try again later")
         .transient(Transient::Busy),
-        416 => Classification::new(
-            ErrorKind::Changed,
-            "the object ends before the requested bytes: it shrank",
-        )
-        .hint("load again when no process is writing to it"),
+        416 => shrank(),
         500..=u16::MAX => {
             Classification::new(ErrorKind::Remote, format!("the store failed ({answer})"))
                 .hint("try again later; the store's operators can find the request by its id")

@@ -9,9 +9,6 @@ use crate::error::{Error, ErrorKind};
 use crate::storage::object::store::tree::Files;
 use crate::storage::object::store::{Level, Listed};
 
-/// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
-const WHOLE_BYTES_MAX: u64 = 16 << 20;
-
 /// Number of hexadecimal digits in the name of a commit: SHA-1, or SHA-256 for future repositories.
 const COMMIT_DIGITS: std::ops::RangeInclusive<usize> = 40..=64;
 
@@ -185,21 +182,6 @@ impl Commit {
             version: None,
             ..options
         }
-    }
-
-    /// Returns whether a request failed only because the server sends the whole file instead of the
-    /// requested range, and the file is small enough to accept that. Hubs have done so for small
-    /// files: caches in front of them ignore ranges.
-    pub(in crate::storage::object::store) fn may_come_whole(
-        &self,
-        file: &Path,
-        error: &Error,
-    ) -> bool {
-        let status = error.request().and_then(|request| request.status);
-        let len = self.files.get(file.as_ref()).and_then(|file| file.len);
-        status == Some(200)
-            && error.kind() == ErrorKind::Unsupported
-            && len.is_some_and(|len| len <= WHOLE_BYTES_MAX)
     }
 
     /// Replaces the metadata of the redirect target by that of the hub, or returns an error if they

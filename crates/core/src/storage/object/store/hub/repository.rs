@@ -1,13 +1,8 @@
-//! Requests about a repository of a hub, and responses of hubs that send whole files instead of
-//! ranges.
+//! Requests about a repository of a hub.
 
-use std::ops::Range;
-
-use bytes::Bytes;
 use futures_util::StreamExt;
 use http::{HeaderMap, StatusCode};
 use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
-use object_store::{GetResult, GetResultPayload};
 use tokio::sync::OnceCell;
 
 use super::bucket::pages;
@@ -97,30 +92,5 @@ pub(super) fn failed(source: Box<dyn std::error::Error + Send + Sync>) -> object
     object_store::Error::Generic {
         store: STORE,
         source,
-    }
-}
-
-/// Cuts a response with the whole file to the requested range.
-pub(in crate::storage) fn cut(result: GetResult, wanted: &Range<u64>) -> GetResult {
-    let end = wanted.end.min(result.range.end);
-    let wanted = wanted.start.min(end)..end;
-    let (meta, attributes) = (result.meta.clone(), result.attributes.clone());
-    let (range, extensions) = (wanted.clone(), result.extensions.clone());
-    let mut at = 0;
-    let mut cut_one = move |bytes: Bytes| {
-        let start = at;
-        at += bytes.len() as u64;
-        let inside =
-            |offset: u64| usize::try_from(offset.clamp(start, at) - start).unwrap_or(bytes.len());
-        bytes.slice(inside(wanted.start)..inside(wanted.end))
-    };
-    let frames = result.into_stream();
-    let cut = frames.map(move |bytes| bytes.map(&mut cut_one));
-    GetResult {
-        payload: GetResultPayload::Stream(cut.boxed()),
-        meta,
-        range,
-        attributes,
-        extensions,
     }
 }

@@ -25,6 +25,7 @@ use crate::storage::object::store::classification::Classification;
 use crate::storage::object::store::credentials::ANONYMOUS;
 use crate::storage::object::store::environment::Environment;
 use crate::sync::lock::Mutex;
+use crate::sync::threads::Builder;
 
 /// Time that a credential helper may take: some ask a cloud.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -329,7 +330,7 @@ async fn ask_program(
     let (sender, receiver) = oneshot::channel();
     let (running, server) = (Arc::clone(&child.0), server.to_owned());
     // Not one of the runtime's threads, which must not block.
-    let thread = std::thread::Builder::new().name("tload-login".to_owned());
+    let thread = Builder::new().name("tload-login".to_owned());
     let started = thread.spawn(move || {
         // The receiver is gone after the timeout or a cancellation.
         let _ = sender.send(exchange(&running, &server));

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use chrono::DateTime;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RANGE};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RANGE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use object_store::client::{HttpClient, HttpRequest, HttpRequestBody, HttpResponse};
 use object_store::path::Path;
@@ -32,14 +32,11 @@ use crate::options::oci_reference::OciReference;
 use crate::storage::object::cache::hex;
 use crate::storage::object::store::addresses::Reach;
 use crate::storage::object::store::classification::{Classification, changed};
-use crate::storage::object::store::hub::repository::cut;
+use crate::storage::object::store::ranged_response::{ContentRange, KnownLen};
 use crate::storage::object::store::response_capture::{
     denies_access, is_of_first_host, reach_of_peer,
 };
 use crate::storage::object::store::tree::{Files, Level, Listed};
-
-/// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
-const WHOLE_BYTES_MAX: u64 = 16 << 20;
 
 /// Number of indexes that may lead to a manifest.
 const INDEXES_MAX: usize = 2;
@@ -118,7 +115,7 @@ impl Registry {
     async fn ask_manifest(&self, reference: &str) -> Result<(Vec<u8>, Option<String>)> {
         let accepted = [MANIFESTS, INDEXES].concat().join(", ");
         let headers = [(ACCEPT, header(&accepted)?)];
-        let response = self.ask("manifests", reference, &headers).await?;
+        let response = self.ask("manifests", reference, &headers, None).await?;
         if !response.status().is_success() {
             // `ResponseCapture` has the response.
             return Err(failed("refused"));
@@ -134,6 +131,7 @@ impl Registry {
         kind: &str,
         reference: &str,
         headers: &[(HeaderName, HeaderValue)],
+        known_len: Option<KnownLen>,
     ) -> Result<HttpResponse> {
         let url = format!(
             "{}v2/{}/{kind}/{reference}",
@@ -144,6 +142,7 @@ impl Registry {
             let mut request = HttpRequest::new(HttpRequestBody::empty());
             *request.uri_mut() = uri.clone();
             request.headers_mut().extend(headers.iter().cloned());
+            known_len.map(|len| request.extensions_mut().insert(len));
             let authorization = authorization.map(|value| (AUTHORIZATION, value.clone()));
             request.headers_mut().extend(authorization);
             self.client.execute(request).await.map_err(failed)
@@ -226,41 +225,29 @@ impl Registry {
         Ok(authorization.map(|authorization| authorization.header.clone()))
     }
 
-    /// Requests a range of a blob; returns it, cut out of the blob if the registry sends that.
+    /// Requests a range of a blob.
     async fn blob(&self, path: &Path, file: &File, range: Range<u64>) -> Result<GetResult> {
         if file.len == 0 {
             return Ok(result(path, file, 0..0, stream::empty().boxed()));
         }
         let bytes = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
         let headers = [(RANGE, header(&bytes)?)];
-        let response = self.ask("blobs", &file.digest, &headers).await?;
-        let body = |response: HttpResponse| {
-            let frames = response.into_body().bytes_stream();
-            frames.map(|bytes| bytes.map_err(failed)).boxed()
-        };
-        match response.status() {
-            StatusCode::PARTIAL_CONTENT => {
-                let (sent, len) = text(response.headers(), &CONTENT_RANGE)
-                    .and_then(sent_range)
-                    .ok_or_else(|| failed("the Content-Range cannot be read"))?;
-                require_len(file, len)?;
-                if sent != range {
-                    return Err(failed("the Content-Range is another one"));
-                }
-                Ok(result(path, file, range, body(response)))
-            }
-            StatusCode::OK if file.len <= WHOLE_BYTES_MAX => {
-                let len =
-                    text(response.headers(), &CONTENT_LENGTH).and_then(|len| len.parse().ok());
-                require_len(file, len.unwrap_or(file.len))?;
-                let all = result(path, file, 0..file.len, body(response));
-                Ok(cut(all, &range))
-            }
-            StatusCode::OK => Err(Error::NotSupported {
-                source: "the blob came whole".into(),
-            }),
-            _ => Err(failed("refused")),
+        let known_len = Some(KnownLen(file.len));
+        let response = self.ask("blobs", &file.digest, &headers, known_len).await?;
+        if response.status() != StatusCode::PARTIAL_CONTENT {
+            return Err(failed("refused"));
         }
+        // It is the one asked for: `ranged_response.rs` has compared it.
+        let sent = ContentRange::of(response.headers()).map_err(judged)?;
+        if let Some(ContentRange::Sent { len: Some(len), .. }) = sent {
+            require_len(file, len)?;
+        }
+        let (head, body) = response.into_parts();
+        let body = body.bytes_stream().map(|bytes| bytes.map_err(failed));
+        Ok(GetResult {
+            extensions: head.extensions,
+            ..result(path, file, range, body.boxed())
+        })
     }
 }
 
@@ -291,14 +278,6 @@ fn require_len(file: &File, len: u64) -> Result<()> {
     Err(judged(
         Classification::new(ErrorKind::Remote, message).hint("push the artifact again"),
     ))
-}
-
-/// Parses `bytes 0-3/8`: the range, and the length of the whole.
-fn sent_range(text: &str) -> Option<(Range<u64>, u64)> {
-    let (range, len) = text.strip_prefix("bytes ")?.split_once('/')?;
-    let (first, last) = range.split_once('-')?;
-    let end = last.parse::<u64>().ok()?.checked_add(1)?;
-    Some((first.parse().ok()?..end, len.parse().ok()?))
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {

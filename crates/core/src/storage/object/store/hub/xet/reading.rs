@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
-use http::header::{AUTHORIZATION, CONTENT_RANGE, RANGE};
+use http::header::{AUTHORIZATION, RANGE};
 use http::{HeaderValue, StatusCode, Uri};
 use object_store::client::{HttpError, HttpRequest, HttpRequestBody, HttpResponse};
 
@@ -23,6 +23,7 @@ use crate::storage::object::asking::status;
 use crate::storage::object::store::addresses::Reach;
 use crate::storage::object::store::classification::{Classification, Judged};
 use crate::storage::object::store::hub::repository::failed;
+use crate::storage::object::store::ranged_response::{AsSent, ContentRange};
 use crate::storage::object::store::redirects::NamedBy;
 use crate::storage::object::store::{Fault, ResponseCapture, Store};
 use crate::sync::retry::{PROGRESS_BYTES, Transient};
@@ -153,9 +154,8 @@ impl<'a> Reading<'a> {
             }
             answer => answer?,
         };
-        let prefix = format!("bytes {}-{}/", range.start, range.end - 1);
-        let sent = response.headers().get(CONTENT_RANGE);
-        let is_range = sent.is_some_and(|sent| sent.as_bytes().starts_with(prefix.as_bytes()));
+        let sent = ContentRange::of(response.headers()).ok().flatten();
+        let is_range = sent.is_some_and(|sent| sent.is_of(range));
         // A server may ignore the range, above all one of all bytes: the response is read from its
         // beginning, and no further than the chunks of the term.
         let is_whole = response.status() == StatusCode::OK && range.start == 0;
@@ -252,6 +252,7 @@ impl Sender<'_> {
             *request.uri_mut() = url.clone();
             let range = HeaderValue::from_str(range).map_err(|error| failed(error.into()))?;
             request.headers_mut().insert(RANGE, range);
+            request.extensions_mut().insert(AsSent);
             if let Some(token) = token {
                 request.headers_mut().insert(AUTHORIZATION, token.clone());
             }
@@ -378,11 +379,10 @@ pub(super) fn fault(
     message: &str,
     transient: Option<Transient>,
 ) -> Fault {
+    let request = store.failed_request(captured, "GET");
     Fault {
-        error: Error::new(ErrorKind::Remote, message)
-            .with_request(store.failed_request(captured, "GET")),
         transient,
-        asked: None,
+        ..Fault::new(Error::new(ErrorKind::Remote, message).with_request(request))
     }
 }
 
