@@ -30,6 +30,8 @@ enum Address {
     Hole,
     /// The store's own, but with TLS, which it does not speak.
     Tls,
+    /// The store's own, through a proxy at a port without a listener.
+    Proxy,
 }
 
 /// Row about objects, with its rules and options.
@@ -515,6 +517,12 @@ fn unreachable() -> Vec<ObjectFault> {
             "an `https` endpoint that speaks HTTP",
             fails(Remote, &["TLS"]),
         ),
+        nowhere(
+            "the proxy refuses connections",
+            Address::Proxy,
+            "a port without a listener as `proxy`",
+            fails(Remote, &["the proxy http://", "refuses connections"]),
+        ),
     ]
 }
 
@@ -581,14 +589,16 @@ impl ObjectFault {
 
     /// Returns the options that reach the store.
     fn store(&self, server: &FaultyServer) -> Reached {
-        let (mut url, mut hole) = (server.url(), None);
+        let (mut url, mut hole, mut proxy) = (server.url(), None, None);
+        let closed = || {
+            // Was free a moment ago.
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+            format!("http://{}", listener.local_addr().expect("bound"))
+        };
         match self.address {
             Address::Right => {}
-            Address::Closed => {
-                // Was free a moment ago.
-                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-                url = format!("http://{}", listener.local_addr().expect("bound"));
-            }
+            Address::Closed => url = closed(),
+            Address::Proxy => proxy = Some(closed()),
             Address::Hole => {
                 let black = BlackHole::start().expect("a port");
                 url = black.url();
@@ -596,8 +606,12 @@ impl ObjectFault {
             }
             Address::Tls => url = url.replace("http://", "https://"),
         }
+        let mut options = options_at(&url, self.read_timeout);
+        if let Some(proxy) = proxy {
+            options.set("proxy", proxy).expect("a URL");
+        }
         Reached {
-            options: options_at(&url, self.read_timeout),
+            options,
             _hole: hole,
         }
     }

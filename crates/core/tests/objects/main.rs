@@ -5,17 +5,20 @@
 //! (`TLOAD_REQUIRE=servers` makes that a failure).
 
 mod alone;
+mod ambient;
 mod cache_children;
 mod cache_damage;
 mod cache_kills;
 mod cache_sharing;
 mod caching;
+mod certificates;
 mod changes;
 mod checksums;
 mod contract;
 mod credentials;
 mod denials;
 mod echoes;
+mod external_accounts;
 mod fixtures;
 mod forgetting;
 mod hosts;
@@ -29,6 +32,7 @@ mod mirrors;
 mod network;
 mod origins;
 mod passed_on;
+mod proxies;
 mod recoveries;
 mod redirects;
 mod refusals;
