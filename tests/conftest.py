@@ -65,7 +65,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         own = name.startswith("TLOAD_") and name != "TLOAD_REQUIRE"
         clouds = ("AWS_", "GOOGLE_", "AZURE_", "HF_", "HUGGING", "RUNAI_STREAMER_", "CLOUD_STORAGE_", "TRANSFORMERS_")
-        if own or name.startswith(clouds) or name.lower().endswith("_proxy"):
+        if own or name.startswith(clouds) or name.lower().endswith(("_proxy", "_ca_bundle")):
             monkeypatch.delenv(name)
     # Also hide credentials in files and from the machine's cloud.
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):

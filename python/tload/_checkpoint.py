@@ -398,13 +398,14 @@ def open(
             - `client_id` (Azure): Application, or the managed identity to use. Default: from the
               environment.
             - `client_secret` (Azure): Secret of the application. Default: from the environment.
-            - `service_account` (GCS): Path of the key file of a service account. Default: from the
-              environment.
+            - `service_account` (GCS): Path of the key file of a service account, or of an external
+              account's file. Default: from the environment.
             - `ca_file`: Path of a PEM file of certificates to trust in addition to the system's.
-              Default: none.
+              Default: from AWS_CA_BUNDLE, the AWS profile, REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE.
             - `tls_verify`: Verify the server's certificate; if false, anyone can impersonate the
               server. Default: true.
-            - `proxy`: URL of a proxy. Default: from HTTPS_PROXY and HTTP_PROXY.
+            - `proxy`: URL of a proxy for HTTP. Default: from https_proxy, http_proxy and all_proxy,
+              also in capitals.
             - `connect_timeout`: Time that connecting may take. Default: 5.
             - `read_timeout`: Time that may pass without a byte arriving. Default: 30.
             - `open_timeout`: Time that opening may take, with lists, headers and retries.

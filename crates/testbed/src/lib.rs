@@ -5,10 +5,14 @@
 
 mod black_hole;
 mod faulty;
+mod forward_proxy;
 mod servers;
 #[cfg(target_os = "linux")]
 pub mod slowfs;
+mod token_service;
 
 pub use black_hole::BlackHole;
 pub use faulty::*;
+pub use forward_proxy::ForwardProxy;
 pub use servers::*;
+pub use token_service::{TokenRequest, TokenService};

@@ -33,9 +33,14 @@ struct Server {
 
 impl Server {
     fn start(path: &Path, arguments: &[&str]) -> Self {
+        Self::start_with(path, arguments, &[])
+    }
+
+    fn start_with(path: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = command(["serve", path.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
         let mut child = command
             .args(arguments)
+            .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

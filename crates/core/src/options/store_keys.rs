@@ -163,13 +163,13 @@ pub(super) const KEYS: &[StoreKey] = &[
         Form::Text,
         GCS,
         "from the environment",
-        "path of the key file of a service account",
+        "path of the key file of a service account, or of an external account's file",
     ),
     key(
         "ca_file",
         Form::Text,
         ALL,
-        "none",
+        "from AWS_CA_BUNDLE, the AWS profile, REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE",
         "path of a PEM file of certificates to trust in addition to the system's",
     ),
     key(
@@ -183,8 +183,8 @@ pub(super) const KEYS: &[StoreKey] = &[
         "proxy",
         Form::Url,
         ALL,
-        "from HTTPS_PROXY and HTTP_PROXY",
-        "URL of a proxy",
+        "from https_proxy, http_proxy and all_proxy, also in capitals",
+        "URL of a proxy for HTTP",
     ),
     key(
         "connect_timeout",

@@ -312,7 +312,7 @@ fn check_header(name: &str, value: &str) -> Result<()> {
 }
 
 fn is_url(text: &str) -> bool {
-    let rest = ["http://", "https://", "socks5://", "socks5h://"]
+    let rest = ["http://", "https://"]
         .iter()
         .find_map(|scheme| text.strip_prefix(scheme));
     rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/'))
@@ -349,7 +349,7 @@ mod tests {
             ("cache_limit", "500GiB", "all of it"),
             ("cache_check", "offline", "sometimes"),
             ("endpoint", "https://host:9000", "host:9000"),
-            ("proxy", "socks5://host", "ftp://host"),
+            ("proxy", "http://host", "socks5://host"),
             ("region", "eu-west-1", ""),
             ("access_key_id", "AKIA", "AKIA\n"),
             ("header.X-Team", "a b", "a\r\nb: c"),

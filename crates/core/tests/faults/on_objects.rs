@@ -30,6 +30,8 @@ enum Address {
     Hole,
     /// The store's own, but with TLS, which it does not speak.
     Tls,
+    /// The store's own, through a proxy at a port without a listener.
+    Proxy,
 }
 
 /// Row about objects, with its rules and options.
@@ -552,6 +554,12 @@ fn unreachable() -> Vec<ObjectFault> {
             "an `https` endpoint that speaks HTTP",
             fails(Remote, &["TLS"]),
         ),
+        nowhere(
+            "the proxy refuses connections",
+            Address::Proxy,
+            "a port without a listener as `proxy`",
+            fails(Remote, &["the proxy http://", "refuses connections"]),
+        ),
     ]
 }
 
@@ -638,14 +646,16 @@ impl ObjectFault {
 
     /// Returns the options that reach the store.
     fn store(&self, server: &FaultyServer) -> Reached {
-        let (mut url, mut hole) = (server.url(), None);
+        let (mut url, mut hole, mut proxy) = (server.url(), None, None);
+        let closed = || {
+            // Was free a moment ago.
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+            format!("http://{}", listener.local_addr().expect("bound"))
+        };
         match self.address {
             Address::Right => {}
-            Address::Closed => {
-                // Was free a moment ago.
-                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-                url = format!("http://{}", listener.local_addr().expect("bound"));
-            }
+            Address::Closed => url = closed(),
+            Address::Proxy => proxy = Some(closed()),
             Address::Hole => {
                 let black = BlackHole::start().expect("a port");
                 url = black.url();
@@ -657,6 +667,9 @@ impl ObjectFault {
         if hole.is_some() {
             // Nothing but the connection, which a busy machine does not make.
             options.set("connect_timeout", "0.3").expect("an option");
+        }
+        if let Some(proxy) = proxy {
+            options.set("proxy", proxy).expect("a URL");
         }
         Reached {
             options,

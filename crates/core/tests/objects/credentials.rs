@@ -493,6 +493,95 @@ fn role_is_assumed_with_options_of_store() {
     );
 }
 
+/// Variants of AWS's endpoints count for STS, too, whether variables or the profile select them.
+#[test]
+fn variants_of_endpoints_count_for_sts() {
+    let asked = |variables: &[(&'static str, &str)], config: &str| {
+        let proxy = Listener::start(|_| "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n".to_owned());
+        let url = proxy.url();
+        let mut case = Case::new()
+            .with("CASE_OPTIONS", "retries=0")
+            .with("https_proxy", url)
+            .with("AWS_REGION", "us-east-1");
+        case.write("config", config);
+        let token = case.write("token", "hunter2");
+        let token = token.to_str().expect("UTF-8").to_owned();
+        for (name, value) in variables {
+            case = case.with(name, value.replace("TOKEN", &token));
+        }
+        let outcome = case.run();
+        assert!(outcome.contains("cannot get credentials from"), "{outcome}");
+        let mut hosts: Vec<_> = proxy
+            .received()
+            .iter()
+            .filter_map(|head| Some(head.strip_prefix("CONNECT ")?.split(':').next()?.to_owned()))
+            .collect();
+        hosts.dedup();
+        hosts
+    };
+    let identity = [
+        ("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/x"),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "TOKEN"),
+    ];
+    let fips = ("AWS_USE_FIPS_ENDPOINT", "true");
+    let dual_stack = ("AWS_USE_DUALSTACK_ENDPOINT", "true");
+    let role = "[default]\nrole_arn = arn:aws:iam::123456789012:role/x\nsource_profile = keys\nuse_fips_endpoint = true\n\
+                [profile keys]\naws_access_key_id = AKIA\naws_secret_access_key = s\n";
+    for (variables, config, wanted) in [
+        (&[][..], "", "sts.us-east-1.amazonaws.com"),
+        (&[fips], "", "sts-fips.us-east-1.amazonaws.com"),
+        (&[dual_stack], "", "sts.us-east-1.api.aws"),
+        (&[fips, dual_stack], "", "sts-fips.us-east-1.api.aws"),
+        (
+            &[],
+            "[default]\nuse_fips_endpoint = true\n",
+            "sts-fips.us-east-1.amazonaws.com",
+        ),
+    ] {
+        let variables = [&identity, variables].concat();
+        assert_eq!(
+            asked(&variables, config),
+            [wanted],
+            "{variables:?} {config}"
+        );
+    }
+    assert_eq!(asked(&[], role), ["sts-fips.us-east-1.amazonaws.com"]);
+    let off = [("AWS_USE_FIPS_ENDPOINT", "false")];
+    assert_eq!(asked(&off, role), ["sts.us-east-1.amazonaws.com"]);
+}
+
+/// The SDK's own chain would take other credentials than those of the profile.
+#[test]
+fn profile_of_an_option_is_used_alone_with_variants_of_endpoints() {
+    let case = || Case::new().with("AWS_USE_FIPS_ENDPOINT", "true");
+    let keys = "[profile lab]\naws_access_key_id = AKIALAB\naws_secret_access_key = s\n[profile empty]\nregion = eu-west-1\n";
+    let lab = case().with("CASE_OPTIONS", "profile=lab");
+    lab.write("config", keys);
+    let outcome = lab.run();
+    assert!(outcome.starts_with(LOADED), "{outcome}");
+    assert_eq!(lab.keys(), ["AKIALAB"]);
+    let empty = case()
+        .with("CASE_OPTIONS", "profile=empty")
+        .with("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/x")
+        .with("AWS_WEB_IDENTITY_TOKEN_FILE", "/nonexistent");
+    empty.write("config", keys);
+    let outcome = empty.run();
+    assert!(outcome.contains("there is no profile empty"), "{outcome}");
+    let ambient = case()
+        .with("CASE_OPTIONS", "profile=lab")
+        .with("AWS_ACCESS_KEY_ID", "AKIAENV")
+        .with("AWS_SECRET_ACCESS_KEY", "s");
+    ambient.write("config", keys);
+    let outcome = ambient.run();
+    assert!(outcome.starts_with("Unsupported"), "{outcome}");
+    assert!(
+        outcome.contains("unset AWS_ACCESS_KEY_ID")
+            || outcome.contains("while AWS_ACCESS_KEY_ID is set"),
+        "{outcome}"
+    );
+    assert_eq!(ambient.keys(), [""; 0]);
+}
+
 /// The SDK itself gives up after three attempts.
 #[test]
 fn credential_service_that_recovers_is_asked_again() {

@@ -5,18 +5,21 @@
 //! (`TLOAD_REQUIRE=servers` makes that a failure).
 
 mod alone;
+mod ambient;
 mod answers;
 mod cache_children;
 mod cache_damage;
 mod cache_kills;
 mod cache_sharing;
 mod caching;
+mod certificates;
 mod changes;
 mod checksums;
 mod contract;
 mod credentials;
 mod denials;
 mod echoes;
+mod external_accounts;
 mod fixtures;
 mod forgetting;
 #[path = "../it/growing_timeouts.rs"]
@@ -35,6 +38,7 @@ mod network;
 mod openings;
 mod origins;
 mod passed_on;
+mod proxies;
 mod recoveries;
 mod redirects;
 mod refusals;

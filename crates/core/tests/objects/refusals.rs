@@ -373,7 +373,7 @@ fn missing_ca_file_is_not_a_missing_checkpoint() {
     missing.store.set("ca_file", "/nothing/here.pem").unwrap();
     let error = Checkpoint::open_with(&location, &missing).unwrap_err();
     assert_eq!(error.location(), Some("/nothing/here.pem"), "{error}");
-    assert_eq!(error.message(), "cannot read ca_file");
+    assert_eq!(error.message(), "cannot read the certificates of ca_file");
 }
 
 #[test]

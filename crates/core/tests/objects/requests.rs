@@ -8,7 +8,7 @@ use tload::{ErrorKind, Loader, Options, Result, Selection};
 use tload_testbed::{Fault, FaultyServer, Operation, Request, Rule};
 
 use crate::fixtures::{assert_all, even, load, options};
-use crate::sites::{Site, faulty_at};
+use crate::sites::{Site, azurite, faulty_at};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -214,4 +214,30 @@ fn header_costs_at_most_two_requests() {
     let requests = gets(&server.requests());
     assert_eq!(requests.len(), 2);
     assert_eq!(requests[1].start, requests[0].end);
+}
+
+/// Azure refuses a request whose signature does not cover its headers.
+#[test]
+fn signature_of_azure_covers_headers_of_options() {
+    let Some(mut site) = azurite() else {
+        return;
+    };
+    let file = even("t", 1, 4, 100_000);
+    site.put("dir/m.safetensors", &file);
+    for (name, value) in [
+        ("header.x-ms-client-request-id", "one two"),
+        ("header.x-ms-a-team", "models"),
+        ("header.if-none-match", "\"other\""),
+    ] {
+        site.options.set(name, value).expect("an option");
+    }
+    let checkpoint = site.checkpoint("dir/").expect("lists and opens");
+    let (tensors, report) = load(&checkpoint, Options::default()).expect("loads");
+    assert_all(&tensors, &[&file]);
+    assert_eq!(report.retries, 0, "{report}");
+    site.options
+        .set("header.x-ms-a-team", "ümläute")
+        .expect("an option");
+    let error = site.checkpoint("dir/").expect_err("cannot be signed");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{}", error.chain());
 }

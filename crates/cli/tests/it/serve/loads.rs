@@ -90,6 +90,34 @@ fn token_is_required_and_never_shown() {
     );
 }
 
+/// The origin of a relay is reached as any other store is: variables name proxy and certificates.
+#[test]
+fn origin_is_reached_through_proxy_and_with_bundle_of_variables() {
+    let (folder, _) = checkpoint();
+    let certificate = tload_testbed::Certificate::make(folder.path());
+    let Some(certificate) = tload_testbed::require_named("openssl", certificate) else {
+        return;
+    };
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let (public, key) = (text(&certificate.server), text(&certificate.key));
+    let arguments = ["--tls-cert", &public, "--tls-key", &key];
+    let origin = Server::start(&folder.path().join("model"), &arguments);
+    let proxy = tload_testbed::ForwardProxy::start();
+    let variables = [
+        ("REQUESTS_CA_BUNDLE", &*text(&certificate.authority)),
+        ("https_proxy", &proxy.address()),
+    ];
+    let relay = Server::start_with(Path::new(&origin.url), &[], &variables);
+    let reply = relay.ask("GET", "/model.safetensors.index.json", &[]);
+    assert_eq!(reply.status, 200);
+    let asked = proxy.asked();
+    let authority = origin.url.trim_start_matches("https://");
+    assert!(
+        !asked.is_empty() && asked.iter().all(|it| it == authority),
+        "{asked:?}"
+    );
+}
+
 #[test]
 fn checkpoint_is_loaded_over_tls() {
     let (folder, wanted) = checkpoint();

@@ -70,15 +70,49 @@ impl Reach {
             // The metadata service of AWS.
             [0xfd00, 0x0ec2, ..] => Self::LinkLocal,
             [0, 0, 0, 0, 0, 0, 0, 0 | 1] => Self::Loopback,
-            // IPv4 addresses: mapped, compatible, translated (RFC 6052) and 6to4.
+            // IPv4 addresses: mapped, compatible, translated by a stateless translator (RFC 2765)
+            // or by the public NAT64 (RFC 6052), and 6to4.
             [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
+            | [0, 0, 0, 0, 0xffff, 0, high, low]
             | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
             | [0x2002, high, low, ..] => embedded(high, low),
+            [0x64, 0xff9b, 1, ..] => Self::from_local_nat64(address),
+            // Teredo: the client's address, inverted.
+            [0x2001, 0, .., high, low] => embedded(!high, !low),
+            // ISATAP: whatever the network is, the host is the one with this IPv4 address.
+            [first, .., 0 | 0x200, 0x5efe, high, low] => {
+                let network = Self::from_v6(Ipv6Addr::new(first, 0, 0, 0, 1, 0, 0, 0));
+                network.max(embedded(high, low))
+            }
             // The last is the former site-local unicast.
             [0xfec0..=0xfeff, ..] => Self::Private,
             _ if address.is_unique_local() || address.is_multicast() => Self::Private,
             _ => Self::Public,
         }
+    }
+
+    /// Returns the reach of an address of a NAT64 in this network (RFC 8215). Its operator chooses
+    /// one of the prefix lengths of RFC 6052, so each place counts at which that length would put
+    /// an IPv4 address. Of several, the one with the narrowest reach counts.
+    fn from_local_nat64(address: Ipv6Addr) -> Self {
+        let octets = address.octets();
+        let at = |places: [usize; 4], zeros_from: usize| {
+            let is_possible = octets[8] == 0 && octets[zeros_from..].iter().all(|it| *it == 0);
+            let [a, b, c, d] = places.map(|place| octets[place]);
+            let embedded = Ipv4Addr::new(a, b, c, d);
+            (is_possible && !embedded.is_unspecified()).then(|| Self::from_v4(embedded))
+        };
+        let candidates = [
+            at([6, 7, 9, 10], 11),
+            at([7, 9, 10, 11], 12),
+            at([9, 10, 11, 12], 13),
+            at([12, 13, 14, 15], 16),
+        ];
+        candidates
+            .into_iter()
+            .flatten()
+            .max()
+            .unwrap_or(Self::Private)
     }
 
     /// Returns the reach of a host that is an address, or a name that always stands for this
@@ -286,6 +320,32 @@ mod tests {
             ("fd00:ec2::254", Reach::LinkLocal),
             ("::ffff:169.254.169.254", Reach::LinkLocal),
             ("64:ff9b::a9fe:a9fe", Reach::LinkLocal),
+            // Stateless translation.
+            ("::ffff:0:8.8.8.8", Reach::Public),
+            ("::ffff:0:10.0.0.1", Reach::Private),
+            ("::ffff:0:169.254.169.254", Reach::LinkLocal),
+            // A local NAT64 with prefixes of 96, 64, 56 and 48 bits.
+            ("64:ff9b:1::8.8.8.8", Reach::Public),
+            ("64:ff9b:1:2:3:4:8.8.8.8", Reach::Public),
+            ("64:ff9b:1::10.0.0.1", Reach::Private),
+            ("64:ff9b:1:2:3:4:169.254.169.254", Reach::LinkLocal),
+            ("64:ff9b:1:2:3:4:7f00:1", Reach::Loopback),
+            ("64:ff9b:1:2:300:4:8.8.8.8", Reach::Private),
+            ("64:ff9b:1::127.0.0.1", Reach::Loopback),
+            ("64:ff9b:1::169.254.169.254", Reach::LinkLocal),
+            ("64:ff9b:1:2:8:808:800:0", Reach::Public),
+            ("64:ff9b:1:2:a:0:100:0", Reach::Private),
+            ("64:ff9b:1:2a9:fe:a9fe::", Reach::LinkLocal),
+            ("64:ff9b:1:a9fe:a9:fe00::", Reach::LinkLocal),
+            ("64:ff9b:1:808:8:800::", Reach::Public),
+            ("64:ff9b:1::", Reach::Private),
+            // Teredo and ISATAP.
+            ("2001:0:4136:e378:8000:63bf:f7f7:f7f7", Reach::Public),
+            ("2001:0:4136:e378:8000:63bf:f5ff:fffe", Reach::Private),
+            ("2001:470::5efe:8.8.8.8", Reach::Public),
+            ("2001:470::5efe:10.0.0.1", Reach::Private),
+            ("2001:470::200:5efe:127.0.0.1", Reach::Loopback),
+            ("fd12::5efe:8.8.8.8", Reach::Private),
         ] {
             let parsed = address.parse().expect(address);
             assert_eq!(Reach::from_ip(parsed), reach, "{address}");

@@ -11,20 +11,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use aws_config::Region;
 use aws_config::ecs::EcsCredentialsProvider;
 use aws_config::environment::EnvironmentVariableCredentialsProvider;
 use aws_config::imds::client::error::ImdsError;
 use aws_config::imds::credentials::ImdsCredentialsProvider;
 use aws_config::meta::region::ProvideRegion;
-use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider, load};
+use aws_config::profile::{
+    ProfileFileCredentialsProvider, ProfileFileLoadError, ProfileFileRegionProvider, load,
+};
 use aws_config::provider_config::ProviderConfig;
 use aws_config::web_identity_token::WebIdentityTokenCredentialsProvider;
+use aws_config::{BehaviorVersion, Region};
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::ProvideCredentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_runtime::env_config::EnvConfigValue;
 use aws_runtime::env_config::file::EnvConfigFiles;
+use aws_runtime::env_config::section::EnvConfigSections;
 use aws_runtime::retries::classifiers::THROTTLING_ERRORS;
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_types::os_shim_internal::{Env, Fs};
@@ -35,7 +38,9 @@ use super::classification::{
     Cause, Classification, CredentialFailure, find, no_credentials, texts,
 };
 use super::credential_cache::{Load, Loaded, failed};
+use super::environment::Environment;
 use super::s3_endpoint::{OfProfile, Variants};
+use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::retry::Transient;
 use crate::sync::threads::Builder;
@@ -74,28 +79,106 @@ impl Chain {
 
     /// Returns the sources with their common names. They cache what they read, so they are created
     /// for each lookup.
-    fn sources(&self) -> Vec<(String, Box<dyn ProvideCredentials>)> {
+    async fn sources(&self) -> Result<Vec<Source>, Classification> {
         let region = Region::new(self.region.clone());
+        if let Some(profiles) = profiles(self.profile.as_deref()).await.ok()
+            && variants(&profiles).are_any()
+        {
+            return self.sources_of_variants(region, &profiles).await;
+        }
         let config = ProviderConfig::without_region()
             .with_region(Some(region))
             .with_http_client(self.http.clone());
         let profiles = ProfileFileCredentialsProvider::builder().configure(&config);
         if let Some(profile) = &self.profile {
             let profiles = profiles.profile_name(profile);
-            return vec![(format!("profile {profile}"), Box::new(profiles.build()))];
+            let provider: Box<dyn ProvideCredentials> = Box::new(profiles.build());
+            return Ok(vec![(format!("profile {profile}"), provider)]);
         }
         let profile = self.ambient_profile.as_deref().unwrap_or("default");
         let environment = EnvironmentVariableCredentialsProvider::new();
         let identity = WebIdentityTokenCredentialsProvider::builder().configure(&config);
         let container = EcsCredentialsProvider::builder().configure(&config);
         let instance = ImdsCredentialsProvider::builder().configure(&config);
-        vec![
+        Ok(vec![
             ("environment".to_owned(), Box::new(environment)),
             (format!("profile {profile}"), Box::new(profiles.build())),
             ("web identity".to_owned(), Box::new(identity.build())),
             ("container".to_owned(), Box::new(container.build())),
             (INSTANCE.to_owned(), Box::new(instance.build())),
-        ]
+        ])
+    }
+
+    /// Returns the sources where variants of AWS's endpoints are configured: they count for STS and
+    /// SSO, too. The SDK tells them to its own chain only, and not to single providers.
+    async fn sources_of_variants(
+        &self,
+        region: Region,
+        profiles: &EnvConfigSections,
+    ) -> Result<Vec<Source>, Classification> {
+        let mut loader = aws_config::defaults(BehaviorVersion::latest())
+            .region(region)
+            .http_client(self.http.clone());
+        let mut source = "the AWS configuration".to_owned();
+        if let Some(profile) = &self.profile {
+            require_alone(profile, profiles)?;
+            source = format!("profile {profile}");
+            loader = loader.profile_name(profile);
+        }
+        let provider = loader.load().await.credentials_provider();
+        let provider = provider.map(|it| (source, Box::new(it) as Box<dyn ProvideCredentials>));
+        Ok(provider.into_iter().collect())
+    }
+}
+
+/// Source of credentials, and its name.
+type Source = (String, Box<dyn ProvideCredentials>);
+
+/// Settings by which a profile has credentials.
+const PROFILE_CREDENTIALS: [&str; 8] = [
+    "aws_access_key_id",
+    "aws_secret_access_key",
+    "credential_process",
+    "login_session",
+    "role_arn",
+    "sso_account_id",
+    "sso_session",
+    "sso_start_url",
+];
+
+/// Requires that the SDK's own chain takes the credentials of a profile that was requested by name:
+/// keys in variables come before it there, and other sources after one without credentials.
+fn require_alone(profile: &str, profiles: &EnvConfigSections) -> Result<(), Classification> {
+    let found = profiles.get_profile(profile);
+    let has = |name: &&str| found.is_some_and(|found| found.get(name).is_some());
+    if !PROFILE_CREDENTIALS.iter().any(|name| has(&name)) {
+        return Err(no_profile(&format!("profile {profile}"), None));
+    }
+    let variables = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
+    let env = Env::real();
+    match variables.iter().find(|name| env.get(name).is_ok()) {
+        Some(variable) => Err(Classification::new(
+            ErrorKind::Unsupported,
+            format!(
+                "profile {profile} cannot be used with FIPS or dual-stack endpoints while {variable} is set"
+            ),
+        )
+        .hint(format!("unset {variable}, or leave out the option profile"))),
+        None => Ok(()),
+    }
+}
+
+/// Returns the variants that variables select, else those of the profile.
+fn variants(profiles: &EnvConfigSections) -> Variants {
+    let env = Env::real();
+    let is_true = |variable, key| {
+        let setting = EnvConfigValue::new().env(variable).profile(key);
+        let value = setting.load(&env, Some(profiles));
+        value.is_some_and(|(value, _)| value.eq_ignore_ascii_case("true"))
+    };
+    Variants {
+        is_fips: is_true("AWS_USE_FIPS_ENDPOINT", "use_fips_endpoint"),
+        is_dual_stack: is_true("AWS_USE_DUALSTACK_ENDPOINT", "use_dualstack_endpoint"),
     }
 }
 
@@ -123,7 +206,7 @@ impl Load for Chain {
 impl Chain {
     async fn search(&self) -> Result<Loaded<AwsCredential>, Classification> {
         let mut looked_at = Vec::new();
-        for (source, provider) in self.sources() {
+        for (source, provider) in self.sources().await? {
             match provider.provide_credentials().await {
                 Ok(credentials) => return Ok(loaded(&credentials, source)),
                 // The next source may have credentials; every other error ends the search, as in
@@ -315,9 +398,7 @@ pub(in crate::storage) fn region_of_profile(profile: Option<&str>) -> Result<Opt
 /// [`ErrorKind::InvalidRequest`] for files that cannot be read, since credentials must not go to
 /// AWS instead; [`ErrorKind::OutOfMemory`] if no thread can be started.
 pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Result<OfProfile> {
-    let (fs, env, files) = (Fs::real(), Env::real(), EnvConfigFiles::default());
-    let profile = profile.map(|profile| profile.to_owned().into());
-    let profiles = run_lookup(load(&fs, &env, &files, profile))?.map_err(|error| {
+    let profiles = run_lookup(profiles(profile))?.map_err(|error| {
         let cause = texts(&error).last().cloned().unwrap_or_default();
         Error::new(
             ErrorKind::InvalidRequest,
@@ -325,6 +406,7 @@ pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Result<O
         )
         .with_hint("correct the file, or set environment=false to leave these files alone")
     })?;
+    let env = Env::real();
     let value = |key| {
         let setting = EnvConfigValue::new().profile(key).service_id("s3");
         setting.load(&env, Some(&profiles)).map(|(value, _)| value)
@@ -338,6 +420,36 @@ pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Result<O
             is_dual_stack: is_true("use_dualstack_endpoint"),
         },
     })
+}
+
+/// Returns the bundle of certificates that a profile names. Files that cannot be read name none.
+pub(in crate::storage) fn bundle_of_profile(profile: Option<&str>) -> Option<Bundle> {
+    let profiles = match run_lookup(profiles(profile)) {
+        Ok(Ok(profiles)) => profiles,
+        Ok(Err(error)) => {
+            tracing::debug!(error = %texts(&error).join(": "), "no profile names certificates");
+            return None;
+        }
+        Err(error) => {
+            tracing::debug!(%error, "no profile names certificates");
+            return None;
+        }
+    };
+    let setting = EnvConfigValue::new().profile("ca_bundle");
+    let env = Env::real();
+    let (path, _) = setting.load(&env, Some(&profiles))?;
+    let path = Environment::from_process().expanded(path.trim())?;
+    let name = profiles.selected_profile();
+    (!path.as_os_str().is_empty())
+        .then(|| Bundle::new(path, format!("ca_bundle of the profile {name}")))
+}
+
+/// Reads the files of the AWS configuration, and selects a profile; without a name, the one that
+/// `AWS_PROFILE` names.
+async fn profiles(profile: Option<&str>) -> Result<EnvConfigSections, ProfileFileLoadError> {
+    let (fs, env, files) = (Fs::real(), Env::real(), EnvConfigFiles::default());
+    let profile = profile.map(|profile| profile.to_owned().into());
+    load(&fs, &env, &files, profile).await
 }
 
 /// Runs a lookup of the SDK, which has no other interface than async, on a thread of its own: the

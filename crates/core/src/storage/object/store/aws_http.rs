@@ -95,6 +95,7 @@ async fn send(client: &LazyClient, request: HttpRequest) -> Result<HttpResponse,
     let request = request.try_into_http1x().map_err(|it| user(it.into()))?;
     // Requests for credentials are short texts in memory.
     let request = request.map(|body| body.bytes().map(<[u8]>::to_vec).unwrap_or_default());
+    client.admit(request.uri()).map_err(|it| user(it.into()))?;
     let request = reqwest::Request::try_from(request).map_err(|it| user(it.into()))?;
     let client = client.get().map_err(|it| user(it.into()))?;
     let mut response = client.execute(request).await.map_err(failed)?;

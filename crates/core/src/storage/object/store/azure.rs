@@ -13,6 +13,8 @@ use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials};
 use super::environment::{Environment, Variables};
 use super::pages::Format;
+use super::signing::Signer;
+use super::trust::OF_REQUESTS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 
@@ -25,6 +27,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         permissions: Some(["Storage Blob Data Reader"; 2]),
         ..Hints::NONE
     },
+    bundles: OF_REQUESTS,
     states_checksums: false,
     lists: Some(Format::Blobs),
 };
@@ -72,6 +75,10 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         value(AzureConfigKey::AccountName),
         value(AzureConfigKey::Endpoint),
     );
+    let is_keyed = has_key(&builder);
+    if is_keyed {
+        require_signable(opening)?;
+    }
     let builder = builder.with_http_connector(opening.connector.clone());
     let build = |builder: MicrosoftAzureBuilder| {
         let store = builder.build();
@@ -84,11 +91,42 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         let (cache, credentials) = Credentials::renewed(provider, source);
         (build(builder.with_credentials(cache))?, credentials)
     };
+    let signer = is_keyed.then(|| Signer::Azure {
+        credentials: Arc::clone(store.credentials()),
+        account: if account.is_empty() {
+            EMULATED.to_owned()
+        } else {
+            account.clone()
+        },
+    });
     Ok(OpenStore {
+        signer,
         // The account first: an endpoint may have a query, which is cut off.
         origin: format!("{account} {endpoint}"),
         ..OpenStore::new(store, credentials)
     })
+}
+
+/// Account of the emulators.
+const EMULATED: &str = "devstoreaccount1";
+
+/// Returns whether requests may be signed with the key of an account.
+fn has_key(builder: &MicrosoftAzureBuilder) -> bool {
+    let value = |key| builder.get_config_value(&key);
+    value(AzureConfigKey::AccessKey).is_some()
+        || value(AzureConfigKey::UseEmulator).as_deref() == Some("true")
+}
+
+/// Requires that `object_store` can sign the headers of options: it panics on other characters.
+fn require_signable(opening: &Opening) -> Result<()> {
+    let mut headers = opening.options.headers();
+    let Some((name, _)) = headers.find(|(_, value)| !value.is_ascii()) else {
+        return Ok(());
+    };
+    let message = format!("store option header.{name} holds a character beyond ASCII");
+    Err(Error::new(ErrorKind::InvalidRequest, message)
+        .with_location(opening.url.shown())
+        .with_hint("a request that is signed with the key of an account cannot carry it"))
 }
 
 /// Returns whether requests carry no credentials, or the same ones always.

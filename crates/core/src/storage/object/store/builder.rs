@@ -23,6 +23,7 @@ use super::oci::Registry;
 use super::pages::Format;
 use super::redactor::{Redactor, Sent};
 use super::signing::Signer;
+use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
@@ -36,6 +37,8 @@ pub(in crate::storage) struct StoreProtocol {
     /// Variables with settings for `object_store`, if there are any.
     pub(in crate::storage) variables: Option<&'static Variables>,
     pub(in crate::storage) hints: Hints,
+    /// Variables that name certificates to trust, in order of precedence.
+    pub(in crate::storage) bundles: [&'static str; 2],
     /// True if objects have checksums of their own that can be requested.
     pub(in crate::storage) states_checksums: bool,
     /// Form of the pages of its lists, if `object_store` requests them.
@@ -64,7 +67,7 @@ pub(in crate::storage) struct OpenStore {
     pub(in crate::storage) region: Option<String>,
     /// Number of HTTP clients, beside the store's own, that speak to the store itself.
     pub(in crate::storage) sessions: usize,
-    /// Signer of requests that `object_store` cannot make; S3 only.
+    /// Signer of requests that `object_store` cannot make.
     pub(in crate::storage) signer: Option<Signer>,
     /// Token that was found in a file.
     pub(in crate::storage) token: Option<HeaderValue>,
@@ -182,7 +185,9 @@ impl Opening<'_> {
     /// # Errors
     ///
     /// Those of [`client_options`].
-    pub(in crate::storage) fn client(&self, extras: Extras) -> Result<ClientOptions> {
+    pub(in crate::storage) fn client(&self, mut extras: Extras) -> Result<ClientOptions> {
+        let of_variables = || Bundle::of_variables(self.environment, &self.protocol.bundles);
+        extras.bundle = extras.bundle.or_else(of_variables);
         client_options(self.options, self.environment, &self.connector, extras)
     }
 

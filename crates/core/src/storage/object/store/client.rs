@@ -3,12 +3,11 @@
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use object_store::{ClientConfigKey, ClientOptions};
-use reqwest::Certificate;
 
 use super::connector::Connector;
 use super::environment::Environment;
-use super::error_body::plain;
 use super::proxy::excluded;
+use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::store_options::StoreOptions;
 
@@ -25,23 +24,22 @@ const POOL_IDLE: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Additions of a store's protocol to the options.
 #[derive(Default)]
-pub(in crate::storage) struct Extras<'a> {
+pub(in crate::storage) struct Extras {
     /// Settings of the client under `object_store`'s names, in ascending precedence.
     pub(in crate::storage) settings: Vec<(ClientConfigKey, String)>,
     /// True if the endpoint is a plain `http://` one.
     pub(in crate::storage) allow_http: bool,
     /// `Authorization` header, from user and password of a URL.
     pub(in crate::storage) authorization: Option<HeaderValue>,
-    /// Bundle of certificates that the environment names.
-    pub(in crate::storage) ca_file: Option<&'a str>,
+    /// Certificates to trust unless the option names some.
+    pub(in crate::storage) bundle: Option<Bundle>,
 }
 
 /// Returns the client's options. Certificates to trust go to the connector.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for headers that cannot be sent and a `ca_file` without
-/// certificates, and the kinds of I/O for one that cannot be read.
+/// [`ErrorKind::InvalidRequest`] for headers that cannot be sent, and those of [`Bundle::read`].
 pub(in crate::storage) fn client_options(
     options: &StoreOptions,
     environment: &Environment,
@@ -74,8 +72,8 @@ pub(in crate::storage) fn client_options(
     if let Some(verify) = options.flag("tls_verify") {
         client = client.with_allow_invalid_certificates(!verify);
     }
-    if let Some(path) = options.get("ca_file").or(extras.ca_file) {
-        connector.trust(certificates(path)?);
+    if let Some(bundle) = Bundle::of_option(options).or(extras.bundle) {
+        connector.trust(bundle.read()?);
     }
     if let Some(proxy) = options.get("proxy") {
         client = client.with_proxy_url(proxy);
@@ -111,28 +109,6 @@ fn headers(options: &StoreOptions, authorization: Option<HeaderValue>) -> Result
         headers.insert(name, value);
     }
     Ok(headers)
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "certificates are no file of a checkpoint"
-)]
-fn certificates(path: &str) -> Result<Vec<Certificate>> {
-    let pem = std::fs::read(path)
-        .map_err(|error| Error::from_io("cannot read ca_file", error).with_location(path))?;
-    let invalid = |message: &str| {
-        Error::new(ErrorKind::InvalidRequest, message)
-            .with_location(path)
-            .with_hint("pass a PEM file: text with lines of -----BEGIN CERTIFICATE-----")
-    };
-    let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| {
-        invalid("ca_file holds a certificate that cannot be read")
-            .with_source(plain(&error.to_string()))
-    })?;
-    if certificates.is_empty() {
-        return Err(invalid("ca_file holds no certificate"));
-    }
-    Ok(certificates)
 }
 
 #[cfg(test)]
@@ -216,28 +192,5 @@ mod tests {
             excludes.contains("169.254.169.254") && excludes.ends_with(",mine"),
             "{excludes}"
         );
-    }
-
-    #[test]
-    fn missing_or_empty_ca_file_fails() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let empty = folder.path().join("empty.pem");
-        std::fs::write(&empty, "").expect("a file");
-        for (path, kind) in [
-            (folder.path().join("missing.pem"), ErrorKind::NotFound),
-            (empty, ErrorKind::InvalidRequest),
-        ] {
-            let path = path.to_str().expect("UTF-8");
-            let options = options(&[("ca_file", path)]);
-            let client = client_options(
-                &options,
-                &Environment::default(),
-                &Connector::default(),
-                Extras::default(),
-            );
-            let error = client.expect_err(path);
-            assert_eq!(error.kind(), kind);
-            assert_eq!(error.location(), Some(path));
-        }
     }
 }

@@ -10,22 +10,24 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use http::Uri;
 use http::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue};
 use object_store::ClientOptions;
 use object_store::client::{
     ClientConfigKey as Key, HttpClient, HttpConnector, HttpError, HttpErrorKind,
 };
-use reqwest::{Certificate, NoProxy, Proxy, redirect};
+use reqwest::{Certificate, Proxy, redirect};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::addresses::Resolver;
 use super::classification::texts;
-use super::environment::Environment;
+use super::environment::{Environment, Stamped};
 use super::first_connection::FirstConnection;
-use super::proxy::{Proxies, of_variables};
+use super::proxy::{Proxies, UnusableProxy};
 use super::redirects::Following;
 use super::response_capture::{Capturing, connects};
+use super::trust::Trusted;
 use crate::sync::lock::Mutex;
 use crate::sync::threads::Builder;
 use crate::sync::timeline::Timeline;
@@ -56,7 +58,7 @@ pub(in crate::storage) struct Connector {
     own: Arc<AtomicUsize>,
     /// Certificates to trust in addition to the system's. `object_store`'s options do not return
     /// them.
-    roots: Arc<OnceLock<Vec<Certificate>>>,
+    trusted: Arc<OnceLock<Trusted>>,
     /// Clients that are made for the first request.
     clients: Arc<Mutex<Vec<Arc<LazyClient>>>>,
     is_prepared: Arc<AtomicBool>,
@@ -95,9 +97,14 @@ impl Connector {
         self.own.store(number, Ordering::Relaxed);
     }
 
-    /// Trusts these certificates too. Called at most once, before a client is made.
-    pub(in crate::storage) fn trust(&self, certificates: Vec<Certificate>) {
-        let _ = self.roots.set(certificates);
+    /// Trusts these certificates too. Called before a client is made; a second call has no effect.
+    pub(in crate::storage) fn trust(&self, trusted: Trusted) {
+        let _ = self.trusted.set(trusted);
+    }
+
+    /// Returns the file or directory of the trusted certificates.
+    pub(in crate::storage) fn trusted_file(&self) -> Option<Stamped> {
+        self.trusted.get().map(|trusted| trusted.stamped.clone())
     }
 
     /// Makes the clients on a thread of their own, once: a request is about to be sent, and may
@@ -137,6 +144,7 @@ impl Connector {
             parts: Mutex::new(Some(self.builder(options, resolver)?)),
             client: OnceLock::new(),
             is_secure: !flag(options, Key::AllowHttp)?,
+            proxies: proxies(options),
             timeline: self.timeline.clone(),
         })
     }
@@ -162,24 +170,16 @@ impl Connector {
         if let Some(agent) = value(Key::UserAgent) {
             builder = builder.user_agent(agent);
         }
-        if let Some(url) = value(Key::ProxyUrl) {
-            let mut proxy = Proxy::all(url).map_err(failed)?;
-            if let Some(pem) = value(Key::ProxyCaCertificate) {
-                let certificate = Certificate::from_pem(pem.as_bytes()).map_err(failed)?;
-                builder = builder.tls_certs_merge([certificate]);
-            }
-            if let Some(hosts) = value(Key::ProxyExcludes) {
-                proxy = proxy.no_proxy(NoProxy::from_string(&hosts));
-            }
-            builder = builder.proxy(proxy);
-        } else {
-            // By itself, the client would send requests for credentials through a proxy, too.
-            builder = builder.no_proxy();
-            for proxy in of_variables(&Environment::from_process()) {
-                builder = builder.proxy(proxy);
-            }
+        if let Some(pem) = value(Key::ProxyCaCertificate) {
+            let certificate = Certificate::from_pem(pem.as_bytes()).map_err(failed)?;
+            builder = builder.tls_certs_merge([certificate]);
         }
-        let roots = self.roots.get().cloned().unwrap_or_default();
+        // By itself, the client would send requests for credentials through a proxy, too.
+        let proxies = proxies(options);
+        let proxy = Proxy::custom(move |url| proxies.url_for(url));
+        builder = builder.no_proxy().proxy(proxy);
+        let roots = self.trusted.get();
+        let roots = roots.map_or_else(Vec::new, |trusted| trusted.certificates.clone());
         builder = if flag(options, Key::NoSystemCertificates)? {
             builder.tls_certs_only(roots)
         } else {
@@ -200,10 +200,20 @@ pub(in crate::storage) struct LazyClient {
     client: OnceLock<std::result::Result<reqwest::Client, NotMade>>,
     /// True if it is for TLS only.
     is_secure: bool,
+    proxies: Proxies,
     timeline: Timeline,
 }
 
 impl LazyClient {
+    /// Refuses a request to `uri` whose proxy cannot be used.
+    pub(in crate::storage) fn admit(&self, uri: &Uri) -> std::result::Result<(), UnusableProxy> {
+        self.proxies.admit(uri)
+    }
+
+    pub(in crate::storage) fn proxies(&self) -> &Proxies {
+        &self.proxies
+    }
+
     /// Returns the client.
     ///
     /// # Errors
@@ -287,12 +297,13 @@ impl HttpConnector for Connector {
         let shuffles = flag(options, Key::RandomizeAddresses)?;
         let resolver = Resolver::new(shuffles);
         let client = Arc::new(self.lazy(options, &resolver)?);
-        if self.roots.get().is_some() {
+        if self.trusted.get().is_some_and(|trusted| trusted.is_option) {
             // They are checked now.
             client.get().map_err(failed)?;
         }
         self.clients.lock().push(Arc::clone(&client));
         let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
+        let proxies = client.proxies().clone();
         let following = Following {
             client,
             resolver,
@@ -304,7 +315,7 @@ impl HttpConnector for Connector {
         Ok(HttpClient::new(Capturing::new(
             HttpClient::new(following),
             number,
-            proxies(options),
+            proxies,
         )))
     }
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use object_store::CredentialProvider;
 
-use super::builder::Opening;
+use super::builder::{Opening, is_plain};
 use super::credential_cache::{CredentialCache, Renewed, Tokens};
 use super::environment::Environment;
 
@@ -69,19 +69,27 @@ impl Credentials {
     }
 }
 
-/// Returns the bundle of certificates and, unless options give everything that they could, the
-/// files of the AWS configuration.
+/// Returns whether options leave nothing to the files of the AWS configuration. With TLS, these may
+/// name certificates.
+pub(in crate::storage) fn needs_no_files(opening: &Opening) -> bool {
+    let options = opening.options;
+    let has_credentials =
+        options.get("access_key_id").is_some() || options.flag("anonymous") == Some(true);
+    let has = |name| options.get(name).is_some();
+    let has_bundle = has("ca_file") || opening.environment.get("AWS_CA_BUNDLE").is_some();
+    let has_endpoint = has("endpoint") && (has_bundle || is_plain(options.get("endpoint")));
+    has_credentials && has_endpoint && has("region")
+}
+
+/// Returns the files of the AWS configuration, unless options give everything that is read from
+/// them.
 #[expect(
     clippy::unnecessary_wraps,
     reason = "the signature that protocols have"
 )]
 pub(in crate::storage) fn files_of_aws(opening: &Opening) -> Option<Vec<PathBuf>> {
-    let options = opening.options;
-    let has_credentials =
-        options.get("access_key_id").is_some() || options.flag("anonymous") == Some(true);
-    let has = |name| options.get(name).is_some();
-    let is_complete = has_credentials && has("endpoint") && has("region");
-    let may_read = opening.may_read_environment() || has("profile");
+    let may_read = opening.may_read_environment() || opening.options.get("profile").is_some();
+    let is_complete = needs_no_files(opening);
     // The SDK reads these variables itself, also for a profile that options name.
     let environment = Environment::from_process();
     let of_aws = [
@@ -92,6 +100,5 @@ pub(in crate::storage) fn files_of_aws(opening: &Opening) -> Option<Vec<PathBuf>
     let of_aws = of_aws.filter_map(|(variable, usual)| {
         environment.expanded(environment.get(variable).unwrap_or(usual))
     });
-    let bundle = opening.environment.get("AWS_CA_BUNDLE").map(PathBuf::from);
-    Some(of_aws.chain(bundle).collect())
+    Some(of_aws.collect())
 }

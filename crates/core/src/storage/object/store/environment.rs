@@ -131,7 +131,26 @@ impl Environment {
 /// variables count: libraries read some of their own. Holds secrets, so it cannot be shown.
 pub(in crate::storage) struct Surroundings {
     variables: BTreeMap<OsString, OsString>,
-    files: Vec<(PathBuf, Option<Stamp>)>,
+    files: Vec<Stamped>,
+}
+
+/// File and its state; the state is `None` if there is no such file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::storage) struct Stamped {
+    path: PathBuf,
+    stamp: Option<Stamp>,
+}
+
+impl Stamped {
+    /// Records the state of a file, before it is read.
+    pub(in crate::storage) fn new(path: PathBuf) -> Self {
+        let stamp = stamp(&path);
+        Self { path, stamp }
+    }
+
+    fn is_unchanged(&self) -> bool {
+        stamp(&self.path) == self.stamp
+    }
 }
 
 /// State of a file: device, inode, length, and the times of its last changes with nanoseconds.
@@ -151,20 +170,19 @@ impl Surroundings {
     ) -> Self {
         Self {
             variables,
-            files: files
-                .into_iter()
-                .map(|file| {
-                    let stamp = stamp(&file);
-                    (file, stamp)
-                })
-                .collect(),
+            files: files.into_iter().map(Stamped::new).collect(),
         }
+    }
+
+    /// Adds a file that was found while the store was opened.
+    pub(in crate::storage) fn and(mut self, file: Option<Stamped>) -> Self {
+        self.files.extend(file);
+        self
     }
 
     /// Returns whether nothing has changed.
     pub(in crate::storage) fn are_unchanged(&self) -> bool {
-        self.variables == Self::variables()
-            && self.files.iter().all(|(file, seen)| stamp(file) == *seen)
+        self.variables == Self::variables() && self.files.iter().all(Stamped::is_unchanged)
     }
 }
 

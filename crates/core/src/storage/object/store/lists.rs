@@ -7,7 +7,6 @@ use super::hub::bucket::level;
 use super::hub::{Commit, commit_of_many, with_tree};
 use super::pages::{self, Gathered};
 use super::request_error::Fault;
-use super::signing::with_signer;
 use super::{Level, Listed, Store};
 
 impl Store {
@@ -31,7 +30,7 @@ impl Store {
         let listing = || {
             let gathered = Gathered::new(format, prefix);
             let pages = pages::gathered(gathered, self.inner.list_with_delimiter(prefix));
-            Box::pin(with_signer(self.asks.signer.clone(), pages))
+            Box::pin(pages)
         };
         let (gathered, _) = self.request("LIST", listing).await?;
         Ok(gathered.into_level())

@@ -28,7 +28,9 @@ mod object_list;
 mod oci;
 mod pages;
 mod path;
+mod program;
 mod proxy;
+mod proxy_exempt;
 mod ranged_response;
 mod redactor;
 mod redirects;
@@ -45,10 +47,10 @@ mod steps;
 mod tests;
 mod transport_error;
 mod tree;
+mod trust;
 mod web;
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -82,6 +84,7 @@ use self::hub::xet::Xet;
 use self::oci::Registry;
 use self::redactor::Redactor;
 use self::requests::Standing;
+use self::signing::Signer;
 use super::cache::{Cache, Check, Question, check};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::{Protocol, RemoteUrl};
@@ -120,6 +123,8 @@ pub(crate) struct Store {
     first: Option<Arc<FirstConnection>>,
     /// Way to request an object's own checksums.
     asks: Asks,
+    /// Signs requests again to which headers of options were added.
+    signer: Option<Signer>,
     redactor: Redactor,
     /// True until the first response, if connections of earlier openings are used: the server may
     /// have closed them.
@@ -189,11 +194,11 @@ impl Store {
             redactor: Redactor::new(url, options, environment, variables_of_all()),
         };
         // Before any of the files is read: a change from now on is noticed.
-        let surroundings = (protocol.files)(&opening).map(|mut files| {
-            files.extend(options.get("ca_file").map(PathBuf::from));
-            Surroundings::new(variables, files)
-        });
+        let files = (protocol.files)(&opening);
+        let surroundings = files.map(|files| Surroundings::new(variables, files));
         let opened = (protocol.open)(&opening)?;
+        let trusted = opening.connector.trusted_file();
+        let surroundings = surroundings.map(|seen| seen.and(trusted));
         let own_client = opening.connector.made().saturating_sub(opened.sessions);
         opening.connector.own_from(own_client);
         let mut origin = without_credentials(&opened.origin);
@@ -217,8 +222,9 @@ impl Store {
             registry: opened.registry,
             bucket: opened.bucket,
             asks: Asks {
-                signer: opened.signer,
+                signer: opened.signer.clone().filter(Signer::is_of_aws),
             },
+            signer: opened.signer,
             redactor: opening.redactor.and(opened.token.as_ref()),
             is_resumed: AtomicBool::new(false),
             standing: Arc::default(),
@@ -257,6 +263,7 @@ impl Store {
             offline: self.offline.clone(),
             first: self.first.clone(),
             asks: self.asks.clone(),
+            signer: self.signer.clone(),
             redactor: self.redactor.clone(),
             is_resumed: AtomicBool::new(true),
             standing: Arc::clone(&self.standing),
@@ -301,6 +308,7 @@ impl Store {
             offline: None,
             first: None,
             asks: Asks::default(),
+            signer: None,
             redactor: Redactor::default(),
             is_resumed: AtomicBool::new(false),
             standing: Arc::default(),

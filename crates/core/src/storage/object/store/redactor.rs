@@ -50,12 +50,16 @@ const NAMES: [&str; 11] = [
 const PLACES: [&str; 5] = ["file", "path", "url", "uri", "endpoint"];
 
 /// Variables with secrets that are not settings of `object_store`.
-const VARIABLES: [&str; 11] = [
+const VARIABLES: [&str; 5] = [
     "HF_TOKEN",
     "HUGGING_FACE_HUB_TOKEN",
     "AZURE_STORAGE_KEY",
     "AZURE_STORAGE_CONNECTION_STRING",
     "IDENTITY_HEADER",
+];
+
+/// Variables that name a proxy, perhaps with a password, and perhaps without a scheme.
+const PROXIES: [&str; 6] = [
     "HTTPS_PROXY",
     "https_proxy",
     "HTTP_PROXY",
@@ -95,10 +99,11 @@ impl Redactor {
             secrets.add_setting(&name, &value);
         }
         for value in VARIABLES.iter().filter_map(|name| environment.get(name)) {
-            match value.split_once("://") {
-                Some(_) => secrets.add_url(value),
-                None => secrets.add_value(value),
-            }
+            secrets.add_value(value);
+        }
+        for value in PROXIES.iter().filter_map(|name| environment.get(name)) {
+            let (_, rest) = value.split_once("://").unwrap_or(("", value));
+            secrets.add_url(&format!("http://{rest}"));
         }
         secrets.tidy();
         secrets

@@ -27,7 +27,7 @@ use super::addresses::{Narrower, Reach, Resolver};
 use super::classification::find;
 use super::connector::LazyClient;
 use super::response_capture::{asks_host, came_over, responded};
-use super::signing::{COVERED, sign_again};
+use super::signing::sign_again;
 
 /// Maximum number of redirects of one request: as many as browsers and `reqwest` follow, or fewer.
 const REDIRECTS_MAX: usize = 10;
@@ -82,17 +82,15 @@ impl Following {
         if let Some(named) = &named {
             self.admit(named, request.uri()).map_err(NotAdmitted)?;
         } else if self.number >= self.own.load(Ordering::Relaxed) {
-            let mut is_signature_incomplete = false;
+            let mut added = Vec::new();
             for (name, value) in &self.headers {
                 let entry = request.headers_mut().entry(name);
                 if let header::Entry::Vacant(entry) = entry {
                     entry.insert(value.clone());
-                    is_signature_incomplete |= name.as_str().starts_with(COVERED);
+                    added.push(name.clone());
                 }
             }
-            if is_signature_incomplete {
-                sign_again(&mut request).await?;
-            }
+            sign_again(&mut request, &added).await?;
         }
         let method = request.method().clone();
         let mut headers = request.headers().clone();
@@ -100,6 +98,7 @@ impl Following {
         let mut reach = named.as_ref().map(|named| named.reach);
         let mut redirects = 0;
         loop {
+            self.client.admit(&at)?;
             let response = HttpService::call(self.client.get()?, request).await;
             let is_named = named.is_some() && redirects == 0;
             let response = response.map_err(|error| match find::<Narrower>(&error) {

@@ -7,6 +7,7 @@ use super::classification::{Hints, RequestContext};
 use super::connector::timed;
 use super::request_error::{Fault, failed_request, translate};
 use super::response_capture::{ResponseCapture, capture};
+use super::signing::with_signer;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::sync::retry::Transient;
 
@@ -56,7 +57,8 @@ impl Store {
                 None => request.await,
             }
         };
-        let (result, captured) = capture(timed(self.timeline.clone(), limited)).await;
+        let signed = with_signer(self.signer.clone(), limited);
+        let (result, captured) = capture(timed(self.timeline.clone(), signed)).await;
         if captured.status.is_some() {
             self.is_resumed.store(false, Ordering::Relaxed);
         }

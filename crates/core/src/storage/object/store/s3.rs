@@ -9,7 +9,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::classification::{Classification, Hints, RequestContext};
 use super::client::Extras;
-use super::credentials::{ANONYMOUS, Credentials, files_of_aws};
+use super::credentials::{ANONYMOUS, Credentials, files_of_aws, needs_no_files};
 use super::environment::{Environment, Variables};
 use super::pages::Format;
 use super::response_capture::ResponseCapture;
@@ -19,6 +19,7 @@ use super::s3_endpoint::{
 };
 use super::signing::Signer;
 use super::status_error::by_code;
+use super::trust::{Bundle, OF_REQUESTS};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Default region, the same as that of AWS's own tools.
@@ -35,6 +36,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         unreachable: None,
         lists: true,
     },
+    bundles: OF_REQUESTS,
     states_checksums: true,
     lists: Some(Format::Objects),
 };
@@ -93,7 +95,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
     let signer = region
         .clone()
         .filter(|_| sessions == 0)
-        .map(|region| Signer {
+        .map(|region| Signer::Aws {
             credentials: Arc::clone(store.credentials()),
             region,
         });
@@ -230,7 +232,7 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     let extras = Extras {
         settings: client_settings,
         allow_http: is_plain(endpoint.as_deref()),
-        ca_file: opening.environment.get("AWS_CA_BUNDLE"),
+        bundle: bundle(opening),
         ..Extras::default()
     };
     let client = opening.client(extras)?;
@@ -333,6 +335,26 @@ fn profile_endpoint(opening: &Opening) -> Result<OfProfile> {
         return Ok(OfProfile::default());
     }
     super::aws::endpoint_of_profile(opening.options.get("profile"))
+}
+
+/// Returns the bundle of certificates that AWS's variable names, else that of the profile.
+fn bundle(opening: &Opening) -> Option<Bundle> {
+    Bundle::of_variables(opening.environment, &["AWS_CA_BUNDLE"])
+        .or_else(|| profile_bundle(opening))
+}
+
+#[cfg(feature = "aws-config")]
+fn profile_bundle(opening: &Opening) -> Option<Bundle> {
+    let is_needed = may_read_profile(opening) && !needs_no_files(opening);
+    let is_given = opening.options.get("ca_file").is_some();
+    (is_needed && !is_given)
+        .then(|| super::aws::bundle_of_profile(opening.options.get("profile")))
+        .flatten()
+}
+
+#[cfg(not(feature = "aws-config"))]
+fn profile_bundle(_: &Opening) -> Option<Bundle> {
+    None
 }
 
 /// Returns whether files of the AWS configuration may be read: one that options name may always be.
@@ -438,7 +460,7 @@ fn credential_source(builder: &AmazonS3Builder, opening: &Opening) -> Result<Cre
 #[cfg(feature = "aws-config")]
 fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
     let client = opening.client(Extras {
-        ca_file: opening.environment.get("AWS_CA_BUNDLE"),
+        bundle: bundle(opening),
         ..Extras::default()
     })?;
     let region = builder.get_config_value(&AmazonS3ConfigKey::Region);

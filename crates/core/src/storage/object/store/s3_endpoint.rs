@@ -29,6 +29,11 @@ pub(in crate::storage) struct Variants {
 }
 
 impl Variants {
+    #[cfg(feature = "aws-config")]
+    pub(super) fn are_any(self) -> bool {
+        self.is_fips || self.is_dual_stack
+    }
+
     /// Returns the variants of the variables, which override the profile, whose variants these are.
     pub(super) fn or_of_variables(self, environment: &Environment) -> Self {
         let flag = |name, of_profile| {

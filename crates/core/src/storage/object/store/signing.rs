@@ -1,8 +1,10 @@
-//! Signs requests to S3 a second time, for headers that `object_store` cannot add before it signs:
-//! S3 refuses a request with an `x-amz-` header that the signature does not cover.
+//! Signs requests a second time, for headers that `object_store` cannot add before it signs: S3
+//! refuses a request with an `x-amz-` header that the signature does not cover, and Azure covers
+//! all of its own headers and the conditions with an account's key.
 
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, HeaderName};
 use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
+use object_store::azure::{AzureAuthorizer, AzureCredential, AzureCredentialProvider};
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
 
 use super::response_capture::signed;
@@ -10,14 +12,18 @@ use super::response_capture::signed;
 /// Header with the part of the body that S3's signature covers; `UNSIGNED-PAYLOAD` if none.
 const PAYLOAD: &str = "x-amz-content-sha256";
 
-/// Beginning of the headers that the signature must cover.
-pub(in crate::storage) const COVERED: &str = "x-amz-";
-
 /// Signs a request again.
 #[derive(Clone)]
-pub(in crate::storage) struct Signer {
-    pub(in crate::storage) credentials: AwsCredentialProvider,
-    pub(in crate::storage) region: String,
+pub(in crate::storage) enum Signer {
+    Aws {
+        credentials: AwsCredentialProvider,
+        region: String,
+    },
+    /// With the key of an account; other credentials of Azure do not depend on the request.
+    Azure {
+        credentials: AzureCredentialProvider,
+        account: String,
+    },
 }
 
 impl std::fmt::Debug for Signer {
@@ -28,22 +34,56 @@ impl std::fmt::Debug for Signer {
 }
 
 impl Signer {
+    pub(in crate::storage) fn is_of_aws(&self) -> bool {
+        matches!(self, Self::Aws { .. })
+    }
+
+    /// Returns whether the signature must cover a header, if the request has it.
+    fn covers(&self, name: &HeaderName) -> bool {
+        match self {
+            Self::Aws { .. } => name.as_str().starts_with("x-amz-"),
+            // It covers some more, which option headers rarely are.
+            Self::Azure { .. } => true,
+        }
+    }
+
     /// Replaces the signature of a request. Anonymous requests have none.
     pub(in crate::storage) async fn sign(
         &self,
         request: &mut HttpRequest,
     ) -> Result<(), HttpError> {
-        if request.headers_mut().remove(AUTHORIZATION).is_none() {
+        if !request.headers().contains_key(AUTHORIZATION) {
             return Ok(());
         }
         let failed = |error| HttpError::new(HttpErrorKind::Request, error);
-        let credential = self.credentials.get_credential().await.map_err(failed)?;
-        let payload = request.headers().get(PAYLOAD);
-        let is_unsigned = payload.is_some_and(|payload| payload == "UNSIGNED-PAYLOAD");
-        AwsAuthorizer::new(&credential, "s3", &self.region)
-            .with_sign_payload(!is_unsigned)
-            .try_authorize(request, None)
-            .map_err(failed)
+        match self {
+            Self::Aws {
+                credentials,
+                region,
+            } => {
+                let credential = credentials.get_credential().await.map_err(failed)?;
+                let payload = request.headers().get(PAYLOAD);
+                let is_unsigned = payload.is_some_and(|payload| payload == "UNSIGNED-PAYLOAD");
+                request.headers_mut().remove(AUTHORIZATION);
+                AwsAuthorizer::new(&credential, "s3", region)
+                    .with_sign_payload(!is_unsigned)
+                    .try_authorize(request, None)
+                    .map_err(failed)
+            }
+            Self::Azure {
+                credentials,
+                account,
+            } => {
+                let credential = credentials.get_credential().await.map_err(failed)?;
+                if !matches!(*credential, AzureCredential::AccessKey(_)) {
+                    return Ok(());
+                }
+                request.headers_mut().remove(AUTHORIZATION);
+                AzureAuthorizer::new(&credential, account)
+                    .try_authorize(request)
+                    .map_err(failed)
+            }
+        }
     }
 }
 
@@ -52,8 +92,8 @@ tokio::task_local! {
     static SIGNER: Option<Signer>;
 }
 
-/// Runs requests whose headers of options must be signed here: `object_store` signs those of a
-/// request for an object, but not those of a listing.
+/// Runs requests whose headers of options must be signed here: `object_store` signs them only in
+/// S3's requests for an object.
 pub(in crate::storage) async fn with_signer<T>(
     signer: Option<Signer>,
     requests: impl Future<Output = T>,
@@ -61,9 +101,14 @@ pub(in crate::storage) async fn with_signer<T>(
     SIGNER.scope(signer, requests).await
 }
 
-/// Signs a request of [`with_signer`] again, after a header was added.
-pub(in crate::storage) async fn sign_again(request: &mut HttpRequest) -> Result<(), HttpError> {
-    if let Ok(Some(signer)) = SIGNER.try_with(Option::clone) {
+/// Signs a request of [`with_signer`] again, after these headers were added.
+pub(in crate::storage) async fn sign_again(
+    request: &mut HttpRequest,
+    added: &[HeaderName],
+) -> Result<(), HttpError> {
+    if let Ok(Some(signer)) = SIGNER.try_with(Option::clone)
+        && added.iter().any(|name| signer.covers(name))
+    {
         signer.sign(request).await?;
         signed(request);
     }

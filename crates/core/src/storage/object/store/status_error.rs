@@ -22,7 +22,29 @@ pub(in crate::storage) fn classification(
         .or_else(|| by_code(code, asked))
         .unwrap_or_else(|| by_status(status, captured, asked));
     let words = captured.message.clone().map(Cause::Words);
-    classification.cause(words)
+    of_proxy(classification, status, captured).cause(words)
+}
+
+/// Adds to the hint that the response may be one of a proxy: without TLS, it can answer instead of
+/// the store. The store's own responses have a code.
+fn of_proxy(
+    mut classification: Classification,
+    status: u16,
+    captured: &ResponseCapture,
+) -> Classification {
+    let is_plain = captured
+        .endpoint
+        .as_ref()
+        .is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let may_be_its_own = is_plain && status != 407 && captured.code.is_none();
+    if let Some(proxy) = captured.proxy.as_ref().filter(|_| may_be_its_own) {
+        let hint = classification.hint.take().unwrap_or_default();
+        let semicolon = if hint.is_empty() { "" } else { "; " };
+        classification.hint = Some(format!(
+            "{hint}{semicolon}the response may be one of the proxy {proxy}"
+        ));
+    }
+    classification
 }
 
 /// Classifies by code, where it is more specific than the status or differs from it.
@@ -100,9 +122,12 @@ fn by_status(status: u16, captured: &ResponseCapture, asked: &RequestContext) ->
         .hint("check that the endpoint is an object store"),
         407 => Classification::new(
             ErrorKind::PermissionDenied,
-            "the proxy requires credentials",
+            match &captured.proxy {
+                Some(proxy) => format!("the proxy {proxy} requires credentials"),
+                None => "the proxy requires credentials".to_owned(),
+            },
         )
-        .hint("set them in the option proxy: http://user:password@host"),
+        .hint("name them where the proxy is named (option proxy or HTTPS_PROXY): http://user:password@HOST:PORT"),
         408 | 425 | 429 | 503 => Classification::new(
             ErrorKind::Remote,
             format!("the store is busy or throttling requests ({answer})"),

@@ -10,7 +10,7 @@ use super::addresses::Narrower;
 use super::classification::{Cause, Classification, Hints, causes, find, texts};
 use super::connector::NotMade;
 use super::pages::TooLong;
-use super::proxy::UsedProxy;
+use super::proxy::{UnusableProxy, UsedProxy};
 use super::redirects::{NotAdmitted, Refused};
 use crate::error::ErrorKind;
 use crate::sync::retry::Transient;
@@ -31,7 +31,12 @@ pub(in crate::storage) fn classification(
     let connecting =
         http.is_some_and(reqwest::Error::is_connect) || error.kind() == HttpErrorKind::Connect;
     let cause = cause(error, &texts);
-    let classification = if http.is_some_and(reqwest::Error::is_builder) {
+    let way = proxy.map_or_else(String::new, |proxy| format!(" through the proxy {proxy}"));
+    let classification = if let Some(unusable) = find::<UnusableProxy>(error) {
+        // Without the cause, which is the same text.
+        return Classification::new(unusable.kind(), unusable.to_string())
+            .hint(unusable.hint(host));
+    } else if http.is_some_and(reqwest::Error::is_builder) {
         Classification::new(ErrorKind::InvalidRequest, "the request cannot be sent")
             .hint("check the endpoint: a plain http:// endpoint must be set explicitly")
     } else if let Some(reason) = find::<NotMade>(error) {
@@ -57,25 +62,28 @@ pub(in crate::storage) fn classification(
         )
         .hint("check the endpoint: it may not be an object store")
     } else if says("certificate") {
-        certificate(host, &texts)
+        certificate(host, &way, &texts)
     } else if connecting {
         unreachable(error, host, proxy, &texts, hints.unreachable)
     } else if error.kind() == HttpErrorKind::Timeout {
         Classification::new(
             ErrorKind::TimedOut,
-            format!("{host} sent nothing within the read timeout"),
+            format!("{host} sent nothing{way} within the read timeout"),
         )
         .hint("set read_timeout higher if the store needs longer")
         .transient(Transient::Stalled)
     } else if says("invalid HTTP version") {
         // A server for TLS answers a plain request with an alert.
-        Classification::new(ErrorKind::Remote, format!("{host} does not speak HTTP"))
-            .hint("use https:// if the server speaks TLS, or the port where it speaks HTTP")
-            .transient(Transient::Unreachable)
+        Classification::new(
+            ErrorKind::Remote,
+            format!("{host} does not speak HTTP{way}"),
+        )
+        .hint("use https:// if the server speaks TLS, or the port where it speaks HTTP")
+        .transient(Transient::Unreachable)
     } else {
         Classification::new(
             ErrorKind::Remote,
-            format!("the connection to {host} was lost"),
+            format!("the connection to {host}{way} was lost"),
         )
         .hint(BROKE)
         .transient(Transient::Broken)
@@ -97,9 +105,9 @@ fn redirected(host: &str, refused: Refused) -> Classification {
     })
 }
 
-/// Classifies a certificate error by text. The types of rustls are public, but matching them would
+/// Classifies a certificate error by text. `way` names the proxy, if there is one. The types of rustls are public, but matching them would
 /// silently fail with a second version in the dependency tree.
-fn certificate(host: &str, texts: &[String]) -> Classification {
+fn certificate(host: &str, way: &str, texts: &[String]) -> Classification {
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
     let hint = if says("not valid for name") || says("NotValidForName") {
         "the certificate is for another server: check the endpoint and the bucket's name"
@@ -108,12 +116,14 @@ fn certificate(host: &str, texts: &[String]) -> Classification {
     } else if says("CaUsedAsEndEntity") {
         "the server's certificate is marked as an authority's (CA:TRUE), as openssl does by default; make one with \
          `-addext basicConstraints=critical,CA:FALSE`, which may then be its own ca_file"
-    } else {
+    } else if way.is_empty() {
         "pass the certificate of its authority as ca_file"
+    } else {
+        "pass the certificate of its authority as ca_file; a proxy that inspects TLS has an authority of its own"
     };
     Classification::new(
         ErrorKind::Remote,
-        format!("the certificate of {host} is not trusted"),
+        format!("the certificate of {host}{way} is not trusted"),
     )
     .hint(hint)
 }
@@ -155,6 +165,11 @@ fn unreachable(
             ))
             .transient(Transient::Unreachable);
     }
+    if let Some(proxy) = proxy
+        && says("tunnel")
+    {
+        return refused_tunnel(host, proxy, says("authorization required"));
+    }
     let (message, hint) = if error.kind() == HttpErrorKind::Timeout {
         (
             format!("connecting to {host} timed out"),
@@ -175,11 +190,6 @@ fn unreachable(
             format!("{host} does not speak TLS"),
             "use http:// in the endpoint, or the port where the server speaks https",
         )
-    } else if says("tunnel") || says("proxy") {
-        (
-            format!("the proxy does not connect to {host}"),
-            "check the option proxy and the variables HTTPS_PROXY and NO_PROXY",
-        )
     } else {
         (
             format!("{host} cannot be reached"),
@@ -188,6 +198,24 @@ fn unreachable(
     };
     Classification::new(ErrorKind::Remote, message)
         .hint(hint)
+        .transient(Transient::Unreachable)
+}
+
+/// Classifies the response of a proxy that opens no tunnel to the server.
+fn refused_tunnel(host: &str, proxy: &UsedProxy, needs_login: bool) -> Classification {
+    let origin = proxy.origin;
+    if needs_login {
+        let message = format!("the proxy {proxy} requires credentials");
+        return Classification::new(ErrorKind::PermissionDenied, message).hint(format!(
+            "name them in {origin}: http://user:password@HOST:PORT"
+        ));
+    }
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    let message = format!("the proxy {proxy} does not connect to {host}");
+    Classification::new(ErrorKind::Remote, message)
+        .hint(format!(
+            "check {origin} and that the proxy permits {host}, or add {name} to NO_PROXY"
+        ))
         .transient(Transient::Unreachable)
 }
 
@@ -297,14 +325,6 @@ mod tests {
             ),
             (
                 Connect,
-                "unsuccessful tunnel",
-                None,
-                ErrorKind::Remote,
-                unreachable,
-                "the proxy does not connect to host:9",
-            ),
-            (
-                Connect,
                 "invalid peer certificate: UnknownIssuer",
                 None,
                 ErrorKind::Remote,
@@ -398,7 +418,7 @@ mod tests {
             (
                 "tunnel error: unsuccessful",
                 None,
-                "the proxy does not connect to host:9",
+                "the proxy PROXY does not connect to host:9",
             ),
         ] {
             let error = layered(HttpErrorKind::Connect, &[text], errno);
@@ -411,6 +431,46 @@ mod tests {
                 hint.contains("HTTPS_PROXY") && hint.contains("NO_PROXY"),
                 "{hint}"
             );
+        }
+    }
+
+    #[test]
+    fn failures_behind_proxy_name_it() {
+        use HttpErrorKind::{Connect, Interrupted, Timeout};
+        let proxy = UsedProxy {
+            url: "http://proxy:3128".to_owned(),
+            origin: "HTTPS_PROXY",
+        };
+        for (kind, text, wanted, message) in [
+            (
+                Connect,
+                "tunnel error: proxy authorization required",
+                ErrorKind::PermissionDenied,
+                "the proxy PROXY requires credentials",
+            ),
+            (
+                Connect,
+                "invalid peer certificate: UnknownIssuer",
+                ErrorKind::Remote,
+                "the certificate of host:9 through the proxy PROXY is not trusted",
+            ),
+            (
+                Timeout,
+                "operation timed out",
+                ErrorKind::TimedOut,
+                "host:9 sent nothing through the proxy PROXY within the read timeout",
+            ),
+            (
+                Interrupted,
+                "connection error",
+                ErrorKind::Remote,
+                "the connection to host:9 through the proxy PROXY was lost",
+            ),
+        ] {
+            let error = layered(kind, &["error sending request", text], None);
+            let found = classification(&error, "host:9", Some(&proxy), &Hints::NONE);
+            let message = message.replace("PROXY", &proxy.to_string());
+            assert_eq!((found.kind, found.message), (wanted, message), "{text}");
         }
     }
 

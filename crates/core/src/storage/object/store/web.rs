@@ -25,6 +25,7 @@ use super::connector::Connector;
 use super::credentials::{ANONYMOUS, Credentials};
 use super::response_capture::ResponseCapture;
 use super::status_error::{by_code, skewed};
+use super::trust::OF_CURL;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 
@@ -39,6 +40,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         unreachable: Some("check the URL, that its server runs, and the network"),
         lists: false,
     },
+    bundles: OF_CURL,
     states_checksums: false,
     lists: None,
 };

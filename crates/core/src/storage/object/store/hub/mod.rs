@@ -41,6 +41,7 @@ use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::classification::Hints;
 use super::client::Extras;
 use super::credentials::Credentials;
+use super::trust::OF_REQUESTS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::hub_id::HubId;
 use crate::options::location::RESERVED;
@@ -58,6 +59,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         ),
         ..Hints::NONE
     },
+    bundles: OF_REQUESTS,
     states_checksums: false,
     lists: None,
 };

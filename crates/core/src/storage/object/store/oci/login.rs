@@ -5,18 +5,13 @@
 //! is opened; a helper runs when the registry asks for credentials.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::process::Command;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use rustix::io::retry_on_intr;
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use serde::Deserialize;
-use tokio::sync::oneshot;
 
 use crate::error::{Error, ErrorKind, Result, printable};
 use crate::options::oci_reference::OciReference;
@@ -24,14 +19,10 @@ use crate::storage::object::store::builder::Opening;
 use crate::storage::object::store::classification::Classification;
 use crate::storage::object::store::credentials::ANONYMOUS;
 use crate::storage::object::store::environment::Environment;
-use crate::sync::lock::Mutex;
-use crate::sync::threads::Builder;
+use crate::storage::object::store::program::answer;
 
 /// Time that a credential helper may take: some ask a cloud.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-
-/// Longest response of a helper, bytes.
-const ANSWER_MAX: u64 = 64 << 10;
 
 /// User name by which helpers mark an identity token.
 const TOKEN_USER: &str = "<token>";
@@ -296,17 +287,6 @@ fn absent(name: &str) -> Classification {
     ))
 }
 
-/// Running credential helper. Dropping it kills the program: the answer has come, or is not wanted
-/// any more, because it took too long or the load that waited for it was cancelled.
-struct Running(Arc<Mutex<Child>>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.lock().kill();
-    }
-}
-
 /// Runs a credential helper, and kills it if it takes longer than `wait_max` or the future is
 /// dropped.
 async fn ask_program(
@@ -315,35 +295,12 @@ async fn ask_program(
     wait_max: Duration,
 ) -> Result<Login, Classification> {
     let shown = printable(&program.display().to_string());
-    let child = Command::new(program)
-        .arg("get")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|error| {
-            failed(format!(
-                "the credential helper {shown} cannot be started: {error}"
-            ))
-        })?;
-    let child = Running(Arc::new(Mutex::new(child)));
-    let (sender, receiver) = oneshot::channel();
-    let (running, server) = (Arc::clone(&child.0), server.to_owned());
-    // Not one of the runtime's threads, which must not block.
-    let thread = Builder::new().name("tload-login".to_owned());
-    let started = thread.spawn(move || {
-        // The receiver is gone after the timeout or a cancellation.
-        let _ = sender.send(exchange(&running, &server));
-    });
-    started.map_err(|error| failed(format!("no thread for the credential helper: {error}")))?;
-    let Ok(Ok(answer)) = tokio::time::timeout(wait_max, receiver).await else {
-        return Err(failed(format!(
-            "the credential helper {shown} took longer than {wait_max:?}"
-        )));
-    };
-    // Texts of a helper are not shown: they may be secrets.
+    let mut command = Command::new(program);
+    let answer = answer(command.arg("get"), server.into(), wait_max).await;
+    let answer =
+        answer.map_err(|reason| failed(format!("the credential helper {shown} {reason}")))?;
     match answer {
-        Ok((true, text)) => {
+        (true, text) => {
             let answer: Answer = serde_json::from_slice(&text).map_err(|_| {
                 failed(format!(
                     "the credential helper {shown} sent a malformed response"
@@ -354,42 +311,14 @@ async fn ask_program(
                 _ => Login::Password(answer.username, answer.secret),
             })
         }
-        Ok((false, text)) if text.starts_with(b"credentials not found") => Ok(Login::Anonymous),
-        Ok((false, _)) => Err(failed(format!("the credential helper {shown} failed"))),
-        Err(error) => Err(failed(format!(
-            "the credential helper {shown} failed: {error}"
-        ))),
+        (false, text) if text.starts_with(b"credentials not found") => Ok(Login::Anonymous),
+        (false, _) => Err(failed(format!("the credential helper {shown} failed"))),
     }
-}
-
-/// Sends the server's name to a helper; returns whether it succeeded, and its response. Holds the
-/// lock only briefly, so that the helper can be killed meanwhile.
-fn exchange(child: &Mutex<Child>, server: &str) -> std::io::Result<(bool, Vec<u8>)> {
-    let (input, output) = {
-        let mut child = child.lock();
-        (child.stdin.take(), child.stdout.take())
-    };
-    if let Some(mut input) = input {
-        // A helper that knows only one server need not read which one is meant.
-        let written = input.write_all(server.as_bytes());
-        let is_unread = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
-        if !written.as_ref().is_err_and(is_unread) {
-            written?;
-        }
-    }
-    let mut text = Vec::new();
-    if let Some(output) = output {
-        output.take(ANSWER_MAX).read_to_end(&mut text)?;
-    }
-    // Waits without the lock, and leaves the process to be reaped: its id stays its own.
-    let pid = Pid::from_child(&child.lock());
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-    retry_on_intr(|| waitid(WaitId::Pid(pid), options))?;
-    Ok((child.lock().wait()?.success(), text))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::os::unix::fs::PermissionsExt;
 
     use rustix::fs::{CWD, FileType, Mode, OFlags};

@@ -30,6 +30,7 @@ use super::builder::{OpenStore, Opening, StoreProtocol, is_plain};
 use super::classification::{Classification, Hints, Judged};
 use super::client::Extras;
 use super::credentials::Credentials;
+use super::trust::OF_CURL;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 use crate::options::oci_reference::OciReference;
@@ -48,6 +49,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         ),
         ..Hints::NONE
     },
+    bundles: OF_CURL,
     states_checksums: false,
     lists: None,
 };

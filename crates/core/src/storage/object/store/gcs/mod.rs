@@ -1,19 +1,27 @@
 //! Opens Google Cloud Storage: endpoint and credentials of a bucket. Called by
 //! [`crate::storage::object::store::Store::open`].
 
-use std::path::PathBuf;
+mod external_account;
+mod subject_token;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use object_store::StaticCredentialProvider;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::{ClientOptions, StaticCredentialProvider};
 
-use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
-use super::classification::{Hints, texts};
-use super::client::Extras;
-use super::credentials::{ANONYMOUS, Credentials};
-use super::environment::{Environment, Variables};
-use super::pages::Format;
+use self::external_account::{ExternalAccount, type_of};
 use crate::error::{Error, ErrorKind, Result};
+use crate::storage::object::store::builder::{
+    OpenStore, Opening, StoreProtocol, is_plain, no_retries,
+};
+use crate::storage::object::store::classification::{Hints, texts};
+use crate::storage::object::store::client::Extras;
+use crate::storage::object::store::credential_cache::CredentialCache;
+use crate::storage::object::store::credentials::{ANONYMOUS, Credentials};
+use crate::storage::object::store::environment::{Environment, Variables};
+use crate::storage::object::store::pages::Format;
+use crate::storage::object::store::trust::OF_REQUESTS;
 
 /// Google Cloud Storage.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
@@ -24,6 +32,7 @@ pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
         permissions: Some(["storage.objects.list", "storage.objects.get"]),
         ..Hints::NONE
     },
+    bundles: OF_REQUESTS,
     states_checksums: true,
     lists: Some(Format::Objects),
 };
@@ -46,8 +55,16 @@ const CREDENTIALS: [&str; 6] = [
 
 const EXPLICIT: [&str; 2] = ["token", "service_account"];
 
+/// File that the tools of Google write.
+const WRITTEN: &str = "~/.config/gcloud/application_default_credentials.json";
+
 fn open(opening: &Opening) -> Result<OpenStore> {
-    let (builder, source) = builder(opening)?;
+    let Built {
+        builder,
+        source,
+        client,
+        external,
+    } = builder(opening)?;
     let origin = builder.get_config_value(&GoogleConfigKey::BaseUrl);
     let has_token = builder
         .get_config_value(&GoogleConfigKey::BearerToken)
@@ -59,7 +76,14 @@ fn open(opening: &Opening) -> Result<OpenStore> {
             unsupported(&error, opening).unwrap_or_else(|| opening.refused(&error))
         })
     };
-    let (store, credentials) = if has_token || source == ANONYMOUS {
+    let (store, credentials) = if let Some(external) = external {
+        let federated = external.connect(opening, &client);
+        let federated = federated.map_err(|error| opening.refused(&error))?;
+        let cache = Arc::new(CredentialCache::new(federated));
+        let builder = builder.with_credentials(Arc::clone(&cache) as _);
+        let at_first = source;
+        (build(builder)?, Credentials::Renewed { at_first, cache })
+    } else if has_token || source == ANONYMOUS {
         (build(builder)?, Credentials::known(source))
     } else {
         let provider = Arc::clone(build(builder.clone())?.credentials());
@@ -73,7 +97,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
 }
 
 /// Returns the error for a file with credentials of a type that `object_store` cannot use, such as
-/// `external_account`.
+/// `impersonated_service_account`.
 fn unsupported(error: &object_store::Error, opening: &Opening) -> Option<Error> {
     let texts = texts(error);
     let mut types = texts.iter().filter_map(|text| {
@@ -88,8 +112,8 @@ fn unsupported(error: &object_store::Error, opening: &Opening) -> Option<Error> 
         Error::new(ErrorKind::Unsupported, message)
             .with_location(opening.url.shown())
             .with_hint(
-                "use the key of a service account, those of `gcloud auth application-default login`, \
-                 or the metadata service; or pass a token as option token",
+                "use the key of a service account, an external account, those of `gcloud auth \
+                 application-default login`, or the metadata service; or pass a token as option token",
             ),
     )
 }
@@ -120,29 +144,95 @@ fn files(opening: &Opening) -> Option<Vec<PathBuf>> {
     });
     let option = opening.options.get("service_account").map(str::to_owned);
     let named = named.map(|(_, path)| path).chain(option).map(PathBuf::from);
-    let written = "~/.config/gcloud/application_default_credentials.json";
     Some(
         named
-            .chain(Environment::from_process().expanded(written))
+            .chain(Environment::from_process().expanded(WRITTEN))
             .collect(),
     )
 }
 
-fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
+/// Builder of a store without credentials of an external account, which `object_store` cannot use.
+struct Built {
+    builder: GoogleCloudStorageBuilder,
+    /// Origin of the credentials.
+    source: String,
+    client: ClientOptions,
+    external: Option<ExternalAccount>,
+}
+
+/// Settings that hold or name a file with credentials, in the order in which `object_store` looks
+/// for them.
+const FILES: [GoogleConfigKey; 3] = [
+    GoogleConfigKey::ServiceAccount,
+    GoogleConfigKey::ServiceAccountKey,
+    GoogleConfigKey::ApplicationCredentials,
+];
+
+/// Returns the external account, if the credentials are those of one. Whatever cannot be read is
+/// left to `object_store`.
+fn external_account(
+    settings: &[(GoogleConfigKey, String)],
+    opening: &Opening,
+) -> Result<Option<ExternalAccount>> {
+    let last = |wanted: &GoogleConfigKey| {
+        let mut settings = settings.iter().rev();
+        settings.find(|(key, _)| key == wanted)
+    };
+    let named = FILES.iter().find_map(last);
+    let (text, path) = match named {
+        Some((GoogleConfigKey::ServiceAccountKey, text)) => {
+            (text.clone(), PathBuf::from("service_account_key"))
+        }
+        Some((_, path)) => match std::fs::read_to_string(path) {
+            Ok(text) => (text, PathBuf::from(path)),
+            Err(_) => return Ok(None),
+        },
+        None if opening.may_read_environment() => {
+            let path = Environment::from_process().expanded(WRITTEN);
+            let text = path
+                .as_ref()
+                .and_then(|path| std::fs::read_to_string(path).ok());
+            match path.zip(text) {
+                Some((path, text)) => (text, path),
+                None => return Ok(None),
+            }
+        }
+        None => return Ok(None),
+    };
+    let is_external = type_of(&text).as_deref() == Some("external_account");
+    is_external
+        .then(|| ExternalAccount::parse(&text, Path::new(&path), opening))
+        .transpose()
+}
+
+fn builder(opening: &Opening) -> Result<Built> {
     let options = opening.options;
     let explicit = opening.is_explicit(&EXPLICIT);
     let mut builder = GoogleCloudStorageBuilder::new();
     let mut client_settings = Vec::new();
-    for (key, value) in opening.settings::<GoogleConfigKey>(explicit)? {
+    let mut settings = opening.settings::<GoogleConfigKey>(explicit)?;
+    let given = options.get("service_account");
+    settings.extend(given.map(|path| (GoogleConfigKey::ServiceAccount, path.to_owned())));
+    let needs_file = !settings.iter().any(|(key, value)| match key {
+        GoogleConfigKey::BearerToken => true,
+        GoogleConfigKey::SkipSignature => value == "true",
+        _ => false,
+    });
+    let is_other = options.get("token").is_some() || options.flag("anonymous") == Some(true);
+    let external = if needs_file && !is_other {
+        external_account(&settings, opening)?
+    } else {
+        None
+    };
+    for (key, value) in settings {
         if let GoogleConfigKey::Client(key) = key {
             client_settings.push((key, value));
-        } else {
+        } else if external.is_none() || !FILES.contains(&key) {
             builder = builder.with_config(key, value);
         }
     }
     for (option, key) in [
         ("endpoint", GoogleConfigKey::BaseUrl),
-        ("service_account", GoogleConfigKey::ServiceAccount),
         ("token", GoogleConfigKey::BearerToken),
     ] {
         if let Some(value) = options.get(option) {
@@ -152,7 +242,10 @@ fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
     if let Some(anonymous) = options.flag("anonymous") {
         builder = builder.with_skip_signature(anonymous);
     }
-    let source = source(&builder, opening);
+    let source = match &external {
+        Some(external) => Some(external.source().to_owned()),
+        None => source(&builder, opening),
+    };
     match &source {
         Some(source) if source == ANONYMOUS => {
             // Otherwise the builder reads the user's credentials, and fails on those that it cannot
@@ -174,11 +267,16 @@ fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
     };
     let client = opening.client(extras)?;
     builder = builder
-        .with_client_options(client)
+        .with_client_options(client.clone())
         .with_retry(no_retries())
         .with_bucket_name(opening.url.host());
     let ambient = || "application default credentials or instance metadata".to_owned();
-    Ok((builder, source.unwrap_or_else(ambient)))
+    Ok(Built {
+        builder,
+        source: source.unwrap_or_else(ambient),
+        client,
+        external,
+    })
 }
 
 fn source(builder: &GoogleCloudStorageBuilder, opening: &Opening) -> Option<String> {
@@ -222,7 +320,8 @@ mod tests {
         let environment = Environment::new(variables);
         let url = location.remote().expect("a URL");
         let opening = Opening::without_secrets(&PROTOCOL, url, &options, &environment);
-        builder(&opening)
+        let built = builder(&opening)?;
+        Ok((built.builder, built.source))
     }
 
     #[test]
@@ -280,7 +379,7 @@ mod tests {
         let file = folder.path().join("key.json");
         std::fs::write(
             &file,
-            r#"{"type": "external_account", "audience": "hunter2"}"#,
+            r#"{"type": "gdch_service_account", "audience": "hunter2"}"#,
         )
         .expect("a file");
         let variables = [(
@@ -294,7 +393,7 @@ mod tests {
         let opening = Opening::without_secrets(&PROTOCOL, url, &options, &environment);
         let error = open(&opening).err().expect("an error");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.message().contains("external_account"), "{error}");
+        assert!(error.message().contains("gdch_service_account"), "{error}");
         assert!(!error.chain().contains("hunter2"), "{}", error.chain());
     }
 
