@@ -79,7 +79,7 @@ use self::environment::{Environment, Variables};
 use self::first_connection::FirstConnection;
 use self::hub::Commit;
 use self::hub::bucket::Bucket;
-use self::hub::repository::{Repository, cut};
+use self::hub::repository::Repository;
 use self::hub::xet::Xet;
 use self::oci::Registry;
 use self::redactor::Redactor;

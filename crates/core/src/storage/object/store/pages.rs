@@ -15,7 +15,7 @@ use url::Url;
 use super::classification::Judged;
 use super::object_list::CONTINUED;
 pub(in crate::storage) use super::object_list::{Format, Gathered};
-use super::signing::sign_again;
+use super::signing::sign_changed;
 
 /// Longest response to a request without a range, bytes: listings (a page of S3 has 1000 names of
 /// at most 1024 bytes), tokens, and a hub's description of a model. `object_store` reads them
@@ -97,7 +97,7 @@ pub(in crate::storage) async fn asked(request: &mut HttpRequest) -> Result<bool,
     };
     if let Some(after) = after {
         *request.uri_mut() = going_on_after(request.uri(), &after)?;
-        sign_again(request).await?;
+        sign_changed(request).await?;
     }
     let page = request.uri().path_and_query().map_or("", |it| it.as_str());
     count(|pages| pages.requested.insert(page.to_owned()) && pages.requested.len() <= PAGES_MAX)?;

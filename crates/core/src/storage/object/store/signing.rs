@@ -106,9 +106,19 @@ pub(in crate::storage) async fn sign_again(
     request: &mut HttpRequest,
     added: &[HeaderName],
 ) -> Result<(), HttpError> {
-    if let Ok(Some(signer)) = SIGNER.try_with(Option::clone)
-        && added.iter().any(|name| signer.covers(name))
-    {
+    let is_covered = SIGNER.try_with(|signer| {
+        let signer = signer.as_ref();
+        signer.is_some_and(|signer| added.iter().any(|name| signer.covers(name)))
+    });
+    if is_covered == Ok(true) {
+        sign_changed(request).await?;
+    }
+    Ok(())
+}
+
+/// Signs a request of [`with_signer`] again, after its URL was changed.
+pub(in crate::storage) async fn sign_changed(request: &mut HttpRequest) -> Result<(), HttpError> {
+    if let Ok(Some(signer)) = SIGNER.try_with(Option::clone) {
         signer.sign(request).await?;
         signed(request);
     }

@@ -5,7 +5,6 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta};
 use serde::Deserialize;
 
-use crate::error::{Error, ErrorKind};
 use crate::storage::object::store::tree::Files;
 use crate::storage::object::store::{Level, Listed};
 
