@@ -291,7 +291,7 @@ def test_names_that_cannot_be_copied_are_left_out(folder: Path, tmp_path: Path) 
     except OSError:
         pytest.skip("the file system has no such names")
     target = tmp_path / "target"
-    with pytest.raises(tload.InvalidRequestError, match="odd.*left out") as caught:
+    with pytest.raises(tload.InvalidRequestError, match="left out: .*odd") as caught:
         tload.copy(folder, target)
     assert "skip_unusable" in str(caught.value)
     report = tload.copy(folder, target, skip_unusable=True)

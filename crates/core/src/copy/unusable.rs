@@ -49,14 +49,11 @@ pub(super) fn error(unusable: &[String], source: &Location) -> Error {
         more => format!(" and {more} more"),
     };
     let names = if unusable.len() == 1 {
-        "one name cannot be that of a file"
+        "a name that cannot be that of a file in a directory was left out"
     } else {
-        "some names cannot be those of files"
+        "names that cannot be those of files in a directory were left out"
     };
-    Error::invalid_request(format!(
-        "{names} in a directory, and was left out: {}{more}",
-        shown.join(", ")
-    ))
+    Error::invalid_request(format!("{names}: {}{more}", shown.join(", ")))
     .with_location(source)
     .with_hint(
         "everything else was copied; rename them at the source, exclude them with a pattern, or pass ‹skip_unusable›",
