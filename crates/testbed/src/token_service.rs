@@ -131,10 +131,9 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
     };
     state.requests.push(request);
     drop(state);
-    let body = match body {
-        Value::String(text) => text,
-        other => other.to_string(),
-    };
+    let body = body
+        .as_str()
+        .map_or_else(|| body.to_string(), str::to_owned);
     let mut stream = stream;
     write!(
         stream,
@@ -259,15 +258,12 @@ fn form(body: &str) -> BTreeMap<String, String> {
         while let Some((first, others)) = rest.split_first() {
             let digits = others.get(..2).and_then(|it| std::str::from_utf8(it).ok());
             let value = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-            match value.filter(|_| *first == b'%') {
-                Some(value) => {
-                    bytes.push(value);
-                    rest = &others[2..];
-                }
-                None => {
-                    bytes.push(*first);
-                    rest = others;
-                }
+            if let Some(value) = value.filter(|_| *first == b'%') {
+                bytes.push(value);
+                rest = &others[2..];
+            } else {
+                bytes.push(*first);
+                rest = others;
             }
         }
         String::from_utf8_lossy(&bytes).into_owned()

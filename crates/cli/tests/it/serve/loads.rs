@@ -104,7 +104,7 @@ fn origin_is_reached_through_proxy_and_with_bundle_of_variables() {
     let origin = Server::start(&folder.path().join("model"), &arguments);
     let proxy = tload_testbed::ForwardProxy::start();
     let variables = [
-        ("REQUESTS_CA_BUNDLE", &*text(&certificate.authority)),
+        ("CURL_CA_BUNDLE", &*text(&certificate.authority)),
         ("https_proxy", &proxy.address()),
     ];
     let relay = Server::start_with(Path::new(&origin.url), &[], &variables);

@@ -80,8 +80,8 @@ impl Reach {
             // Teredo: the client's address, inverted.
             [0x2001, 0, .., high, low] => embedded(!high, !low),
             // ISATAP: whatever the network is, the host is the one with this IPv4 address.
-            [first, .., 0 | 0x200, 0x5efe, high, low] => {
-                let network = Self::from_v6(Ipv6Addr::new(first, 0, 0, 0, 1, 0, 0, 0));
+            [a, b, c, d, 0 | 0x200, 0x5efe, high, low] => {
+                let network = Self::from_v6(Ipv6Addr::new(a, b, c, d, 1, 0, 0, 0));
                 network.max(embedded(high, low))
             }
             // The last is the former site-local unicast.

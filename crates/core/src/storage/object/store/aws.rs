@@ -151,7 +151,7 @@ const PROFILE_CREDENTIALS: [&str; 8] = [
 fn require_alone(profile: &str, profiles: &EnvConfigSections) -> Result<(), Classification> {
     let found = profiles.get_profile(profile);
     let has = |name: &&str| found.is_some_and(|found| found.get(name).is_some());
-    if !PROFILE_CREDENTIALS.iter().any(|name| has(&name)) {
+    if !PROFILE_CREDENTIALS.iter().any(has) {
         return Err(no_profile(&format!("profile {profile}"), None));
     }
     let variables = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];

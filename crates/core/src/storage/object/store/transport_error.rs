@@ -105,8 +105,9 @@ fn redirected(host: &str, refused: Refused) -> Classification {
     })
 }
 
-/// Classifies a certificate error by text. `way` names the proxy, if there is one. The types of rustls are public, but matching them would
-/// silently fail with a second version in the dependency tree.
+/// Classifies a certificate error by text. `way` names the proxy, if there is one. The types of
+/// rustls are public, but matching them would silently fail with a second version in the
+/// dependency tree.
 fn certificate(host: &str, way: &str, texts: &[String]) -> Classification {
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
     let hint = if says("not valid for name") || says("NotValidForName") {

@@ -3,7 +3,8 @@
 //!
 //! | store | bundle |
 //! |---|---|
-//! | S3 | `AWS_CA_BUNDLE`, `ca_bundle` of the profile, `REQUESTS_CA_BUNDLE` (botocore 1.44), `CURL_CA_BUNDLE` |
+//! | S3 | `AWS_CA_BUNDLE`, `ca_bundle` of the profile, `REQUESTS_CA_BUNDLE` (botocore 1.44) |
+//! | | then `CURL_CA_BUNDLE` |
 //! | Google, Azure, hubs | `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE` (requests 2.34) |
 //! | web servers, registries | `CURL_CA_BUNDLE` (curl 8), `REQUESTS_CA_BUNDLE` |
 //!

@@ -213,10 +213,9 @@ fn builder(opening: &Opening) -> Result<Built> {
     let mut settings = opening.settings::<GoogleConfigKey>(explicit)?;
     let given = options.get("service_account");
     settings.extend(given.map(|path| (GoogleConfigKey::ServiceAccount, path.to_owned())));
-    let needs_file = !settings.iter().any(|(key, value)| match key {
-        GoogleConfigKey::BearerToken => true,
-        GoogleConfigKey::SkipSignature => value == "true",
-        _ => false,
+    let needs_file = !settings.iter().any(|(key, value)| {
+        *key == GoogleConfigKey::BearerToken
+            || *key == GoogleConfigKey::SkipSignature && value == "true"
     });
     let is_other = options.get("token").is_some() || options.flag("anonymous") == Some(true);
     let external = if needs_file && !is_other {

@@ -133,7 +133,7 @@ impl Subject {
     pub(super) async fn fetch(&self, client: &HttpClient) -> object_store::Result<String> {
         let (place, text, format) = match self {
             Self::File(path, format) => {
-                let place = printable(&path.display().to_string()).to_string();
+                let place = printable(&path.display().to_string());
                 let text = std::fs::read_to_string(path).map_err(|error| {
                     let message = format!("cannot read the token in {place}");
                     no_subject(message, Some(error.to_string()))
@@ -239,7 +239,7 @@ impl Program {
         if let Some(Ok(token)) = left.map(|text| token_of(text.as_bytes())) {
             return Ok(token);
         }
-        let shown = printable(&self.name).to_string();
+        let shown = printable(&self.name);
         let mut command = Command::new(&self.name);
         command
             .args(&self.words)
