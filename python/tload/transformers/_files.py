@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tload._checkpoint import Checkpoint
 
-    Found = tuple[list[str], dict[str, Any]]
+    Found = tuple[list[HandlePath], dict[str, Any]]
 
 FIND = "_get_resolved_checkpoint_files"
 """transformers' function that returns the paths of a model's files, and the contents of its index."""
