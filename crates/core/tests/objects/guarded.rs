@@ -338,7 +338,7 @@ fn bytes_of_an_unverified_server_are_not_those_of_a_verified_one() {
     }
 }
 
-/// A server of files without `ETag`, whose bytes depend on the whole target of the request, and whose
+/// A server of files without `ETag`, whose bytes depend on the whole target of the request. Their
 /// last change was `age` seconds before the `Date` of its responses.
 fn server(age: u32) -> Listener {
     const LEN: usize = 5000;
