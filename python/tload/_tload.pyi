@@ -37,6 +37,7 @@ __all__ = [
     "nearest_name",
     "option_from_variable",
     "parked_bytes",
+    "parse_bytes",
     "parse_store_option",
     "read_beside",
     "read_signature",
