@@ -83,6 +83,7 @@ impl Hello {
     }
 
     /// Describes the opening of a rank; `load` stands for what it opens.
+    #[cfg(feature = "object")]
     pub(crate) fn opening(load: String) -> Self {
         Self {
             is_opening: true,

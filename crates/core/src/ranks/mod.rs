@@ -26,10 +26,7 @@ pub(crate) mod link;
 mod local;
 pub(crate) mod messages;
 pub(crate) mod node;
-#[cfg_attr(
-    not(feature = "object"),
-    expect(dead_code, reason = "objects are opened together")
-)]
+#[cfg(feature = "object")]
 pub(crate) mod opening;
 mod payload;
 pub(crate) mod peers;

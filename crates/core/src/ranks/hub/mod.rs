@@ -93,6 +93,7 @@ pub(crate) struct Start {
     pub(crate) finished: Box<dyn Fn() + Send>,
 }
 
+#[cfg(feature = "object")]
 impl Start {
     /// Describes a hub that only sends an answer to each of `ranks`.
     pub(super) fn of_one_answer(ranks: &[usize], answer: &Carried) -> Self {
