@@ -15,6 +15,7 @@ use super::{OpenOptions, ShardSource};
 use crate::error::Result;
 use crate::format::parse_index;
 use crate::options::Location;
+use crate::options::location::hexadecimal;
 use crate::ranks::node::join_timeout_or_default;
 use crate::ranks::opening::{Opened, Opener, OpeningRole, meet};
 use crate::storage::{OpenedState, Source};
@@ -104,7 +105,7 @@ impl Together {
     pub(super) fn receive(self) -> Result<(Self, Option<Opening>)> {
         match self {
             Self::Receives(opened, deadline) => Ok((Self::Alone, opened.receive(deadline)?)),
-            together => Ok((together, None)),
+            Self::Alone | Self::Opens(..) => Ok((self, None)),
         }
     }
 
@@ -114,12 +115,12 @@ impl Together {
     ///
     /// That of the opening; [`crate::ErrorKind::Peer`] for ranks that are gone.
     pub(super) fn finish<T>(self, opened: Result<T>) -> Result<T> {
-        let Self::Opens(opener, passed) = self else {
+        let Self::Opens(ranks, passed) = self else {
             return opened;
         };
         match &opened {
-            Ok(_) => opener.pass_on(&passed.get().and_then(Option::as_ref))?,
-            Err(error) => opener.failed(error),
+            Ok(_) => ranks.pass_on(&passed.get().and_then(Option::as_ref))?,
+            Err(error) => ranks.failed(error),
         }
         opened
     }
@@ -144,11 +145,7 @@ fn load(locations: &[Location], options: &OpenOptions) -> String {
     for key in ["endpoint", "region", "account"] {
         add(options.store.get(key).unwrap_or_default());
     }
-    let digest = digest.finalize();
-    digest[..16]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hexadecimal(&digest.finalize()[..16])
 }
 
 impl Opening {

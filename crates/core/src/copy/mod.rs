@@ -59,6 +59,10 @@ const DEPTH_MAX: usize = 4096;
 /// Options of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is one flag of `tload cp`"
+)]
 pub struct CopyOptions {
     /// Exactly the files at these paths below the source. Default: `None`, which selects all.
     pub names: Option<Vec<String>>,

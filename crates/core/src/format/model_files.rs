@@ -64,7 +64,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Precedence {
-    /// An index decides wherever there is one, as in vLLM and SGLang.
+    /// An index decides wherever there is one, as in vLLM and `SGLang`.
     #[default]
     Index,
     /// `model.safetensors` comes before any index, as in `transformers`.

@@ -68,7 +68,7 @@ pub(crate) fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result
         leader,
         reason: role.as_ref().err().cloned(),
     };
-    let lead = match role {
+    let hub = match role {
         Ok(Role::Leader(hub, _own)) => Some(hub),
         Ok(Role::Follower(joining)) => {
             exchange(group, &choice, deadline)?;
@@ -76,7 +76,7 @@ pub(crate) fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result
         }
         Ok(Role::Alone) | Err(_) => None,
     };
-    let opener = lead.map(|hub| Opener {
+    let opener = hub.map(|hub| Opener {
         hub: Some(hub),
         rank,
         others: Vec::new(),

@@ -78,26 +78,29 @@ impl GroupReport {
     /// Returns the line of a report, for example `ranks    rank 1 of 2: rank 0 reads for ranks 0
     /// and 1, 24.0 MiB received, amplification 1.00`.
     pub(super) fn line(&self, received_bytes: u64) -> String {
+        use std::fmt::Write as _;
+
         let mut line = format!("ranks    rank {} of {}: ", self.rank, self.size);
+        // Writing to a string cannot fail.
         if self.share == "none" {
             line += "nothing is shared";
         } else {
             let (reader, ranks) = (self.leader, listed_ranks(&self.node_ranks));
-            line += &format!("rank {reader} reads for {ranks}");
-            line += &format!(
-                ", {} received in shared memory",
-                format_bytes(received_bytes)
+            let received = format_bytes(received_bytes);
+            let _ = write!(
+                line,
+                "rank {reader} reads for {ranks}, {received} received in shared memory"
             );
             if self.node_received_bytes > 0 {
                 let bytes = format_bytes(self.node_received_bytes);
-                line += &format!(", {bytes} from other nodes");
+                let _ = write!(line, ", {bytes} from other nodes");
             }
         }
         if let Some(amplification) = self.amplification {
-            line += &format!(", amplification {amplification:.2}");
+            let _ = write!(line, ", amplification {amplification:.2}");
         }
         if let Some(reason) = &self.reason {
-            line += &format!(" ({reason})");
+            let _ = write!(line, " ({reason})");
         }
         line
     }

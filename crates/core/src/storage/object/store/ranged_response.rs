@@ -468,7 +468,7 @@ impl Body for Cut {
             }
             let frame = match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => frame,
-                other => return other,
+                other @ (Poll::Ready(_) | Poll::Pending) => return other,
             };
             let Ok(mut bytes) = frame.into_data() else {
                 continue;

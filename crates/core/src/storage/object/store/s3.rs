@@ -21,6 +21,7 @@ use super::signing::Signer;
 use super::status_error::by_code;
 use super::trust::{Bundle, OF_REQUESTS};
 use crate::error::{Error, ErrorKind, Result};
+use crate::options::StoreOptions;
 
 /// Default region, the same as that of AWS's own tools.
 const DEFAULT_REGION: &str = "us-east-1";
@@ -168,7 +169,6 @@ enum CredentialSource {
 }
 
 fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
-    let options = opening.options;
     let access_point = AccessPoint::of(opening.url)?;
     let explicit = opening.is_explicit(&EXPLICIT);
     let mut builder = AmazonS3Builder::new();
@@ -190,25 +190,7 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
             builder = builder.with_config(key, value);
         }
     }
-    for (option, key) in [
-        ("access_key_id", AmazonS3ConfigKey::AccessKeyId),
-        ("secret_access_key", AmazonS3ConfigKey::SecretAccessKey),
-        ("session_token", AmazonS3ConfigKey::Token),
-        ("region", AmazonS3ConfigKey::Region),
-        ("endpoint", AmazonS3ConfigKey::Endpoint),
-        // Takes precedence inside of the builder.
-        ("endpoint", AmazonS3ConfigKey::S3Endpoint),
-    ] {
-        if let Some(value) = options.get(option) {
-            builder = builder.with_config(key, value);
-        }
-    }
-    if let Some(anonymous) = options.flag("anonymous") {
-        builder = builder.with_skip_signature(anonymous);
-    }
-    if let Some(pays) = options.flag("request_payer") {
-        builder = builder.with_request_payer(pays);
-    }
+    builder = with_options(builder, opening.options);
     builder = match &access_point {
         Some(access_point) => builder.with_region(&access_point.region),
         None => with_region(builder, opening)?,
@@ -242,6 +224,30 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
         .with_bucket_name(bucket);
     let credential_source = credential_source(&builder, opening)?;
     Ok((builder, credential_source))
+}
+
+/// Sets what options of the store give.
+fn with_options(mut builder: AmazonS3Builder, options: &StoreOptions) -> AmazonS3Builder {
+    for (option, key) in [
+        ("access_key_id", AmazonS3ConfigKey::AccessKeyId),
+        ("secret_access_key", AmazonS3ConfigKey::SecretAccessKey),
+        ("session_token", AmazonS3ConfigKey::Token),
+        ("region", AmazonS3ConfigKey::Region),
+        ("endpoint", AmazonS3ConfigKey::Endpoint),
+        // Takes precedence inside of the builder.
+        ("endpoint", AmazonS3ConfigKey::S3Endpoint),
+    ] {
+        if let Some(value) = options.get(option) {
+            builder = builder.with_config(key, value);
+        }
+    }
+    if let Some(anonymous) = options.flag("anonymous") {
+        builder = builder.with_skip_signature(anonymous);
+    }
+    if let Some(pays) = options.flag("request_payer") {
+        builder = builder.with_request_payer(pays);
+    }
+    builder
 }
 
 /// Endpoints that variables and a profile configure, and which of them count.
@@ -500,7 +506,7 @@ fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSourc
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{Location, StoreOptions};
+    use crate::options::Location;
 
     fn built(
         url: &str,

@@ -149,17 +149,14 @@ impl<File> Files<File> {
             };
             step();
             let parsed = |path: &str| Path::parse(path).expect("was a path");
-            match below.find('/') {
-                Some(at) => {
-                    let child = &path[..prefix.len() + at];
-                    prefixes.push(parsed(child));
-                    // '0' follows '/': everything below the child is skipped.
-                    next = Bound::Included(format!("{child}0"));
-                }
-                None => {
-                    objects.push(describe(parsed(path), file));
-                    next = Bound::Excluded(path.clone());
-                }
+            if let Some(at) = below.find('/') {
+                let child = &path[..prefix.len() + at];
+                prefixes.push(parsed(child));
+                // '0' follows '/': everything below the child is skipped.
+                next = Bound::Included(format!("{child}0"));
+            } else {
+                objects.push(describe(parsed(path), file));
+                next = Bound::Excluded(path.clone());
             }
         }
         let unusable = self.unusable.get(folder).into_iter().flatten();
