@@ -212,8 +212,8 @@ def test_keys_escaping_target_rejected(web: Web, tmp_path: Path, monkeypatch: py
     web.files["bucket"] = f"<ListBucketResult><IsTruncated>false</IsTruncated>{listed}</ListBucketResult>".encode()
     web.files["bucket/model/config.json"] = web.files["bucket/model/../../evil"] = b"evil"
     monkeypatch.setenv("RUNAI_STREAMER_S3_UNSIGNED", "1")
-    with pytest.raises(tload.InvalidRequestError, match=r"model/\.\./"):
-        pull_files("s3://bucket/model", str(tmp_path / "a" / "b"), s3_credentials=S3Credentials(endpoint=web.url))
+    # `tload.list_files` leaves the other key out.
+    pull_files("s3://bucket/model", str(tmp_path / "a" / "b"), s3_credentials=S3Credentials(endpoint=web.url))
     assert files_in(tmp_path) == {"a/b/config.json": b"evil"}
 
 
