@@ -76,7 +76,7 @@ pub(super) async fn look(
     known: Option<&str>,
 ) -> Result<(ObjectMeta, Vec<u8>, Seen)> {
     let (options, retry_counter) = (remote.options(), remote.retry_counter());
-    let ask = |range: Range<u64>, known: Option<&'_ str>| {
+    let ask = |range: Range<u64>, known: Option<&str>| {
         let options = GetOptions {
             range: Some(GetRange::Bounded(range)),
             if_none_match: known.map(str::to_owned),
