@@ -20,6 +20,7 @@ use crate::watch::Watch;
     source, target, *, names, include, exclude, hidden, force, skip_unusable, dry_run, options, store, progress
 ))]
 #[expect(
+    clippy::fn_params_excessive_bools,
     clippy::too_many_arguments,
     reason = "keywords; Python gives each by its name"
 )]

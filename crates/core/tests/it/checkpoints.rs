@@ -428,7 +428,10 @@ fn index_beside_listed_files_resolves_tensor_found_in_two() {
     let other = "x.safetensors.index.json";
     index(folder.path(), other, &[("a0", "2.safetensors")]);
     assert_eq!(
-        open().expect("opens").get("a0").map(|info| info.shard()),
+        open()
+            .expect("opens")
+            .get("a0")
+            .map(tload::TensorInfo::shard),
         Some(1)
     );
     write(&folder.path().join(other), b"not JSON");

@@ -282,14 +282,14 @@ fn open_timeout_is_kept_and_names_hung_file() {
     };
     for path in [faulty.path(), faulty.mount.path().to_owned()] {
         until_it_stalls(|timeout| {
-            let opened = Checkpoint::open_with(&location(&path), &store(timeout));
+            let opened = Checkpoint::open_with(&location(&path), store(timeout));
             let error = opened.expect_err("hangs");
             assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
             (error.location() == faulty.path().to_str()).then_some(())
         });
     }
     let all = [location(&faulty.path())];
-    let error = Checkpoint::open_all_with(&all, &store(TIMEOUTS[0])).expect_err("hangs");
+    let error = Checkpoint::open_all_with(&all, store(TIMEOUTS[0])).expect_err("hangs");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
 }
 
