@@ -36,6 +36,10 @@ enum Address {
 
 /// Row about objects, with its rules and options.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each changes a row by itself"
+)]
 pub(crate) struct ObjectFault {
     pub(crate) row: Row,
     rules: Vec<Rule>,

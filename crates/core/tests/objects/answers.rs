@@ -47,7 +47,7 @@ impl Asked {
 
 /// Returns the text of the object, whose parts are all different.
 fn text(len: usize) -> String {
-    let lines = (0..len / 8 + 1).map(|line| format!("{line:07}\n"));
+    let lines = (0..=len / 8).map(|line| format!("{line:07}\n"));
     lines.collect::<String>()[..len].to_owned()
 }
 
@@ -419,9 +419,8 @@ fn meaningless_answers_are_errors() {
         };
         let server = serve(LEN, row.answer);
         for (url, options) in stores(&server.url()) {
-            let error = match read(&url, &options) {
-                Err(error) => error,
-                Ok(_) => panic!("{name}, {url}: read"),
+            let Err(error) = read(&url, &options) else {
+                panic!("{name}, {url}: read");
             };
             assert_eq!(error.kind(), kind, "{name}, {url}: {}", error.chain());
             let text = error.chain();
@@ -467,9 +466,10 @@ fn requests_ask_for_identity_and_packed_files_stay_packed() {
 
 #[test]
 fn empty_objects_open_however_that_is_said() {
+    type Answer = fn(&Asked) -> String;
     let refuse =
         |status: &'static str| move |asked: &Asked| asked.is_head.then(|| sized(status, "", ""));
-    let answers: [(&str, fn(&Asked) -> String); 5] = [
+    let answers: [(&str, Answer); 5] = [
         ("416", |_| {
             sized("416 Range Not Satisfiable", range!("bytes */0"), "")
         }),

@@ -58,82 +58,32 @@ fn queries(url: &Url) -> BTreeMap<String, String> {
 fn bucket(form: Form, objects: &BTreeMap<String, Vec<u8>>, request: &str) -> String {
     let url = target(request);
     let asked = queries(&url);
-    let text = |name: &str| asked.get(name).map(String::as_str);
     if !asked.contains_key("list-type") {
         let path = percent_encoding::percent_decode_str(url.path()).decode_utf8_lossy();
-        let key = path.trim_start_matches("/bucket/").to_owned();
-        let Some(object) = objects.get(&key) else {
-            let gone = "<Error><Code>NoSuchKey</Code></Error>";
-            return response("application/xml", "", gone).replace("200 OK", "404 Not Found");
-        };
-        let tag = "ETag: \"1\"\r\nLast-Modified: Mon, 02 Nov 2026 10:00:00 GMT\r\n";
-        let body = String::from_utf8(object.clone()).expect("text");
-        let lower = request.to_ascii_lowercase();
-        if object.is_empty() || !lower.contains("range: bytes=") {
-            return response("text/plain", tag, &body);
-        }
-        let range = lower.split("range: bytes=").nth(1).unwrap_or_default();
-        let range = range.split("\r\n").next().unwrap_or_default();
-        let (first, last) = range.split_once('-').expect("a range");
-        let first: usize = first.parse().expect("a number");
-        let last = last.parse().unwrap_or(usize::MAX).min(body.len() - 1);
-        let more = format!(
-            "{tag}Content-Range: bytes {first}-{last}/{}\r\n",
-            body.len()
-        );
-        return response("text/plain", &more, &body[first..=last])
-            .replace("200 OK", "206 Partial Content");
+        return object(objects.get(path.trim_start_matches("/bucket/")), request);
     }
+    let text = |name: &str| asked.get(name).map(String::as_str);
     let prefix = text("prefix").unwrap_or_default();
-    let mut entries = BTreeSet::new();
-    for key in objects.keys().filter(|key| key.starts_with(prefix)) {
-        let below = &key[prefix.len()..];
-        let end = below
-            .find('/')
-            .map_or(key.len(), |at| prefix.len() + at + 1);
-        entries.insert(key[..end].to_owned());
-    }
+    let entries = entries_below(prefix, objects);
     let after = match form {
         Form::Token => text("continuation-token"),
         Form::StartAfter | Form::PrefixesFirst => text("start-after"),
         Form::Marker | Form::NextMarker => text("marker"),
         Form::DeadMarker | Form::Mute | Form::Silent => None,
     };
-    let is_first = after.is_none();
-    let mut rest: Vec<_> = entries.into_iter().collect();
-    let all_prefixes: Vec<_> = rest
-        .iter()
-        .filter(|it| it.ends_with('/'))
-        .cloned()
-        .collect();
+    let mut rest: Vec<_> = entries.iter().cloned().collect();
     if form == Form::PrefixesFirst {
         rest.retain(|it| !it.ends_with('/'));
     }
     rest.retain(|key| after.is_none_or(|after| key.as_str() > after));
     let is_truncated = rest.len() > 10;
     rest.truncate(10);
-    let mut page = format!("<ListBucketResult><Prefix>{prefix}</Prefix>");
     let last = rest.last().cloned().unwrap_or_default();
-    if form != Form::Silent {
-        let _ = write!(page, "<IsTruncated>{is_truncated}</IsTruncated>");
-    } else {
-        page.push_str("<MaxKeys>10</MaxKeys>");
+    if form == Form::PrefixesFirst && after.is_none() {
+        rest.extend(entries.into_iter().filter(|it| it.ends_with('/')));
     }
-    match form {
-        Form::Token if is_truncated => {
-            let _ = write!(
-                page,
-                "<NextContinuationToken>{last}</NextContinuationToken>"
-            );
-        }
-        Form::NextMarker | Form::DeadMarker if is_truncated => {
-            let _ = write!(page, "<NextMarker>{last}</NextMarker>");
-        }
-        _ => {}
-    }
-    if form == Form::PrefixesFirst && is_first {
-        rest.extend(all_prefixes);
-    }
+    let mut page = format!("<ListBucketResult><Prefix>{prefix}</Prefix>");
+    page += &end_of_page(form, is_truncated, &last);
     for key in rest {
         // XML 1.0 has no control characters; S3 sends references to them.
         let name = key.replace('\u{1}', "&#x1;");
@@ -152,6 +102,53 @@ fn bucket(form: Form, objects: &BTreeMap<String, Vec<u8>>, request: &str) -> Str
     }
     page.push_str("</ListBucketResult>");
     response("application/xml", "", &page)
+}
+
+/// Responds to a request for an object.
+fn object(object: Option<&Vec<u8>>, request: &str) -> String {
+    let Some(object) = object else {
+        let gone = "<Error><Code>NoSuchKey</Code></Error>";
+        return response("application/xml", "", gone).replace("200 OK", "404 Not Found");
+    };
+    let tag = "ETag: \"1\"\r\nLast-Modified: Mon, 02 Nov 2026 10:00:00 GMT\r\n";
+    let body = String::from_utf8(object.clone()).expect("text");
+    let lower = request.to_ascii_lowercase();
+    if object.is_empty() || !lower.contains("range: bytes=") {
+        return response("text/plain", tag, &body);
+    }
+    let range = lower.split("range: bytes=").nth(1).unwrap_or_default();
+    let range = range.split("\r\n").next().unwrap_or_default();
+    let (first, last) = range.split_once('-').expect("a range");
+    let first: usize = first.parse().expect("a number");
+    let last = last.parse().unwrap_or(usize::MAX).min(body.len() - 1);
+    let more = format!(
+        "{tag}Content-Range: bytes {first}-{last}/{}\r\n",
+        body.len()
+    );
+    response("text/plain", &more, &body[first..=last]).replace("200 OK", "206 Partial Content")
+}
+
+/// Returns the keys and common prefixes below a prefix.
+fn entries_below(prefix: &str, objects: &BTreeMap<String, Vec<u8>>) -> BTreeSet<String> {
+    let keys = objects.keys().filter(|key| key.starts_with(prefix));
+    let entries = keys.map(|key| {
+        let slash = key[prefix.len()..].find('/');
+        let end = slash.map_or(key.len(), |at| prefix.len() + at + 1);
+        key[..end].to_owned()
+    });
+    entries.collect()
+}
+
+/// Returns what a page says of the pages behind it.
+fn end_of_page(form: Form, is_truncated: bool, last: &str) -> String {
+    let stated = match form {
+        Form::Silent => return "<MaxKeys>10</MaxKeys>".to_owned(),
+        _ if !is_truncated => String::new(),
+        Form::Token => format!("<NextContinuationToken>{last}</NextContinuationToken>"),
+        Form::NextMarker | Form::DeadMarker => format!("<NextMarker>{last}</NextMarker>"),
+        Form::StartAfter | Form::Marker | Form::Mute | Form::PrefixesFirst => String::new(),
+    };
+    format!("<IsTruncated>{is_truncated}</IsTruncated>{stated}")
 }
 
 fn serve(form: Form, keys: &[&str]) -> (Listener, StoreOptions) {
@@ -372,6 +369,10 @@ fn pages_of_hubs_that_never_end_are_an_error() {
 }
 
 #[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a pause between two looks at the server"
+)]
 fn endless_list_ends_at_cancel() {
     let server = Listener::start(|request| page_with_next(request, |page| page + 1));
     let (location, options) = hub_bucket(&server);

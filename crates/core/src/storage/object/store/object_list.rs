@@ -616,7 +616,7 @@ mod tests {
             "<IsTruncated>false</IsTruncated>",
         );
         let named = || Rest::Token("t".to_owned());
-        let marked = || Rest::Unnamed(Some("m/a".to_owned()));
+        let unnamed = || Rest::Unnamed(Some("m/a".to_owned()));
         let full = |most: usize| (0..most).map(|at| object(&format!("m/{at}"), 1)).collect();
         let full: Vec<String> = full(1000);
         let (full, less) = (full.concat(), full[1..].concat());
@@ -633,8 +633,8 @@ mod tests {
                 "<IsTruncated> TRUE </IsTruncated>".to_owned(),
                 Rest::Unnamed(None),
             ),
-            (format!("{yes}{marker}"), marked()),
-            (marker.to_owned(), marked()),
+            (format!("{yes}{marker}"), unnamed()),
+            (marker.to_owned(), unnamed()),
             (full.clone(), Rest::Unnamed(None)),
             (format!("{full}{no}"), Rest::Nothing),
             (format!("{full}<MaxKeys>2000</MaxKeys>"), Rest::Nothing),

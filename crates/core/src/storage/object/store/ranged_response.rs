@@ -492,6 +492,7 @@ impl Body for Cut {
 mod tests {
     use super::*;
 
+    #[expect(clippy::unnecessary_wraps, reason = "other rows have no range")]
     fn sent(range: Range<u64>, len: Option<u64>) -> Option<ContentRange> {
         Some(ContentRange::Sent { range, len })
     }

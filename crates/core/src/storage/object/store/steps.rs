@@ -112,7 +112,7 @@ mod tests {
     fn bucket(number: usize) {
         let items = |page: usize| (0..100).map(move |at| format!("m/{page}/{at}"));
         let items = |page| items(page).map(|path| json!({"type": "file", "path": path}));
-        let pages = (0..number / 100).map(|page| Value::from_iter(items(page)).to_string());
+        let pages = (0..number / 100).map(|page| items(page).collect::<Value>().to_string());
         let pages: Vec<_> = pages.map(String::into_bytes).collect();
         level(&pages, Some(&Path::from("m"))).expect("a list");
     }
