@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import logging
 from collections import Counter
 from contextlib import nullcontext
@@ -240,12 +241,11 @@ def runai(folder: Path) -> int:
 
 def dcp(folder: Path) -> int:
     torch = require("torch")
-    import torch.distributed.checkpoint
-
+    checkpoint = importlib.import_module("torch.distributed.checkpoint")
     import tload.dcp
 
     state = {name: torch.empty(content.shape) for name, content in TENSORS.items()}
-    torch.distributed.checkpoint.load(state, storage_reader=tload.dcp.StorageReader(folder))
+    checkpoint.load(state, storage_reader=tload.dcp.StorageReader(folder))
     return 1
 
 

@@ -485,7 +485,7 @@ mod tests {
             .expect("creates");
         below.write_new("file", b"bytes").expect("writes");
         assert!(below.write_new("file", b"other").is_err(), "there is one");
-        assert_eq!(below.read("file", 3).expect("reads"), b"byt");
+        assert_eq!(below.read("file", 4).expect("reads"), b"byte");
         let mode = |stat: Stat| stat.st_mode & 0o777;
         assert_eq!(mode(below.stat("file").expect("is there")), 0o600);
         below.replace("file", b"other").expect("replaces");

@@ -33,13 +33,15 @@ _MODULES = {
 """Modules of runai_model_streamer, each with its counterpart."""
 
 
-_NOT_THEIRS = frozenset({
-    "RUNAI_STREAMER_MEMORY_LIMIT_ENV_VAR_NAME",
-    "RunaiStreamerInvalidInputException",
-    "RunaiStreamerMemoryLimitException",
-    "install",
-    "uninstall",
-})
+_NOT_THEIRS = frozenset(
+    {
+        "RUNAI_STREAMER_MEMORY_LIMIT_ENV_VAR_NAME",
+        "RunaiStreamerInvalidInputException",
+        "RunaiStreamerMemoryLimitException",
+        "install",
+        "uninstall",
+    }
+)
 """Public names of this package that are not in `__all__` of a package of runai_model_streamer."""
 
 
