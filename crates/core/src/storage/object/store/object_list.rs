@@ -7,6 +7,7 @@
 //! without entries ([`Gathered::take_page`]).
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 
 use chrono::DateTime;
@@ -176,8 +177,13 @@ impl Page {
                 return Err(malformed(&"a list of another kind of store"));
             }
         };
-        let is_lossy = matches!(text, Cow::Owned(_));
+        let is_lossy = page.is_lossy || matches!(text, Cow::Owned(_));
         Ok(Self { is_lossy, ..page })
+    }
+
+    /// Returns whether bytes of a key may have been replaced.
+    fn is_replaced(&self, key: &str) -> bool {
+        self.is_lossy && key.contains(char::REPLACEMENT_CHARACTER)
     }
 }
 
@@ -191,10 +197,13 @@ impl From<Objects> for Page {
     fn from(objects: Objects) -> Self {
         // It was not requested, but some servers always encode names so.
         let is_encoded = objects.encoding_type.as_deref() == Some("url");
+        let is_lossy = Cell::new(false);
         let decoded = |name: String| {
             if is_encoded {
                 let spaced = name.replace('+', " ");
-                return percent_decode_str(&spaced).decode_utf8_lossy().into_owned();
+                let bytes = percent_decode_str(&spaced);
+                is_lossy.set(is_lossy.get() || bytes.clone().decode_utf8().is_err());
+                return bytes.decode_utf8_lossy().into_owned();
             }
             name
         };
@@ -223,7 +232,7 @@ impl From<Objects> for Page {
             entries,
             prefixes,
             rest,
-            is_lossy: false,
+            is_lossy: is_lossy.get(),
         }
     }
 }
@@ -391,7 +400,10 @@ impl Gathered {
             Some(marker) => Some(marker).filter(is_later),
             None => first.filter(is_later).or(last.filter(is_later)),
         };
-        next.map(str::to_owned).ok_or_else(|| cut_short(shown))
+        // The server has no key with the replacement of bytes that are not UTF-8.
+        next.filter(|key| !page.is_replaced(key))
+            .map(str::to_owned)
+            .ok_or_else(|| cut_short(shown))
     }
 
     fn add(&mut self, entry: Entry) -> Result<(), Classification> {
@@ -745,6 +757,31 @@ mod tests {
         }
         let level = gathered.into_level();
         assert_eq!(names(&level).0, ["m/a", "m/c", "m/d", "m/e"]);
+    }
+
+    #[test]
+    fn list_does_not_go_on_after_a_replaced_key() {
+        let encoding = "<EncodingType>url</EncodingType>";
+        for (start, key, goes_on) in [
+            ("", "m/a", true),
+            ("", "m/a\u{fffd}", true),
+            ("", "m/a\u{1}", false),
+            (encoding, "m/a%EF%BF%BD", true),
+            (encoding, "m/a%FF", false),
+        ] {
+            let inner = format!("<IsTruncated>true</IsTruncated>{start}{}", object(key, 1));
+            let mut text = page(&inner).into_bytes();
+            for byte in &mut text {
+                *byte = if *byte == 1 { 0xff } else { *byte };
+            }
+            match gather(Format::Objects).take_page(&text) {
+                Ok(_) => assert!(goes_on, "{key:?}"),
+                Err(error) => {
+                    assert!(!goes_on, "{key:?}: {}", error.message);
+                    assert!(error.message.contains("ends early"), "{}", error.message);
+                }
+            }
+        }
     }
 
     #[test]
