@@ -5,12 +5,13 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::retry_on_intr;
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tokio::sync::oneshot;
 
 use crate::sync::lock::Mutex;
@@ -39,18 +40,28 @@ impl fmt::Display for NoAnswer {
     }
 }
 
-/// Running program. Dropping it kills the program: the answer has come, or is not wanted any more,
-/// because it took too long or the load that waited for it was cancelled.
-struct Running(Arc<Mutex<Child>>);
+/// Program in a process group of its own.
+struct Group {
+    leader: Child,
+    /// True once the leader was waited for: its id may be that of another process by now.
+    is_reaped: bool,
+}
+
+/// Running program. Dropping it kills the program and its children, which may hold its output open,
+/// unless it has ended: it took too long, or the load that waited for it was cancelled.
+struct Running(Arc<Mutex<Group>>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.lock().kill();
+        let group = self.0.lock();
+        if !group.is_reaped {
+            // All of the group may have ended by themselves.
+            let _ = kill_process_group(Pid::from_child(&group.leader), Signal::KILL);
+        }
     }
 }
 
-/// Runs a program with `input`, and kills it if it takes longer than `wait_max` or the future is
+/// Runs a program with `input`, and kills it and its children if it takes longer than `wait_max` or the future is
 /// dropped. Returns whether it succeeded, and its output.
 pub(in crate::storage) async fn answer(
     command: &mut Command,
@@ -61,9 +72,13 @@ pub(in crate::storage) async fn answer(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
+        .process_group(0)
         .spawn()
         .map_err(NoAnswer::NotStarted)?;
-    let child = Running(Arc::new(Mutex::new(child)));
+    let child = Running(Arc::new(Mutex::new(Group {
+        leader: child,
+        is_reaped: false,
+    })));
     let (sender, receiver) = oneshot::channel();
     let running = Arc::clone(&child.0);
     // Not one of the runtime's threads, which must not block.
@@ -81,10 +96,10 @@ pub(in crate::storage) async fn answer(
 
 /// Sends the input; returns whether the program succeeded, and its output. Holds the lock only
 /// briefly, so that the program can be killed meanwhile.
-fn exchange(child: &Mutex<Child>, text: &[u8]) -> io::Result<(bool, Vec<u8>)> {
+fn exchange(group: &Mutex<Group>, text: &[u8]) -> io::Result<(bool, Vec<u8>)> {
     let (input, output) = {
-        let mut child = child.lock();
-        (child.stdin.take(), child.stdout.take())
+        let leader = &mut group.lock().leader;
+        (leader.stdin.take(), leader.stdout.take())
     };
     if let Some(mut input) = input {
         // A program may answer without reading.
@@ -99,8 +114,41 @@ fn exchange(child: &Mutex<Child>, text: &[u8]) -> io::Result<(bool, Vec<u8>)> {
         output.take(ANSWER_MAX).read_to_end(&mut text)?;
     }
     // Waits without the lock, and leaves the process to be reaped: its id stays its own.
-    let pid = Pid::from_child(&child.lock());
+    let pid = Pid::from_child(&group.lock().leader);
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     retry_on_intr(|| waitid(WaitId::Pid(pid), options))?;
-    Ok((child.lock().wait()?.success(), text))
+    let mut group = group.lock();
+    let status = group.leader.wait()?;
+    group.is_reaped = true;
+    Ok((status.success(), text))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, FileType, Mode, OFlags};
+
+    use super::*;
+
+    #[test]
+    fn children_of_program_are_killed_with_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let alive = folder.path().join("alive");
+        rustix::fs::mknodat(CWD, &alive, FileType::Fifo, Mode::RWXU, 0).expect("a pipe");
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let pipe = rustix::fs::open(&alive, flags, Mode::empty()).expect("the pipe");
+        rustix::fs::fcntl_setfl(&pipe, OFlags::empty()).expect("a flag");
+        // The child holds both pipes open. Its parent is gone by then.
+        let script = format!("exec 3>'{}'; sleep 600 & exit 0", alive.display());
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]);
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_time().build().expect("a runtime");
+        let answer = runtime.block_on(answer(&mut command, Vec::new(), Duration::from_secs(1)));
+        assert!(matches!(answer, Err(NoAnswer::TooLate(_))), "{answer:?}");
+        let (sender, ended) = std::sync::mpsc::channel();
+        let mut pipe = std::fs::File::from(pipe);
+        std::thread::spawn(move || sender.send(pipe.read_to_end(&mut Vec::new())));
+        let ended = ended.recv_timeout(Duration::from_secs(100));
+        assert!(ended.is_ok_and(|end| end.is_ok()), "it still runs");
+    }
 }
