@@ -37,6 +37,10 @@ const TOKEN_URL: &str = "https://sts.googleapis.com/v1/token";
 const DOMAIN: &str = "googleapis.com";
 const UNIVERSE: &str = "GOOGLE_CLOUD_UNIVERSE_DOMAIN";
 
+/// Services that exchange tokens, and that give tokens of service accounts.
+const EXCHANGE: &str = "sts";
+const IMPERSONATION: &str = "iamcredentials";
+
 /// Permission to read objects.
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_only";
 
@@ -93,9 +97,9 @@ impl ExternalAccount {
                 .map(str::to_owned)
         };
         let needed = |name: &str| field(name).ok_or_else(|| invalid(&format!("has no {name}")));
-        let url = |name: &str, text: String| {
+        let url = |name: &str, service: &str, text: String| {
             let url = Url::parse(&text).map_err(|_| invalid(&format!("has no URL as {name}")))?;
-            require_google(&url, opening.environment)
+            require_google(&url, service, opening.environment)
                 .map_err(|reason| invalid(&format!("sends tokens elsewhere: {name} {reason}")))?;
             Ok::<_, Error>(url)
         };
@@ -104,7 +108,7 @@ impl ExternalAccount {
                 let lifetime = document
                     .pointer("/service_account_impersonation/token_lifetime_seconds")
                     .and_then(Value::as_u64);
-                let url = url("service_account_impersonation_url", text)?;
+                let url = url("service_account_impersonation_url", IMPERSONATION, text)?;
                 Some((url, lifetime.unwrap_or(LIFETIME)))
             }
             None => None,
@@ -134,6 +138,7 @@ impl ExternalAccount {
             source: format!("external account of {}", path.display()),
             token_url: url(
                 "token_url",
+                EXCHANGE,
                 field("token_url").unwrap_or_else(|| TOKEN_URL.to_owned()),
             )?,
             subject: subject.of(&audience, &subject_token_type, email),
@@ -177,26 +182,26 @@ impl ExternalAccount {
         opening: &Opening,
         options: &ClientOptions,
     ) -> object_store::Result<Federated> {
-        let is_plain = |url: &Url| url.scheme() == "http";
-        let services = self.impersonation.iter().map(|(url, _)| url);
-        let is_local = services.chain([&self.token_url]).any(is_plain);
-        let options = options.clone().with_allow_http(is_local);
-        let tokens = opening.connector.connect(&options)?;
-        let subjects = match self.subject.url() {
-            // A service without TLS answers for this machine, as metadata services do.
-            Some(url) if is_plain(url) => {
-                let options = options.with_allow_http(true);
-                let never = options
-                    .with_proxy_url("http://unused.invalid")
-                    .with_proxy_excludes("*");
-                opening.connector.connect(&never)?
-            }
-            Some(_) | None => tokens.clone(),
+        let options = options.clone().with_allow_http(false);
+        let remote = opening.connector.connect(&options)?;
+        let impersonation = self.impersonation.iter().map(|(url, _)| url);
+        let has_local = impersonation
+            .chain([&self.token_url])
+            .chain(self.subject.url())
+            .any(is_local);
+        let local = if has_local {
+            let never = options
+                .with_allow_http(true)
+                .with_proxy_url("http://unused.invalid")
+                .with_proxy_excludes("*");
+            opening.connector.connect(&never)?
+        } else {
+            remote.clone()
         };
         Ok(Federated {
             account: self,
-            tokens,
-            subjects,
+            remote,
+            local,
         })
     }
 }
@@ -209,8 +214,19 @@ fn basic(id: &str, secret: &str) -> std::result::Result<HeaderValue, http::Error
     Ok(value)
 }
 
-/// Requires that a service is one of Google, with TLS; one on this machine may be without.
-fn require_google(url: &Url, environment: &Environment) -> std::result::Result<(), String> {
+/// Returns whether a service is never asked through a proxy. One without TLS answers for this
+/// machine, as metadata services do.
+fn is_local(url: &Url) -> bool {
+    url.scheme() == "http" || Reach::from_host(url) == Some(Reach::Loopback)
+}
+
+/// Requires that a URL is one of this service of Google, with TLS; one on this machine may be
+/// without.
+fn require_google(
+    url: &Url,
+    service: &str,
+    environment: &Environment,
+) -> std::result::Result<(), String> {
     if Reach::from_host(url) == Some(Reach::Loopback) && ["http", "https"].contains(&url.scheme()) {
         return Ok(());
     }
@@ -220,15 +236,36 @@ fn require_google(url: &Url, environment: &Environment) -> std::result::Result<(
     let host = url.host_str().unwrap_or_default();
     let is_below = |domain: &str| {
         let front = host.strip_suffix(domain);
-        front.is_some_and(|front| front.ends_with('.'))
+        let front = front.and_then(|front| front.strip_suffix('.'));
+        front.is_some_and(|front| is_of_service(front, service))
     };
-    let universe = environment.get(UNIVERSE);
-    if is_below(DOMAIN) || universe.is_some_and(|domain| is_below(domain.trim())) {
+    let universe = environment.get(UNIVERSE).map(str::trim);
+    let universe = universe.filter(|domain| !domain.is_empty());
+    if is_below(DOMAIN) || universe.is_some_and(is_below) {
         return Ok(());
     }
     Err(format!(
-        "is at {host}, which is not below {DOMAIN} or the domain in {UNIVERSE}"
+        "is at {host}, which is not {service} below {DOMAIN} or the domain in {UNIVERSE}"
     ))
+}
+
+/// Returns whether the labels of a host below the domain of Google name this service: the global
+/// one, one of a region, or a private endpoint. These are the forms that Google's own libraries know.
+fn is_of_service(labels: &str, service: &str) -> bool {
+    let labels: Vec<_> = labels.split('.').collect();
+    match labels[..] {
+        [one] => {
+            let region = one.strip_suffix(service);
+            one == service || region.is_some_and(|region| region.ends_with('-'))
+        }
+        [front, "p"] => {
+            let endpoint = front.strip_prefix(service);
+            endpoint.is_some_and(|endpoint| endpoint.starts_with('-'))
+        }
+        [one, other] => one == service || other == service,
+        [one, _, "rep"] => one == service,
+        _ => false,
+    }
 }
 
 /// Returns the service account that a URL of impersonation names.
@@ -250,10 +287,9 @@ impl fmt::Debug for ExternalAccount {
 #[derive(Debug)]
 pub(super) struct Federated {
     account: ExternalAccount,
-    /// Client of Google's services.
-    tokens: HttpClient,
-    /// Client of the service that gives the subject token.
-    subjects: HttpClient,
+    remote: HttpClient,
+    /// Client of services of this machine, without a proxy.
+    local: HttpClient,
 }
 
 #[async_trait]
@@ -261,7 +297,9 @@ impl Load for Federated {
     type Credential = GcpCredential;
 
     async fn load(&self) -> object_store::Result<Loaded<GcpCredential>> {
-        let subject = self.account.subject.fetch(&self.subjects).await?;
+        let subject = &self.account.subject;
+        let client = subject.url().map_or(&self.remote, |url| self.client(url));
+        let subject = subject.fetch(client).await?;
         let (bearer, expires) = match &self.account.impersonation {
             None => self.exchange(&subject, SCOPE).await?,
             Some((url, lifetime)) => {
@@ -281,6 +319,14 @@ impl Load for Federated {
 type Token = (String, Option<SystemTime>);
 
 impl Federated {
+    fn client(&self, url: &Url) -> &HttpClient {
+        if is_local(url) {
+            &self.local
+        } else {
+            &self.remote
+        }
+    }
+
     /// Exchanges the token of the other provider for one of Google.
     async fn exchange(&self, subject: &str, scope: &str) -> object_store::Result<Token> {
         let account = &self.account;
@@ -290,7 +336,7 @@ impl Federated {
         if let Some(client) = &account.client {
             request.headers_mut().insert(AUTHORIZATION, client.clone());
         }
-        let answer = ask_json(&self.tokens, request, &account.token_url).await?;
+        let answer = self.ask_json(request, &account.token_url).await?;
         let token = answer.get("access_token").and_then(Value::as_str);
         let token = token.ok_or_else(|| malformed(&account.token_url))?;
         let lifetime = answer.get("expires_in").and_then(Value::as_u64);
@@ -314,11 +360,16 @@ impl Federated {
             HeaderValue::from_str(&format!("Bearer {bearer}")).map_err(|_| malformed(url))?;
         bearer.set_sensitive(true);
         request.headers_mut().insert(AUTHORIZATION, bearer);
-        let answer = ask_json(&self.tokens, request, url).await?;
+        let answer = self.ask_json(request, url).await?;
         let field = |name: &str| answer.get(name).and_then(Value::as_str);
         let token = field("accessToken").ok_or_else(|| malformed(url))?;
         let expires = field("expireTime").and_then(|text| DateTime::parse_from_rfc3339(text).ok());
         Ok((token.to_owned(), expires.map(SystemTime::from)))
+    }
+
+    async fn ask_json(&self, request: HttpRequest, url: &Url) -> object_store::Result<Value> {
+        let body = ask(self.client(url), request).await?;
+        serde_json::from_slice(&body).map_err(|_| malformed(url))
     }
 }
 
@@ -328,15 +379,6 @@ fn post(url: &Url, body: String) -> HttpRequest {
     // A parsed URL is a valid one.
     *request.uri_mut() = url.as_str().parse().unwrap_or_default();
     request
-}
-
-async fn ask_json(
-    client: &HttpClient,
-    request: HttpRequest,
-    url: &Url,
-) -> object_store::Result<Value> {
-    let body = ask(client, request).await?;
-    serde_json::from_slice(&body).map_err(|_| malformed(url))
 }
 
 /// Sends a request, and returns the body of the response. A failure is classified by what was
@@ -411,8 +453,37 @@ mod tests {
         ] {
             let parsed = Url::parse(url).expect(url);
             for (environment, wanted) in [(&nothing, at_google), (&elsewhere, at_universe)] {
-                let is_trusted = require_google(&parsed, environment).is_ok();
+                let is_trusted = require_google(&parsed, EXCHANGE, environment).is_ok();
                 assert_eq!(is_trusted, wanted, "{url}");
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_go_to_their_own_service_only() {
+        let nothing = Environment::default();
+        for (host, wanted) in [
+            ("SERVICE", true),
+            ("SERVICE.europe-west1", true),
+            ("SERVICE.europe-west1.rep", true),
+            ("europe-west1.SERVICE", true),
+            ("europe-west1-SERVICE", true),
+            ("SERVICE-name.p", true),
+            ("storage", false),
+            ("SERVICE-name", false),
+            ("evilSERVICE", false),
+            ("SERVICEname.p", false),
+            ("europe-west1.rep", false),
+            ("SERVICE.a.b", false),
+            ("SERVICE.a.b.rep", false),
+            ("a.SERVICE.rep", false),
+        ] {
+            for (service, other) in [(EXCHANGE, IMPERSONATION), (IMPERSONATION, EXCHANGE)] {
+                let url = format!("https://{}.{DOMAIN}/", host.replace("SERVICE", service));
+                let parsed = Url::parse(&url).expect("a URL");
+                let is_trusted = require_google(&parsed, service, &nothing).is_ok();
+                assert_eq!(is_trusted, wanted, "{url}");
+                assert!(require_google(&parsed, other, &nothing).is_err(), "{url}");
             }
         }
     }

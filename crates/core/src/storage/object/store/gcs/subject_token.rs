@@ -1,7 +1,9 @@
 //! Fetches the token of another identity provider, which Google exchanges for one of its own: from
 //! a file, a URL or a program. Called by `external_account.rs`.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,6 +14,7 @@ use url::Url;
 
 use super::external_account::{ask, no_subject};
 use crate::error::printable;
+use crate::storage::file::open_plain;
 use crate::storage::object::store::environment::Environment;
 use crate::storage::object::store::program::answer;
 
@@ -22,6 +25,10 @@ const ALLOWS_PROGRAMS: &str = "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES";
 /// Default and limits of the time that a program may take, milliseconds (AIP-4117).
 const WAIT: u64 = 30_000;
 const WAITS: std::ops::RangeInclusive<u64> = 5_000..=120_000;
+
+/// Longest file that is read, bytes, and the time to read it: its file system may hang.
+const FILE_MAX: u64 = 64 << 10;
+const FILE_WAIT: Duration = Duration::from_secs(30);
 
 /// Contents of a file or of a response.
 pub(super) type Fetched = Vec<u8>;
@@ -134,11 +141,11 @@ impl Subject {
         let (place, text, format) = match self {
             Self::File(path, format) => {
                 let place = printable(&path.display().to_string());
-                let text = std::fs::read_to_string(path).map_err(|error| {
+                let text = contents(path).await.map_err(|error| {
                     let message = format!("cannot read the token in {place}");
                     no_subject(message, Some(error.to_string()))
                 })?;
-                (place, text.into_bytes(), format)
+                (place, text, format)
             }
             Self::Url(url, headers, format) => {
                 let mut request = HttpRequest::new(HttpRequestBody::empty());
@@ -232,11 +239,12 @@ impl Program {
         })
     }
 
-    /// Returns the token that the program left in its file, or runs it.
+    /// Returns the token that the program left in its file if it is valid, or runs it.
     async fn run(&self) -> object_store::Result<String> {
-        let left = self.output.as_ref();
-        let left = left.and_then(|path| std::fs::read_to_string(path).ok());
-        if let Some(Ok(token)) = left.map(|text| token_of(text.as_bytes())) {
+        if let Some(path) = &self.output
+            && let Ok(text) = contents(path).await
+            && let Some(token) = kept_token(&text)
+        {
             return Ok(token);
         }
         let shown = printable(&self.name);
@@ -249,6 +257,44 @@ impl Program {
             answer.map_err(|reason| no_subject(format!("the program {shown} {reason}"), None))?;
         token_of(&text).map_err(|what| no_subject(format!("the program {shown} {what}"), None))
     }
+}
+
+/// Reads a regular file that is not longer than [`FILE_MAX`].
+async fn contents(path: &Path) -> io::Result<Vec<u8>> {
+    let path = path.to_owned();
+    let reading = tokio::task::spawn_blocking(move || {
+        let file = open_plain(&path)?;
+        read_bounded(file)
+    });
+    match tokio::time::timeout(FILE_WAIT, reading).await {
+        Ok(read) => read?,
+        Err(_) => {
+            let message = format!("it took longer than {FILE_WAIT:?}");
+            Err(io::Error::new(io::ErrorKind::TimedOut, message))
+        }
+    }
+}
+
+fn read_bounded(file: File) -> io::Result<Vec<u8>> {
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut text = Vec::new();
+    let mut bounded = file.take(FILE_MAX + 1);
+    bounded.read_to_end(&mut text)?;
+    if bounded.limit() == 0 {
+        return Err(io::Error::other(format!(
+            "it is longer than {FILE_MAX} bytes"
+        )));
+    }
+    Ok(text)
+}
+
+/// Returns the token in the file of a program, which must say until when it is valid (AIP-4117).
+fn kept_token(text: &[u8]) -> Option<String> {
+    let response: Value = serde_json::from_slice(text).ok()?;
+    response.get("expiration_time")?.as_u64()?;
+    token_of(text).ok()
 }
 
 /// Returns the token in the response of a program.
@@ -331,6 +377,57 @@ mod tests {
         ] {
             assert_eq!(format.token(text.as_bytes()).as_deref(), wanted, "{text}");
         }
+    }
+
+    #[test]
+    fn short_regular_files_are_read_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, len: usize| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, vec![b'a'; len]).expect("writes");
+            path
+        };
+        let longest = usize::try_from(FILE_MAX).expect("fits");
+        let pipe = folder.path().join("pipe");
+        let mode = rustix::fs::Mode::RWXU;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0)
+            .expect("a pipe");
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_time().build().expect("a runtime");
+        for (path, wanted) in [
+            (write("whole", longest), Ok(longest)),
+            (write("long", longest + 1), Err("longer than 65536 bytes")),
+            (folder.path().to_owned(), Err("not a regular file")),
+            // Nobody writes to it.
+            (pipe, Err("not a regular file")),
+            (PathBuf::from("/dev/zero"), Err("not a regular file")),
+        ] {
+            match (runtime.block_on(contents(&path)), wanted) {
+                (Ok(text), Ok(len)) => assert_eq!(text.len(), len),
+                (Err(error), Err(wanted)) => {
+                    assert!(error.to_string().contains(wanted), "{error}");
+                }
+                (found, _) => panic!("{}: {found:?}", path.display()),
+            }
+        }
+    }
+
+    #[test]
+    fn kept_tokens_must_say_until_when_they_are_valid() {
+        for (expires, is_used) in [
+            (json!(u64::MAX), true),
+            (json!(1), false),
+            (json!("never"), false),
+            (Value::Null, false),
+        ] {
+            let response = json!({
+                "version": 1, "success": true, "id_token": "abc", "expiration_time": expires,
+            });
+            let token = kept_token(response.to_string().as_bytes());
+            assert_eq!(token.is_some(), is_used, "{expires}");
+        }
+        let unlimited = json!({"version": 1, "success": true, "id_token": "abc"});
+        assert!(kept_token(unlimited.to_string().as_bytes()).is_none());
     }
 
     #[test]
