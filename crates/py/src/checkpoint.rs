@@ -77,8 +77,8 @@ impl Checkpoint {
 #[pymethods]
 impl Checkpoint {
     /// Opens one location: a file, a directory, or an index file; together with the other ranks of
-    /// `group`, if there is one, which begin within the `join_timeout` of a load. In a directory, an
-    /// index comes before `model.safetensors` unless `single_file_first`.
+    /// `group`, if there is one, which begin within the `join_timeout` of a load. In a directory,
+    /// an index comes before `model.safetensors` unless `single_file_first`.
     #[staticmethod]
     #[pyo3(signature = (location, *, store, follow_symlinks, single_file_first=false, group=None, join_timeout=None))]
     fn open(

@@ -202,6 +202,23 @@ fn bytes_of_unchanged_object_are_not_sent_again() {
     }
 }
 
+/// Only status 304 says that an object is the one in the cache. A server that refuses the range
+/// because the object was replaced says the opposite.
+#[test]
+fn refused_range_does_not_prove_that_the_cache_is_right() {
+    let bench = Bench::new();
+    bench.site.put(KEY, &even("t", 1, 4, 64));
+    load_cached(&bench.site, KEY);
+    bench.site.put(KEY, &even("t", 2, 4, 64));
+    let refuses = Rule::always(Fault::status(416, "InvalidRange")).on(Operation::Get);
+    bench.server.fault(refuses);
+    let error = bench
+        .site
+        .checkpoint(KEY)
+        .expect_err("the object is another one");
+    assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+}
+
 /// Field with the SHA-256 of an empty file: nothing here verifies it.
 const REPR_DIGEST: (&str, &str) = (
     "Repr-Digest",

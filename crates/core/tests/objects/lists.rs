@@ -368,11 +368,11 @@ fn pages_of_hubs_that_never_end_are_an_error() {
     }
 }
 
-#[test]
 #[expect(
     clippy::disallowed_methods,
     reason = "a pause between two looks at the server"
 )]
+#[test]
 fn endless_list_ends_at_cancel() {
     let server = Listener::start(|request| page_with_next(request, |page| page + 1));
     let (location, options) = hub_bucket(&server);

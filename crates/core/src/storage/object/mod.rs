@@ -51,12 +51,12 @@ use crate::sync::retry::Retries;
 pub(crate) use elsewhere::OpenedState;
 pub use identity::ObjectIdentity;
 pub(crate) use opening::unversioned_note;
-use opening::{Seen, question};
+use opening::{Seen, look_unless, question};
 use reading::Collected;
 pub(crate) use reading::Hedging;
 pub(crate) use receive::{Events, Receive};
 pub(crate) use retrying::with_retries;
-use revalidation::{Known, look_unless};
+use revalidation::Known;
 pub use site::ObjectSite;
 
 /// Object of a store, in the state in which it was opened. Cheap to clone.

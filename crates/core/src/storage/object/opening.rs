@@ -66,29 +66,38 @@ const OBJECT: &str = "object";
 /// Number of last bytes in a [`Sample`].
 const LAST_BYTES: u64 = 64 << 10;
 
-/// Returns the store's metadata of an object, its first bytes, and what else was seen: a sample if
-/// it has no validator. An object with the entity tag `known` is an error.
+/// Object as it was found: the store's metadata, its first bytes, and what else was seen, such as a
+/// sample if it has no validator.
+pub(super) type Looked = (ObjectMeta, Vec<u8>, Seen);
+
+/// Requests an object's metadata and first bytes.
 pub(super) async fn look(
     remote: &Remote,
     store: &Store,
     path: &Path,
     first: u64,
+) -> Result<Looked> {
+    let looked = look_unless(remote, (store, path), first, None).await?;
+    Ok(looked.expect("no entity tag is known"))
+}
+
+/// As [`look`]; `None` if the object has the entity tag `known`.
+pub(super) async fn look_unless(
+    remote: &Remote,
+    (store, path): (&Store, &Path),
+    first: u64,
     known: Option<&str>,
-) -> Result<(ObjectMeta, Vec<u8>, Seen)> {
+) -> Result<Option<Looked>> {
     let (options, retry_counter) = (remote.options(), remote.retry_counter());
-    let ask = |range: Range<u64>, known: Option<&str>| {
-        let options = GetOptions {
-            range: Some(GetRange::Bounded(range)),
-            if_none_match: known.map(str::to_owned),
-            ..GetOptions::default()
-        };
-        with_retries(remote.options().retries(), retry_counter, move || {
-            open_once(store, path, options.clone())
-        })
-    };
-    let opened = ask(0..first, known)
+    let opened = with_retries(options.retries(), retry_counter, || {
+        open_unless(store, path, first, known)
+    });
+    let opened = opened
         .await
         .map_err(|error| with_wildcard_hint(error, path))?;
+    let Some(opened) = opened else {
+        return Ok(None);
+    };
     let (meta, mut bytes) = (opened.meta, opened.bytes);
     let identity = ObjectIdentity::from_meta(&meta);
     let mut seen = Seen {
@@ -100,31 +109,35 @@ pub(super) async fn look(
     {
         return Err(unversioned());
     }
-    let wanted = first.min(meta.size);
-    while (bytes.len() as u64) < wanted {
-        // The server sends no more at once.
-        let more = ask(bytes.len() as u64..wanted, None).await?;
-        if let Some(what) = identity.difference(&ObjectIdentity::from_meta(&more.meta)) {
-            let what = store.redacted(&what, &ResponseCapture::default());
-            return Err(changed_error(&what));
+    // The server may send less than a range at once.
+    let read = async |range: Range<u64>| {
+        let mut bytes = Vec::new();
+        while range.start + (bytes.len() as u64) < range.end {
+            let rest = range.start + bytes.len() as u64..range.end;
+            let more = with_retries(options.retries(), retry_counter, || {
+                open_once(store, path, ranged(rest.clone()))
+            });
+            let more = more.await?;
+            if let Some(what) = identity.difference(&ObjectIdentity::from_meta(&more.meta)) {
+                let what = store.redacted(&what, &ResponseCapture::default());
+                return Err(changed_error(&what));
+            }
+            bytes.extend(more.bytes);
         }
-        bytes.extend(more.bytes);
-    }
+        Ok(bytes)
+    };
+    bytes.extend(read(bytes.len() as u64..first.min(meta.size)).await?);
     if identity.is_versioned() {
-        return Ok((meta, bytes, seen));
+        return Ok(Some((meta, bytes, seen)));
     }
     let behind = bytes.len() as u64;
     let header_end = header_end(path, &bytes).min(meta.size).max(behind);
     let start = meta.size.saturating_sub(LAST_BYTES).max(header_end);
-    let mut more = Vec::new();
-    for range in [behind..header_end, start..meta.size] {
-        if !range.is_empty() {
-            more.extend(ask(range, None).await?.bytes);
-        }
-    }
+    let mut more = read(behind..header_end).await?;
+    more.extend(read(start..meta.size).await?);
     let crcs = Crcs::new(&[&bytes, &more]);
     seen.sample = Some(Sample { first, crcs });
-    Ok((meta, bytes, seen))
+    Ok(Some((meta, bytes, seen)))
 }
 
 impl ObjectSource {
@@ -288,6 +301,31 @@ struct Opening {
     bytes: Vec<u8>,
     date: Option<i64>,
     sha256: Option<Sha256>,
+}
+
+fn ranged(range: Range<u64>) -> GetOptions {
+    GetOptions {
+        range: Some(GetRange::Bounded(range)),
+        ..GetOptions::default()
+    }
+}
+
+/// Requests the first bytes of an object, unless it has the entity tag `known`.
+async fn open_unless(
+    store: &Store,
+    path: &Path,
+    first: u64,
+    known: Option<&str>,
+) -> Result<Option<Opening>, Fault> {
+    let options = GetOptions {
+        if_none_match: known.map(str::to_owned),
+        ..ranged(0..first)
+    };
+    match open_once(store, path, options).await {
+        // A server that evaluates conditions that it was not sent is not believed.
+        Err(fault) if known.is_some() && fault.is_unmodified => Ok(None),
+        opened => opened.map(Some),
+    }
 }
 
 /// Requests a range of an object. A store that does not state the object's length with it, or has

@@ -3,16 +3,13 @@
 
 use std::sync::Arc;
 
-use object_store::ObjectMeta;
 use object_store::path::Path;
 
 use super::ObjectSource;
-use super::asking::status;
 use super::cache::{State, TILE_BYTES};
-use super::opening::{Seen, header_end, look, question};
+use super::opening::{Seen, header_end, question};
 use super::remote::Remote;
 use super::store::Store;
-use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 use crate::options::location::Protocol;
 
@@ -68,25 +65,4 @@ impl Known {
     pub(super) fn opened(self) -> (ObjectSource, Vec<u8>) {
         (self.object, self.bytes)
     }
-}
-
-/// Returns what [`look`] finds; `None` if the object still has the entity tag `known`.
-pub(super) async fn look_unless(
-    remote: &Remote,
-    (store, path): (&Store, &Path),
-    first: u64,
-    known: Option<&str>,
-) -> Result<Option<(ObjectMeta, Vec<u8>, Seen)>> {
-    match look(remote, store, path, first, known).await {
-        Err(error) if known.is_some() && is_unmodified(&error) => Ok(None),
-        looked => looked.map(Some),
-    }
-}
-
-/// Returns whether the only condition of a request did not hold: `If-None-Match`. Hubs and
-/// registries are not asked about what their lists tell: the status, if there is one, is that of
-/// the list.
-fn is_unmodified(error: &Error) -> bool {
-    // A server that evaluates conditions that it was not sent is not believed.
-    error.kind() == ErrorKind::Changed && status(error) != Some(412)
 }

@@ -39,7 +39,7 @@ impl ObjectSource {
         let (source, remote) = (self.clone(), Arc::clone(&self.0.remote));
         let looked = self.0.remote.run(async move {
             let (store, path) = (&source.0.store, &source.0.path);
-            look(&remote, store, path, sample.first, None).await
+            look(&remote, store, path, sample.first).await
         });
         let what = match looked {
             Ok((meta, ..)) if meta.size != self.len() => {

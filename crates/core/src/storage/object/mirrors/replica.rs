@@ -197,7 +197,7 @@ impl ObjectSource {
         // Reads configuration files.
         let (store, path) = tokio::task::block_in_place(|| remote.store(url))
             .map_err(|error| error.or_location(&place))?;
-        let looked = look(remote, &store, &path, EDGE_BYTES, None).await;
+        let looked = look(remote, &store, &path, EDGE_BYTES).await;
         let (meta, bytes, seen) = looked.map_err(|error| error.or_location(&place))?;
         let identity = ObjectIdentity::from_meta(&meta);
         let replica = Self::with_identity(remote, (store, path), place, identity, seen);

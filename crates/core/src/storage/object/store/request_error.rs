@@ -32,6 +32,9 @@ pub(crate) struct Fault {
     pub(crate) asked: Option<AskedWait>,
     /// Meaning of a response that has no range of the object, if that is clear.
     pub(crate) no_range: Option<NoRange>,
+    /// True if the object has the entity tag that the request excludes (`If-None-Match`): status
+    /// 304. Other failures of [`ErrorKind::Changed`] say the opposite.
+    pub(crate) is_unmodified: bool,
 }
 
 impl Fault {
@@ -42,15 +45,19 @@ impl Fault {
             transient: None,
             asked: None,
             no_range: None,
+            is_unmodified: false,
         }
     }
 
     /// Returns the answer to a request for an object unless it has an entity tag, which it has.
     pub(super) fn unmodified() -> Self {
-        Self::new(Error::new(
-            ErrorKind::Changed,
-            "the object is the one that is known",
-        ))
+        Self {
+            is_unmodified: true,
+            ..Self::new(Error::new(
+                ErrorKind::Changed,
+                "the object is the one that is known",
+            ))
+        }
     }
 
     /// Returns the error after `attempts` attempts.
@@ -71,6 +78,8 @@ pub(in crate::storage) fn translate(
     captured: &ResponseCapture,
     asked: &RequestContext,
 ) -> Fault {
+    let is_unmodified =
+        captured.status == Some(304) || matches!(error, object_store::Error::NotModified { .. });
     let classification = judge(error, captured, asked);
     // The only place where external texts enter an error.
     let redacted = |text: &str| asked.redactor.redact(text, &captured.sent);
@@ -96,6 +105,7 @@ pub(in crate::storage) fn translate(
         transient: classification.transient,
         asked: captured.asked_wait,
         no_range: captured.no_range.clone(),
+        is_unmodified,
     }
 }
 

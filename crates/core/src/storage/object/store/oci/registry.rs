@@ -350,7 +350,10 @@ impl ObjectStore for Registry {
             return Err(judged(changed()));
         }
         if options.if_none_match.as_ref().is_some_and(is_wanted) {
-            return Err(judged(changed()));
+            return Err(Error::NotModified {
+                path: path.to_string(),
+                source: "the artifact has this file".into(),
+            });
         }
         if options.head {
             return Ok(result(path, file, 0..file.len, stream::empty().boxed()));
