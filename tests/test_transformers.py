@@ -555,8 +555,10 @@ def test_adapters_and_zero3_rejected(dense: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(require("transformers.utils"), "is_peft_available", lambda: False)
     models.assert_same(from_pretrained(auto(), folder), auto().from_pretrained(dense))
     monkeypatch.setattr(require("transformers.utils"), "is_peft_available", lambda: True)
-    with pytest.raises(tload.UnsupportedError, match="adapter beside the weights"):
-        from_pretrained(auto(), folder)
+    with tload.open(folder) as checkpoint:
+        for source in (folder, checkpoint):
+            with pytest.raises(tload.UnsupportedError, match="adapter beside the weights"):
+                from_pretrained(auto(), source)
     monkeypatch.setattr(require("transformers.integrations"), "is_deepspeed_zero3_enabled", lambda: True)
     with pytest.raises(tload.UnsupportedError, match="ZeRO-3"):
         from_pretrained(auto(), dense)

@@ -121,6 +121,61 @@ def test_configuration_may_name_the_weights(two: Path, s3: servers.S3) -> None:
         from_pretrained(auto(), two)
 
 
+@pytest.mark.parametrize("name", ["named.safetensors", INDEX, "deep/named.safetensors"])
+def test_links_of_named_weights_need_permission(name: str, two: Path, dense: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    shutil.copytree(dense, theirs)
+    (theirs / "named.safetensors").write_bytes((two / "model.safetensors").read_bytes())
+    (two / name).unlink(missing_ok=True)
+    if "/" in name:
+        (two / "deep").symlink_to(theirs)
+    else:
+        (two / name).symlink_to(theirs / name)
+    config = json.loads((two / "config.json").read_text())
+    (two / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
+    cls = require("transformers").LlamaForCausalLM
+    for one in (auto(), cls):
+        for source, keywords in ((two, {}), (two.as_uri(), {"config": two})):
+            with pytest.raises(tload.PermissionDeniedError, match="leads out") as raised:
+                from_pretrained(one, source, **keywords)
+            assert "follow_symlinks=True" in str(raised.value.hint)
+        models.assert_same(from_pretrained(one, two, follow_symlinks=True), one.from_pretrained(two))
+
+
+def test_links_of_named_weights_in_a_cache_of_the_hub(two: Path, tmp_path: Path) -> None:
+    config = json.loads((two / "config.json").read_text())
+    (two / "config.json").write_text(json.dumps({**config, "transformers_weights": "named.safetensors"}))
+    repository = tmp_path / "models--org--name"
+    snapshot = shutil.copytree(two, repository / "snapshots" / ("1" * 40))
+    (repository / "blobs").mkdir()
+    (snapshot / "model.safetensors").rename(repository / "blobs" / "b10b")
+    (snapshot / "named.safetensors").symlink_to("../../blobs/b10b")
+    assert mean(from_pretrained(auto(), snapshot)) == 7
+
+
+def test_configuration_of_the_hub_may_name_the_weights(
+    two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads((two / "config.json").read_text())
+    named = {**config, "transformers_weights": INDEX}
+    cls = require("transformers").LlamaForCausalLM
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    kept = tmp_path / "cache" / "models--org--name"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("1" * 40)
+    snapshot = shutil.copytree(two, kept / "snapshots" / ("1" * 40))
+    (snapshot / "config.json").write_text(json.dumps(named))
+    for one in (auto(), cls):
+        model = from_pretrained(one, "hf://org/name", cache_dir=tmp_path / "cache")
+        assert mean(model) != 7
+    # A directory with the name of the model is another one.
+    shutil.copytree(two, tmp_path / "here" / "org" / "name")
+    monkeypatch.chdir(tmp_path / "here")
+    for one in (auto(), cls):
+        with pytest.raises(tload.InvalidRequestError, match="local directory 'org/name'"):
+            from_pretrained(one, "hf://org/name", cache_dir=tmp_path / "cache")
+
+
 def test_use_safetensors_false_loads_files_of_pytorch(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
     cls = require("transformers").LlamaForCausalLM
@@ -139,6 +194,26 @@ def test_use_safetensors_false_loads_files_of_pytorch(two: Path, monkeypatch: py
     monkeypatch.setenv("TLOAD_VERIFY", "require")
     with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
         from_pretrained(auto(), two, use_safetensors=False)
+
+
+def test_files_that_transformers_reads_itself_cannot_be_verified(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cls = require("transformers").LlamaForCausalLM
+    strict = tload.Options(verify="require")
+    divided = tmp_path / "divided"
+    shutil.copytree(dense, divided)
+    for path in divided.glob("*.safetensors*"):
+        path.unlink()
+    first = min(dense.glob("*.safetensors"))
+    shutil.copy(first, divided / "shard-00001-model-00001-of-00001.safetensors")
+    for one in (auto(), cls):
+        with pytest.raises(tload.InvalidRequestError, match="transformers reads files of this model itself"):
+            from_pretrained(one, divided, options=strict)
+    monkeypatch.setattr(cls.config_class, "extra_files", ("head.safetensors",))
+    for one in (auto(), cls):
+        with pytest.raises(tload.InvalidRequestError, match="transformers reads files of this model itself"):
+            from_pretrained(one, dense, options=strict)
 
 
 OFFLOADED = {
@@ -181,6 +256,31 @@ def test_offloaded_weights_of_a_url_are_written(dense: Path, web: servers.Web, t
         from_pretrained(auto(), url, device_map=OFFLOADED)
     model = from_pretrained(auto(), url, device_map=OFFLOADED, offload_folder=tmp_path)
     models.assert_close(models.logits(model), models.logits(auto().from_pretrained(dense)))
+
+
+def test_locations_with_any_ending(dense: Path, web: servers.Web, tmp_path: Path) -> None:
+    stock = auto().from_pretrained(dense)
+    web.files["config.json"] = (dense / "config.json").read_bytes()
+    single = models.save(models.dense(), tmp_path / "single", "1GB") / "model.safetensors"
+    web.files["model.safetensors"] = single.read_bytes()
+    models.assert_same(from_pretrained(auto(), f"{web.url}/model.safetensors?signature=x"), stock)
+    other = single.rename(single.with_name("weights"))
+    models.assert_same(from_pretrained(auto(), [other], config=dense), stock)
+    offloaded = from_pretrained(auto(), [other], config=dense, device_map=OFFLOADED)
+    models.assert_close(models.logits(offloaded), models.logits(stock))
+
+
+def test_only_the_first_search_is_answered(dense: Path) -> None:
+    modeling = importlib.import_module("transformers.modeling_utils")
+    find = getattr(modeling, _files.FIND)
+    arguments = (str(dense), None, None, None, None, False)
+    theirs = find(*arguments)[0]
+    with tload.open(dense) as checkpoint, _files.found_by_transformers(checkpoint, refuse, refuse):
+        find = getattr(modeling, _files.FIND)
+        assert all(hasattr(path, "handle") for path in find(*arguments)[0])
+        later = find(*arguments)[0]
+    assert later == theirs
+    assert not any(hasattr(path, "handle") for path in later)
 
 
 @pytest.mark.parametrize("disable_mmap", [True, False, None])

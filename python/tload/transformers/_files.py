@@ -7,6 +7,7 @@ paths that it would find itself; for those, `safe_open` returns a handle of the 
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -31,8 +32,10 @@ FIND = "_get_resolved_checkpoint_files"
 READS_WHOLE = "_is_on_hf_mount"
 """transformers' function that returns whether it must read a file without `safe_open`."""
 
+SUFFIX = ".safetensors"
+
 _found: ContextVar[Found | None] = ContextVar("_found", default=None)
-"""Result of the search of transformers in this thread, in place of its own."""
+"""Result of the next search of transformers in this thread, in place of its own."""
 
 
 class ShardHandle:
@@ -68,7 +71,9 @@ class ShardHandle:
 
 @contextmanager
 def found_by_transformers(checkpoint: Checkpoint, take: Callable[..., Any], read: Callable[..., Any]) -> Iterator[None]:
-    """Let transformers find the files of `checkpoint` in this thread, whatever it searches for.
+    """Let transformers find the files of `checkpoint` in this thread, whatever it searches for first.
+
+    That is the model itself. Later searches, such as that for an adapter, are its own.
 
     Args:
         checkpoint: The open checkpoint.
@@ -90,16 +95,27 @@ def _files(checkpoint: Checkpoint, take: Callable[..., Any], read: Callable[...,
         tensors[info.shard][name] = LazyTensor(info, take, read)
     paths = []
     for shard, own in zip(checkpoint.shards, tensors, strict=True):
-        path = HandlePath(Path(shard.location).absolute() if _is_local(shard.location) else shard.location)
+        path = HandlePath(_with_suffix(str(_local(shard.location) or shard.location)))
         path.handle = ShardHandle(shard.metadata, own)
         paths.append(path)
-    # Offloaded weights are read from these files on use. Remote ones are written to a folder.
-    local = {name: str(paths[info.shard]) for name, info in checkpoint.items() if _is_local(paths[info.shard])}
-    return paths, {"all_checkpoint_keys": list(checkpoint), "weight_map": local}
+    # Offloaded weights are read from these files on use. Those of remote files, and of files whose
+    # location is too long to be shown whole, are written to a folder.
+    local = [_local(shard.location) for shard in checkpoint.shards]
+    places = {name: str(place) for name, info in checkpoint.items() if (place := local[info.shard]) is not None}
+    return paths, {"all_checkpoint_keys": list(checkpoint), "weight_map": places}
 
 
-def _is_local(location: str) -> bool:
-    return "://" not in location
+def _local(location: str) -> Path | None:
+    """Return the absolute path of a local file, else `None`."""
+    if "://" in location:
+        return None
+    # Unlike `Path.is_file`, it takes names that are too long.
+    return Path(location).absolute() if os.path.isfile(location) else None  # noqa: PTH113
+
+
+def _with_suffix(path: str) -> str:
+    """Return a path by which transformers takes a file for one of safetensors."""
+    return path if path.endswith(SUFFIX) else path + SUFFIX
 
 
 _replaced: dict[str, tuple[Any, Any]] = {}
@@ -133,7 +149,10 @@ _search = SharedChange(_replace, _restore)
 def _finder(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def find(*arguments: Any, **keywords: Any) -> Any:
         found = _found.get()
-        return theirs(*arguments, **keywords) if found is None else found
+        if found is None:
+            return theirs(*arguments, **keywords)
+        _found.set(None)
+        return found
 
     return find
 

@@ -118,8 +118,9 @@ def from_pretrained(
 
     Raises:
         Error: Any failure of reading: see `tload.stream`.
-        InvalidRequestError: `config` is missing, and there is none beside `source`; or an argument
-            gives another location of weights.
+        InvalidRequestError: `config` is missing, and there is none beside `source`; an argument gives
+            another location of weights; or `verify` is `"require"`, and transformers reads files of
+            this model itself.
         UnsupportedError: transformers is missing or older than version 5; the model's code is not
             part of it; the model has an adapter (with peft installed); DeepSpeed's ZeRO-3 is on; or
             weights were left without memory.
@@ -132,10 +133,10 @@ def from_pretrained(
     """
     _check_order(cls, source)
     _check_transformers()
-    _check_integrations(source)
+    location = source.location if isinstance(source, Checkpoint) else source
+    _check_integrations(location)
     _check_keywords(kwargs)
     raw_group(group)
-    location = source.location if isinstance(source, Checkpoint) else source
     folder = _folder(location)
 
     # As in transformers, `model.safetensors` comes before an index.
@@ -161,7 +162,10 @@ def from_pretrained(
         kwargs["config"] = config
         if kwargs.get("use_safetensors") is False:
             return _load_pickled(cls, source, model_args, kwargs, options)
-        named = None if isinstance(source, Checkpoint) else _configuration.named_weights(config, url)
+        _check_verified(cls, config, location, options)
+        named = None
+        if not isinstance(source, Checkpoint):
+            named = _configuration.named_weights(config, url, kwargs, follow_symlinks=follow_symlinks)
         if checkpoint is None or named is not None:
             checkpoint = stack.enter_context(opening(named or source, url_store))
         loaded = _load(cls, checkpoint, _directory(location), model_args, kwargs, options=options, group=group)
@@ -188,10 +192,14 @@ def _config_beside(
     `kwargs` get the commit of the weights.
 
     Raises:
-        InvalidRequestError: There is none.
+        InvalidRequestError: There is none, or transformers would read a local one instead.
         Error: It cannot be fetched, or the source does not exist.
     """
     if hub := HUB_LOCATION.fullmatch(str(url)):
+        if Path(hub["id"]).is_dir():
+            message = f"{show(source)}: transformers would read the configuration of the local directory {hub['id']!r}"
+            hint = "load it from another working directory, or pass config="
+            raise advise(InvalidRequestError, message, hint)
         kwargs.setdefault("revision", hub["commit"])
         return hub["id"]
     location = source.location if isinstance(source, Checkpoint) else source
@@ -321,7 +329,23 @@ def _check_transformers() -> None:
         raise advise(UnsupportedError, message, "upgrade transformers, or use tload.patch()")
 
 
-def _check_integrations(source: Source) -> None:
+def _check_verified(cls: Any, config: Any, location: Source, options: Options | None) -> None:
+    """Raise `InvalidRequestError` if transformers would read weights itself that must be verified."""
+    if not is_strict(resolve(options, OptionKeywords())):
+        return
+    from transformers import PreTrainedConfig, modeling_utils
+
+    find = getattr(modeling_utils, "get_distributed_checkpoint_dir", None)
+    folder = _directory(location)
+    of_class = type(config) if isinstance(config, PreTrainedConfig) else cls.config_class
+    is_distributed = find is not None and folder is not None and find(str(folder), "", None, None) is not None
+    if is_distributed or getattr(of_class, "extra_files", None):
+        message = f"{show(location)}: transformers reads files of this model itself"
+        message += ", which cannot be verified, as verify= requires"
+        raise advise(InvalidRequestError, message, "set verify to auto or off")
+
+
+def _check_integrations(location: object) -> None:
     """Raise `UnsupportedError` if transformers would not just load weights from the directory."""
     from transformers.integrations import is_deepspeed_zero3_enabled
     from transformers.utils import is_peft_available
@@ -329,7 +353,7 @@ def _check_integrations(source: Source) -> None:
     if is_deepspeed_zero3_enabled():
         message = "DeepSpeed's ZeRO-3 is on, which needs all weights in memory at once"
         raise advise(UnsupportedError, message, "use the model class's own from_pretrained")
-    folder = _folder(source)
+    folder = _folder(location)
     if folder is not None and (folder / ADAPTER).is_file() and is_peft_available():
         message = f"{folder}: there is an adapter beside the weights, which transformers would load with peft"
         raise advise(UnsupportedError, message, "use the model class's own from_pretrained inside tload.patch()")
