@@ -216,7 +216,10 @@ impl Backend {
         let is_trusted =
             (folder.as_path()).is_some_and(|path| storage::is_in_snapshot(path, &self.store));
         #[cfg(not(feature = "object"))]
-        let is_trusted = false;
+        let is_trusted = {
+            let _ = folder;
+            false
+        };
         self.follow_symlinks || is_trusted
     }
 
@@ -456,7 +459,11 @@ impl Backend {
     #[expect(clippy::unused_self, reason = "objects may be passed on")]
     pub(super) fn pass_on(&self, _set: &ShardSet, _shards: &[OpenedShard]) {}
 
-    #[expect(clippy::unused_self, reason = "objects may be passed on")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        clippy::unused_self,
+        reason = "objects may be passed on"
+    )]
     pub(super) fn open_again(
         &self,
         opening: Opening,

@@ -33,6 +33,10 @@ pub(super) struct OpenedShard {
     pub(super) header: Header,
     pub(super) crcs: Crcs,
     /// The header as it was read, if another rank gets it; else nothing.
+    #[cfg_attr(
+        not(feature = "object"),
+        expect(dead_code, reason = "ranks pass headers of objects on")
+    )]
     pub(super) text: Vec<u8>,
 }
 

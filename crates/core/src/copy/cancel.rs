@@ -21,6 +21,7 @@ use crate::error::{Error, thread_hint};
 #[cfg(feature = "object")]
 use crate::storage::Remote;
 use crate::sync::event_count::EventCount;
+#[cfg(feature = "object")]
 use crate::sync::threads::Builder;
 
 /// Cancellation flag, set once by the first failure or by the caller.

@@ -270,6 +270,10 @@ impl Copy {
     /// [`ErrorKind::OutOfMemory`] for a full disk; [`ErrorKind::Changed`] for a source that was
     /// replaced meanwhile; [`ErrorKind::Cancelled`]; and errors of opening and reading sources.
     /// After an error, the bytes that have arrived are kept for the next copy.
+    #[cfg_attr(
+        not(feature = "object"),
+        expect(unused_mut, reason = "the hub's cache may have the files")
+    )]
     pub fn run(mut self) -> Result<CopyReport> {
         let started = Instant::now();
         self.validate()?;

@@ -16,9 +16,9 @@ pub use dtype::Dtype;
 pub(crate) use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;
 pub use model_files::Precedence;
-pub(crate) use model_files::{
-    Choice, INDEX_NAME, INDEX_SUFFIX, ModelFiles, SINGLE_NAME, choose_files,
-};
+pub(crate) use model_files::{Choice, INDEX_NAME, ModelFiles, choose_files};
+#[cfg(feature = "object")]
+pub(crate) use model_files::{INDEX_SUFFIX, SINGLE_NAME};
 pub(crate) use shards::{INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};
 
 /// Longest header that the format allows, so that a damaged length cannot make a reader allocate

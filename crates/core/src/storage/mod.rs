@@ -6,6 +6,10 @@
 //! for storage in tests.
 
 pub(crate) mod file;
+#[cfg_attr(
+    not(feature = "object"),
+    expect(dead_code, reason = "the cache uses it, too")
+)]
 pub(crate) mod guarded_dir;
 mod memory;
 #[cfg(feature = "object")]

@@ -39,6 +39,7 @@ pub(crate) fn require(bytes: usize) -> io::Result<()> {
 }
 
 /// Returns how many threads there is room for, at most `wanted`.
+#[cfg(feature = "object")]
 pub(crate) fn threads_fitting(wanted: usize) -> usize {
     let Some(free) = free_bytes() else {
         return wanted;

@@ -7,11 +7,22 @@ use super::hub::bucket::level;
 use super::hub::{Commit, commit_of_many, with_tree};
 use super::pages::{self, Gathered};
 use super::request_error::Fault;
+use super::response_capture::ResponseCapture;
 use super::{Level, Listed, Store};
 
 impl Store {
     /// Lists the direct children of a prefix, with one request for each page.
     pub(crate) async fn list(&self, prefix: Option<&Path>) -> Result<Level, Fault> {
+        let mut level = self.list_as_stated(prefix).await?;
+        // They are shown, and a server may echo what requests have sent.
+        let nothing = ResponseCapture::default();
+        for name in &mut level.unusable {
+            *name = self.redacted(name, &nothing);
+        }
+        Ok(level)
+    }
+
+    async fn list_as_stated(&self, prefix: Option<&Path>) -> Result<Level, Fault> {
         if let Some(commit) = self.commit().await? {
             return Ok(commit.level(prefix));
         }

@@ -9,7 +9,9 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::classification::{Classification, Hints, RequestContext};
 use super::client::Extras;
-use super::credentials::{ANONYMOUS, Credentials, files_of_aws, needs_no_files};
+#[cfg(feature = "aws-config")]
+use super::credentials::needs_no_files;
+use super::credentials::{ANONYMOUS, Credentials, files_of_aws};
 use super::environment::{Environment, Variables};
 use super::pages::Format;
 use super::response_capture::ResponseCapture;

@@ -266,13 +266,13 @@ async fn contents(path: &Path) -> io::Result<Vec<u8>> {
         let file = open_plain(&path)?;
         read_bounded(file)
     });
-    match tokio::time::timeout(FILE_WAIT, reading).await {
-        Ok(read) => read?,
-        Err(_) => {
-            let message = format!("it took longer than {FILE_WAIT:?}");
-            Err(io::Error::new(io::ErrorKind::TimedOut, message))
-        }
-    }
+    let late = |_| {
+        let message = format!("it took longer than {FILE_WAIT:?}");
+        io::Error::new(io::ErrorKind::TimedOut, message)
+    };
+    tokio::time::timeout(FILE_WAIT, reading)
+        .await
+        .map_err(late)??
 }
 
 fn read_bounded(file: File) -> io::Result<Vec<u8>> {
