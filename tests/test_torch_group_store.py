@@ -195,3 +195,18 @@ def test_rank_that_is_late_again_and_again_waits_for_nobody(monkeypatch: pytest.
     for each in (*waiting, group):
         each.close()
     assert ranks.store.num_keys() == 3
+
+
+def test_late_rank_with_later_groups_stays_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch)
+    first, second = ([ranks.new(rank) for rank in range(3)] for _ in range(2))
+    first[1]._store.set("message/0/1", b'{"load": "1"}')
+    for group, message in zip(first, (b'{"load": "1"}', b'{"load": "1"}', b'{"load": "2"}'), strict=True):
+        with pytest.raises(tload.PeerError, match="rank 2 of 3 did not join the load"):
+            group.exchange(message, 0.01)
+        group.close()
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda group: group.exchange(b"here", 240.0), second)) == [[b"here"] * 3] * 3
+    for group in second:
+        group.close()
+    assert ranks.store.num_keys() == 3

@@ -72,12 +72,17 @@ class StoreExchange:
         others have given it up for another load. If all loads are of the same files, nothing tells
         the two apart: the rank then joins the others where they wait for it with such a load, and
         looks for them if it is late for the second time in a row.
+
+        It goes on to groups that it makes itself. If this process has made a later one already, the
+        others may have made theirs as early: the rank then stays, and the load fails.
         """
         late = f"tload/late/{self.rank}"
         while True:
             load = self._given_up()
             if load is None:
                 self._base.delete_key(late)
+                return
+            if self._base.add(f"tload/groups/{self.rank}", 0) != self._number:
                 return
             number: int | None = self._number + 1
             if load in {b"", _load_of(message)}:

@@ -113,19 +113,29 @@ fn contents(state: &str) -> &str {
         .map_or(state, |(contents, _)| contents)
 }
 
+/// Finds ranks that do not begin the load.
+///
+/// # Errors
+///
+/// [`ErrorKind::Peer`] with these ranks, and the first one's reason: the same on every rank.
+pub(crate) fn require_begun(hellos: &[Hello]) -> Result<()> {
+    let failed: Vec<usize> = (0..hellos.len())
+        .filter(|rank| hellos[*rank].failure.is_some())
+        .collect();
+    match hellos.iter().find_map(|hello| hello.failure.as_ref()) {
+        Some(failure) => Err(failure.not_begun().with_ranks(failed)),
+        None => Ok(()),
+    }
+}
+
 /// Compares what all ranks have said, except of their files.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Peer`] with the ranks that do not begin the load, and the first one's reason; or
-/// with the ranks that differ from rank 0, the fact, and both values: the same on every rank.
+/// Those of [`require_begun`]; [`ErrorKind::Peer`] with the ranks that differ from rank 0, the fact,
+/// and both values: the same on every rank.
 pub(crate) fn compare(hellos: &[Hello]) -> Result<()> {
-    let failed: Vec<usize> = (0..hellos.len())
-        .filter(|rank| hellos[*rank].failure.is_some())
-        .collect();
-    if let Some(failure) = hellos.iter().find_map(|hello| hello.failure.as_ref()) {
-        return Err(failure.not_begun().with_ranks(failed));
-    }
+    require_begun(hellos)?;
     let Some(first) = hellos.first() else {
         return Ok(());
     };

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Group;
-use super::agreement::{Hello, NodeChoice, compare};
+use super::agreement::{Hello, NodeChoice, require_begun};
 use super::holdings::NODE_RANKS_MAX;
 use super::hub::{Hub, Start, encode};
 use super::link::Joining;
@@ -55,7 +55,8 @@ pub(crate) fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result
     let mut hello = Hello::opening(load);
     hello.socket = listener.as_ref().ok().map(|it| it.name().to_owned());
     let mut hellos: Vec<Hello> = exchange(group, &hello, deadline)?;
-    compare(&hellos)?;
+    // The facts of an opening are those of the load that follows it.
+    require_begun(&hellos)?;
     if !hellos.iter().all(Hello::is_opening) {
         return Ok(OpeningRole::Alone);
     }
@@ -68,28 +69,27 @@ pub(crate) fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result
         leader,
         reason: role.as_ref().err().cloned(),
     };
-    let hub = match role {
-        Ok(Role::Leader(hub, _own)) => Some(hub),
-        Ok(Role::Follower(joining)) => {
-            exchange(group, &choice, deadline)?;
-            return Ok(OpeningRole::Follower(Opened(joining)));
-        }
-        Ok(Role::Alone) | Err(_) => None,
+    let mut role = match role {
+        Ok(Role::Leader(hub, _own)) => OpeningRole::Leader(Opener {
+            hub: Some(hub),
+            rank,
+            others: Vec::new(),
+            deadline,
+        }),
+        Ok(Role::Follower(joining)) => OpeningRole::Follower(Opened(joining)),
+        Ok(Role::Alone) | Err(_) => OpeningRole::Alone,
     };
-    let opener = hub.map(|hub| Opener {
-        hub: Some(hub),
-        rank,
-        others: Vec::new(),
-        deadline,
-    });
     let choices = exchange(group, &choice, deadline)?;
-    let mut others = ranks_of(&choices, leader);
-    others.retain(|other| *other != rank);
-    let opener = opener.filter(|_| (1..NODE_RANKS_MAX).contains(&others.len()));
-    Ok(opener.map_or(OpeningRole::Alone, |mut opener| {
-        opener.others = others;
-        OpeningRole::Leader(opener)
-    }))
+    let mut ranks = ranks_of(&choices, leader);
+    // On every rank of the node alike: a follower without a leader would fail.
+    if !(2..=NODE_RANKS_MAX).contains(&ranks.len()) {
+        return Ok(OpeningRole::Alone);
+    }
+    if let OpeningRole::Leader(opener) = &mut role {
+        ranks.retain(|other| *other != rank);
+        opener.others = ranks;
+    }
+    Ok(role)
 }
 
 impl Opener {
@@ -140,5 +140,41 @@ impl Opened {
     /// answer by the deadline.
     pub(crate) fn receive<T: DeserializeOwned>(mut self, deadline: Instant) -> Result<T> {
         self.0.answer(deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::testing::ranks_as_threads;
+
+    /// One rank of a node opens for all, up to the most that can share; beyond that, each opens.
+    #[test]
+    fn ranks_of_one_node_agree_on_the_one_that_opens() {
+        for ranks in [1, 2, NODE_RANKS_MAX, NODE_RANKS_MAX + 1] {
+            let group = ranks_as_threads(ranks);
+            let deadline = Instant::now() + Duration::from_secs(240);
+            let roles: Vec<_> = std::thread::scope(|scope| {
+                let meet = |group| scope.spawn(move || meet(group, String::new(), deadline));
+                let threads: Vec<_> = group.iter().map(|group| meet(&**group)).collect();
+                let roles = threads
+                    .into_iter()
+                    .map(|rank| rank.join().expect("no panic"));
+                roles.map(|role| role.expect("all are there")).collect()
+            });
+            let shares = (2..=NODE_RANKS_MAX).contains(&ranks);
+            for (rank, role) in roles.iter().enumerate() {
+                match role {
+                    OpeningRole::Leader(opener) => {
+                        assert!(shares && rank == 0, "{rank} of {ranks} leads");
+                        assert_eq!(opener.others.len(), ranks - 1);
+                    }
+                    OpeningRole::Follower(_) => assert!(shares && rank > 0, "{rank} of {ranks}"),
+                    OpeningRole::Alone => assert!(!shares, "{rank} of {ranks} is alone"),
+                }
+            }
+        }
     }
 }

@@ -49,7 +49,7 @@ fn sink_keeps_contract_in_own_memory() {
             let regions = Arc::new(regions.expect("a stream"));
             for region in 0..request.plan.regions.len() {
                 let begun = regions
-                    .try_begin(region, false)
+                    .try_begin(region, None)
                     .expect("memory is available");
                 assert_eq!(begun, DeviceBegun::Begun);
             }

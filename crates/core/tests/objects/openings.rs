@@ -235,12 +235,16 @@ fn ranks_that_open_other_things_load_together() {
     let wanted = load_local(folder.path());
     let store = || s3_options(&server.url());
     let before = Checkpoint::open_with(&location("s3://models/m"), store()).expect("opens");
-    for other in 0..2 {
+    for (other, is_open) in [(0, true), (1, true), (2, true), (1, false)] {
         let group = ranks_as_threads(3);
-        let loaded = load_all(&group, |rank, group| match (rank, other) {
-            (1, 0) => Ok(before.clone()),
-            (1, _) => Checkpoint::open_with(&location("s3://models/m/"), opening(store(), group)),
-            _ => Checkpoint::open_with(&location("s3://models/m"), opening(store(), group)),
+        let loaded = load_all(&group, |rank, group| match (rank == other, is_open) {
+            (true, true) => Ok(before.clone()),
+            (true, false) => {
+                Checkpoint::open_with(&location("s3://models/m/"), opening(store(), group))
+            }
+            (false, _) => {
+                Checkpoint::open_with(&location("s3://models/m"), opening(store(), group))
+            }
         });
         for loaded in loaded {
             let (tensors, report) = loaded.expect("loads");

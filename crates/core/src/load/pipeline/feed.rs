@@ -11,7 +11,7 @@ use crate::memory::{Begun, Evicted, FileView, Lease, Pool, PublishedPool, Region
 use crate::plan::Plan;
 use crate::ranks::link::Link;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
-use crate::sink::{DeviceBegun, DeviceRegions};
+use crate::sink::{DeviceBegun, DeviceRegions, FreedWait};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -109,8 +109,21 @@ enum NotBegun {
     /// There will be memory once this is dropped.
     Evicts(Evicted),
     /// There may be memory once the device has freed what was dropped.
-    NoRoom(Arc<DeviceRegions>),
+    NoRoom(DeviceOf),
     Failed(Error),
+}
+
+/// Regions of a destination on a device.
+struct DeviceOf {
+    destination: usize,
+    regions: Arc<DeviceRegions>,
+}
+
+/// Wait of a lane for the full device of a destination to free memory.
+#[derive(Clone, Copy)]
+struct DeviceWait {
+    destination: usize,
+    wait: FreedWait,
 }
 
 impl NotBegun {
@@ -365,13 +378,13 @@ impl Feed {
         self.state.lock().schedule.in_flight()
     }
 
-    /// Allocates memory for a region. Returns whether there was any. `has_waited` states that the
-    /// lane has waited for a full device to free memory.
+    /// Allocates memory for a region. Returns whether there was any. `waited` is the lane's last
+    /// wait for a full device, which may be that of another region.
     fn begin(
         &self,
         region: usize,
         writer: &mut Option<RegionWriter>,
-        has_waited: bool,
+        waited: Option<DeviceWait>,
     ) -> Result<bool, NotBegun> {
         let planned = &self.plan.regions[region];
         match &self.origins[planned.destination] {
@@ -404,11 +417,18 @@ impl Feed {
                 *writer = Some(RegionWriter::over(view, offset, len, planned.tensors));
                 Ok(true)
             }
-            LeaseOrigin::Device(regions) => match regions.try_begin(region, has_waited)? {
-                DeviceBegun::Begun => Ok(true),
-                DeviceBegun::NotYet => Ok(false),
-                DeviceBegun::NoRoom => Err(NotBegun::NoRoom(Arc::clone(regions))),
-            },
+            LeaseOrigin::Device(regions) => {
+                let destination = planned.destination;
+                let waited = waited.filter(|waited| waited.destination == destination);
+                match regions.try_begin(region, waited.map(|waited| waited.wait))? {
+                    DeviceBegun::Begun => Ok(true),
+                    DeviceBegun::NotYet => Ok(false),
+                    DeviceBegun::NoRoom => Err(NotBegun::NoRoom(DeviceOf {
+                        destination,
+                        regions: Arc::clone(regions),
+                    })),
+                }
+            }
             // Windows are taken extent by extent.
             LeaseOrigin::Slots | LeaseOrigin::Whole(_) => Ok(true),
         }
@@ -416,17 +436,20 @@ impl Feed {
 
     /// Returns the next job of a lane that has `held` bytes in flight.
     pub(in crate::load) fn take(&self, group: usize, lane: usize, held: u64) -> Result<NextJob> {
-        let mut has_waited = false;
+        let mut waited = None;
         loop {
-            match self.try_take(group, lane, held, has_waited) {
+            match self.try_take(group, lane, held, waited) {
                 Ok(next) => return Ok(next),
                 Err(NotBegun::Failed(error)) => return Err(error),
                 // Without the lock: unmapping can take a while.
                 Err(NotBegun::Evicts(evicted)) => drop(evicted),
                 // Without the lock: the GPU may be busy for long.
-                Err(NotBegun::NoRoom(regions)) => {
-                    regions.wait_for_freed(&|| self.cancel.is_cancelled())?;
-                    has_waited = true;
+                Err(NotBegun::NoRoom(device)) => {
+                    let is_over = || self.cancel.is_cancelled();
+                    waited = Some(DeviceWait {
+                        destination: device.destination,
+                        wait: device.regions.wait_for_freed(&is_over)?,
+                    });
                 }
             }
         }
@@ -437,7 +460,7 @@ impl Feed {
         group: usize,
         lane: usize,
         held: u64,
-        has_waited: bool,
+        waited: Option<DeviceWait>,
     ) -> Result<NextJob, NotBegun> {
         let plan = &*self.plan;
         let mut state = self.state.lock();
@@ -467,7 +490,7 @@ impl Feed {
         } = &mut *state;
         let (turn, now) = (schedule.turn(), self.started.elapsed());
         let next = schedule.next(group, now, plan, |region| {
-            self.begin(region, &mut writers[region], has_waited)
+            self.begin(region, &mut writers[region], waited)
         })?;
         if schedule.turn() != turn {
             self.events.notify();

@@ -37,7 +37,16 @@ struct State {
     /// Regions still without memory of the caller's allocator, in the order in which they may
     /// begin.
     wanted: VecDeque<usize>,
+    /// Number of regions that have begun.
+    begun: usize,
     closed: bool,
+}
+
+/// Wait for memory that was dropped to be freed, which has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct FreedWait {
+    /// Regions that had begun before.
+    begun: usize,
 }
 
 /// Memory of a region with missing extents.
@@ -154,13 +163,14 @@ impl DeviceRegions {
         &self.budget
     }
 
-    /// Begins a region if there is memory for it. `has_waited` states that the caller has waited
-    /// for memory to be freed.
+    /// Begins a region if there is memory for it. `waited` is the caller's last wait for memory of
+    /// this device to be freed.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`] when the device has none, [`ErrorKind::Device`].
-    pub fn try_begin(&self, region: usize, has_waited: bool) -> Result<DeviceBegun> {
+    /// [`ErrorKind::OutOfMemory`] when the device has none and no other region has got what was
+    /// freed, [`ErrorKind::Device`].
+    pub fn try_begin(&self, region: usize, waited: Option<FreedWait>) -> Result<DeviceBegun> {
         let Some(stream) = &self.own else {
             let given = self.state.lock().given.remove(&region);
             return Ok(given.map_or(DeviceBegun::NotYet, |memory| self.begin(region, memory)));
@@ -171,7 +181,10 @@ impl DeviceRegions {
         };
         match self.allocate(region, stream, charge)? {
             Some(memory) => Ok(self.begin(region, memory)),
-            None if has_waited => Err(self.no_room(region, bytes)),
+            // Each further wait needs another region that has begun, so they come to an end.
+            None if waited.is_some_and(|waited| waited.begun == self.state.lock().begun) => {
+                Err(self.no_room(region, bytes))
+            }
             None => Ok(DeviceBegun::NoRoom),
         }
     }
@@ -182,13 +195,16 @@ impl DeviceRegions {
     /// # Errors
     ///
     /// [`ErrorKind::Device`].
-    pub fn wait_for_freed(&self, is_over: &dyn Fn() -> bool) -> Result<()> {
-        wait_for_freed(&self.context, is_over)
+    pub fn wait_for_freed(&self, is_over: &dyn Fn() -> bool) -> Result<FreedWait> {
+        let begun = self.state.lock().begun;
+        wait_for_freed(&self.context, is_over)?;
+        Ok(FreedWait { begun })
     }
 
     fn begin(&self, region: usize, memory: OpenRegion) -> DeviceBegun {
         let extents = self.plan.regions[region].extents.len();
         let mut state = self.state.lock();
+        state.begun += 1;
         if !state.closed {
             state.open.insert(region, (Arc::new(memory), extents));
         }
