@@ -530,7 +530,10 @@ mod tests {
         let path = folder.path().join("below/deep/file");
         let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1 << 30);
         let file = File::options().write(true).open(&path).expect("opens");
-        let deep = GuardedDir::open(path.parent().expect("below"), Trust::All).expect("opens");
+        let parent = path.parent().expect("below");
+        let searchable = std::fs::Permissions::from_mode(0o711);
+        std::fs::set_permissions(parent, searchable).expect("is ours");
+        let deep = GuardedDir::open(parent, Trust::All).expect("opens");
         for (mode, is_touched) in [(0o600, false), (0o666, true)] {
             let mode = std::fs::Permissions::from_mode(mode);
             std::fs::set_permissions(&path, mode).expect("is ours");
