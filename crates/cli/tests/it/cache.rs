@@ -134,6 +134,14 @@ fn removed_objects_and_what_is_known_of_them_are_gone() {
     assert_eq!(removed(&["prune", "--unused-for", "1ms", "--dry-run"]), 4);
     assert!(removed(&["prune", "--max-size", "6MiB"]) > 0);
     assert!(number(&cached.cache(&["stat"]), "disk_bytes") <= 6 << 20);
+    // Only answers are left of some: they are removed, and then there is nothing.
+    cached.cache(&["prune", "--max-size", "0"]);
+    for arguments in [&["rm", MODEL, "--dry-run"][..], &["rm", MODEL]] {
+        let text = cached.text(arguments);
+        assert!(text.contains("0 objects, 0 B on disk, and "), "{text}");
+    }
+    assert_eq!(cached.output(&["rm", MODEL]).status.code(), Some(3));
+    cached.warm(&[]);
     let text = cached.text(&["rm", "--all"]);
     assert!(text.starts_with("removed "), "{text}");
     assert_eq!(cached.cache(&["ls"]), Value::Array(Vec::new()));

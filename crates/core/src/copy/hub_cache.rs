@@ -31,7 +31,7 @@ use crate::format::{
     Choice, INDEX_BYTES_MAX, INDEX_SUFFIX, Precedence, SUFFIX, choose_files, parse_index,
 };
 use crate::options::{HubId, Location, Protocol, StoreOptions};
-use crate::storage::guarded_dir::{GuardedDir, Trust};
+use crate::storage::guarded_dir::{DEPTH_MAX, GuardedDir, Trust};
 use crate::storage::object::cache::trust;
 use crate::storage::{
     FileSource, Listed, Remote, Source, is_hub_offline, object_path, repository_folder,
@@ -234,7 +234,7 @@ impl Cache {
             self.refer(revision)?;
         }
         // Files that remain belong to interrupted downloads, which are resumed.
-        remove_empty(&self.opened, STAGING);
+        remove_empty(&self.opened, STAGING, DEPTH_MAX);
         Ok(())
     }
 
@@ -427,11 +427,13 @@ fn cannot(path: &Path, error: io::Error) -> Error {
     Error::from_io("cannot write to the hub's cache", error).with_location(path.display())
 }
 
-/// Removes the empty directories at and below a directory of this name.
-fn remove_empty(folder: &GuardedDir, name: &str) {
-    if let Ok(below) = folder.below(name) {
+/// Removes the empty directories at and below a directory of this name, up to this depth.
+fn remove_empty(folder: &GuardedDir, name: &str, depth: usize) {
+    if let Some(depth) = depth.checked_sub(1)
+        && let Ok(below) = folder.below(name)
+    {
         for name in below.names().unwrap_or_default() {
-            remove_empty(&below, &name);
+            remove_empty(&below, &name, depth);
         }
     }
     // Fails if something is in it, or if it is no directory.

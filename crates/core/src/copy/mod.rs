@@ -327,7 +327,7 @@ impl Copy {
     #[cfg(feature = "object")]
     fn open_target(&mut self) -> Result<TargetDir> {
         match self.opened.take() {
-            Some(opened) => Ok(TargetDir::opened(opened)),
+            Some(opened) => Ok(TargetDir::locked(opened)),
             None => TargetDir::open(&self.target),
         }
     }

@@ -34,7 +34,12 @@ const JOURNAL_BYTES_MAX: u64 = 16 << 20;
 
 /// Target directory.
 #[derive(Debug)]
-pub(super) struct TargetDir(GuardedDir);
+pub(super) struct TargetDir {
+    folder: GuardedDir,
+    /// Set if nobody else copies into the directory: files in progress that belong to other users
+    /// are then left over, and removed.
+    is_locked: bool,
+}
 
 /// File in progress, locked against other writers.
 #[derive(Debug)]
@@ -58,20 +63,30 @@ impl TargetDir {
         };
         require_directory(path)?;
         let folder = GuardedDir::create(path, Trust::All);
-        folder.map(Self).map_err(failed)
+        folder.map(Self::unlocked).map_err(failed)
     }
 
-    /// Takes a directory that is open.
+    /// Takes a directory that is open, and into which this process alone copies.
     #[cfg(feature = "object")]
-    pub(super) fn opened(folder: GuardedDir) -> Self {
-        Self(folder)
+    pub(super) fn locked(folder: GuardedDir) -> Self {
+        Self {
+            folder,
+            is_locked: true,
+        }
+    }
+
+    fn unlocked(folder: GuardedDir) -> Self {
+        Self {
+            folder,
+            is_locked: false,
+        }
     }
 
     /// Opens the directory. `None` if it does not exist.
     pub(super) fn find(path: &Path) -> Result<Option<Self>> {
         require_directory(path)?;
         match GuardedDir::open(path, Trust::All) {
-            Ok(found) => Ok(Some(Self(found))),
+            Ok(found) => Ok(Some(Self::unlocked(found))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => {
                 Err(Error::from_io("cannot open the directory", error)
@@ -83,7 +98,7 @@ impl TargetDir {
     /// Requires that `needed` bytes may still be written. File systems that do not report this
     /// (ramfs, some FUSE) have no size either.
     pub(super) fn require_space(&self, needed: u64) -> Result<()> {
-        let free = free_bytes(fstatvfs(self.0.folder()), self.0.path())?;
+        let free = free_bytes(fstatvfs(self.folder.folder()), self.folder.path())?;
         let Some(free) = free.filter(|&free| needed > free) else {
             return Ok(());
         };
@@ -95,7 +110,7 @@ impl TargetDir {
                 format_bytes(free)
             ),
         )
-        .with_location(self.0.path().display())
+        .with_location(self.folder.path().display())
         .with_hint("free some space, or copy to another disk"))
     }
 
@@ -160,7 +175,7 @@ impl TargetDir {
         let mut components = paths::components(name)?;
         let last = components.pop().expect("split gives one at least");
         let mut folder = self
-            .0
+            .folder
             .folder()
             .try_clone()
             .map_err(|error| Error::from_io("cannot open the directory", error))?;
@@ -168,7 +183,7 @@ impl TargetDir {
             if make {
                 match mkdirat(&folder, component, FOLDER) {
                     Ok(()) => sync_folder(&folder)
-                        .map_err(|error| cannot_write(&self.0.path().join(name), 0, error))?,
+                        .map_err(|error| cannot_write(&self.folder.path().join(name), 0, error))?,
                     Err(Errno::EXIST) => {}
                     Err(errno) => {
                         return Err(self.failed("cannot create the directory of", name, errno));
@@ -200,12 +215,12 @@ impl TargetDir {
         Error::invalid_request(format!(
             "cannot write {name:?}: {what} is where its directory {component:?} should be"
         ))
-        .with_location(self.0.path().display())
+        .with_location(self.folder.path().display())
         .with_hint("remove it, or copy into an empty directory")
     }
 
     fn failed(&self, what: &str, name: &str, errno: Errno) -> Error {
-        Error::from_write(what, errno.into()).with_location(self.0.path().join(name).display())
+        Error::from_write(what, errno.into()).with_location(self.folder.path().join(name).display())
     }
 
     /// Opens or creates the file in progress for `name`, and returns the ranges of `origin` that it
@@ -222,7 +237,15 @@ impl TargetDir {
         let called = paths::partial(last);
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let anew_flags = flags | OFlags::CREATE | OFlags::EXCL;
-        let made = openat(&folder, &called, anew_flags, READ_WRITE);
+        let mut made = openat(&folder, &called, anew_flags, READ_WRITE);
+        if self.is_locked && matches!(made, Err(Errno::EXIST)) {
+            // Looks before it opens the file, which its owner may not permit.
+            let found = statat(&folder, &called, AtFlags::SYMLINK_NOFOLLOW);
+            if found.is_ok_and(|stat| is_foreign(&folder, last, &stat)) {
+                self.remove_partial(&folder, last, name)?;
+                made = openat(&folder, &called, anew_flags, READ_WRITE);
+            }
+        }
         let is_made = made.is_ok();
         let file = match made {
             Err(Errno::EXIST) => openat(&folder, &called, flags, READ_WRITE),
@@ -230,7 +253,7 @@ impl TargetDir {
         };
         let file = file
             .map_err(|errno| self.failed("cannot create the file in progress for", name, errno))?;
-        let path = self.0.path().join(name);
+        let path = self.folder.path().join(name);
         own(&folder, &called, &file, &path)?;
         if !is_made {
             require_own(&folder, last, &file, &path)?;
@@ -258,6 +281,20 @@ impl TargetDir {
         }
         partial.clear()?;
         Ok((partial, Ranges::default()))
+    }
+
+    /// Removes the file in progress of another user, and its journal.
+    fn remove_partial(&self, folder: &OwnedFd, last: &str, name: &str) -> Result<()> {
+        for left in [paths::journal(last), paths::partial(last)] {
+            match unlinkat(folder, &left, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => {
+                    let what = "cannot remove another user's file in progress for";
+                    return Err(self.failed(what, name, errno));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -325,10 +362,10 @@ fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -> Result<()
 /// and write to it after it has its name.
 fn require_own(folder: &OwnedFd, name: &str, file: &OwnedFd, path: &Path) -> Result<()> {
     let stat = fstat(file).map_err(|errno| cannot_write(path, 0, errno.into()))?;
-    let user = geteuid().as_raw();
-    if stat.st_uid == user || owner_of_new(folder, name) == Some(stat.st_uid) {
+    if !is_foreign(folder, name, &stat) {
         return Ok(());
     }
+    let user = geteuid().as_raw();
     Err(Error::new(
         ErrorKind::PermissionDenied,
         format!(
@@ -339,6 +376,11 @@ fn require_own(folder: &OwnedFd, name: &str, file: &OwnedFd, path: &Path) -> Res
     )
     .with_location(path.display())
     .with_hint("remove it, or copy into a directory that you own"))
+}
+
+/// Returns whether an existing file in progress belongs to another user.
+fn is_foreign(folder: &OwnedFd, name: &str, stat: &Stat) -> bool {
+    stat.st_uid != geteuid().as_raw() && owner_of_new(folder, name) != Some(stat.st_uid)
 }
 
 /// Returns the owner that new files of this process get in `folder`: not the process's user on NFS
@@ -589,6 +631,44 @@ mod tests {
         partial.finish(&origin()).expect("finishes");
         let record = ".x.tload-copied";
         assert!(left() == ["x"] || left() == [record, "x"], "{:?}", left());
+    }
+
+    #[cfg(feature = "object")]
+    #[test]
+    fn file_in_progress_of_another_user_is_removed_if_no_other_copy_runs() {
+        use std::os::unix::fs::{MetadataExt as _, chown};
+
+        /// User who owns no files.
+        const OTHER: u32 = 65534;
+
+        if !geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let names = [paths::partial("x"), paths::journal("x")];
+        let [begun, journal] = names.map(|name| folder.path().join(name));
+        let root = TargetDir::open(folder.path()).expect("opens");
+        let (partial, _) = root.begin("x", &origin(), false).expect("begins");
+        partial.file().set_len(4).expect("grows");
+        let mut done = Ranges::default();
+        done.add(0..2);
+        partial.record(&origin(), &done).expect("records");
+        drop(partial);
+        for path in [&begun, &journal] {
+            chown(path, Some(OTHER), None).expect("root may");
+        }
+        let inode = || std::fs::metadata(&begun).expect("is there").ino();
+        let of_other = File::open(&begun).expect("opens");
+        let error = root.begin("x", &origin(), false).expect_err("of another");
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        assert_eq!(inode(), of_other.metadata().expect("is open").ino());
+
+        let opened = GuardedDir::open(folder.path(), Trust::All).expect("opens");
+        let locked = TargetDir::locked(opened);
+        let (partial, done) = locked.begin("x", &origin(), false).expect("begins anew");
+        assert_eq!((done.bytes(), partial.len().expect("is open")), (0, 0));
+        assert_ne!(inode(), of_other.metadata().expect("is open").ino());
+        assert!(!journal.exists());
     }
 
     #[test]

@@ -18,14 +18,15 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fstat,
-    mkdirat, open, openat, renameat, statat, symlinkat, unlinkat, utimensat,
+    AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fstat, mkdirat,
+    open, openat, renameat, statat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-/// Deepest nesting that [`GuardedDir::clear`] removes.
-const DEPTH_MAX: usize = 64;
+/// Deepest nesting that [`GuardedDir::clear`] removes, and that other walks over files of all users
+/// follow.
+pub(crate) const DEPTH_MAX: usize = 64;
 
 /// Permissions of files among those of their directory.
 const OF_FILES: Mode = Mode::from_raw_mode(0o666);
@@ -235,12 +236,16 @@ impl GuardedDir {
         Ok(statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Sets the time of the last modification of a file to now.
+    /// Sets the time of the last modification of a file to now, and that of the last access: only
+    /// its owner may set one of them alone (utimensat(2)), all who may write to it both.
     pub(crate) fn touch(&self, name: &str) -> io::Result<()> {
-        let time = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW,
+        };
         let times = Timestamps {
-            last_access: time(UTIME_OMIT),
-            last_modification: time(UTIME_NOW),
+            last_access: now,
+            last_modification: now,
         };
         Ok(utimensat(
             &self.folder,
@@ -286,8 +291,14 @@ impl GuardedDir {
                 stat.st_uid
             )
         } else if !others.is_empty() {
+            let mode = Mode::from_raw_mode(stat.st_mode);
+            let whence = if mode.contains(Mode::SGID | Mode::WGRP) {
+                ", perhaps by fsGroup in Kubernetes"
+            } else {
+                ""
+            };
             format!(
-                "can be changed by other users: mode {:o}",
+                "can be changed by other users: mode {:o}{whence}",
                 stat.st_mode & 0o7777
             )
         } else {
@@ -299,7 +310,8 @@ impl GuardedDir {
         ))
     }
 
-    /// Returns the error for a component that cannot be opened, which names a link.
+    /// Returns the error for a component that cannot be opened, which names a link, or another user
+    /// who permits nothing.
     fn explained(&self, name: &str, errno: Errno) -> io::Error {
         let is_link = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
         if matches!(errno, Errno::LOOP | Errno::NOTDIR | Errno::EXIST)
@@ -311,6 +323,13 @@ impl GuardedDir {
                 path.display()
             );
             return io::Error::other(message);
+        }
+        if errno == Errno::ACCESS
+            && let Ok(stat) = self.stat(name)
+            && stat.st_uid != geteuid().as_raw()
+            && let Err(error) = self.require_trusted(&stat, &self.path.join(name))
+        {
+            return error;
         }
         errno.into()
     }
@@ -451,6 +470,80 @@ mod tests {
                 }
                 assert_eq!(tree(elsewhere.path()), before, "{case}");
             }
+        }
+    }
+
+    /// Runs `work` on a thread of another user, if this process may change users.
+    #[cfg(target_os = "linux")]
+    fn as_other<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
+        use rustix::process::Uid;
+
+        if !geteuid().is_root() {
+            return None;
+        }
+        let other = Uid::from_raw(OTHER);
+        let work = || {
+            rustix::thread::set_thread_res_uid(other, other, other).expect("root may");
+            work()
+        };
+        std::thread::scope(|scope| Some(scope.spawn(work).join().expect("ends")))
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn owner_who_permits_nothing_is_named() {
+        let [folder, _] = folders();
+        let set = |path: &str, owner: u32, mode: u32| {
+            let path = folder.path().join(path);
+            chown(&path, Some(owner), None).expect("root may");
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(path, mode).expect("root may");
+        };
+        let found = |trust| as_other(|| read(folder.path(), trust).map_err(|it| it.to_string()));
+        if !geteuid().is_root() {
+            return;
+        }
+        set("", 0, 0o755);
+        set("below", OTHER, 0o700);
+        for (owner, wanted) in [
+            (1, "belongs to another user: uid 1"),
+            (0, "ermission denied"),
+        ] {
+            for (component, mode) in [("below/deep", 0o700), ("below/deep/file", 0o600)] {
+                set("below/deep", OTHER, 0o700);
+                set(component, owner, mode);
+                let error = found(Trust::Own).map(|it| it.expect_err(component));
+                let error = error.unwrap_or_default();
+                assert!(error.contains(wanted), "{component}: {error}");
+                let error = found(Trust::All).map(|it| it.expect_err(component));
+                let error = error.unwrap_or_default();
+                assert!(error.contains("ermission denied"), "{component}: {error}");
+            }
+        }
+    }
+
+    /// Otherwise the most used entries of a shared cache would be evicted first.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn users_who_may_write_to_a_file_may_touch_it() {
+        let [folder, _] = folders();
+        let path = folder.path().join("below/deep/file");
+        let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1 << 30);
+        let file = File::options().write(true).open(&path).expect("opens");
+        let parent = path.parent().expect("below");
+        let searchable = std::fs::Permissions::from_mode(0o711);
+        std::fs::set_permissions(parent, searchable).expect("is ours");
+        let deep = GuardedDir::open(parent, Trust::All).expect("opens");
+        for (mode, is_touched) in [(0o600, false), (0o666, true)] {
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(&path, mode).expect("is ours");
+            file.set_modified(old).expect("is ours");
+            let Some(touched) = as_other(|| deep.touch("file")) else {
+                return;
+            };
+            assert_eq!(touched.is_ok(), is_touched, "{touched:?}");
+            let modified = file.metadata().and_then(|it| it.modified());
+            assert_eq!(modified.expect("a time") > old, is_touched);
         }
     }
 

@@ -294,6 +294,24 @@ fn names_that_are_no_paths_are_left_out_and_named() {
     }
 }
 
+#[test]
+fn hidden_names_that_are_no_paths_fail_no_copy() {
+    let mut objects = BTreeMap::new();
+    objects.insert("m/config.json".to_owned(), b"{}".to_vec());
+    for odd in ["m/.a\u{1}b", "m/.\u{1}/x"] {
+        objects.insert(odd.to_owned(), b"x".to_vec());
+    }
+    let (_server, options) = serve_objects(Form::Token, objects);
+    for (hidden, wanted) in [(false, 0), (true, 2)] {
+        let target = tempfile::tempdir().expect("a folder");
+        let mut how = CopyOptions::default();
+        (how.skip_unusable, how.hidden) = (hidden, hidden);
+        let copy = Copy::new(&model(), target.path()).options(how);
+        let report = copy.store(options.clone()).run().expect("a copy");
+        assert_eq!((report.copied_files, report.unusable.len()), (1, wanted));
+    }
+}
+
 /// Azure's file systems and FUSE mounts keep an empty object with the name of each folder.
 #[test]
 fn empty_objects_stand_for_folders() {

@@ -1,15 +1,18 @@
 //! Objects that a server passes on to its clients, through a cache or from it.
 
+use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use tload::storage::ObjectSite;
-use tload::{ErrorKind, Location};
+use tload::{CacheDirectory, ErrorKind, Location};
 use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::caching::{Bench, KEY, load_cached};
-use crate::fixtures::even;
+use crate::fixtures::{even, read};
 use crate::hubs::{Model, hub, store};
 use crate::sites::faulty_at;
 
@@ -133,6 +136,44 @@ fn object_that_is_not_in_the_cache_is_not_found() {
     // The store has it, but is not asked.
     let error = site.open(&["s3", bucket, "other.safetensors"]);
     assert_eq!(error.expect_err("is not").kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn list_of_a_cache_has_what_openings_trust() {
+    let bench = Bench::new();
+    bench.site.put(KEY, &even("t", 1, 2, 1 << 20));
+    load_cached(&bench.site, KEY);
+    let version = bench.folder.path().join("v1");
+    let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
+    let entry = cache.entries().pop().expect("an object");
+    let description = entry.path.with_file_name("entry.json");
+    let bucket = bench.site.location("").to_string();
+    let bucket = bucket.trim_start_matches("s3://").trim_end_matches('/');
+    let list = |shared: &str| {
+        let options = bench.site.options.clone().with("cache_shared", shared);
+        let site = ObjectSite::cached(&options.expect("an option")).expect("starts");
+        let listed = site.list(&["s3", bucket]).map(|(_, files)| files);
+        listed.map_err(|error| error.kind())
+    };
+    let set = |path: &Path, mode: u32| {
+        let mode = fs::Permissions::from_mode(mode);
+        fs::set_permissions(path, mode).expect("is ours");
+    };
+    let is_listed = Ok(vec![KEY.to_owned()]);
+    assert_eq!(list("false"), is_listed);
+    set(&description, 0o622);
+    assert_eq!(list("false"), Err(ErrorKind::NotFound));
+    assert_eq!(list("true"), is_listed);
+    set(&description, 0o600);
+    set(&version, 0o770);
+    assert_eq!(list("false"), Err(ErrorKind::PermissionDenied));
+    assert_eq!(list("true"), is_listed);
+    set(&version, 0o700);
+    // Longer than the description of any object.
+    let mut text = vec![b' '; 64 << 10];
+    text.extend(read(&description));
+    fs::write(&description, text).expect("is ours");
+    assert_eq!(list("false"), Err(ErrorKind::NotFound));
 }
 
 /// Reading versions needs a permission of its own. Its absence is noticed once, not by every

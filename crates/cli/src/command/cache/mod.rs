@@ -154,6 +154,7 @@ fn rm(args: &CacheRmArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<
     if let Some(location) = &location
         && removal.removed.is_empty()
         && removal.in_use.is_empty()
+        && removal.removed_answers == 0
     {
         let message = "no object in the cache is at or below it";
         return Err(Error::new(ErrorKind::NotFound, message)
@@ -191,5 +192,10 @@ fn answer(
     let bytes = removal.removed.iter().map(|entry| entry.disk_bytes).sum();
     let objects = format_count(removal.removed.len() as u64, "object");
     let verb = if is_dry { "would remove" } else { "removed" };
-    writeln!(out, "{verb} {objects}, {} on disk", format_bytes(bytes)).map_err(standard_output)
+    let answers = match removal.removed_answers {
+        0 => String::new(),
+        count => format!(", and {}", format_count(count, "cached answer")),
+    };
+    let bytes = format_bytes(bytes);
+    writeln!(out, "{verb} {objects}, {bytes} on disk{answers}").map_err(standard_output)
 }

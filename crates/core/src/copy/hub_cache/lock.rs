@@ -12,7 +12,7 @@ use super::{STAGING, cannot};
 use crate::copy::cancel::Stop;
 use crate::copy::cancelled;
 use crate::error::{Error, ErrorKind, Result};
-use crate::storage::guarded_dir::{GuardedDir, Trust};
+use crate::storage::guarded_dir::{DEPTH_MAX, GuardedDir, Trust};
 use crate::sync::per_process::process_id;
 
 /// File whose lock says that a process writes to the cache of a repository.
@@ -94,7 +94,7 @@ impl Waiting {
     fn new(folder: &GuardedDir) -> Self {
         let now = Instant::now();
         Self {
-            written: written(folder, STAGING),
+            written: written(folder, STAGING, DEPTH_MAX),
             since: now,
             looked: now,
             is_said: false,
@@ -109,7 +109,7 @@ impl Waiting {
                 let (holder, path) = (holder(folder), folder.path().display());
                 tracing::warn!(%path, "waits for {holder}, which writes to the hub's cache");
             }
-            let written = written(folder, STAGING);
+            let written = written(folder, STAGING, DEPTH_MAX);
             if written != self.written {
                 (self.written, self.since) = (written, self.looked);
             }
@@ -118,12 +118,16 @@ impl Waiting {
     }
 }
 
-/// Returns the space of all files below a directory of this name, and the last time of a change.
-fn written(folder: &GuardedDir, name: &str) -> (u64, i64) {
+/// Returns the space of all files up to this depth below a directory of this name, and the last time
+/// of a change.
+fn written(folder: &GuardedDir, name: &str, depth: usize) -> (u64, i64) {
     let Ok(stat) = folder.stat(name) else {
         return (0, 0);
     };
     let own = (u64::try_from(stat.st_blocks).unwrap_or(0), stat.st_mtime);
+    let Some(depth) = depth.checked_sub(1) else {
+        return own;
+    };
     // Below the directory that is trusted, files have the permissions of a copy.
     let below = folder
         .trusting(Trust::All)
@@ -132,7 +136,7 @@ fn written(folder: &GuardedDir, name: &str) -> (u64, i64) {
     let names = names.ok().and_then(Result::ok).unwrap_or_default();
     let each = names
         .iter()
-        .map(|name| below.as_ref().map_or((0, 0), |it| written(it, name)));
+        .map(|name| below.as_ref().map_or((0, 0), |it| written(it, name, depth)));
     each.fold(own, |all, one| (all.0 + one.0, all.1.max(one.1)))
 }
 
@@ -207,14 +211,21 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join(STAGING).join("commit/deep");
         let folder = GuardedDir::open(folder.path(), Trust::Own).expect("opens");
-        let none = written(&folder, STAGING);
+        let look = |depth| written(&folder, STAGING, depth);
+        let none = look(DEPTH_MAX);
         assert_eq!(none, (0, 0));
         std::fs::create_dir_all(&path).expect("creates");
-        let begun = written(&folder, STAGING);
+        let begun = look(DEPTH_MAX);
         assert_ne!(begun, none);
         let file = File::create(path.join("a")).expect("creates");
         file.write_all_at(&vec![1; 1 << 20], 0).expect("writes");
         file.sync_all().expect("syncs");
-        assert!(written(&folder, STAGING).0 > begun.0);
+        assert!(look(DEPTH_MAX).0 > begun.0);
+        // Other users may nest directories without end.
+        let all = look(DEPTH_MAX).0;
+        for (depth, sees_all) in [(0, false), (2, false), (3, true)] {
+            let found = look(depth).0;
+            assert_eq!(found == all, sees_all, "{depth}");
+        }
     }
 }

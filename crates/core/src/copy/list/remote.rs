@@ -162,6 +162,10 @@ fn list(
             let last = last.strip_prefix('/').unwrap_or(last);
             let is_folder = last.ends_with('/');
             let last = last.strip_suffix('/').unwrap_or(last);
+            // `.` and `..` lead somewhere else than to a hidden name.
+            if !matches!(last, "." | "..") && !filter.sees(last.as_bytes()) {
+                continue;
+            }
             found.count(source, &name)?;
             if filter.may_take(&below(&name, last), is_folder) {
                 found.unusable.push(key);

@@ -1,12 +1,13 @@
 //! Objects below a location, opened again and again: for a server that passes them on.
 
 use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use percent_encoding::percent_decode_str;
 
-use super::cache::{CacheDirectory, CachedObject};
+use super::cache::{CacheDirectory, CachedObject, trust};
 use super::folder::Folder;
 use super::remote::Remote;
 use super::store::object_path;
@@ -143,7 +144,7 @@ impl ObjectSite {
         let not_found = || Error::new(ErrorKind::NotFound, "not found");
         let Some(root) = &self.root else {
             let directory = self.options.get("cache_dir").unwrap_or_default();
-            let cache = CacheDirectory::open(directory)?;
+            let cache = CacheDirectory::trusting(Path::new(directory), trust(&self.options))?;
             let objects = self.remembered.lock().get(Instant::now, || cache.objects());
             let objects = objects
                 .iter()

@@ -247,20 +247,27 @@ fn answers(folder: &GuardedDir) -> impl Iterator<Item = String> {
 }
 
 /// Forgets answers by the URL that they are about, without secrets; `None` stands for a file that
-/// is damaged, or left over.
-pub(super) fn forget_within(root: &GuardedDir, is_chosen: impl Fn(Option<&str>) -> bool) {
+/// is damaged, or left over. Returns their number; with `dry_run`, that of those it would forget.
+pub(super) fn forget_within(
+    root: &GuardedDir,
+    dry_run: bool,
+    is_chosen: impl Fn(Option<&str>) -> bool,
+) -> u64 {
     let Ok(folder) = root.below(FOLDER) else {
-        return;
+        return 0;
     };
+    let mut forgotten = 0;
     for name in answers(&folder) {
         let bytes = folder.read(&name, TEXT_BYTES_MAX).unwrap_or_default();
         let kept = checked(&bytes)
             .and_then(|json| serde_json::from_slice::<Kept<String, IgnoredAny>>(json).ok());
-        if is_chosen(kept.as_ref().map(|kept| &*kept.location)) {
-            // Another process may have been faster.
-            let _ = folder.remove_file(&name);
+        let is_chosen = is_chosen(kept.as_ref().map(|kept| &*kept.location));
+        // Another process may have been faster.
+        if is_chosen && (dry_run || folder.remove_file(&name).is_ok()) {
+            forgotten += 1;
         }
     }
+    forgotten
 }
 
 /// Returns the JSON of a file whose CRC matches.

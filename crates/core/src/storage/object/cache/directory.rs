@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::answers::{forget_within, trim};
 use super::entry::{DESCRIPTION, STAMPS, seed_of};
-use super::files::{Place, Root, TEXT_BYTES_MAX};
+use super::files::{DESCRIPTION_BYTES_MAX, Place, Root, TEXT_BYTES_MAX};
 use super::key::FORMAT;
 use super::room::{Occupied, empty_trash, occupied, occupied_in_order, remove};
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, stamped, tiles};
@@ -101,6 +101,9 @@ pub struct CacheRemoval {
     pub removed: Vec<CacheEntry>,
     /// Objects that stay because a process has them open.
     pub in_use: Vec<CacheEntry>,
+    /// Number of answers of stores that [`CacheDirectory::remove`] removed.
+    #[serde(skip)]
+    pub removed_answers: u64,
 }
 
 /// Description of an entry, for people and for lists.
@@ -122,11 +125,27 @@ impl CacheDirectory {
     ///
     /// [`ErrorKind::NotFound`] if `path` is not the directory of a cache.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
         // Of any owner: lists and removals trust nothing.
-        let root = Arc::new(Root::new(path, Trust::All));
-        let Err(error) = root.look() else {
-            return Ok(Self { root });
+        Self::trusting(path.as_ref(), Trust::All)
+    }
+
+    /// Opens the directory of a cache like [`Self::open`], of which only what these users own is
+    /// listed.
+    ///
+    /// # Errors
+    ///
+    /// Also [`ErrorKind::PermissionDenied`] if another user owns it or may write to it.
+    pub(crate) fn trusting(path: &Path, trust: Trust) -> Result<Self> {
+        let root = Arc::new(Root::new(path, trust));
+        let error = match root.open() {
+            Ok(_) => return Ok(Self { root }),
+            Err(error)
+                if trust == Trust::Own && error.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                let failed = Error::from_io("cannot open the cache", error);
+                return Err(failed.with_location(path.display()));
+            }
+            Err(error) => error,
         };
         let message = format!("is not the directory of a cache: it has no directory {VERSION}");
         let failed = match error.raw_os_error() {
@@ -140,7 +159,7 @@ impl CacheDirectory {
 
     /// Returns the entries, in no order. None if the directory is gone.
     fn occupied(&self) -> Vec<(Place, Occupied)> {
-        let root = self.root.look();
+        let root = self.root.open();
         let occupied = root.map_or_else(|_| Vec::new(), |root| occupied(&root));
         self.placed(occupied)
     }
@@ -197,10 +216,10 @@ impl CacheDirectory {
         }
         if !dry_run {
             empty_trash(&root);
-            forget_within(&root, |location| {
-                within.is_none_or(|outer| location.is_some_and(|it| holds(outer, it)))
-            });
         }
+        removing.removal.removed_answers = forget_within(&root, dry_run, |location| {
+            within.is_none_or(|outer| location.is_some_and(|it| holds(outer, it)))
+        });
         removing.end()
     }
 
@@ -374,7 +393,7 @@ fn describe(place: &Place, occupied: Occupied) -> CacheEntry {
 
 /// Returns the description of an entry, unless it is missing, damaged or of another version.
 fn description(folder: &GuardedDir) -> Option<Description> {
-    let text = folder.read(DESCRIPTION, TEXT_BYTES_MAX).ok()?;
+    let text = folder.read(DESCRIPTION, DESCRIPTION_BYTES_MAX).ok()?;
     let found: Description = serde_json::from_slice(&text).ok()?;
     (found.format == FORMAT && found.tile_bytes == TILE_BYTES).then_some(found)
 }

@@ -158,8 +158,11 @@ impl Entry {
                     contents.set_len(len)?;
                 }
                 describe(&folder, description)?;
-                // The time of the last use, for eviction.
-                let _ = stamps.set_modified(SystemTime::now());
+                // The time of the last use, for eviction. Those who may write to the file of
+                // another user can set no other time than the present one.
+                if stamps.set_modified(SystemTime::now()).is_err() {
+                    let _ = folder.touch(STAMPS);
+                }
             } else {
                 shared.stop("the cache directory cannot be written to");
             }

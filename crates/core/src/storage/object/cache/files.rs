@@ -13,8 +13,12 @@ use super::VERSION;
 use super::entry::DESCRIPTION;
 use crate::storage::guarded_dir::{GuardedDir, Trust};
 
-/// Longest description or answer that is read, bytes: more than a hub's longest answer, as JSON.
+/// Longest answer, or file of stamps, that is read, bytes: more than a hub's longest answer, as JSON.
 pub(super) const TEXT_BYTES_MAX: u64 = 256 << 20;
+
+/// Longest description that is read, bytes: a URL, an ETag and a version, which requests and
+/// responses have in their heads. A list reads those of all entries.
+pub(super) const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
 
 /// Directory of a cache, opened anew for each use: it may be replaced meanwhile.
 #[derive(Clone, Debug)]
@@ -105,7 +109,7 @@ pub(super) fn open_file(folder: &GuardedDir, name: &str) -> io::Result<(File, bo
 
 /// Writes the description of an entry unless it has the same one.
 pub(super) fn describe(folder: &GuardedDir, description: &str) -> io::Result<()> {
-    let found = folder.read(DESCRIPTION, TEXT_BYTES_MAX);
+    let found = folder.read(DESCRIPTION, DESCRIPTION_BYTES_MAX);
     if found.is_ok_and(|found| found == description.as_bytes()) {
         return Ok(());
     }
