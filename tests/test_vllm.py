@@ -167,7 +167,9 @@ def test_ranks_that_do_not_share_use_the_page_cache(monkeypatch: pytest.MonkeyPa
     assert _settings.read({}).for_ranks(2) == tload.Options(order="ready", cache="drop")
 
 
-def test_ranks_that_end_up_alone_use_the_page_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_end_up_alone_use_the_page_cache(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     begin = tload.stream
 
@@ -182,7 +184,8 @@ def test_ranks_that_end_up_alone_use_the_page_cache(folder: Path, monkeypatch: p
     # Sharing is on, but there is no process group; or the others do not come.
     dict(stream(str(folder), ranks=8))
     assert seen == ["buffered"]
-    monkeypatch.setattr(_weights, "_group", lambda *_: nullcontext(object()))
+    group = tload.Group.local(tmp_path_factory.mktemp("group") / "ranks", 0, 1)
+    monkeypatch.setattr(_weights, "_group", lambda *_: group)
     dict(stream(str(folder), ranks=8))
     assert seen == ["buffered", None, "buffered"]
 

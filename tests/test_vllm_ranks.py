@@ -119,7 +119,11 @@ def read_alone(rank: int, folder: str) -> None:
         assert lines[0].startswith("tload reads on every rank, as they do not load together: rank 1 of 2 did not join")
     torch.distributed.barrier()
     if rank == 1:
+        # The other one waits for it no more.
         check(stream(folder)[0])
+    # In a load that the other rank has begun by now, this one would take its place instead: it may
+    # have left out one load or two, of the same files.
+    torch.distributed.barrier()
     # The next load is together again.
     for share in ("node", "none"):
         tensors, lines = stream(folder, {"share": share})

@@ -61,12 +61,14 @@ def test_child_of_multiprocessing_waits_once(tmp_path: Path, method: str, when: 
 FORKS = """
 import multiprocessing
 import tload
-from tload import _exit
+from tload import _exit, _store
 
 def run(more):
     from multiprocessing import util
     assert sum(call is _exit._finalize_all for call in util._afterfork_registry.values()) == 1
-    assert sum(call._callback is _exit._make for call in util._finalizer_registry.values()) == 1
+    waits = [call._args for call in util._finalizer_registry.values() if call._callback is _exit._make]
+    assert sorted(map(repr, waits)) == sorted(repr((wait,)) for wait in _exit._calls)
+    assert waits.count((_store._finish_caching,)) == 1
     if more:
         fork(more - 1)
 

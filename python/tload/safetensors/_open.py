@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,9 @@ class safe_open:  # noqa: N801  # the package's name
         self._opened: Opened | None = Opened(
             filename, framework, device, backend, store, follow_symlinks=follow_symlinks
         )
+
+    # Otherwise the class shows that of `__new__`.
+    __signature__ = inspect.signature(__init__.__get__(object()))
 
     def _open(self) -> Opened:
         if self._opened is None:

@@ -11,7 +11,7 @@ import os
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tload._errors import UnsupportedError, advise
 from tload._patch import SharedChange, patch
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tload._checkpoint import Checkpoint
 
-    Found = tuple[list[HandlePath], dict[str, Any]]
-
 FIND = "_get_resolved_checkpoint_files"
 """transformers' function that returns the paths of a model's files, and the contents of its index."""
 
@@ -33,6 +31,9 @@ READS_WHOLE = "_is_on_hf_mount"
 """transformers' function that returns whether it must read a file without `safe_open`."""
 
 SUFFIX = ".safetensors"
+
+Found: TypeAlias = tuple[list[HandlePath], dict[str, Any]]
+"""Paths of a model's files, and the contents of its index: what `FIND` returns."""
 
 _found: ContextVar[Found | None] = ContextVar("_found", default=None)
 """Result of the next search of transformers in this thread, in place of its own."""

@@ -102,7 +102,10 @@ fn assert_cancelled(stream: &mut TensorStream) {
             assert_eq!(error.kind(), ErrorKind::Cancelled, "{}", error.chain());
             // A load that had handed out all its tensors is complete.
             let outcome = stream.report().outcome;
-            assert!(["cancelled", "complete"].contains(&outcome.as_str()), "{outcome}");
+            assert!(
+                ["cancelled", "complete"].contains(&outcome.as_str()),
+                "{outcome}"
+            );
             assert!(stream.next().is_none(), "an error is the end");
         }
         Some(Ok(tensor)) => unreachable!("{tensor:?} came after the end"),

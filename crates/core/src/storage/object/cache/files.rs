@@ -16,7 +16,7 @@ use crate::storage::guarded_dir::{GuardedDir, Trust};
 /// Longest answer, or file of stamps, that is read, bytes: more than a hub's longest answer, as JSON.
 pub(super) const TEXT_BYTES_MAX: u64 = 256 << 20;
 
-/// Longest description that is read, bytes: a URL, an ETag and a version, which requests and
+/// Longest description that is read, bytes: a URL, an `ETag` and a version, which requests and
 /// responses have in their heads. A list reads those of all entries.
 pub(super) const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
 
