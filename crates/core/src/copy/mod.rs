@@ -16,6 +16,7 @@ mod fetch;
 pub(crate) mod hub_cache;
 mod journal;
 mod list;
+mod ownership;
 pub(crate) mod paths;
 mod plan;
 mod record;

@@ -118,8 +118,8 @@ impl Waiting {
     }
 }
 
-/// Returns the space of all files up to this depth below a directory of this name, and the last time
-/// of a change.
+/// Returns the space of all files up to this depth below a directory of this name, and the last
+/// time of a change.
 fn written(folder: &GuardedDir, name: &str, depth: usize) -> (u64, i64) {
     let Ok(stat) = folder.stat(name) else {
         return (0, 0);

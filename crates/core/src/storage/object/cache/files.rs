@@ -13,7 +13,8 @@ use super::VERSION;
 use super::entry::DESCRIPTION;
 use crate::storage::guarded_dir::{GuardedDir, Trust};
 
-/// Longest answer, or file of stamps, that is read, bytes: more than a hub's longest answer, as JSON.
+/// Longest answer, or file of stamps, that is read, bytes: more than a hub's longest answer, as
+/// JSON.
 pub(super) const TEXT_BYTES_MAX: u64 = 256 << 20;
 
 /// Longest description that is read, bytes: a URL, an `ETag` and a version, which requests and
