@@ -587,7 +587,7 @@ mod tests {
             chown(path, Some(OTHER), None).expect("root may");
         }
         let inode = || std::fs::metadata(&begun).expect("is there").ino();
-        let of_other = File::open(&begun).expect("opens");
+        let of_other = File::options().read(true).open(&begun).expect("opens");
         let error = root.begin("x", &origin(), false).expect_err("of another");
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
         assert_eq!(inode(), of_other.metadata().expect("is open").ino());
