@@ -134,8 +134,9 @@ def test_links_of_named_weights_need_permission(name: str, two: Path, dense: Pat
     config = json.loads((two / "config.json").read_text())
     (two / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
     cls = require("transformers").LlamaForCausalLM
+    sources: list[tuple[Any, dict[str, Any]]] = [(two, {}), (two.as_uri(), {"config": two})]
     for one in (auto(), cls):
-        for source, keywords in ((two, {}), (two.as_uri(), {"config": two})):
+        for source, keywords in sources:
             with pytest.raises(tload.PermissionDeniedError, match="leads out") as raised:
                 from_pretrained(one, source, **keywords)
             assert "follow_symlinks=True" in str(raised.value.hint)

@@ -121,8 +121,8 @@ def read_alone(rank: int, folder: str) -> None:
     if rank == 1:
         # The other one waits for it no more.
         check(stream(folder)[0])
-    # In a load that the other rank has begun by now, this one would take its place instead: it may
-    # have left out one load or two, of the same files.
+    # If the other rank began its next load before that, of the same files, this one could take it for
+    # the one that it is late for, and be one load behind from then on.
     torch.distributed.barrier()
     # The next load is together again.
     for share in ("node", "none"):
