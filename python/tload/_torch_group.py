@@ -125,7 +125,8 @@ class StoreExchange:
                 number += 1
                 continue
             if begun is not None:
-                return number if begun == load else None
+                # Messages that name no load are of anything.
+                return number if begun and begun == load else None
             left = deadline - time.monotonic()
             if left <= 0 or self._interrupted.wait(min(left, POLL_SECONDS_MAX)):
                 return None
