@@ -121,8 +121,8 @@ def read_alone(rank: int, folder: str) -> None:
     if rank == 1:
         # The other one waits for it no more.
         check(stream(folder)[0])
-    # If the other rank began its next load before that, of the same files, this one could take it for
-    # the one that it is late for, and be one load behind from then on.
+    # If the other rank began its next load before that, of the same files, this one could take it
+    # for the one that it is late for, and be one load behind from then on.
     torch.distributed.barrier()
     # The next load is together again.
     for share in ("node", "none"):

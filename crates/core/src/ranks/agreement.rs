@@ -132,8 +132,8 @@ pub(crate) fn require_begun(hellos: &[Hello]) -> Result<()> {
 ///
 /// # Errors
 ///
-/// Those of [`require_begun`]; [`ErrorKind::Peer`] with the ranks that differ from rank 0, the fact,
-/// and both values: the same on every rank.
+/// Those of [`require_begun`]; [`ErrorKind::Peer`] with the ranks that differ from rank 0, the
+/// fact, and both values: the same on every rank.
 pub(crate) fn compare(hellos: &[Hello]) -> Result<()> {
     require_begun(hellos)?;
     let Some(first) = hellos.first() else {

@@ -187,7 +187,8 @@ fn pool_at_limit_returns_out_of_memory() {
     let first = alloc_async(1000, stream).unwrap();
     assert_eq!(alloc_async(1, stream), Err(OUT_OF_MEMORY));
     free_async(first, stream).unwrap();
-    // A driver may let the same stream have the memory before; the stub waits until the free has run.
+    // A driver may let the same stream have the memory before; the stub waits until the free has
+    // run.
     stream_synchronize(stream).unwrap();
     alloc_async(1000, stream).unwrap();
     assert_eq!(alloc(1), Err(OUT_OF_MEMORY));

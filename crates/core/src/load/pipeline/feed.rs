@@ -5,13 +5,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::in_flight::{InFlightReads, Waiting};
+use super::not_begun::{DeviceOf, DeviceWait, NotBegun};
 use crate::engine::Job;
-use crate::error::{Error, Result};
-use crate::memory::{Begun, Evicted, FileView, Lease, Pool, PublishedPool, RegionWriter, Slab};
+use crate::error::Result;
+use crate::memory::{FileView, Lease, Pool, PublishedPool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::ranks::link::Link;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
-use crate::sink::{DeviceBegun, DeviceRegions, FreedWait};
+use crate::sink::{DeviceBegun, DeviceRegions};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -102,46 +103,6 @@ pub(in crate::load) enum NextJob {
     NoSlot,
     /// Nothing left to read.
     Done,
-}
-
-/// Reason why a region has not begun, other than a budget that is used up.
-enum NotBegun {
-    /// There will be memory once this is dropped.
-    Evicts(Evicted),
-    /// There may be memory once the device has freed what was dropped.
-    NoRoom(DeviceOf),
-    Failed(Error),
-}
-
-/// Regions of a destination on a device.
-struct DeviceOf {
-    destination: usize,
-    regions: Arc<DeviceRegions>,
-}
-
-/// Wait of a lane for the full device of a destination to free memory.
-#[derive(Clone, Copy)]
-struct DeviceWait {
-    destination: usize,
-    wait: FreedWait,
-}
-
-impl NotBegun {
-    /// Stores a region that has begun. Returns whether there was memory for it.
-    fn unless(begun: Begun, writer: &mut Option<RegionWriter>) -> Result<bool, Self> {
-        *writer = match begun {
-            Begun::Region(region) => Some(region),
-            Begun::Evicts(evicted) => return Err(Self::Evicts(evicted)),
-            Begun::Full => None,
-        };
-        Ok(writer.is_some())
-    }
-}
-
-impl From<Error> for NotBegun {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
 }
 
 impl FeedState {

@@ -13,6 +13,7 @@
 
 mod feed;
 mod in_flight;
+mod not_begun;
 
 #[cfg(test)]
 mod tests;

@@ -61,8 +61,8 @@ impl Drop for Running {
     }
 }
 
-/// Runs a program with `input`, and kills it and its children if it takes longer than `wait_max` or the future is
-/// dropped. Returns whether it succeeded, and its output.
+/// Runs a program with `input`, and kills it and its children if it takes longer than `wait_max` or
+/// the future is dropped. Returns whether it succeeded, and its output.
 pub(in crate::storage) async fn answer(
     command: &mut Command,
     input: Vec<u8>,

@@ -250,7 +250,8 @@ fn require_google(
 }
 
 /// Returns whether the labels of a host below the domain of Google name this service: the global
-/// one, one of a region, or a private endpoint. These are the forms that Google's own libraries know.
+/// one, one of a region, or a private endpoint. These are the forms that Google's own libraries
+/// know.
 fn is_of_service(labels: &str, service: &str) -> bool {
     let labels: Vec<_> = labels.split('.').collect();
     match labels[..] {

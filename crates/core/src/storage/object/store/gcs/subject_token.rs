@@ -398,7 +398,7 @@ mod tests {
             (write("whole", longest), Ok(longest)),
             (write("long", longest + 1), Err("longer than 65536 bytes")),
             (folder.path().to_owned(), Err("not a regular file")),
-            // Nobody writes to it.
+            // It has no writer.
             (pipe, Err("not a regular file")),
             (PathBuf::from("/dev/zero"), Err("not a regular file")),
         ] {
