@@ -1,9 +1,11 @@
 //! Starts threads, where the process's address space has room for them.
 
+use std::hint::black_box;
 use std::io;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle, Scope, ScopedJoinHandle};
 
-use super::address_space::{THREAD_BYTES, require};
+use super::address_space::{THREAD_BYTES, is_limited, require};
 
 /// Like the standard library's, except that a thread for which there is no room is an error. It
 /// would be started, and then be unable to allocate.
@@ -27,8 +29,14 @@ impl Builder {
         self,
         run: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<JoinHandle<T>> {
+        if !is_limited() {
+            return self.0.spawn(run);
+        }
         require(THREAD_BYTES)?;
-        self.0.spawn(run)
+        let (run, started) = telling(run);
+        let thread = self.0.spawn(run)?;
+        let _ = started.recv();
+        Ok(thread)
     }
 
     /// Starts a thread of a scope.
@@ -41,7 +49,26 @@ impl Builder {
         scope: &'scope Scope<'scope, '_>,
         run: impl FnOnce() -> T + Send + 'scope,
     ) -> io::Result<ScopedJoinHandle<'scope, T>> {
+        if !is_limited() {
+            return self.0.spawn_scoped(scope, run);
+        }
         require(THREAD_BYTES)?;
-        self.0.spawn_scoped(scope, run)
+        let (run, started) = telling(run);
+        let thread = self.0.spawn_scoped(scope, run)?;
+        let _ = started.recv();
+        Ok(thread)
     }
+}
+
+/// Returns what a thread runs, and a channel that tells that it has taken its heap: the next check
+/// of the room must count that.
+fn telling<T>(run: impl FnOnce() -> T + Send) -> (impl FnOnce() -> T + Send, Receiver<()>) {
+    let (sender, started) = sync_channel(1);
+    let run = move || {
+        drop(black_box(Box::new(0_u64)));
+        // The starting thread waits.
+        let _ = sender.send(());
+        run()
+    };
+    (run, started)
 }
