@@ -70,8 +70,8 @@ class StoreExchange:
         many groups as they have: it reads alone, and must not wait in their next one, which is for
         their next load. A rank that has left a group out is behind in every later one: there, the
         others have given it up for another load. If all loads are of the same files, nothing tells
-        the two apart: the rank then joins the others where they wait for it with such a load, and
-        looks for them if it is late for the second time in a row.
+        the two apart: a rank that is late for the second time in a row then joins the others, if they
+        wait for it with such a load.
 
         It goes on to groups that it makes itself. If this process has made a later one already, the
         others may have made theirs as early: the rank then stays, and the load fails.
@@ -86,8 +86,8 @@ class StoreExchange:
                 return
             number: int | None = self._number + 1
             if load in {b"", _load_of(message)}:
-                seconds = LATE_SECONDS if self._base.add(late, 1) > 1 else 0.0
-                number = self._waiting(_load_of(message), seconds)
+                is_again = self._base.add(late, 1) > 1
+                number = self._waiting(_load_of(message)) if is_again else None
             if number is None:
                 return
             while self._number < number:
@@ -114,9 +114,9 @@ class StoreExchange:
                 load = _load_of(store.get(_key(0, rank))) or load or b""
         return load
 
-    def _waiting(self, load: bytes, seconds: float) -> int | None:
-        """Return the later group in which others wait for this rank with this load, if they do so within `seconds`."""
-        deadline = time.monotonic() + seconds
+    def _waiting(self, load: bytes) -> int | None:
+        """Return the later group in which others wait for this rank with this load, if they do so soon."""
+        deadline = time.monotonic() + LATE_SECONDS
         number = self._number + 1
         while True:
             store = self._group(number)
