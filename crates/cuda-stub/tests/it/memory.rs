@@ -175,6 +175,7 @@ fn pool_keeps_bytes_up_to_threshold() {
     assert_eq!(alloc_from(own, 100, stream), Err(INVALID_VALUE));
     assert_eq!(session.stub.live("pools"), 1, "its memory is alive");
     free_async(memory, stream).unwrap();
+    stream_synchronize(stream).unwrap();
     assert_eq!(session.stub.live("pools"), 0);
     assert_eq!(session.violations(), 0);
 }
