@@ -466,9 +466,15 @@ fn cache_alone_tells_failures_from_what_it_does_not_have() {
         if reply.status == 206 {
             break;
         }
-        assert_eq!(reply.status, 503, "{descriptors} descriptors");
-        assert_eq!(reply.header("retry-after"), "1");
-        refused += 1;
+        // A few numbers of descriptors suffice to open the entry, and not its files.
+        assert!(
+            [500, 503].contains(&reply.status),
+            "{descriptors} descriptors"
+        );
+        if reply.status == 503 {
+            assert_eq!(reply.header("retry-after"), "1");
+            refused += 1;
+        }
     }
     assert!(refused > 2);
     prlimit(Some(server), Resource::Nofile, limits).unwrap();
