@@ -287,7 +287,7 @@ fn journal_of_other_source_is_ignored() {
         ("/origin/file/inode", json!(1)),
         ("/origin/file/changed", json!([1, 2])),
         ("/origin/file", json!(null)),
-        // Of an older version of tload.
+        // An older version of tload wrote it.
         ("/format", json!(2)),
         ("/done/0/end", json!(12_289)),
         ("/done", json!("x")),

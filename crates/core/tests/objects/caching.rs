@@ -185,7 +185,7 @@ fn bytes_of_unchanged_object_are_not_sent_again() {
         assert_eq!(report.requests, 0, "{report}");
         assert_eq!(bench.gets(), gets + 1, "one question");
         assert_eq!(bench.server.counts().body_bytes, sent, "and no bytes");
-        // What the server stated of the object is still known.
+        // The server's statements about the object are still known.
         let location = bench.site.location(KEY);
         let object = ObjectSource::at(&location, &bench.site.options).expect("opens");
         assert_eq!(bench.server.counts().body_bytes, sent);

@@ -203,7 +203,7 @@ impl Store {
         opening.connector.own_from(own_client);
         let mut origin = without_credentials(&opened.origin);
         if opening.connector.is_unverified() {
-            // What anyone may have sent is never taken for what the server sent.
+            // Bytes that anyone may have sent are never taken for those of the server.
             origin.push_str(UNVERIFIED);
         }
         let store = Self {
