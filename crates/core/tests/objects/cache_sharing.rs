@@ -435,6 +435,8 @@ fn copies_without_requests_list_what_the_cache_knows() {
 fn thousand_adapters_pass_through_a_small_cache() {
     const ADAPTERS: u64 = 1000;
     const LIMIT: u64 = 8 << 20;
+    /// The adapters at the end must be in the cache.
+    const LAST: u64 = 20;
     let mut bench = Bench::new();
     let limit = LIMIT.to_string();
     bench
@@ -450,8 +452,12 @@ fn thousand_adapters_pass_through_a_small_cache() {
         let checkpoint = bench.site.checkpoint(&key(seed)).expect("opens");
         let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
         assert_all(&tensors, &[&file]);
+        // A load leaves bytes out that find no free buffer: those are looked for below.
+        if seed + LAST + 1 >= ADAPTERS {
+            drop(checkpoint);
+            assert!(finish_caching(PATIENCE));
+        }
     }
-    assert!(finish_caching(PATIENCE));
     let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
     let entries = cache.entries();
     let taken: u64 = entries.iter().map(|entry| entry.disk_bytes).sum();
@@ -459,7 +465,7 @@ fn thousand_adapters_pass_through_a_small_cache() {
     assert!(taken <= LIMIT + LIMIT / 8, "{taken} bytes");
     assert!(entries.len() > 20, "{} adapters", entries.len());
     let offline = checking(&bench, "offline");
-    for seed in ADAPTERS - 20..ADAPTERS {
+    for seed in ADAPTERS - LAST..ADAPTERS {
         let (tensors, report) = load_cached(&offline, &key(seed));
         assert_all(&tensors, &[&adapter(seed)]);
         assert_eq!(report.requests, 0, "{report}");
