@@ -585,13 +585,15 @@ fn peers_fetch_each_byte_once() {
     let model = model.to_str().unwrap();
     succeed(["synth", model, "--size", "96MiB", "--shards", "1"]);
     let wanted = digest(model, &[]);
-    let origin = Server::start(folder.path(), &[]);
+    // Loads may ask the origin for what a peer on a busy machine sends too late, so peers have a
+    // server of their own.
+    let [origin, of_peers] = [(); 2].map(|()| Server::start(folder.path(), &[]));
     let url = format!("{}/model/model.safetensors", origin.url);
     let peers: Vec<_> = (0..2)
         .map(|number| {
             let cache = folder.path().join(format!("cache{number}"));
             let cache = ["--cache-dir", cache.to_str().unwrap()];
-            Server::start(Path::new(&format!("{}/model", origin.url)), &cache)
+            Server::start(Path::new(&format!("{}/model", of_peers.url)), &cache)
         })
         .collect();
     let list = peers
@@ -608,15 +610,16 @@ fn peers_fetch_each_byte_once() {
             .collect::<Vec<_>>()
     });
     assert_eq!(digests, [&*wanted; LOADS]);
-    let (loads, asked) = (LOADS as u64, sent(&origin));
-    assert!(peers.iter().map(sent).sum::<u64>() >= loads * (96 << 20));
-    // Beside that, each load asks the origin for the header and both ends, to compare them.
-    assert_eq!(load(), wanted);
-    let own = sent(&origin) - asked;
-    assert!(own < 1 << 20, "{own} bytes");
-    // Each peer looks at the first byte of the file, no more than once a second. On a busy machine
-    // a peer may answer too late, and its part is asked of the origin too.
+    // A load whose peers send in time asks the origin for the header and both ends, to compare them.
+    let own = |_| {
+        let before = sent(&origin);
+        assert_eq!(load(), wanted);
+        sent(&origin) - before
+    };
+    assert!((0..20).map(own).any(|bytes| bytes < 1 << 20));
+    // Each peer also looks at the first byte of the file, no more than once a second.
     let file = folder.path().join("model/model.safetensors");
-    let most = file.metadata().unwrap().len() / 10 * 11 + loads * own;
+    let most = file.metadata().unwrap().len() / 100 * 101;
+    let asked = sent(&of_peers);
     assert!(asked <= most, "{asked} bytes of {most}");
 }
