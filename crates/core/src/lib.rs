@@ -60,7 +60,7 @@ mod tensor;
 
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
 pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, nearest_name, printable};
-pub use format::{Dtype, HeaderError, Precedence};
+pub use format::{Dtype, HeaderError, Precedence, Slice, Steps, TensorInfo};
 pub use load::Loader;
 pub use load::device_alloc::DeviceAllocator;
 pub use load::device_map::DeviceMap;
@@ -75,7 +75,7 @@ pub use options::{
     Options, Order, Protocol, Share, StoreKey, StoreOptions, format_bytes, parse_bytes,
     parse_duration, unknown_variables,
 };
-pub use plan::{Selection, Slice, Steps};
+pub use plan::Selection;
 pub use probe::ceiling::Ceiling;
 pub use ranks::sharding::{Sharded, Sharding};
 pub use ranks::{Group, LocalGroup, Transport, finish_serving};
@@ -89,5 +89,5 @@ pub use storage::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_cach
 pub use sync::cancel::CancelFlag;
 pub use sync::descriptors::reserve_descriptors;
 pub use sync::per_process::process_id;
-pub use tensor::{Tensor, TensorInfo};
+pub use tensor::Tensor;
 pub use verify::Verify;

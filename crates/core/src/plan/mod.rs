@@ -17,7 +17,6 @@ mod near_glob;
 mod place;
 mod select;
 mod share;
-mod slice;
 mod split;
 mod unique;
 
@@ -31,7 +30,8 @@ pub use cluster::{JointRange, NodeWants, divide};
 pub use place::{Arrangement, Layout, build};
 pub use select::Selection;
 pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share, share_with};
-pub use slice::{Slice, Steps, Strides};
+
+pub use crate::format::{Slice, Steps, Strides};
 
 /// A tensor to load, as the plan needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]

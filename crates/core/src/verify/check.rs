@@ -19,10 +19,10 @@ use super::origin::OriginReads;
 use super::sum::Sum;
 use crate::crc::Polynomial;
 use crate::error::{Comparison, Error, ErrorKind, Result};
+use crate::format::TensorInfo;
 use crate::memory::Filled;
 use crate::plan::{Extent, Piece, Plan};
 use crate::report::Report;
-use crate::tensor::TensorInfo;
 
 /// Hint for bytes that do not match their digest.
 pub(super) const HINT: &str =

@@ -12,8 +12,8 @@
 use super::expected::implied_header;
 use super::{Digest, Expected};
 use crate::crc::Crcs;
+use crate::format::TensorInfo;
 use crate::storage::Source;
-use crate::tensor::TensorInfo;
 
 /// Facts known about a source since it was opened.
 #[derive(Clone, Copy)]

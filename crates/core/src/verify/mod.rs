@@ -46,11 +46,11 @@ use origin::OriginReads;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::TensorInfo;
 use crate::load::groups::Sources;
 pub use crate::options::Verify;
 use crate::plan::Plan;
 use crate::sync::detached::{PendingOps, run_with_timeout};
-use crate::tensor::TensorInfo;
 
 /// Message and hint for a lookup that exceeds the load's timeout.
 const TOO_LONG: (&str, &str) = (

@@ -14,10 +14,10 @@ use super::sum::Sum;
 use super::{Algorithm, Digest, Expectation, Expected, Verify};
 use crate::crc::Crcs;
 use crate::error::{Comparison, Error, ErrorKind, Result, counted};
+use crate::format::TensorInfo;
 use crate::plan::Plan;
 use crate::sync::detached::PendingOps;
 use crate::sync::parallel::parallel_map;
-use crate::tensor::TensorInfo;
 
 /// Number of headers read again concurrently, for digests other than CRCs.
 const HEADERS_AT_A_TIME: usize = 8;

@@ -30,8 +30,8 @@ const NAMES_OF_OTHERS: [(&str, &str); 2] = [
 const RANKS: [&[&str]; 17] = [
     &["crc", "error"],
     // `no_cuda` replaces `cuda` in builds without it.
-    &["format", "no_cuda", "plan", "sync"],
-    &["cuda", "options"],
+    &["format", "no_cuda", "sync"],
+    &["cuda", "options", "plan"],
     &["memory", "schedule"],
     &["report"],
     &["load::device_map", "ranks", "storage", "tensor"],
