@@ -11,6 +11,7 @@
 //! unless its bytes match; with a digest of the whole file, the load fails before its stream ends.
 
 mod check;
+mod choice;
 mod claims;
 mod coverage;
 mod digest;
@@ -26,6 +27,7 @@ mod tree;
 mod write;
 
 pub(crate) use check::{Check, Onward};
+pub use choice::Verify;
 pub(crate) use coverage::SourceFacts;
 pub use digest::{Algorithm, Digest};
 #[cfg(feature = "testing")]
@@ -48,7 +50,6 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::TensorInfo;
 use crate::load::groups::Sources;
-pub use crate::options::Verify;
 use crate::plan::Plan;
 use crate::sync::detached::{PendingOps, run_with_timeout};
 

@@ -22,7 +22,7 @@ use super::stamp::checksum;
 use crate::options::location::RemoteUrl;
 use crate::storage::ObjectIdentity;
 use crate::storage::guarded_dir::GuardedDir;
-use crate::storage::object::repr_digest::Sha256;
+use crate::storage::object::store::Sha256;
 
 /// Directory of the answers, below that of the layout's version.
 const FOLDER: &str = "answers";

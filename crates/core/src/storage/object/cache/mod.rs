@@ -37,7 +37,7 @@ pub use self::directory::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
 use self::disk::Disk;
 pub(crate) use self::entry::Entry;
 use self::files::{Place, Root};
-pub(in crate::storage::object) use self::key::{hex, is_settled};
+pub(in crate::storage::object) use self::key::is_settled;
 use self::room::Room;
 pub(crate) use self::stamp::{TILE_BYTES, TILE_CRC};
 pub use self::writer::finish_caching;

@@ -34,6 +34,7 @@ mod proxy_exempt;
 mod ranged_response;
 mod redactor;
 mod redirects;
+mod repr_digest;
 mod request_error;
 mod requests;
 mod response_capture;
@@ -68,6 +69,7 @@ pub(crate) use self::hub::{
 };
 pub(crate) use self::path::object_path;
 pub(crate) use self::ranged_response::{EndsAt, KnownLen, NoRange};
+pub(in crate::storage) use repr_digest::Sha256;
 pub(crate) use request_error::Fault;
 pub(crate) use response_capture::{Connection, ResponseCapture};
 pub(crate) use tree::{Level, Listed};
