@@ -51,6 +51,7 @@ pub mod verify;
 mod checkpoint;
 mod crc;
 mod error;
+mod files;
 mod format;
 mod load;
 mod options;

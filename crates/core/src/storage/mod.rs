@@ -16,9 +16,9 @@ mod memory;
 pub(crate) mod object;
 mod store_probe;
 
+pub(crate) use crate::files::is_network;
+pub use crate::files::{FileSystem, file_system};
 pub use crate::storage::file::confined_dir::{ConfinedDir, ConfinedEntry};
-pub(crate) use crate::storage::file::file_system::is_network;
-pub use crate::storage::file::file_system::{FileSystem, file_system};
 pub use crate::storage::file::identity::Identity;
 pub use crate::storage::file::read_file::{Access, DirectIo, ReadFile, RefusedDirect};
 pub use crate::storage::file::residency::{Residency, evict, residency};
