@@ -15,6 +15,7 @@ pub(crate) mod groups;
 pub(crate) mod lane;
 pub(crate) mod load_target;
 pub(crate) mod metrics;
+mod open_defaults;
 pub(crate) mod orphaned;
 pub(crate) mod outputs;
 pub mod pipeline;
