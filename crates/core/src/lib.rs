@@ -76,9 +76,8 @@ pub use options::{
     Options, Order, Protocol, Share, StoreKey, StoreOptions, format_bytes, parse_bytes,
     parse_duration, unknown_variables,
 };
-pub use plan::Selection;
+pub use plan::{Selection, Sharded, Sharding};
 pub use probe::ceiling::Ceiling;
-pub use ranks::sharding::{Sharded, Sharding};
 pub use ranks::{Group, LocalGroup, Transport, finish_serving};
 pub use report::{
     CacheReport, DepthReport, DeviceReport, EngineReport, GroupReport, MirrorReport, PhaseReport,

@@ -16,6 +16,7 @@ mod cluster;
 mod near_glob;
 mod place;
 mod select;
+mod sharding;
 mod share;
 mod split;
 mod unique;
@@ -29,6 +30,7 @@ use std::ops::Range;
 pub use cluster::{JointRange, NodeWants, divide};
 pub use place::{Arrangement, Layout, build};
 pub use select::Selection;
+pub use sharding::{Sharded, Sharding};
 pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share, share_with};
 
 pub use crate::format::{Slice, Steps, Strides};
