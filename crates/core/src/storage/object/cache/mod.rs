@@ -46,7 +46,7 @@ use super::store::{Check, check, is_hub_offline};
 use crate::format::SUFFIX;
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::{Location, StoreOptions, parse_bytes};
-use crate::report::CacheReport;
+use crate::storage::CacheReport;
 use crate::storage::guarded_dir::Trust;
 use crate::sync::lock::Mutex;
 use crate::sync::per_process::PerProcess;
