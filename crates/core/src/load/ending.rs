@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::check::Check;
 use super::groups::{Group, Sources};
 use super::lane::LaneEvents;
 use super::outputs::Complete;
@@ -19,7 +20,6 @@ use crate::ranks::messages::RankStatistics;
 use crate::report::{Counters, Report};
 use crate::storage::ReadFile;
 use crate::sync::timeline::{Span, Timeline};
-use crate::verify::Check;
 
 /// Returns a function that adds what only the destinations and the files know to a report.
 pub(super) fn completion(

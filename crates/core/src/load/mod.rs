@@ -7,6 +7,7 @@
 //! over.
 
 pub(crate) mod budget;
+pub(crate) mod check;
 pub(crate) mod destinations;
 pub(crate) mod device_alloc;
 pub(crate) mod device_map;
