@@ -32,5 +32,3 @@ pub use store_options::StoreOptions;
 #[cfg(feature = "object")]
 pub(crate) use store_options::split_locations;
 pub use variables::unknown_variables;
-
-pub use crate::verify::Verify;

@@ -20,9 +20,7 @@ use reader::Reader;
 use super::Loader;
 use super::shares::Shares;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::{
-    CacheMode, OnPeerLoss, OptionValue, Options, Order, Share, Verify, format_bytes,
-};
+use crate::options::{CacheMode, OnPeerLoss, OptionValue, Options, Order, Share, format_bytes};
 use crate::plan::{self, RankWant, ShareRules, Slice};
 use crate::ranks::agreement::Hello;
 use crate::ranks::hub::{Hub, Start};
@@ -31,6 +29,7 @@ use crate::ranks::node::{self, Role, Scope};
 use crate::ranks::{Group, JoinLimits};
 use crate::report::GroupReport;
 use crate::storage::Source;
+use crate::verify::Verify;
 
 /// Time for which a slow rank may delay the others, if it can then read the missing bytes itself.
 const LAG: Duration = Duration::from_secs(1);

@@ -19,7 +19,7 @@ use crate::load::pipeline::{Feed, LeaseOrigin};
 use crate::load::prepare::Prepared;
 use crate::load::shares::{Others, RemoteShares};
 use crate::memory::{PublishedPool, Region, Slab};
-use crate::options::{OnPeerLoss, Options, Order, Verify};
+use crate::options::{OnPeerLoss, Options, Order};
 use crate::plan::{RankWant, RegionPlan, SharePlan};
 use crate::ranks::hub::{Carried, Hub, encode};
 use crate::ranks::link::Joining;
@@ -29,6 +29,7 @@ use crate::report::{Counters, EngineReport};
 use crate::schedule::Schedule;
 use crate::sink::{PublishSink, Publisher};
 use crate::sync::lock::Mutex;
+use crate::verify::Verify;
 
 /// Reads of the leader of a node, for all of its ranks.
 pub(crate) struct Reader {
