@@ -30,8 +30,9 @@ pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 ///
-/// Errors of the file system; [`ErrorKind::InvalidRequest`](crate::error::ErrorKind::InvalidRequest)
-/// for what is no regular file.
+/// Errors of the file system;
+/// [`ErrorKind::InvalidRequest`](crate::error::ErrorKind::InvalidRequest) for what is no regular
+/// file.
 #[cfg(feature = "object")]
 pub(crate) fn read_small(path: &Path, most: u64) -> Result<Vec<u8>> {
     let read = || {
@@ -116,7 +117,7 @@ mod tests {
         let kind = |path: &Path| read_small(path, 9).expect_err("no file").kind();
         assert_eq!(kind(folder.path()), ErrorKind::InvalidRequest);
         assert_eq!(kind(&folder.path().join("b")), ErrorKind::NotFound);
-        // Nobody writes to it.
+        // No process writes to it.
         let fifo = folder.path().join("fifo");
         let made = std::process::Command::new("mkfifo").arg(&fifo).status();
         assert!(made.expect("runs").success());

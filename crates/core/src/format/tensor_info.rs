@@ -32,7 +32,8 @@ impl TensorInfo {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`](crate::error::ErrorKind::InvalidRequest) for indices that the tensor does not have.
+    /// [`ErrorKind::InvalidRequest`](crate::error::ErrorKind::InvalidRequest) for indices that the
+    /// tensor does not have.
     pub(crate) fn sliced(&self, slice: &Slice) -> Result<Self> {
         let Described { entry, shard, .. } = &*self.0;
         let cut = slice.cut(&entry.shape, entry.dtype.bits());

@@ -26,8 +26,8 @@ const NAMES_OF_OTHERS: [(&str, &str); 2] = [
 
 /// Modules of the core from the bottom to the top, with the crate that each is to become a part of:
 /// each may use those of lower ranks only. Modules of one rank do not use each other. `testing`
-/// stands above all; only tests may use it. The folder `load` has ranks of its own, since it holds a
-/// load from the request to the stream, and so have the options of a load, which are beside those
+/// stands above all; only tests may use it. The folder `load` has ranks of its own, since it holds
+/// a load from the request to the stream, and so have the options of a load, which are beside those
 /// of stores.
 const RANKS: [(&str, &[&str]); 26] = [
     ("base", &["crc", "error"]),
