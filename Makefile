@@ -40,6 +40,7 @@ test: wheel test-rust test-python ## build the wheel and run all tests
 
 # Covers the default features, builds without io_uring, and everything with its tests.
 check: ruff bench-check ## run formatters, lints, feature matrices and docs
+	tools/sizes
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --exclude tload-soundness -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
