@@ -40,6 +40,7 @@ test: wheel test-rust test-python ## build the wheel and run all tests
 
 # Covers the default features, builds without io_uring, and everything with its tests.
 check: ruff bench-check ## run formatters, lints, feature matrices and docs
+	tools/sizes
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --exclude tload-soundness -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
@@ -273,7 +274,7 @@ valgrind: ## test under valgrind
 		cargo test --package tload-soundness --test engines --test simulated -- --test-threads=1)
 
 # Searches for lines whose changes no test detects; takes hours. With ARGS, for example:
-# make mutants ARGS='--file crates/core/src/plan/slice.rs'
+# make mutants ARGS='--file crates/core/src/format/slice.rs'
 mutants: ## look for lines without a test (hours)
 	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(ARGS))
 

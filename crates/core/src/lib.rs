@@ -51,6 +51,7 @@ pub mod verify;
 mod checkpoint;
 mod crc;
 mod error;
+mod files;
 mod format;
 mod load;
 mod options;
@@ -60,7 +61,7 @@ mod tensor;
 
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
 pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, nearest_name, printable};
-pub use format::{Dtype, HeaderError, Precedence};
+pub use format::{Dtype, HeaderError, Precedence, Slice, Steps, TensorInfo};
 pub use load::Loader;
 pub use load::device_alloc::DeviceAllocator;
 pub use load::device_map::DeviceMap;
@@ -75,9 +76,8 @@ pub use options::{
     Options, Order, Protocol, Share, StoreKey, StoreOptions, format_bytes, parse_bytes,
     parse_duration, unknown_variables,
 };
-pub use plan::{Selection, Slice, Steps};
+pub use plan::{Selection, Sharded, Sharding};
 pub use probe::ceiling::Ceiling;
-pub use ranks::sharding::{Sharded, Sharding};
 pub use ranks::{Group, LocalGroup, Transport, finish_serving};
 pub use report::{
     CacheReport, DepthReport, DeviceReport, EngineReport, GroupReport, MirrorReport, PhaseReport,
@@ -89,5 +89,5 @@ pub use storage::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_cach
 pub use sync::cancel::CancelFlag;
 pub use sync::descriptors::reserve_descriptors;
 pub use sync::per_process::process_id;
-pub use tensor::{Tensor, TensorInfo};
+pub use tensor::Tensor;
 pub use verify::Verify;

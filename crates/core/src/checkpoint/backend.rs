@@ -8,12 +8,12 @@ use std::{path::PathBuf, sync::OnceLock, time::Instant};
 
 use super::OpenOptions;
 use super::headers::OpenedShard;
+#[cfg(feature = "object")]
+use super::open_options::Prefetch;
 use super::shards::ShardSet;
 #[cfg(feature = "object")]
 use super::together::Passed;
 use super::together::{Opening, Together};
-#[cfg(feature = "object")]
-use crate::copy::hub_cache;
 use crate::error::{Error, Result};
 use crate::format::{Precedence, SUFFIX};
 #[cfg(feature = "object")]
@@ -63,6 +63,8 @@ pub(super) struct Backend {
     /// Deadline for opening.
     #[cfg(feature = "object")]
     deadline: Option<Instant>,
+    #[cfg(feature = "object")]
+    prefetch: Option<Prefetch>,
     /// Locations that the caller opens.
     #[cfg(feature = "object")]
     roots: OnceLock<Vec<Location>>,
@@ -176,6 +178,8 @@ impl Backend {
             pending: PendingOps::of(whole),
             precedence: options.precedence,
             timeline: Timeline::default(),
+            #[cfg(feature = "object")]
+            prefetch: options.prefetch,
             #[cfg(feature = "object")]
             roots: OnceLock::new(),
             #[cfg(feature = "object")]
@@ -314,6 +318,7 @@ impl Backend {
             notes: Mutex::default(),
             precedence: Precedence::default(),
             deadline: storage::open_deadline(store),
+            prefetch: None,
             roots: OnceLock::new(),
             remote: OnceLock::from(remote),
             passed: None,
@@ -393,10 +398,10 @@ impl Backend {
             }
             let all: Vec<_> = (first..ids.len()).filter(|at| ids[*at] == *id).collect();
             let written: Vec<_> = all.iter().map(|at| &locations[*at]).collect();
-            let places = match self.cached_at_one_commit(&written)? {
-                None => hub_cache::fill_all(&written, &self.store, self.precedence, self.deadline)?,
-                places => places,
-            };
+            let mut places = self.cached_at_one_commit(&written)?;
+            if let (None, Some(prefetch)) = (&places, self.prefetch) {
+                places = prefetch(&written, &self.store, self.precedence, self.deadline)?;
+            }
             for (at, place) in all.into_iter().zip(places.into_iter().flatten()) {
                 nearest[at] = Location::from_path(place);
             }

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::crc::Crcs;
 use crate::error::{Error, Result};
+use crate::format::TensorInfo;
 use crate::options::Location;
 use crate::storage::Source;
 use crate::sync::timeline::Timeline;
-use crate::tensor::TensorInfo;
 
 mod backend;
 mod copies;

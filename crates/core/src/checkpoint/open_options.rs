@@ -1,9 +1,17 @@
 //! Options for opening a checkpoint.
 
+#[cfg(feature = "object")]
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(feature = "object")]
+use std::time::Instant;
 
+#[cfg(feature = "object")]
+use crate::error::Result;
 use crate::format::Precedence;
+#[cfg(feature = "object")]
+use crate::options::Location;
 use crate::options::StoreOptions;
 use crate::ranks::Group;
 
@@ -17,7 +25,7 @@ use crate::ranks::Group;
 /// assert_eq!(checkpoint.unwrap_err().kind(), tload::ErrorKind::NotFound);
 /// # Ok::<(), tload::Error>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenOptions {
     /// Options of object stores. Default: taken from the environment.
@@ -35,7 +43,16 @@ pub struct OpenOptions {
     pub join_timeout: Option<Duration>,
     /// Which of two models in a directory is loaded. Default: the one that an index names.
     pub precedence: Precedence,
+    #[cfg(feature = "object")]
+    pub(crate) prefetch: Option<Prefetch>,
 }
+
+/// Brings the models at all locations, which are in one repository of a hub, to this machine if
+/// the options say so, and returns their places; `None` if they are read from the hub. Copies are
+/// built from openings, so the crate's interface sets this. Gives up at the deadline.
+#[cfg(feature = "object")]
+pub(crate) type Prefetch =
+    fn(&[&Location], &StoreOptions, Precedence, Option<Instant>) -> Result<Option<Vec<PathBuf>>>;
 
 impl From<StoreOptions> for OpenOptions {
     fn from(store: StoreOptions) -> Self {

@@ -12,12 +12,12 @@ use super::shards::ShardSet;
 use super::together::Together;
 use super::{Checkpoint, OpenOptions, Opened, Shard};
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::TensorInfo;
 use crate::options::Location;
 #[cfg(feature = "object")]
 use crate::options::StoreOptions;
 use crate::sync::descriptors::reserve_descriptors;
 use crate::sync::detached::run_with_timeout;
-use crate::tensor::TensorInfo;
 
 /// Message and hint when opening exceeds its timeout.
 const TOO_LONG: (&str, &str) = (

@@ -248,6 +248,12 @@ impl Error {
         self.0.request.as_ref()
     }
 
+    /// Returns the HTTP status of the failed request, if there was a response.
+    #[cfg(feature = "object")]
+    pub(crate) fn status(&self) -> Option<u16> {
+        self.request()?.status
+    }
+
     /// Returns the expected and found values, if one file or tensor failed verification.
     pub fn comparison(&self) -> Option<&Comparison> {
         self.0.comparison.as_ref()

@@ -11,6 +11,8 @@ mod header_error;
 mod model_files;
 mod other_format;
 mod shards;
+mod slice;
+mod tensor_info;
 
 pub use dtype::Dtype;
 pub(crate) use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
@@ -20,6 +22,8 @@ pub(crate) use model_files::{Choice, INDEX_NAME, ModelFiles, choose_files};
 #[cfg(feature = "object")]
 pub(crate) use model_files::{INDEX_SUFFIX, SINGLE_NAME};
 pub(crate) use shards::{INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};
+pub use slice::{Slice, Steps, Strides};
+pub use tensor_info::TensorInfo;
 
 /// Longest header that the format allows, so that a damaged length cannot make a reader allocate
 /// without bound.

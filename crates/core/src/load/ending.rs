@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::check::Check;
 use super::groups::{Group, Sources};
 use super::lane::LaneEvents;
 use super::outputs::Complete;
@@ -14,12 +15,12 @@ use super::prepare::Prepared;
 use super::shared::Joined;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::{OnPeerLoss, Options, Verify};
+use crate::options::{OnPeerLoss, Options};
 use crate::ranks::messages::RankStatistics;
 use crate::report::{Counters, Report};
 use crate::storage::ReadFile;
 use crate::sync::timeline::{Span, Timeline};
-use crate::verify::Check;
+use crate::verify::Verify;
 
 /// Returns a function that adds what only the destinations and the files know to a report.
 pub(super) fn completion(

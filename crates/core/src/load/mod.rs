@@ -7,6 +7,7 @@
 //! over.
 
 pub(crate) mod budget;
+pub(crate) mod check;
 pub(crate) mod destinations;
 pub(crate) mod device_alloc;
 pub(crate) mod device_map;
@@ -15,6 +16,7 @@ pub(crate) mod groups;
 pub(crate) mod lane;
 pub(crate) mod load_target;
 pub(crate) mod metrics;
+mod open_defaults;
 pub(crate) mod orphaned;
 pub(crate) mod outputs;
 pub mod pipeline;

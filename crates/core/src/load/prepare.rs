@@ -15,7 +15,7 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::{self, EngineKind, EngineSetup, SharedSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileView, Slab};
-use crate::options::{CacheMode, EngineChoice, Options, Verify};
+use crate::options::{CacheMode, EngineChoice, Options};
 use crate::plan::{self, Plan, Wanted};
 use crate::report::Counters;
 use crate::schedule::{Depth, Groups, LaneCount, Limits};
@@ -25,6 +25,7 @@ use crate::storage::{ReadFile, ReadHints};
 #[cfg(feature = "object")]
 use crate::sync::retry::Retries;
 use crate::tensor::TensorInfo;
+use crate::verify::Verify;
 
 /// Maximum number of lanes chosen automatically: beyond it, memory is the limit (an estimate of
 /// 2026-11: not measured on machines with more than 2 cores).

@@ -10,11 +10,12 @@ use crate::checkpoint::{Checkpoint, ShardSource};
 use crate::engine::Wait;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Pool;
-use crate::options::{Options, Verify};
+use crate::options::Options;
 use crate::plan::{self, Arrangement, Layout, Selection, Slice, Wanted};
 use crate::sink::{HostSink, Sink};
 use crate::storage::{FileSource, Source};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
+use crate::verify::Verify;
 
 /// Maximum length of a tensor that the calling thread reads. Longer tensors are loaded by engines,
 /// with parallel reads. Opening an engine costs about a millisecond, in which a thread copies this

@@ -12,7 +12,7 @@ use crate::engine::{
     self, Engine, EngineSetup, RemoteSetup, RemoteSource, RereadSetup, StorageEngines,
 };
 use crate::error::Result;
-use crate::options::{Options, Verify};
+use crate::options::Options;
 use crate::plan::{Plan, RegionPlan};
 use crate::ranks::link::{Joining, Link};
 use crate::ranks::messages::{RankPlan, RegionOrigin};
@@ -24,6 +24,7 @@ use crate::sync::cancel::CancelFlag;
 #[cfg(feature = "object")]
 use crate::sync::retry::Retries;
 use crate::tensor::TensorInfo;
+use crate::verify::Verify;
 
 /// Number of reads in flight of each engine.
 const DEPTH: usize = 16;

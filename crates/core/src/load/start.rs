@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::Loader;
+use super::check::{self, Check};
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
 use super::ending::{completion, forget_wrong, forgetting, phases, settlement, verification};
 use super::lane::{self, OpenedEngine, Refused};
@@ -21,7 +22,6 @@ use crate::report::{Counters, EngineReport, Report};
 use crate::schedule::Schedule;
 use crate::sink::DeviceRegions;
 use crate::sync::timeline::Timeline;
-use crate::verify::{self, Check};
 
 impl Loader {
     /// Starts the load. Tensors are yielded while later ones are still being read.
@@ -151,17 +151,17 @@ impl Loader {
             // The leader verifies what it reads for all ranks, but may have selected tensors by
             // name, where files may be missing.
             if !self.by_name && self.expectations.is_none() {
-                verify::require_files_within(&self.checkpoint, choice, left)?;
+                check::require_files_within(&self.checkpoint, choice, left)?;
             }
             return Ok(None);
         }
-        let loaded = verify::Loaded::new(
+        let loaded = check::Loaded::new(
             &prepared.plan,
             &prepared.tensors,
             &prepared.sources,
             self.by_name,
         );
-        verify::check(
+        check::check(
             &self.checkpoint,
             loaded,
             self.expectations.as_ref(),

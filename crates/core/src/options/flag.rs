@@ -2,7 +2,7 @@
 
 /// Parses a truth value: `true`, `yes`, `on` or `1`; `false`, `no`, `off` or `0`. Case and blanks
 /// around it do not count.
-pub(super) fn parse_flag(text: &str) -> Option<bool> {
+pub(crate) fn parse_flag(text: &str) -> Option<bool> {
     match text.trim().to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "1" => Some(true),
         "false" | "no" | "off" | "0" => Some(false),

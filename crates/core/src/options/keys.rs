@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
+use super::Options;
 use super::bytes::parse_bytes;
 use super::duration::parse_duration;
 use super::flag::parse_flag;
-use super::{Options, Verify};
 use crate::error::{Error, ErrorKind, Result};
+use crate::verify::Verify;
 
 /// Description of an option of a load.
 #[derive(Clone, Copy, Debug)]

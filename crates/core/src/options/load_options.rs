@@ -5,9 +5,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::CacheMode;
-use super::Verify;
 use super::share::{OnPeerLoss, Share};
 use crate::error::{Error, ErrorKind, Result, named};
+use crate::verify::Verify;
 
 /// Device that tensors are loaded to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

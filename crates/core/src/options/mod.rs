@@ -4,6 +4,7 @@
 //! the Python package translate theirs.
 
 pub(crate) mod cache_mode;
+pub(crate) mod flag;
 pub(crate) mod hub_id;
 pub(crate) mod location;
 pub(crate) mod oci_reference;
@@ -11,13 +12,11 @@ pub(crate) mod store_options;
 
 mod bytes;
 mod duration;
-mod flag;
 mod keys;
 mod load_options;
 mod share;
 mod store_keys;
 mod variables;
-mod verify;
 
 pub use bytes::{format_bytes, parse_bytes};
 pub use cache_mode::CacheMode;
@@ -33,4 +32,3 @@ pub use store_options::StoreOptions;
 #[cfg(feature = "object")]
 pub(crate) use store_options::split_locations;
 pub use variables::unknown_variables;
-pub use verify::Verify;

@@ -16,8 +16,8 @@ mod cluster;
 mod near_glob;
 mod place;
 mod select;
+mod sharding;
 mod share;
-mod slice;
 mod split;
 mod unique;
 
@@ -30,8 +30,10 @@ use std::ops::Range;
 pub use cluster::{JointRange, NodeWants, divide};
 pub use place::{Arrangement, Layout, build};
 pub use select::Selection;
+pub use sharding::{Sharded, Sharding};
 pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share, share_with};
-pub use slice::{Slice, Steps, Strides};
+
+pub use crate::format::{Slice, Steps, Strides};
 
 /// A tensor to load, as the plan needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]

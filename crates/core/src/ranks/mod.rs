@@ -32,7 +32,6 @@ mod payload;
 pub(crate) mod peers;
 mod process;
 mod serving;
-pub mod sharding;
 mod transport;
 mod wait;
 mod wire;
@@ -42,7 +41,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use local::LocalGroup;
-pub use node::give_up;
+pub use node::{JoinLimits, give_up};
 pub use serving::finish_serving;
 pub use transport::Transport;
 

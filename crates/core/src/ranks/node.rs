@@ -16,7 +16,6 @@ use super::messages::{Failure, Request};
 use super::{Group, TIMEOUT_MAX};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::SharedMemory;
-use crate::options::Options;
 
 /// Default time that ranks have to begin a load together.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -50,21 +49,38 @@ pub(crate) enum Role {
     Alone,
 }
 
-/// Returns the time that ranks have to begin a load together.
-pub(crate) fn join_timeout(options: &Options) -> Duration {
-    join_timeout_or_default(options.join_timeout)
+/// Limits of the time that ranks have to begin a load together, from its options.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct JoinLimits {
+    join_timeout: Option<Duration>,
+    timeout: Option<Duration>,
+}
+
+impl JoinLimits {
+    /// Creates the limits of a load with these values of the options `join_timeout` and `timeout`.
+    pub fn new(join_timeout: Option<Duration>, timeout: Option<Duration>) -> Self {
+        Self {
+            join_timeout,
+            timeout,
+        }
+    }
+
+    /// Returns the time that ranks have.
+    pub(crate) fn timeout(self) -> Duration {
+        join_timeout_or_default(self.join_timeout)
+    }
+
+    /// Returns the time by which all ranks must have begun a load that this one began at `started`.
+    pub(crate) fn deadline(self, started: Instant) -> Instant {
+        let timeout = self.timeout();
+        let timeout = self.timeout.map_or(timeout, |all| all.min(timeout));
+        started + timeout.min(TIMEOUT_MAX)
+    }
 }
 
 /// Returns the time that ranks have to begin together, given that of an option.
 pub(crate) fn join_timeout_or_default(timeout: Option<Duration>) -> Duration {
     timeout.unwrap_or(JOIN_TIMEOUT).min(TIMEOUT_MAX)
-}
-
-/// Returns the time by which all ranks must have begun a load that this one began at `started`.
-pub(crate) fn join_deadline(options: &Options, started: Instant) -> Instant {
-    let timeout = join_timeout(options);
-    let timeout = options.timeout.map_or(timeout, |all| all.min(timeout));
-    started + timeout.min(TIMEOUT_MAX)
 }
 
 /// Tells the other ranks of `group` that this one does not begin the load that they are about to
@@ -73,10 +89,10 @@ pub(crate) fn join_deadline(options: &Options, started: Instant) -> Instant {
 ///
 /// [`Loader::stream`](crate::Loader::stream) does so itself. Call this for an error before, such as
 /// that of [`Loader::open`](crate::Loader::open), or drop the group. Waits for the others, within
-/// the limits of `options`.
-pub fn give_up(group: &dyn Group, error: &Error, options: &Options) {
+/// the limits: those of [`Options`](crate::Options), for example.
+pub fn give_up(group: &dyn Group, error: &Error, limits: impl Into<JoinLimits>) {
     let hello = Hello::given_up(Failure::new(group.rank(), error));
-    let deadline = join_deadline(options, Instant::now());
+    let deadline = limits.into().deadline(Instant::now());
     // The error itself counts, not another one of telling it. Ranks whose message was that of an
     // opening tell that they do not begin either.
     while exchange(group, &hello, deadline)
@@ -346,11 +362,8 @@ mod tests {
 
     #[test]
     fn longest_timeout_has_a_deadline() {
-        let options = Options {
-            join_timeout: Some(Duration::MAX),
-            ..Options::default()
-        };
+        let limits = JoinLimits::new(Some(Duration::MAX), None);
         let started = Instant::now();
-        assert_eq!(join_deadline(&options, started), started + TIMEOUT_MAX);
+        assert_eq!(limits.deadline(started), started + TIMEOUT_MAX);
     }
 }

@@ -3,10 +3,8 @@
 //! Engines state the statistics of each read as a [`Transfer`]. Lanes add them up while the load
 //! runs; a report is a snapshot of the sums. Nothing here makes decisions.
 
-mod cache;
 mod counters;
 mod group;
-mod mirror;
 #[cfg(test)]
 mod tests;
 mod verification;
@@ -15,9 +13,7 @@ use std::fmt;
 use std::ops::AddAssign;
 use std::time::Instant;
 
-pub use cache::CacheReport;
 pub use group::GroupReport;
-pub use mirror::MirrorReport;
 use serde::Serialize;
 pub use verification::{Unverified, VerificationReport, VerifiedBy};
 
@@ -27,6 +23,7 @@ use crate::error::counted;
 use crate::memory::PoolUsage;
 use crate::options::format_bytes;
 use crate::schedule::DepthReport as GroupDepth;
+pub use crate::storage::{CacheReport, MirrorReport};
 use crate::sync::timeline::Span;
 
 /// Declares `Transfer`, and `Report` with the counters of `Transfer` in place of `..Transfer`.

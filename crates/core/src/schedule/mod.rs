@@ -14,7 +14,6 @@ mod least_loaded;
 mod limits;
 mod meter;
 mod queues;
-mod read_hints;
 
 #[cfg(test)]
 mod tests;
@@ -28,10 +27,10 @@ pub use groups::{Groups, Member};
 pub use lanes::{LaneCount, WINDOW};
 pub(crate) use limits::Limits;
 use queues::{Candidate, Queues};
-pub use read_hints::ReadHints;
 
 use crate::options::Order;
 use crate::plan::{Extent, Plan};
+pub use crate::storage::ReadHints;
 
 /// Order of the reads, and state of what is in flight.
 #[derive(Debug)]

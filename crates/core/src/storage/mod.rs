@@ -5,6 +5,7 @@
 //! [`ReadFile`] is that file opened for one load, as engines take it; [`MemorySource`] stands in
 //! for storage in tests.
 
+mod cache_report;
 pub(crate) mod file;
 #[cfg_attr(
     not(feature = "object"),
@@ -12,13 +13,15 @@ pub(crate) mod file;
 )]
 pub(crate) mod guarded_dir;
 mod memory;
+mod mirror_report;
 #[cfg(feature = "object")]
 pub(crate) mod object;
+mod read_hints;
 mod store_probe;
 
+pub(crate) use crate::files::is_network;
+pub use crate::files::{FileSystem, file_system};
 pub use crate::storage::file::confined_dir::{ConfinedDir, ConfinedEntry};
-pub(crate) use crate::storage::file::file_system::is_network;
-pub use crate::storage::file::file_system::{FileSystem, file_system};
 pub use crate::storage::file::identity::Identity;
 pub use crate::storage::file::read_file::{Access, DirectIo, ReadFile, RefusedDirect};
 pub use crate::storage::file::residency::{Residency, evict, residency};
@@ -38,9 +41,11 @@ pub(crate) use crate::storage::object::store::{
     assert_content_store_is_bounded, assert_levels_are_whole,
 };
 pub use crate::sync::retry::Retries;
+pub use cache_report::CacheReport;
 pub use file::FileSource;
 pub(crate) use file::{cannot_open, descriptors, of_many, path_of};
 pub use memory::MemorySource;
+pub use mirror_report::MirrorReport;
 #[cfg(feature = "object")]
 pub(crate) use object::cache::cache_totals;
 #[cfg(feature = "object")]
@@ -49,11 +54,11 @@ pub use object::cache::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finis
 pub(crate) use object::{Events, Hedging, OpenedState, Receive, unversioned_note, with_retries};
 #[cfg(feature = "object")]
 pub use object::{ObjectIdentity, ObjectSite, ObjectSource};
+pub use read_hints::ReadHints;
 pub use store_probe::{ConnectionRate, StoreProbe};
 
 use crate::error::Result;
 use crate::options::Location;
-pub use crate::schedule::ReadHints;
 
 /// Fetches small ranges, for headers: the common interface of every kind of source.
 pub trait Source: std::fmt::Debug + Send + Sync {

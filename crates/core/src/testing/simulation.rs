@@ -9,6 +9,7 @@ use super::sim::{SimConfig, SimEngine};
 use crate::crc::Crcs;
 use crate::engine::Engine;
 use crate::error::Result;
+use crate::load::check::{Check, SourceFacts};
 use crate::load::pipeline::{Feed, LaneWork, LeaseOrigin, run};
 use crate::load::stream::{Shared, StreamSetup, TensorStream};
 use crate::memory::{Pool, PoolUsage};
@@ -21,7 +22,7 @@ use crate::storage::{MemorySource, Source};
 use crate::sync::detached::PendingOps;
 use crate::sync::event_count::EventCount;
 use crate::tensor::TensorInfo;
-use crate::verify::{Check, Expectation, SourceFacts, Verify};
+use crate::verify::{Expectation, Verify};
 
 /// Simulated load.
 #[derive(Debug)]

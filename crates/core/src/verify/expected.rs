@@ -76,7 +76,7 @@ pub(super) fn no_sha256(by: &str) -> String {
 /// Worked example: for a header with the CRC `h` and tensors of 4 and 8 bytes with the CRCs `a` and
 /// `b`, the CRC of the file is `h` shifted by 12 bytes, plus `a` shifted by 8, plus `b`. So `h` is
 /// the CRC of the file without the others, shifted back by 12.
-pub(super) fn implied_header(
+pub(crate) fn implied_header(
     whole: Digest,
     len: u64,
     tensors: impl Iterator<Item = (Range<u64>, Option<Digest>)>,

@@ -1,183 +1,30 @@
-//! Verification: compares bytes with known digests, as they pass from the engine to the sink, or
-//! for a whole checkpoint at once (`full_scan/`).
+//! Digests of checkpoints: what bytes are compared with, who says so, and the comparison of a whole
+//! checkpoint (`full_scan/`). Loads compare what they read in `load/check/`.
 //!
 //! `digest` and `expected` hold the vocabulary, `manifest` is tload's own file of digests,
 //! `discover` looks up other authorities, and `claims` collects the claims of all of them. [`find`]
-//! returns the expectation for each source, `coverage.rs` selects the part of it that can be
-//! compared with what is read, `setup.rs` compares everything that needs no reading, and `Check`
-//! does the rest: CRCs and BLAKE3 (`tree.rs`) in any order and on all lanes at once, SHA-256 in
-//! file order (`in_order.rs`). Tensors that came from elsewhere than their origin and do not match
-//! are read again from there (`origin.rs`). A tensor with a digest of its own is never handed over
-//! unless its bytes match; with a digest of the whole file, the load fails before its stream ends.
+//! returns the expectation for each source.
 
-mod check;
+mod choice;
 mod claims;
-mod coverage;
+pub(crate) mod corrupt;
 mod digest;
 mod discover;
 mod expected;
 mod full_scan;
-mod in_order;
 mod manifest;
-mod origin;
-mod setup;
-mod sum;
-mod tree;
 mod write;
 
-pub(crate) use check::{Check, Onward};
-pub(crate) use coverage::SourceFacts;
+pub use choice::Verify;
 pub use digest::{Algorithm, Digest};
+pub(crate) use discover::find_now;
 #[cfg(feature = "testing")]
 pub(crate) use discover::parse_signature;
 pub use discover::{find, require_files};
+pub(crate) use expected::implied_header;
 pub use expected::{Expectation, Expected};
 pub use full_scan::{
     FileError, FileOutcome, FileReport, ManifestTarget, Mismatch, SignatureText, SignedFiles,
     Verification, VerifyControl, VerifyOptions, VerifyProgress, VerifyReport, read_signature,
 };
 pub use manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestHeader, ManifestTensor};
-
-use std::collections::HashSet;
-use std::sync::Arc;
-use std::time::Duration;
-
-use origin::OriginReads;
-
-use crate::checkpoint::Checkpoint;
-use crate::error::{Error, ErrorKind, Result};
-use crate::load::groups::Sources;
-pub use crate::options::Verify;
-use crate::plan::Plan;
-use crate::sync::detached::{PendingOps, run_with_timeout};
-use crate::tensor::TensorInfo;
-
-/// Message and hint for a lookup that exceeds the load's timeout.
-const TOO_LONG: (&str, &str) = (
-    "looking up the expected digests took longer than the load's timeout",
-    "check the file system, or the endpoint and network; or raise ‹timeout›",
-);
-
-/// Load to verify.
-pub(crate) struct Loaded {
-    plan: Arc<Plan>,
-    tensors: Arc<[TensorInfo]>,
-    /// True if the caller selected these tensors by name.
-    by_name: bool,
-    /// Shards that another node reads and compares.
-    elsewhere: HashSet<usize>,
-    sources: Arc<Sources>,
-}
-
-impl Loaded {
-    /// Describes the load of `tensors` by `plan` from `sources`; `by_name` tells how the caller
-    /// selected them.
-    pub(crate) fn new(
-        plan: &Arc<Plan>,
-        tensors: &Arc<[TensorInfo]>,
-        sources: &Arc<Sources>,
-        by_name: bool,
-    ) -> Self {
-        Self {
-            plan: Arc::clone(plan),
-            tensors: Arc::clone(tensors),
-            sources: Arc::clone(sources),
-            by_name,
-            elsewhere: HashSet::new(),
-        }
-    }
-
-    /// Leaves out shards that another node reads and compares.
-    pub(crate) fn without(mut self, shards: impl IntoIterator<Item = usize>) -> Self {
-        self.elsewhere.extend(shards);
-        self
-    }
-}
-
-/// Returns the comparisons to make during a load, or `None` if verification is off. Compares with
-/// `given` if there is any, else with the expectations that it finds. Takes no longer than `limit`:
-/// the storage may have failed since the checkpoint was opened.
-///
-/// # Errors
-///
-/// Fails like [`Check::new`] and [`find()`]; [`ErrorKind::InvalidRequest`] unless there is one
-/// expectation per shard; [`ErrorKind::TimedOut`].
-pub(crate) fn check(
-    checkpoint: &Checkpoint,
-    loaded: Loaded,
-    given: Option<&Arc<[Expectation]>>,
-    choice: &Verify,
-    limit: Option<Duration>,
-) -> Result<Option<Arc<Check>>> {
-    if *choice == Verify::Off {
-        return Ok(None);
-    }
-    let (checkpoint, choice, given) = (checkpoint.clone(), choice.clone(), given.cloned());
-    let pending = PendingOps::of(checkpoint.location());
-    let waits = pending.clone();
-    let check = run_with_timeout(limit, &pending, TOO_LONG, move || {
-        let found = match given {
-            Some(given) => given,
-            None => discover::find_now(&checkpoint, &choice, loaded.by_name, &waits)?.into(),
-        };
-        new_check(&checkpoint, loaded, &found, &choice, &waits)
-    });
-    check.map(|check| Some(Arc::new(check)))
-}
-
-/// As [`require_files`], but takes no longer than `limit`.
-///
-/// # Errors
-///
-/// Those of [`require_files`]; [`ErrorKind::TimedOut`].
-pub(crate) fn require_files_within(
-    checkpoint: &Checkpoint,
-    choice: &Verify,
-    limit: Option<Duration>,
-) -> Result<()> {
-    let (checkpoint, choice) = (checkpoint.clone(), choice.clone());
-    let pending = PendingOps::of(checkpoint.location());
-    run_with_timeout(limit, &pending, TOO_LONG, move || {
-        require_files(&checkpoint, &choice)
-    })
-}
-
-fn new_check(
-    checkpoint: &Checkpoint,
-    loaded: Loaded,
-    expectations: &[Expectation],
-    choice: &Verify,
-    pending: &PendingOps,
-) -> Result<Check> {
-    let shards = checkpoint.shards();
-    if expectations.len() != shards.len() {
-        let message = format!(
-            "{} expectations for {} shards",
-            expectations.len(),
-            shards.len()
-        );
-        return Err(Error::new(ErrorKind::InvalidRequest, message)
-            .with_location(checkpoint.location())
-            .with_hint("pass one for each shard, in the order of Checkpoint::shards"));
-    }
-    let facts: Vec<_> = shards
-        .iter()
-        .enumerate()
-        .map(|(index, shard)| SourceFacts {
-            source: shard.source(),
-            header_bytes: shard.header_bytes(),
-            header: shard.header_crcs(),
-            tensors: &checkpoint.tensors()[shard.tensors()],
-            is_elsewhere: loaded.elsewhere.contains(&index),
-        })
-        .collect();
-    let Loaded {
-        plan,
-        tensors,
-        sources,
-        ..
-    } = loaded;
-    let mut check = Check::new(plan, tensors, &facts, expectations, choice, pending)?;
-    check.origin_reads = OriginReads::new(sources, &check.plan);
-    Ok(check)
-}

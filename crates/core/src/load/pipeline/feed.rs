@@ -8,6 +8,7 @@ use super::in_flight::{InFlightReads, Waiting};
 use super::not_begun::{DeviceOf, DeviceWait, NotBegun};
 use crate::engine::Job;
 use crate::error::Result;
+use crate::load::check::Check;
 use crate::memory::{FileView, Lease, Pool, PublishedPool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::ranks::link::Link;
@@ -16,7 +17,6 @@ use crate::sink::{DeviceBegun, DeviceRegions};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
-use crate::verify::Check;
 
 /// Origin of leases.
 #[derive(Debug)]

@@ -27,12 +27,12 @@ pub use in_flight::Waiting;
 
 use crate::engine::{Done, Engine, Wait};
 use crate::error::{Error, ErrorKind, Result};
+use crate::load::check::Onward;
 use crate::memory::Filled;
 use crate::plan::{Extent, Piece};
 use crate::report::{Counters, Stage};
 use crate::schedule::WINDOW;
 use crate::sink::Sink;
-use crate::verify::Onward;
 
 /// Runs one lane of `group` until nothing is left to read, or until the first failure.
 ///

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::options::Verify;
 use crate::plan::{self, JointRange, NodeWants, SharePlan, Target};
 use crate::ranks::Group;
 use crate::ranks::peers::{Peers, Served, ServedRange};
+use crate::verify::Verify;
 
 /// Connection of a leader to those of other nodes, and its part in what they share.
 pub(super) struct Across {

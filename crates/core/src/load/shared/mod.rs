@@ -20,17 +20,16 @@ use reader::Reader;
 use super::Loader;
 use super::shares::Shares;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::{
-    CacheMode, OnPeerLoss, OptionValue, Options, Order, Share, Verify, format_bytes,
-};
+use crate::options::{CacheMode, OnPeerLoss, OptionValue, Options, Order, Share, format_bytes};
 use crate::plan::{self, RankWant, ShareRules, Slice};
-use crate::ranks::Group;
 use crate::ranks::agreement::Hello;
 use crate::ranks::hub::{Hub, Start};
 use crate::ranks::messages::Request;
 use crate::ranks::node::{self, Role, Scope};
+use crate::ranks::{Group, JoinLimits};
 use crate::report::GroupReport;
 use crate::storage::Source;
+use crate::verify::Verify;
 
 /// Time for which a slow rank may delay the others, if it can then read the missing bytes itself.
 const LAG: Duration = Duration::from_secs(1);
@@ -54,6 +53,12 @@ pub(crate) struct Joined {
     reread_bytes: Arc<AtomicU64>,
 }
 
+impl From<&Options> for JoinLimits {
+    fn from(options: &Options) -> Self {
+        Self::new(options.join_timeout, options.timeout)
+    }
+}
+
 impl Loader {
     /// Agrees with the other ranks of the group on the load, if there is a group.
     ///
@@ -65,7 +70,7 @@ impl Loader {
             return Ok(None);
         };
         let options = &self.options;
-        let deadline = node::join_deadline(options, started);
+        let deadline = JoinLimits::from(options).deadline(started);
         let scope = match options.share {
             _ if options.cache == CacheMode::Map => Scope::Nothing,
             Share::None => Scope::Nothing,
@@ -274,7 +279,7 @@ impl Loader {
             patience: if options.verify == Verify::Off {
                 LAG
             } else {
-                node::join_timeout(options)
+                JoinLimits::from(options).timeout()
             },
             finished: Box::new(move || {
                 if let Some(reader) = finished.upgrade() {

@@ -9,6 +9,7 @@ use super::across::Across;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
+use crate::load::check::{self, Check};
 use crate::load::destinations::Destinations;
 use crate::load::ending::{forget_wrong, forgetting};
 use crate::load::groups::Group;
@@ -18,7 +19,7 @@ use crate::load::pipeline::{Feed, LeaseOrigin};
 use crate::load::prepare::Prepared;
 use crate::load::shares::{Others, RemoteShares};
 use crate::memory::{PublishedPool, Region, Slab};
-use crate::options::{OnPeerLoss, Options, Order, Verify};
+use crate::options::{OnPeerLoss, Options, Order};
 use crate::plan::{RankWant, RegionPlan, SharePlan};
 use crate::ranks::hub::{Carried, Hub, encode};
 use crate::ranks::link::Joining;
@@ -28,7 +29,7 @@ use crate::report::{Counters, EngineReport};
 use crate::schedule::Schedule;
 use crate::sink::{PublishSink, Publisher};
 use crate::sync::lock::Mutex;
-use crate::verify::{self, Check};
+use crate::verify::Verify;
 
 /// Reads of the leader of a node, for all of its ranks.
 pub(crate) struct Reader {
@@ -101,7 +102,7 @@ impl Reader {
         // As for the ranks, so that a limit that suffices here suffices for them.
         prepared.limit_divisor = 2 * ranks as u64;
         // Their owners compare them.
-        let tensors = verify::Loaded::new(
+        let tensors = check::Loaded::new(
             &prepared.plan,
             &prepared.tensors,
             &prepared.sources,
@@ -109,7 +110,7 @@ impl Reader {
         )
         .without(elsewhere);
         let given = loader.expectations.as_ref();
-        let check = verify::check(checkpoint, tensors, given, &options.verify, options.timeout)
+        let check = check::check(checkpoint, tensors, given, &options.verify, options.timeout)
             .inspect_err(|error| forget_wrong(&prepared.sources, error))?;
         // Those that the lane for other nodes waits for: it claims more once there is memory.
         let events = peers.as_ref().map(|peers| Arc::clone(peers.events()));

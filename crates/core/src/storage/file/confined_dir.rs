@@ -20,8 +20,9 @@ use std::fs::{File, Metadata, ReadDir};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{cannot_open, open_plain, path_of, regular};
+use super::{cannot_open, path_of, regular};
 use crate::error::{Error, ErrorKind, Result};
+use crate::files::open_plain;
 use crate::options::Location;
 
 /// Prefixes of repository directories in the caches of model hubs: `models--org--name`.

@@ -4,7 +4,6 @@
 //! ([`crate::storage::ReadFile`]).
 
 pub(crate) mod confined_dir;
-pub(crate) mod file_system;
 pub(crate) mod identity;
 mod missing;
 pub(crate) mod page_cache;
@@ -13,17 +12,17 @@ pub(crate) mod residency;
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use self::file_system::is_network;
 use super::{ConfinedDir, FileSystem, Identity, Source};
 use crate::error::{Error, ErrorKind, Result};
+use crate::files::{is_network, open_plain, retry_transient, usual_retries};
 use crate::options::Location;
 use crate::sync::address_space::vec_for;
-use crate::sync::retry::{Retries, Transient};
+use crate::sync::retry::Retries;
 use crate::sync::retry_counter::RetryCounter;
 
 /// An open file and the state it was in when it was opened.
@@ -226,60 +225,11 @@ impl Source for FileSource {
     }
 }
 
-/// Default retries: on a network file system, long enough for its server to be repaired; else none.
-fn usual_retries(is_network: bool) -> Retries {
-    if is_network {
-        Retries::default().in_mid_load()
-    } else {
-        Retries::NONE
-    }
-}
-
 /// Returns the identity of a file that was opened at `location`.
 pub(super) fn status(file: &File, location: &Location) -> Result<Identity> {
     Identity::now(file).map_err(|error| {
         Error::from_io("cannot read the file's status", error).with_location(location)
     })
-}
-
-/// Calls `once`, and again after a backoff while it fails with a transient error. Blocks the
-/// calling thread: for few, small reads.
-pub(super) fn retry_transient<T>(
-    retry_counter: &RetryCounter,
-    retries: impl Fn() -> Retries,
-    once: impl Fn() -> Result<T>,
-) -> Result<T> {
-    let mut failed = 0;
-    loop {
-        let error = match once() {
-            Ok(done) => return Ok(done),
-            Err(error) => error,
-        };
-        let Some(what) = error.errno().and_then(Transient::from_errno) else {
-            return Err(error);
-        };
-        failed += 1;
-        let Some(pause) = retries().wait(what, failed, None, fastrand::u32(..)) else {
-            return Err(with_attempts(error, failed));
-        };
-        tracing::debug!(%error, ?pause, "retrying");
-        retry_counter.count(&error);
-        // Sleeps: nothing is ever sent on this channel.
-        let _ = crossbeam_channel::never::<()>().recv_timeout(pause);
-    }
-}
-
-/// Adds the number of attempts to the error of the last one.
-fn with_attempts(error: Error, attempts: u32) -> Error {
-    if attempts < 2 {
-        return error;
-    }
-    let advice = error.marked_hint();
-    let advice = advice
-        .as_deref()
-        .unwrap_or("check the mount and its server");
-    let hint = format!("failed after {attempts} attempts: {advice}");
-    error.with_hint(hint)
 }
 
 /// Returns the path of a location that is on a file system.
@@ -345,19 +295,11 @@ fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
         .with_hint(hint)
 }
 
-/// Opens a file for buffered reads. Does not block on a FIFO: the caller rejects it by its type
-/// instead of waiting for a writer.
-pub(super) fn open_plain(path: &Path) -> io::Result<File> {
-    std::fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-        .open(path)
-}
-
 /// Opens the file behind `file`, which was once found at `path`, for direct I/O.
 #[cfg(target_os = "linux")]
 pub(super) fn open_direct(file: &File, path: &Path) -> io::Result<File> {
     use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
     let mut options = std::fs::OpenOptions::new();
     options
         .read(true)

@@ -20,8 +20,9 @@ use rustix::param::page_size;
 
 use super::page_cache::Cached;
 use super::residency;
-use super::{cannot_open, open_direct, open_regular, path_of, retry_transient, status};
+use super::{cannot_open, open_direct, open_regular, path_of, status};
 use crate::error::{Error, ErrorKind, Result};
+use crate::files::retry_transient;
 use crate::memory::FileView;
 use crate::options::CacheMode;
 use crate::storage::{FileSource, Identity, ReadHints, Source};

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::param::page_size;
 
 use crate::error::{Error, Result};
+use crate::files::open_plain;
 use crate::storage::FileSystem;
 
 /// Amount of a file that is resident in the page cache.
@@ -205,7 +206,7 @@ pub(in crate::storage) fn read_ahead(file: &File, offset: u64, len: u64) {
 }
 
 fn open(path: &Path) -> Result<File> {
-    crate::storage::file::open_plain(path)
+    open_plain(path)
         .map_err(|error| Error::from_io("cannot open", error).with_location(path.display()))
 }
 

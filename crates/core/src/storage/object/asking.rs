@@ -23,7 +23,7 @@ impl ObjectSource {
             Ok(answer) => return Ok(answer),
             Err(fault) => fault,
         };
-        if !by_version || status(&fault.error) != Some(403) {
+        if !by_version || fault.error.status() != Some(403) {
             return Err(judge(fault));
         }
         // On S3, `s3:GetObjectVersion` is a separate permission from `s3:GetObject`. The ETag is
@@ -76,17 +76,13 @@ pub(super) const GONE: &str = "it was removed";
 /// Translates a refusal for an object that could be read before.
 pub(super) fn judge(fault: Fault) -> Fault {
     let is_empty = matches!(fault.no_range, Some(NoRange::Empty { .. }));
-    let what = match (fault.error.kind(), status(&fault.error)) {
+    let what = match (fault.error.kind(), fault.error.status()) {
         (ErrorKind::NotFound, _) => GONE,
         (_, Some(416)) => "it is shorter than it was",
         _ if is_empty => "it is shorter than it was",
         _ => return fault,
     };
     changed(what, fault.error.request().cloned().unwrap_or_default())
-}
-
-pub(super) fn status(error: &Error) -> Option<u16> {
-    error.request()?.status
 }
 
 /// Returns the error for an object that is another one now.

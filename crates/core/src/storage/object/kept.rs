@@ -17,8 +17,7 @@ use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
-use super::cache::Cache;
-use super::store::{Store, Surroundings, object_path};
+use super::store::{AnswerCache, Store, Surroundings, object_path};
 use crate::error::{Error, ErrorKind, Result, thread_hint};
 use crate::options::location::RemoteUrl;
 use crate::options::store_options::StoreOptions;
@@ -170,7 +169,7 @@ impl Lent {
         url: &RemoteUrl,
         options: &StoreOptions,
         timeline: &Timeline,
-        cache: Option<&Arc<Cache>>,
+        cache: Option<&dyn AnswerCache>,
     ) -> Result<(Arc<Store>, Path)> {
         if let Some(kept) = self.find(id, &shared(options)) {
             return Ok((

@@ -12,7 +12,6 @@ pub(crate) mod kept;
 mod measure;
 mod mirrors;
 pub(crate) mod remote;
-mod repr_digest;
 pub(crate) mod store;
 
 mod asking;
@@ -44,7 +43,7 @@ use self::remote::Remote;
 use self::store::Store;
 use super::{ReadHints, Source};
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::location::Protocol;
+use crate::options::location::{Protocol, hexadecimal};
 use crate::options::{Location, StoreOptions};
 use crate::sync::address_space::vec_for;
 use crate::sync::retry::Retries;
@@ -296,7 +295,7 @@ impl ObjectSource {
         let is_sha256 =
             |name: &&str| name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
         let name = name.filter(is_sha256).map(str::to_ascii_lowercase);
-        name.or_else(|| Some(cache::hex(&self.0.seen.sha256?)))
+        name.or_else(|| Some(hexadecimal(&self.0.seen.sha256?)))
     }
 
     /// Returns the commit that the object is of, if the store is a hub, or the digest of its

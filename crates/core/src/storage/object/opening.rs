@@ -11,12 +11,11 @@ use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta};
 
-use super::asking::{changed, changed_error, status};
+use super::asking::{changed, changed_error};
 use super::cache::{Question, State, TILE_BYTES, is_settled};
 use super::reading::{cut_short, too_long};
 use super::remote::Remote;
-use super::repr_digest::Sha256;
-use super::store::{EndsAt, Fault, KnownLen, NoRange, ResponseCapture, Store};
+use super::store::{EndsAt, Fault, KnownLen, NoRange, ResponseCapture, Sha256, Store};
 use super::{ObjectIdentity, ObjectSource, Source, StoreOptions, with_retries};
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, counted};
@@ -411,7 +410,7 @@ async fn read_once(
 /// Such an object has no range, and stores report that in different ways: 416, a full response
 /// without bytes, an invalid range, or (those without HTTP) an error of their own.
 async fn empty(store: &Store, path: &Path, fault: &Fault) -> Option<ObjectMeta> {
-    let status = status(&fault.error);
+    let status = fault.error.status();
     let may_be_empty = fault.transient.is_none()
         && match status {
             Some(status) => status == 416 || (200..300).contains(&status),

@@ -14,10 +14,10 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use object_store::ObjectStore;
 use object_store::path::Path;
 
-use super::cache::{Cache, Check, check};
+use super::cache::Cache;
 use super::kept::{Lent, StoreId};
 use super::mirrors::Mirrors;
-use super::store::{Store, object_path};
+use super::store::{AnswerCache, Check, Store, check, object_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 use crate::options::hub_id::HubId;
@@ -154,9 +154,8 @@ impl Remote {
             .with_hint("set cache_dir (TLOAD_CACHE_DIR), or leave cache_check out"));
         }
         let (options, timeline) = (&self.options, &self.timeline);
-        let (store, path) = self
-            .lent
-            .store(&key, url, options, timeline, self.cache())?;
+        let cache = self.cache().map(|cache| -> &dyn AnswerCache { &**cache });
+        let (store, path) = self.lent.store(&key, url, options, timeline, cache)?;
         stores.insert(key, Arc::clone(&store));
         Ok((store, path))
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use object_store::GetOptions;
 
-use super::asking::{GONE, changed_error, judge, status};
+use super::asking::{GONE, changed_error, judge};
 use super::opening::{allows_unversioned, look, unversioned};
 use super::store::Fault;
 use super::{ObjectSource, Source, with_retries};
@@ -120,7 +120,7 @@ impl ObjectSource {
         let by_version = self.0.by_version.load(Ordering::Relaxed);
         let (meta, captured) = match ask(by_version).await {
             // As for reads, naming the version takes a separate permission.
-            Err(fault) if by_version && status(&fault.error) == Some(403) => {
+            Err(fault) if by_version && fault.error.status() == Some(403) => {
                 ask(false).await.map_err(judge)?
             }
             answer => answer.map_err(judge)?,

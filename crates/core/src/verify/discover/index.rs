@@ -15,8 +15,8 @@ use crate::format::SUFFIX;
 use crate::options::Location;
 use crate::storage::Source;
 use crate::verify::Verify;
-use crate::verify::check::{HINT, corrupt};
 use crate::verify::claims::Claim;
+use crate::verify::corrupt::{HINT, corrupt};
 use crate::verify::digest::{Algorithm, Digest};
 use crate::verify::manifest::clipped;
 

@@ -147,7 +147,7 @@ fn require_manifest_files(
 
 /// Implements [`find`], and records in `pending` what it waits for. Tensors that were selected
 /// `by_name` need not be all that a manifest lists.
-pub(super) fn find_now(
+pub(crate) fn find_now(
     checkpoint: &Checkpoint,
     choice: &Verify,
     by_name: bool,

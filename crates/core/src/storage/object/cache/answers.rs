@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
+use super::Cache;
 use super::files::{Root, TEXT_BYTES_MAX};
 use super::key::answer_name;
 use super::room::{disk_bytes, is_file, is_hex, modified};
@@ -22,7 +23,7 @@ use super::stamp::checksum;
 use crate::options::location::RemoteUrl;
 use crate::storage::ObjectIdentity;
 use crate::storage::guarded_dir::GuardedDir;
-use crate::storage::object::repr_digest::Sha256;
+use crate::storage::object::store::{AnswerCache, AnswerPlace, Sha256};
 
 /// Directory of the answers, below that of the layout's version.
 const FOLDER: &str = "answers";
@@ -202,6 +203,23 @@ impl Question {
             trim_to(&folder, ANSWERS_BYTES_MAX, None);
         }
         folder.replace(&self.name, &bytes)
+    }
+}
+
+impl AnswerCache for Cache {
+    fn place(&self, kind: &str, url: &RemoteUrl, origin: &str) -> Option<Arc<dyn AnswerPlace>> {
+        let question = self.question(kind, url, origin)?;
+        Some(Arc::new(question))
+    }
+}
+
+impl AnswerPlace for Question {
+    fn known(&self) -> Option<String> {
+        self.recall()
+    }
+
+    fn keep(&self, answer: &str) {
+        self.remember(&answer);
     }
 }
 

@@ -6,7 +6,7 @@
 use sha2::{Digest as _, Sha256};
 
 use crate::options::hub_id::HubId;
-use crate::options::location::{Protocol, RemoteUrl, is_signature};
+use crate::options::location::{Protocol, RemoteUrl, hexadecimal, is_signature};
 use crate::options::oci_reference;
 use crate::storage::ObjectIdentity;
 
@@ -105,18 +105,7 @@ fn hashed(fields: &[&str]) -> String {
         hash.update((field.len() as u64).to_le_bytes());
         hash.update(field);
     }
-    hex(&hash.finalize())
-}
-
-/// Writes bytes as hexadecimal digits.
-pub(in crate::storage::object) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
+    hexadecimal(&hash.finalize())
 }
 
 #[cfg(test)]

@@ -37,16 +37,16 @@ pub use self::directory::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
 use self::disk::Disk;
 pub(crate) use self::entry::Entry;
 use self::files::{Place, Root};
-pub(in crate::storage::object) use self::key::{hex, is_settled};
+pub(in crate::storage::object) use self::key::is_settled;
 use self::room::Room;
 pub(crate) use self::stamp::{TILE_BYTES, TILE_CRC};
 pub use self::writer::finish_caching;
 use super::ObjectIdentity;
-use super::store::is_hub_offline;
+use super::store::{Check, check, is_hub_offline};
 use crate::format::SUFFIX;
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::{Location, StoreOptions, parse_bytes};
-use crate::report::CacheReport;
+use crate::storage::CacheReport;
 use crate::storage::guarded_dir::Trust;
 use crate::sync::lock::Mutex;
 use crate::sync::per_process::PerProcess;
@@ -88,26 +88,6 @@ pub(crate) struct Cache {
     /// True if known answers of hubs are.
     is_hub_trusted: bool,
     shared: Arc<Shared>,
-}
-
-/// Requests about what the cache has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Check {
-    /// Each opening asks whether the objects have changed.
-    Always,
-    /// Only what the cache does not have is requested.
-    Never,
-    /// No request is sent.
-    Offline,
-}
-
-/// Returns the value of the option `cache_check`.
-pub(crate) fn check(options: &StoreOptions) -> Check {
-    match options.get("cache_check") {
-        Some("never") => Check::Never,
-        Some("offline") => Check::Offline,
-        Some(_) | None => Check::Always,
-    }
 }
 
 /// Returns whose files count in caches of these options.

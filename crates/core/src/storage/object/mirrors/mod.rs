@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Provenance;
 use crate::options::location::Protocol;
 use crate::options::{Location, StoreOptions, split_locations};
-use crate::report::MirrorReport;
+use crate::storage::MirrorReport;
 use crate::sync::lock::Mutex;
 
 /// Options that requests to mirrors obey too. Credentials and headers are for the origin only.

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::OnceCell;
 
-use super::super::asking::status;
 use super::super::opening::look;
 use super::super::{Collected, ObjectIdentity, ObjectSource, Source};
 use super::Mirrors;
@@ -133,7 +132,7 @@ fn relays_other(relayed: &ObjectIdentity, origin: &ObjectIdentity) -> Option<Str
 /// Returns whether a mirror does not have a file, or not all of it: a cache that is served answers
 /// so. Its other files can be used.
 pub(super) fn is_without_file(error: &Error) -> bool {
-    error.kind() == ErrorKind::NotFound || status(error) == Some(404)
+    error.kind() == ErrorKind::NotFound || error.status() == Some(404)
 }
 
 impl ObjectSource {

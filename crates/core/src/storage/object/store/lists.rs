@@ -83,7 +83,7 @@ impl Store {
         let Some(repository) = &self.repository else {
             return Ok(None);
         };
-        let known = || self.description.as_ref()?.recall::<String>();
+        let known = || self.description.as_ref()?.known();
         let ask = || async {
             if let Some(Ok(commit)) = known().map(|answer| Commit::parse(answer.as_bytes())) {
                 return Ok(commit);
@@ -97,7 +97,7 @@ impl Store {
             }
             let commit = Commit::parse(&answer).map_err(|what| self.malformed(&what, &captured))?;
             if let Some(place) = &self.description {
-                place.remember(&String::from_utf8_lossy(&answer));
+                place.keep(&String::from_utf8_lossy(&answer));
             }
             Ok(commit)
         };

@@ -6,6 +6,7 @@
 //! `object_store` are confined to this module and the object source.
 
 mod addresses;
+mod answers;
 #[cfg(feature = "aws-config")]
 mod aws;
 #[cfg(feature = "aws-config")]
@@ -34,6 +35,7 @@ mod proxy_exempt;
 mod ranged_response;
 mod redactor;
 mod redirects;
+mod repr_digest;
 mod request_error;
 mod requests;
 mod response_capture;
@@ -57,6 +59,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 
+pub(crate) use self::answers::{AnswerCache, AnswerPlace, Check, check};
 pub(crate) use self::client::READ_TIMEOUT;
 pub(super) use self::environment::Surroundings;
 pub(crate) use self::hub::xet::Arrived;
@@ -68,6 +71,7 @@ pub(crate) use self::hub::{
 };
 pub(crate) use self::path::object_path;
 pub(crate) use self::ranged_response::{EndsAt, KnownLen, NoRange};
+pub(in crate::storage) use repr_digest::Sha256;
 pub(crate) use request_error::Fault;
 pub(crate) use response_capture::{Connection, ResponseCapture};
 pub(crate) use tree::{Level, Listed};
@@ -85,7 +89,6 @@ use self::oci::Registry;
 use self::redactor::Redactor;
 use self::requests::Standing;
 use self::signing::Signer;
-use super::cache::{Cache, Check, Question, check};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::{StoreOptions, without_credentials};
@@ -116,7 +119,7 @@ pub(crate) struct Store {
     /// Bucket, if the store is one of a hub.
     bucket: Option<Bucket>,
     /// Place of the hub's description of the repository in the cache.
-    description: Option<Question>,
+    description: Option<Arc<dyn AnswerPlace>>,
     /// Error of requests if they are forbidden: message and hint.
     offline: Option<(String, String)>,
     /// Limits the first request, if this is a hub.
@@ -174,7 +177,7 @@ impl Store {
         url: &RemoteUrl,
         options: &StoreOptions,
         timeline: &Timeline,
-        cache: Option<&Arc<Cache>>,
+        cache: Option<&dyn AnswerCache>,
     ) -> Result<(Arc<Self>, Path, Option<Surroundings>)> {
         let variables = Surroundings::variables();
         let environment = &Environment::unless_forbidden(options);
@@ -245,7 +248,7 @@ impl Store {
         &self,
         url: &RemoteUrl,
         timeline: &Timeline,
-        cache: Option<&Arc<Cache>>,
+        cache: Option<&dyn AnswerCache>,
     ) -> Self {
         Self {
             inner: Arc::clone(&self.inner),
@@ -281,13 +284,17 @@ impl Store {
     }
 
     /// Returns the place of the hub's description of the repository in the cache.
-    fn description(&self, url: &RemoteUrl, cache: Option<&Arc<Cache>>) -> Option<Question> {
+    fn description(
+        &self,
+        url: &RemoteUrl,
+        cache: Option<&dyn AnswerCache>,
+    ) -> Option<Arc<dyn AnswerPlace>> {
         self.repository.as_ref()?;
         let repository = RemoteUrl {
             path: String::new(),
             ..url.clone()
         };
-        cache?.question("commit", &repository, &self.origin)
+        cache?.place("commit", &repository, &self.origin)
     }
 
     /// Creates a store from one that the caller provides.

@@ -29,7 +29,7 @@ use super::pages::{self, ANSWER_MAX, TooLong};
 use super::proxy::{Proxies, UsedProxy};
 use super::ranged_response::{NoRange, WantedRange, encoding_of, refused, require_plain};
 use super::redactor::Sent;
-use crate::storage::object::repr_digest::from_field;
+use crate::storage::object::store::repr_digest::from_field;
 use crate::sync::retry::AskedWait;
 
 /// Limits on reading the response of a failed request: bytes, and time. Those of stores have a few

@@ -14,7 +14,7 @@ use url::Url;
 
 use super::external_account::{ask, no_subject};
 use crate::error::printable;
-use crate::storage::file::open_plain;
+use crate::files::open_plain;
 use crate::storage::object::store::environment::Environment;
 use crate::storage::object::store::program::answer;
 

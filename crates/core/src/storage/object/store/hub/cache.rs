@@ -13,17 +13,16 @@ use serde::Deserialize;
 use super::listing::is_commit;
 use super::settings;
 use crate::error::{Error, ErrorKind, Result, printable};
+use crate::files::read_small;
 use crate::format::{
     Choice, INDEX_BYTES_MAX, INDEX_SUFFIX, Precedence, SINGLE_NAME, SUFFIX, choose_files,
     parse_index,
 };
-use crate::options::Location;
 use crate::options::hub_id::HubId;
 use crate::options::location::RemoteUrl;
 use crate::options::store_options::StoreOptions;
 use crate::storage::object::store::environment::Environment;
 use crate::storage::object::store::path::object_path;
-use crate::storage::{FileSource, Source};
 
 /// Returns the directory or file of a hub's model on this machine, if it is complete.
 ///
@@ -258,12 +257,7 @@ fn shards(index: &Path) -> Result<(), String> {
 }
 
 fn small_file(path: &Path) -> Result<Vec<u8>, String> {
-    let read = || {
-        let file = FileSource::open(&Location::from_path(path))?;
-        let len = file.len().min(INDEX_BYTES_MAX);
-        file.fetch(0, usize::try_from(len).unwrap_or(usize::MAX))
-    };
-    read().map_err(|error: Error| error.to_string())
+    read_small(path, INDEX_BYTES_MAX).map_err(|error| error.to_string())
 }
 
 /// List of a repository's files that newer tools keep. The tools check lengths and digests
@@ -307,6 +301,7 @@ fn weights(tree: &Path, path: &str) -> Option<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Location;
 
     const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 

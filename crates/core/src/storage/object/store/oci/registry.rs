@@ -28,8 +28,8 @@ use super::login::Login;
 use super::manifest::{File, INDEXES, MANIFESTS, Manifest};
 use super::{STORE, failed, judged, whole};
 use crate::error::ErrorKind;
+use crate::options::location::hexadecimal;
 use crate::options::oci_reference::OciReference;
-use crate::storage::object::cache::hex;
 use crate::storage::object::store::addresses::Reach;
 use crate::storage::object::store::classification::{Classification, changed};
 use crate::storage::object::store::ranged_response::{ContentRange, KnownLen};
@@ -254,8 +254,8 @@ impl Registry {
 /// Returns the digest of a manifest, which must be the one that it was requested by.
 fn checked_digest(reference: &str, body: &[u8]) -> Result<String> {
     let found = match reference.split_once(':') {
-        Some(("sha512", _)) => format!("sha512:{}", hex(&Sha512::digest(body))),
-        _ => format!("sha256:{}", hex(&Sha256::digest(body))),
+        Some(("sha512", _)) => format!("sha512:{}", hexadecimal(&Sha512::digest(body))),
+        _ => format!("sha256:{}", hexadecimal(&Sha256::digest(body))),
     };
     if reference.contains(':') && reference != found {
         let message = format!("the registry sent the manifest {found} for {reference}");

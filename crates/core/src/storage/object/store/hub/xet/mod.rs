@@ -45,7 +45,6 @@ use self::terms::Version;
 #[cfg(test)]
 pub(in crate::storage) use self::terms::terms_of_one_xorb;
 use super::repository::ask;
-use crate::storage::object::asking::status;
 use crate::storage::object::store::addresses::Reach;
 use crate::storage::object::store::classification::Judged;
 use crate::storage::object::store::response_capture::{ResponseCapture, reach_of_peer};
@@ -349,7 +348,7 @@ impl Store {
 fn asks_to_wait(fault: &Fault) -> bool {
     let is_short = match fault.asked {
         Some(AskedWait::Estimate(wait) | AskedWait::Reset(wait)) => wait <= WAIT_MAX,
-        None => status(&fault.error) == Some(429),
+        None => fault.error.status() == Some(429),
     };
     fault.transient == Some(Transient::Busy) && is_short
 }

@@ -19,7 +19,6 @@ use super::terms::{self, Step, Version};
 use super::unpack::Unpacker;
 use super::{Access, Arrived, File, Xet};
 use crate::error::{Error, ErrorKind};
-use crate::storage::object::asking::status;
 use crate::storage::object::store::addresses::Reach;
 use crate::storage::object::store::classification::{Classification, Judged};
 use crate::storage::object::store::hub::repository::failed;
@@ -345,13 +344,13 @@ impl Body {
 
 /// Returns whether a token or a presigned URL was refused.
 fn is_denied(fault: &Fault) -> bool {
-    matches!(status(&fault.error), Some(401 | 403))
+    matches!(fault.error.status(), Some(401 | 403))
 }
 
 /// Returns whether a version of the query is not known, or the file is not: xet-core takes these
 /// statuses for the former.
 fn is_unknown(fault: &Fault) -> bool {
-    matches!(status(&fault.error), Some(404 | 501))
+    matches!(fault.error.status(), Some(404 | 501))
 }
 
 /// Classifies an error response of the content store, of the host of a presigned URL, or of the hub

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::digest::{Algorithm, Digest};
 use super::tree::TreeSum;
 use crate::crc::{self, Polynomial};
 use crate::memory::Filled;
+use crate::verify::{Algorithm, Digest};
 
 /// Digest of bytes whose pieces arrive in any order from any thread; each byte once.
 #[derive(Debug)]

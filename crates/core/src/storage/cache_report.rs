@@ -8,7 +8,7 @@ use crate::error::printable;
 use crate::options::format_bytes;
 
 /// Cache of objects (store option `cache_dir`): statistics since the checkpoint was opened, by this
-/// load and by others of it. [`Report::cached_bytes`](super::Report) counts what this load read
+/// load and by others of it. `Report::cached_bytes` counts what this load read
 /// from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]

@@ -7,17 +7,18 @@ use std::sync::atomic::AtomicU64;
 
 use sha2::{Digest as _, Sha256};
 
-use super::check::{Account, Check, HINT, SourceCheck, TensorCheck, corrupt};
+use super::compare::{Account, Check, SourceCheck, TensorCheck};
 use super::coverage::{Coverage, Decision, SourceFacts, decide};
 use super::in_order::InOrder;
 use super::sum::Sum;
-use super::{Algorithm, Digest, Expectation, Expected, Verify};
 use crate::crc::Crcs;
 use crate::error::{Comparison, Error, ErrorKind, Result, counted};
+use crate::format::TensorInfo;
 use crate::plan::Plan;
 use crate::sync::detached::PendingOps;
 use crate::sync::parallel::parallel_map;
-use crate::tensor::TensorInfo;
+use crate::verify::corrupt::{HINT, corrupt};
+use crate::verify::{Algorithm, Digest, Expectation, Expected, Verify};
 
 /// Number of headers read again concurrently, for digests other than CRCs.
 const HEADERS_AT_A_TIME: usize = 8;

@@ -238,17 +238,17 @@ impl Strides {
     }
 
     /// Returns the number of contiguous bytes of each repetition.
-    pub(super) fn run(&self) -> u64 {
+    pub(crate) fn run(&self) -> u64 {
         self.run
     }
 
     /// Returns whether the runs of both are at the same distances.
-    pub(super) fn repeats_as(&self, other: &Self) -> bool {
+    pub(crate) fn repeats_as(&self, other: &Self) -> bool {
         self.levels == other.levels
     }
 
     /// Returns the number of runs, if runs of `reach` bytes in their places would not overlap.
-    pub(super) fn repetitions(&self, mut reach: u64) -> Option<u64> {
+    pub(crate) fn repetitions(&self, mut reach: u64) -> Option<u64> {
         let mut repetitions = 1;
         for level in self.levels.iter().rev() {
             if reach > level.stride {
@@ -333,7 +333,7 @@ impl Strides {
 
     /// Returns the spans to read, in order: wanted bytes with gaps of at most `gap` bytes between
     /// them.
-    pub(super) fn spans(&self, gap: u64) -> impl Iterator<Item = Range<u64>> {
+    pub(crate) fn spans(&self, gap: u64) -> impl Iterator<Item = Range<u64>> {
         let (span, outer) = self.dense(gap);
         let mut next = 0;
         std::iter::from_fn(move || {
@@ -355,13 +355,13 @@ impl Strides {
 
     /// Finds the bytes of the slice in a window: returns the offset in the window of its first
     /// wanted byte, that byte's number, and how many there are; `None` if there are none.
-    pub(super) fn found(&self, window: Range<u64>) -> Option<(u64, u64, u64)> {
+    pub(crate) fn found(&self, window: Range<u64>) -> Option<(u64, u64, u64)> {
         let (first, end) = (self.before(window.start), self.before(window.end));
         (first < end).then(|| (self.position(first) - window.start, first, end - first))
     }
 
     /// Returns the end of the last wanted byte before `offset`.
-    pub(super) fn end_before(&self, offset: u64) -> u64 {
+    pub(crate) fn end_before(&self, offset: u64) -> u64 {
         self.before(offset)
             .checked_sub(1)
             .map_or(0, |last| self.position(last) + 1)
@@ -379,7 +379,7 @@ impl Strides {
 
     /// Copies the wanted bytes of a window to the places in another one that [`Self::gather`] moves
     /// them to.
-    pub(super) fn gather_from(
+    pub(crate) fn gather_from(
         &self,
         from: &[u8],
         window: &mut [u8],

@@ -9,11 +9,10 @@
 //! The header defines the meaning of all other bytes: a source whose header cannot be compared is
 //! not completely verified.
 
-use super::expected::implied_header;
-use super::{Digest, Expected};
 use crate::crc::Crcs;
+use crate::format::TensorInfo;
 use crate::storage::Source;
-use crate::tensor::TensorInfo;
+use crate::verify::{Digest, Expected, implied_header};
 
 /// Facts known about a source since it was opened.
 #[derive(Clone, Copy)]

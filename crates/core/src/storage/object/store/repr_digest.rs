@@ -3,11 +3,11 @@
 use base64::Engine as _;
 
 /// Bytes of a SHA-256.
-pub(in crate::storage::object) type Sha256 = [u8; 32];
+pub(in crate::storage) type Sha256 = [u8; 32];
 
 /// Parses the field `Repr-Digest` (RFC 9530): a dictionary of algorithms, whose values are bytes in
 /// Base64 between colons. Returns the SHA-256 if there is one.
-pub(in crate::storage::object) fn from_field(field: &str) -> Option<Sha256> {
+pub(super) fn from_field(field: &str) -> Option<Sha256> {
     let mut members = field.split(',').map(str::trim);
     let bytes = members.find_map(|member| member.strip_prefix("sha-256=:"))?;
     let (digits, _) = bytes.split_once(':')?;

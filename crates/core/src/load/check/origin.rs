@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sha2::{Digest as _, Sha256};
 
-use super::check::{Check, Onward};
-use super::digest::Digest;
+use super::compare::{Check, Onward};
 use super::sum::Sum;
 use crate::crc::Polynomial;
 use crate::error::{Error, ErrorKind, Result, counted};
@@ -25,6 +24,7 @@ use crate::report::Report;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
+use crate::verify::Digest;
 
 /// Bit of a piece's checksum that says that there is one.
 const KNOWN: u64 = 1 << 63;

@@ -85,7 +85,7 @@ impl FileSystem {
 ///
 /// The path cannot be opened, or its file system cannot be determined.
 pub fn file_system(path: &Path) -> Result<FileSystem> {
-    let file = crate::storage::file::open_plain(path)
+    let file = super::open_plain(path)
         .map_err(|error| Error::from_io("cannot open", error).with_location(path.display()))?;
     FileSystem::for_file(&file).map_err(|error| error.with_location(path.display()))
 }

@@ -1,11 +1,11 @@
-//! Verification modes of a load.
+//! Verification modes: the choice of what bytes are compared with.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::Location;
-use super::flag::parse_flag;
 use crate::error::{Error, Result};
+use crate::options::Location;
+use crate::options::flag::parse_flag;
 
 /// Verification mode: whether the bytes of a load are compared with known digests during the load.
 #[derive(Clone, Default, PartialEq, Eq)]

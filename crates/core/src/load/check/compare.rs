@@ -13,20 +13,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest as _, Sha256};
 
-use super::Digest;
 use super::in_order::InOrder;
 use super::origin::OriginReads;
 use super::sum::Sum;
 use crate::crc::Polynomial;
-use crate::error::{Comparison, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::TensorInfo;
 use crate::memory::Filled;
 use crate::plan::{Extent, Piece, Plan};
 use crate::report::Report;
-use crate::tensor::TensorInfo;
-
-/// Hint for bytes that do not match their digest.
-pub(super) const HINT: &str =
-    "download the file again; if it was changed on purpose, regenerate its digests";
+use crate::verify::Digest;
+use crate::verify::corrupt::corrupt;
 
 /// All comparisons of one load.
 pub(crate) struct Check {
@@ -305,17 +302,6 @@ impl fmt::Debug for Check {
             .field("account", &self.account)
             .finish_non_exhaustive()
     }
-}
-
-pub(super) fn corrupt(by: &str, expected: Digest, found: Digest) -> Error {
-    let message = format!("expected {expected}, found {found}: the bytes do not match {by}");
-    Error::new(ErrorKind::Corrupt, message)
-        .with_hint(HINT)
-        .with_comparison(Comparison {
-            expected: expected.to_string(),
-            found: found.to_string(),
-            by: by.to_owned(),
-        })
 }
 
 /// Joins pieces without gaps between them into ranges of the extent's window: thousands of small

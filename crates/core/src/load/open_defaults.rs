@@ -1,0 +1,22 @@
+//! Defaults of openings, with the parts of the crate that are built on checkpoints and that an
+//! opening calls.
+
+use crate::checkpoint::OpenOptions;
+#[cfg(feature = "object")]
+use crate::copy::hub_cache::fill_all;
+use crate::format::Precedence;
+use crate::options::StoreOptions;
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            store: StoreOptions::default(),
+            follow_symlinks: false,
+            group: None,
+            join_timeout: None,
+            precedence: Precedence::default(),
+            #[cfg(feature = "object")]
+            prefetch: Some(fill_all),
+        }
+    }
+}
