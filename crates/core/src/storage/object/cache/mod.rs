@@ -6,7 +6,7 @@
 //! that happens to the cache fails a load: the bytes then come from the store.
 //!
 //! An entry stands for one state of one object (`key.rs`); its files are described in `entry.rs`,
-//! and in `docs/cache.md` for users.
+//! and in `docs/reference/cache.md` for users.
 
 mod answers;
 mod arriving;
