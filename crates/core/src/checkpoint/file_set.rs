@@ -1,5 +1,5 @@
-//! Files of a checkpoint, listed before any of them is opened, whether they exist or not: for
-//! checks that visit one after the other and go on after a bad one.
+//! The files that a checkpoint should have, whether they exist or not. Lets checks continue past a
+//! bad one.
 
 use super::OpenOptions;
 use super::backend::{Backend, Found, ShardSource};

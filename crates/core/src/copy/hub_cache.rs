@@ -1,5 +1,5 @@
-//! Writes models of a hub into the cache of the hub's own tools (store option `hf_cache`), so that
-//! they find them there. Openings and copies call it before they look into that cache.
+//! Writes models of a hub into the cache of `huggingface_hub` (store option `hf_cache`), where
+//! that package finds them. Openings and copies call it before they look into that cache.
 //!
 //! ```text
 //!  CACHE/models--org--name/blobs/ETAG                 bytes of a file
@@ -75,8 +75,8 @@ pub(super) struct Download {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Puts the named files below `source` into the cache of the hub's tools if the options say so. If
-/// that fails, the reason is logged, and the bytes are read from the hub.
+/// Puts the named files below `source` into the cache of `huggingface_hub` if the options say so.
+/// If that fails, the reason is logged, and the bytes are read from the hub.
 ///
 /// # Errors
 ///

@@ -338,7 +338,7 @@ impl Copy {
         TargetDir::open(&self.target)
     }
 
-    /// Puts the selected files of a hub's model into the cache of the hub's tools, if the options
+    /// Puts the selected files of a hub's model into the cache of `huggingface_hub`, if the options
     /// say so: they are then copied from there.
     #[cfg(feature = "object")]
     fn fill_hub_cache(&self, filter: &Filter, sources: &Sources) -> Result<()> {

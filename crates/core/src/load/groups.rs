@@ -150,7 +150,7 @@ impl Sources {
         self.groups.push(Group::Remote(Arc::new(remote)));
     }
 
-    /// Numbers the sources anew: the new number `i` stands for what was the source `order[i]`.
+    /// Reorders the sources: source `i` becomes the old `order[i]`.
     pub(crate) fn arrange(&mut self, order: &[usize]) {
         self.members = order.iter().map(|source| self.members[*source]).collect();
     }

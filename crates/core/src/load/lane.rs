@@ -502,9 +502,9 @@ mod tests {
         lanes.map(lane).into()
     }
 
-    /// Starts the lanes with room for this number of threads. Returns their number, those that
-    /// begin now, those that are missing, those that have ended, the lanes that the feed wants, and
-    /// whether the load fails.
+    /// Starts the lanes where only `threads` threads can be created. Returns five counts (lanes;
+    /// lanes that begin now, are missing, have ended; lanes that the feed wants), and whether the
+    /// load fails.
     fn started(threads: usize) -> ([usize; 5], bool) {
         let (lanes, ended) = (lanes(), Cell::new(0));
         let feed = Arc::clone(&lanes[0].feed);

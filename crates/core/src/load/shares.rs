@@ -1,5 +1,5 @@
-//! Part of a load that the leader of the node reads, and reads in its place: those of a rank for
-//! which the leader does not keep a region, or that has lost the leader.
+//! The part of a rank's load that its leader reads, and the rank's own reads when the leader is
+//! lost or has dropped a region.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Search for the glob that one which matches no name was meant to be, for "did you mean" hints.
+//! Suggests a glob for one that matches nothing, for "did you mean" hints.
 
 use std::collections::HashSet;
 

@@ -112,8 +112,8 @@ impl FeedState {
         slab.is_some_and(|slab| !slab.has_free_slot())
     }
 
-    /// Returns the bytes that each lane may have in flight. A lane that copies does so by itself:
-    /// no other lane could take over what it holds beyond its share.
+    /// Returns the bytes that each lane may have in flight. Copies are bound to their lane, so one
+    /// lane must not hold more than its share.
     fn share(&self, group: usize, lanes: &LaneCount) -> u64 {
         if self.schedule.is_exhausted(group) {
             return u64::MAX;

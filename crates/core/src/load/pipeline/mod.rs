@@ -322,7 +322,7 @@ impl<T> std::fmt::Debug for LaneWork<'_, T> {
     }
 }
 
-/// Way of verified extents to the lane's sink.
+/// Hands verified extents to the lane's sink.
 struct ToSink<'a, 'c, S> {
     sink: &'a mut S,
     watch: &'a mut StageTimer<'c>,

@@ -216,7 +216,7 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let mut held = HELD.lock();
-        // A forked process has none of its parent's in its list.
+        // In a forked process the list is empty: entries of the parent stay with the parent.
         let is_this = |it: &&mut Held| Arc::ptr_eq(&it.shared, &self.0);
         let Some(this) = held.iter_mut().find(is_this) else {
             return;

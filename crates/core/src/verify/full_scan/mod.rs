@@ -270,7 +270,7 @@ fn target(
     let path = match &options.write {
         None => return Ok(None),
         Some(ManifestTarget::Path(path)) => path.clone(),
-        // In a hub's cache, files belong to the hub's tools.
+        // In a hub's cache, files belong to `huggingface_hub`.
         Some(ManifestTarget::Beside) => match location.as_path().and(folder.as_path()) {
             Some(folder) => folder.join(MANIFEST_NAME),
             None => {

@@ -34,7 +34,7 @@ pub(super) const PATHS: Section = Section {
         Promise {
             says: "A snapshot in a hub's cache may link to the blobs of its own repository and \
                    to those that `huggingface_hub` shares between the repositories of a cache, \
-                   and to no other's. Only in the cache that the hub's tools are set to \
+                   and to no other's. Only in the cache that `huggingface_hub` is set to \
                    (`HF_HUB_CACHE`, `HF_HOME`) are links followed wherever they lead.",
             tests: &[
                 "crates/core/tests/it/links.rs::hub_cache_snapshot_links_only_to_blobs_of_its_repository",

@@ -68,7 +68,7 @@ pub(super) const SERVING: Section = Section {
             says: "A cache that belongs to another user, or that others may write to, is not \
                    used unless `cache_shared` is set. The same holds for the downloads in \
                    progress in a hub's cache (`.tload`), but not for its finished files, which \
-                   tload reads like the hub's own tools.",
+                   tload reads like `huggingface_hub`.",
             tests: &[
                 "crates/core/src/storage/guarded_dir.rs::components_below_are_no_links_and_of_no_other_user",
                 "crates/core/tests/objects/passed_on.rs::list_of_a_cache_has_what_openings_trust",

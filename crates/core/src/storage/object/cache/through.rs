@@ -168,13 +168,13 @@ impl Waits {
                     Claim::without_lock(wanted.clone())
                 }
                 None if wanted.end - wanted.start > 1 => {
-                    // Its end may be what the other one has.
+                    // The other load may have claimed the end of the range.
                     wanted.end -= (wanted.end - wanted.start) / 2;
                     continue;
                 }
                 None if self.is_patient(entry) => return None,
                 None => {
-                    // From now on this load writes, which says nothing about the other one.
+                    // This load now holds the claim; the other load's progress is unknown.
                     entry.is_alone.store(true, Ordering::Relaxed);
                     continue;
                 }

@@ -233,6 +233,6 @@ fn per_second(bytes: u64, time: Duration) -> f64 {
 
 fn too_slow(came: u64) -> Error {
     let message =
-        format!("sent only {came} bytes of a range; other places are several times faster");
+        format!("sent only {came} bytes of the range; other mirrors are several times faster");
     Error::new(ErrorKind::TimedOut, message)
 }

@@ -157,9 +157,8 @@ fn variables_of_all() -> impl Iterator<Item = &'static Variables> {
 }
 
 impl Store {
-    /// Opens the store of a URL and returns it with the path of the URL in it, and with everything
-    /// that it was opened from beside URL and options; `None` if other openings cannot share it.
-    /// Sends no request yet.
+    /// Opens the store of a URL and returns it with the path of the URL in it, and the files and
+    /// variables that it read; `None` if other openings cannot share it. Sends no request yet.
     ///
     /// Blocks to read configuration files and needs no runtime. Requests need a tokio runtime with
     /// I/O and time.

@@ -20,8 +20,8 @@ pub(super) struct Standing {
 }
 
 impl Store {
-    /// Sends a request, and once more if it was the first of its opening and went over a connection
-    /// of an earlier one that the server had closed: a new connection could not have failed so.
+    /// Sends a request. Retries once on a reused connection that the server had closed: a new
+    /// connection could not have failed so.
     pub(super) async fn request<T, F: Future<Output = object_store::Result<T>>>(
         &self,
         operation: &str,
