@@ -47,7 +47,7 @@ pub(in crate::storage) fn client_options(
     extras: Extras,
 ) -> Result<ClientOptions> {
     let agent = concat!("tload/", env!("CARGO_PKG_VERSION"));
-    // No limit on a whole request: an extent over a slow line takes as long as it takes.
+    // A whole request has no time limit, because an extent may be long and the line slow.
     // `read_timeout` detects stalls.
     let mut client = ClientOptions::new()
         .with_timeout_disabled()
@@ -78,7 +78,7 @@ pub(in crate::storage) fn client_options(
     if let Some(proxy) = options.get("proxy") {
         client = client.with_proxy_url(proxy);
     }
-    // A setting of `object_store` can name one, too.
+    // A setting of `object_store` can name a proxy, too.
     if client
         .get_config_value(&ClientConfigKey::ProxyUrl)
         .is_some()

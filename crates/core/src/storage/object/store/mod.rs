@@ -192,7 +192,8 @@ impl Store {
             connector: Connector::new(timeline.clone()),
             redactor: Redactor::new(url, options, environment, variables_of_all()),
         };
-        // Before any of the files is read: a change from now on is noticed.
+        // Note the state of the files before any of them is read, so that a later change is
+        // noticed.
         let files = (protocol.files)(&opening);
         let surroundings = files.map(|files| Surroundings::new(variables, files));
         let opened = (protocol.open)(&opening)?;
@@ -202,7 +203,8 @@ impl Store {
         opening.connector.own_from(own_client);
         let mut origin = without_credentials(&opened.origin);
         if opening.connector.is_unverified() {
-            // Bytes that anyone may have sent are never taken for those of the server.
+            // Anyone may have sent these bytes, so they must not be taken for bytes of a verified
+            // server.
             origin.push_str(UNVERIFIED);
         }
         let store = Self {
@@ -352,7 +354,7 @@ impl Store {
     /// Asks a hub or a registry for the list of files that is read, if that has not been done.
     pub(crate) async fn find_list(&self, file: &Path) -> Result<(), Fault> {
         if self.registry.is_some() {
-            // Answered from the list.
+            // The manifest of a registry is its list, and this reads it.
             self.head(file).await?;
         }
         self.commit().await.map(drop)

@@ -111,7 +111,7 @@ fn shown(url: &Url) -> Option<String> {
 
 impl fmt::Debug for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the password.
+        // The shown URL has no password.
         f.debug_tuple("Proxy").field(&self.shown).finish()
     }
 }
@@ -224,7 +224,7 @@ impl fmt::Display for UnusableProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (proxy, origin) = (&self.proxy, self.proxy.origin);
         match self.defect {
-            // Without the text: it may hold a password.
+            // The malformed text is not shown, because it may hold a password.
             Defect::Malformed => write!(f, "{origin} does not hold the URL of a proxy"),
             Defect::Scheme => write!(
                 f,

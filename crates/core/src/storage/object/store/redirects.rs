@@ -109,7 +109,7 @@ impl Following {
                 let connection = self.resolver.connection(&response, &at);
                 connection.into_iter().for_each(came_over);
             }
-            // Other hosts do not name the contents.
+            // Only the first host names the contents.
             if reach.is_none() {
                 responded(response.headers());
             }
@@ -126,7 +126,7 @@ impl Following {
                 let here = Reach::from_host(&from)
                     .or_else(|| Reach::from_peer(&response, &from, &self.resolver));
                 let here = here.unwrap_or(Reach::Public);
-                // The widest reach of all hosts so far counts.
+                // A redirect may go no further than the widest reach of all hosts so far.
                 let widest = reach.map_or(here, |reach: Reach| reach.min(here));
                 reach = Some(widest);
                 check(&from, &to, widest)?;
@@ -229,7 +229,7 @@ pub(in crate::storage) fn check(from: &Url, to: &Url, reach: Reach) -> Result<()
         (_, "http" | "https") => {}
         _ => return Err(Refused::Scheme),
     }
-    // The addresses of a name are checked when it is resolved.
+    // Only addresses are checked here. Those of a host name are checked when it is resolved.
     if Reach::from_host(to).is_some_and(|target| target > reach) {
         return Err(Refused::Narrower);
     }

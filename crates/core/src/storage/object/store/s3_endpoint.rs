@@ -232,7 +232,7 @@ pub(super) fn require_scheme(environment: &Environment, is_ignored: bool) -> Res
     let Some((name, _)) = set.filter(|(_, value)| !is_ignored && !has_scheme(value)) else {
         return Ok(());
     };
-    // Without the value: it may hold a password.
+    // The value is not shown, because it may hold a password.
     let message = format!("the variable {name} is not a URL: it has no http:// or https://");
     Err(Error::invalid_request(message).with_hint(format!("set {name}=http://host:port")))
 }

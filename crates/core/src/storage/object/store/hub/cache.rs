@@ -50,7 +50,7 @@ pub(crate) fn cached(
             tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from the hub");
             Ok(None)
         }
-        // No request is sent for files that are missing there.
+        // tload's own cache may have the model. No request is sent for files that it lacks.
         Err(missing) if options.get("cache_dir").is_some() => {
             tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from tload's");
             Ok(None)

@@ -202,7 +202,7 @@ impl Commit {
         }
         match listed.and_then(File::e_tag) {
             Some(tag) => meta.e_tag = Some(tag),
-            // The file may differ in another commit, and there is no other identity.
+            // The commit is the only identity of this file, which may differ in another commit.
             None => meta.version = Some(self.name.clone()),
         }
         if let Some(modified) = self.modified {

@@ -24,7 +24,7 @@ pub(in crate::storage) fn endpoint(opening: &Opening) -> Result<String> {
     let is_url = ["http://", "https://"]
         .iter()
         .any(|scheme| endpoint.starts_with(scheme));
-    // The text is not shown: a URL may carry credentials.
+    // The endpoint is not shown, because it may carry credentials.
     if !is_url || endpoint.contains(['?', '#', '@']) {
         return Err(Error::new(
             ErrorKind::InvalidRequest,
@@ -84,7 +84,7 @@ impl Token {
     }
 
     fn new(token: &str, source: &str) -> Result<Self> {
-        // Files end in a line break, and variables sometimes do.
+        // Files with tokens end in a line break, and variables sometimes do.
         let header = HeaderValue::from_str(&format!("Bearer {}", token.trim()));
         let mut header = header.map_err(|_| {
             Error::new(

@@ -209,7 +209,7 @@ impl Xet {
             Ok(Arrived::Unusable) => Ok(Arrived::Unusable),
             Err(mut fault) => {
                 if !asks_to_wait(&fault) && self.turn_off(store, &fault) {
-                    // The next attempt uses the bridge.
+                    // The fault counts as transient so that the next attempt uses the bridge.
                     fault.transient = fault.transient.or(Some(Transient::Broken));
                 }
                 Err(hinted(fault))
@@ -242,7 +242,7 @@ impl Xet {
         match &renewed {
             Ok(access) => *held = Some(Arc::clone(access)),
             Err(fault) if asks_to_wait(fault) => {}
-            // Requests that wait for the lock are not to repeat it.
+            // Remember the failure, so that requests that wait for the lock do not repeat it.
             Err(fault) => {
                 self.turn_off(store, fault);
             }
@@ -252,7 +252,7 @@ impl Xet {
 
     async fn renew(&self, store: &Store, commit: &str) -> Result<Arc<Access>, Fault> {
         let began = Instant::now();
-        // The hub's own credentials are not in doubt: the opening has used them.
+        // The opening has used the hub's credentials, so they are not in doubt.
         let refused = |status| {
             let asked = "the hub, asked for a token for its content store,";
             super::repository::failed(Box::new(Judged(reading::refusal(asked, status))))

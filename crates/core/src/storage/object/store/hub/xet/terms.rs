@@ -216,7 +216,7 @@ fn place_of<'a>(term: &Term, places: &'a [Place], comparisons: &mut usize) -> Op
     if let Ok(at) = exact {
         return Some(&places[at]);
     }
-    // Those behind begin after the term.
+    // Later places begin after the term.
     let places = &places[..places.partition_point(|place| place.range.start <= start)];
     *comparisons += places.len();
     steps(places.len());
