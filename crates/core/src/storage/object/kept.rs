@@ -112,7 +112,7 @@ impl Lent {
         started.spawn(async {
             loop {
                 tokio::time::sleep(INTERVAL).await;
-                // Ends with the threads that it runs on.
+                // This task ends with the threads that it runs on.
                 expire(Instant::now());
             }
         });
@@ -179,7 +179,7 @@ impl Lent {
             ));
         }
         let (store, path, surroundings) = Store::open(url, options, timeline, cache)?;
-        // Signed URLs are opened once.
+        // Stores of signed URLs are not kept.
         if let Some(surroundings) = surroundings.filter(|_| url.query.is_none()) {
             let mut stores = self.0.stores.lock();
             stores.push(KeptStore {
@@ -258,8 +258,8 @@ pub(crate) fn end_idle_threads() {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Requests in progress keep this alive through their waiting callers, so only idle
-        // connections are left. This never waits, because the last owner may be one of the threads.
+        // Callers that wait for a request keep the runtime alive, so only idle connections are left
+        // here. Shutting down must not wait, because the last owner may be a thread of the runtime.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -276,7 +276,7 @@ fn threads_there(wanted: usize) -> Result<(usize, usize)> {
         )));
     }
     let wanted = wanted.min(fitting - 1);
-    // All are alive at the same time: each waits until the channel is closed.
+    // Each thread waits until the channel is closed, so all of them are alive at the same time.
     let (alive, wait) = bounded::<()>(0);
     let mut started = Vec::new();
     let mut refusal = None;
@@ -296,7 +296,7 @@ fn threads_there(wanted: usize) -> Result<(usize, usize)> {
     drop(alive);
     let count = started.len();
     for thread in started {
-        // It cannot panic.
+        // The thread cannot panic.
         let _ = thread.join();
     }
     match refusal {

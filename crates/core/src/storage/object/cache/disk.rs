@@ -69,7 +69,7 @@ impl PerDirectory {
             all.iter().min_by_key(|(_, disk)| disk.strong_count())
         };
         let found = own.or_else(least_used);
-        // The last cache may have been closed since.
+        // The last cache on this disk may have been closed meanwhile.
         if let Some(disk) = found.and_then(|(_, disk)| disk.upgrade()) {
             return disk;
         }
