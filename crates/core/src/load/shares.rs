@@ -244,7 +244,7 @@ fn open(
     options: &Options,
     cancel: &Arc<CancelFlag>,
 ) -> Result<StorageEngines> {
-    // Engines for files are told by the load.
+    // The load cancels engines for files itself.
     let _ = cancel;
     let mut source_of = vec![None; checkpoint.shards().len()];
     let mut shards = Vec::new();
@@ -313,7 +313,7 @@ pub(super) fn occasional_requests(
         connections: options.depth.unwrap_or(hints.depth),
         in_flight_bytes: None,
         request_bytes: options.extent_bytes.unwrap_or(hints.request_bytes),
-        // Unknown: most of them come another way.
+        // The total is unknown, because most bytes come from the leader.
         total_bytes: hints.in_flight_bytes,
         retries: options.retries.map(Retries::up_to),
         hedge: options.hedge.unwrap_or(true),

@@ -310,7 +310,7 @@ fn sharing(written: &[(&Footprint, &LoadTarget)]) -> Vec<String> {
                 .take_while(|(other, _)| bytes.bounds(other))
                 .filter_map(|(other, its)| shared(bytes, load_target, other, its))
         });
-    // One pair more than an error names: there may be millions.
+    // There may be millions of pairs. One more than an error names is enough.
     pairs.take(SHOWN + 1).collect()
 }
 
