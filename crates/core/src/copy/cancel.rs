@@ -107,12 +107,12 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
     Builder::new()
         .name("tload-ask".to_owned())
         .spawn(move || {
-            // After a cancellation the receiver is gone.
+            // Sending fails after a cancellation, which drops the receiver.
             let _ = sender.send(ask());
         })
         .map_err(cannot_start)?;
     let shared = Arc::clone(shared);
-    // The request has limits of its own.
+    // No timeout is needed here, because the request has its own limits.
     remote.run(async move {
         unless_stopped(&shared, async {
             answer.await.unwrap_or_else(|_| {

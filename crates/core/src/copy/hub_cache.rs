@@ -276,7 +276,7 @@ impl Cache {
         let chosen = match choose_files(names, self.download.precedence) {
             Choice::Index(index) => self.shards(&below(folder, index))?,
             Choice::Files(files) => files.chosen.into_iter().map(str::to_owned).collect(),
-            // Opening the directory fails, and says so.
+            // No file is chosen, so that opening the directory fails with its own error.
             Choice::Indexes(..) => Vec::new(),
         };
         Ok(chosen.iter().map(|name| below(folder, name)).collect())
@@ -353,15 +353,15 @@ impl Cache {
                 )?;
             }
             if let Ok(staged) = staged {
-                // A second file of equal contents, and whatever else a copy left of it: the
-                // contents may have come otherwise since that was interrupted.
+                // Remove a second file of equal contents, and what an interrupted copy left of it:
+                // the contents may have come another way since.
                 for left in paths::left_by_copy(name) {
                     let _ = staged.remove_file(&left);
                 }
                 let _ = staged.remove_file(name);
             }
             let up = "../".repeat(2 + folders.len());
-            // A link without its blob.
+            // Remove a link whose blob is missing, so that a new one can take its place.
             let _ = links.remove_file(name);
             links.symlink(&Path::new(&up).join("blobs").join(&*tag), name)
         };
@@ -436,7 +436,7 @@ fn remove_empty(folder: &GuardedDir, name: &str, depth: usize) {
             remove_empty(&below, &name, depth);
         }
     }
-    // Fails if something is in it, or if it is no directory.
+    // Removal fails if the directory is not empty, or is not a directory.
     let _ = folder.remove_dir(name);
 }
 
