@@ -66,7 +66,7 @@ impl Check {
         let mut decided: Vec<Option<Decided<'_>>> = Vec::new();
         let mut first = 0;
         for (shard, (facts, expectation)) in sources.iter().zip(expectations).enumerate() {
-            // Tensors are ordered by shard.
+            // Tensors are ordered by shard, so those of this shard come first.
             let rest = &check.tensors[first..];
             let count = rest.partition_point(|tensor| tensor.shard() == shard);
             let wanted = first..first + count;
