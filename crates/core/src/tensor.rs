@@ -132,7 +132,7 @@ impl fmt::Debug for TensorInfo {
 /// also on a GPU: work on any CUDA stream may use them.
 ///
 /// Small tensors that are neighbours in the file share memory: keeping one keeps at most about 1
-/// MiB beside it.
+/// MiB besides it.
 #[derive(Clone)]
 pub struct Tensor {
     info: TensorInfo,

@@ -93,7 +93,7 @@ pub(super) async fn unless_stopped<T>(
     }
 }
 
-/// Like [`unless_stopped`], for an `ask` that blocks. It runs on a thread of its own; a
+/// Like [`unless_stopped`], for an `ask` that blocks. It runs on a separate thread; a
 /// cancellation leaves this thread behind, and it ends with its request. It does not use the
 /// runtime's threads, whose number is limited: name lookups need them, and no `ask` could end
 /// without these.

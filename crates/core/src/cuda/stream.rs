@@ -1,4 +1,4 @@
-//! Streams: ordered copies that run beside the device's other work.
+//! Streams: ordered copies that run concurrently with the device's other work.
 
 #![expect(unsafe_code, reason = "gives work to streams of the driver")]
 

@@ -153,7 +153,7 @@ pub struct Options {
     /// through the page cache begin on a page in any case. Some CPU kernels are slower with other
     /// addresses or round differently. Default: the size of the dtype's elements.
     pub align: Option<u64>,
-    /// Threads for the files of each file system, each with an engine of its own. Default: one per
+    /// Threads for the files of each file system, each with its own engine. Default: one per
     /// core, up to 8, for files in the page cache, unless they are loaded to a GPU without
     /// verification; else 1, growing while it is saturated.
     pub lanes: Option<usize>,

@@ -25,7 +25,7 @@ const LOCK_RETRY: Duration = Duration::from_millis(50);
 /// whom this one waits for.
 const LOOK_EACH: Duration = Duration::from_secs(1);
 
-/// Time after which a process that has written nothing is not waited for: it may be stopped, or
+/// Time after which nothing waits for a process that has written nothing: it may be stopped, or
 /// have left a lock on a network file system. A server that stalls may send nothing for as long.
 pub(super) const LOCK_PATIENCE: Duration = Duration::from_secs(60);
 

@@ -117,7 +117,7 @@ pub(crate) fn matched<'a>(
             continue;
         }
         names.push(load_target.name.clone());
-        // Most models are on one device, so that no tensor needs a rule of its own.
+        // Most models are on one device, so no tensor needs a separate rule.
         let devices = devices.get_or_insert_with(|| DeviceRules::new(load_target.device));
         if load_target.device != devices.otherwise {
             devices

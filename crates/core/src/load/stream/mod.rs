@@ -1,7 +1,7 @@
 //! Receiving end of a load: a stream of finished tensors.
 //!
 //! Lanes push finished tensors into a queue; the caller takes them by blocking, by polling, or
-//! through a `futures` stream. The queue needs no bound of its own: queued tensors are charged to
+//! through a `futures` stream. The queue needs no separate bound: queued tensors are charged to
 //! the budget.
 //!
 //! ```text

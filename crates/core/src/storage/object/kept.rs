@@ -4,7 +4,7 @@
 //! Openings with equal options share threads. They share a store, with its HTTP client, its open
 //! connections and its credentials, if nothing else that it was opened from has changed: variables
 //! and files ([`Surroundings`]). Only ways to send requests are kept, never an answer: each opening
-//! sends its own requests, with counters and deadlines of its own.
+//! sends its own requests, with its own counters and deadlines.
 //!
 //! Threads without a user end soon: a task on the threads themselves ends them. A forked process
 //! begins with nothing.

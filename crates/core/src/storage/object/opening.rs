@@ -295,7 +295,7 @@ pub(super) fn unversioned() -> Error {
     )
 }
 
-/// Range of an object, and what its response says beside it.
+/// Range of an object, and what else its response says.
 struct Opening {
     meta: ObjectMeta,
     bytes: Vec<u8>,
@@ -409,7 +409,7 @@ async fn read_once(
 
 /// Returns the metadata of an object that is empty, if that is why a request for a range failed.
 /// Such an object has no range, and stores report that in different ways: 416, a full response
-/// without bytes, an invalid range, or (those without HTTP) an error of their own.
+/// without bytes, an invalid range, or (those without HTTP) their own error.
 async fn empty(store: &Store, path: &Path, fault: &Fault) -> Option<ObjectMeta> {
     let status = status(&fault.error);
     let may_be_empty = fault.transient.is_none()

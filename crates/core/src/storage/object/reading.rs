@@ -142,7 +142,7 @@ impl Pace {
         (self.at, self.since) = (at, Instant::now());
     }
 
-    /// Leaves out time in which the store was not waited for.
+    /// Leaves out time in which the load did not wait for the store.
     fn skip(&mut self, time: Duration) {
         self.since += time;
     }

@@ -2,7 +2,7 @@
 //! byte ranges.
 //!
 //! Several reads are in flight at a time, each of one window; they are consumed in order. The whole
-//! is hashed on a thread of its own, as SHA-256 takes longer than reading. Memory is bounded
+//! is hashed on a separate thread, as SHA-256 takes longer than reading. Memory is bounded
 //! whatever the length of a file or tensor: `READS_FAR` · 2 + `WINDOWS_WAITING` windows and a few
 //! more.
 

@@ -32,7 +32,7 @@ use crate::sync::lock::Mutex;
 use crate::sync::parallel::parallel_map;
 use files::{Found, Subject};
 
-/// Maximum number of files read concurrently: each is worth two cores, and has memory of its own.
+/// Maximum number of files read concurrently: each is worth two cores, and has its own memory.
 const FILES_MAX: usize = 8;
 
 /// Destination of the manifest to write.

@@ -12,7 +12,7 @@ use crate::sync::per_process::PerProcess;
 const DISKS_MAX: usize = 4;
 
 /// Disks of this process. Each of many small checkpoints that stay open would keep memory and
-/// threads of its own.
+/// its own threads.
 static DISKS: PerProcess<PerDirectory> = PerProcess::new();
 
 /// Disk of a directory, while a cache in it is open. One that does not respond holds up its own

@@ -61,7 +61,7 @@ const FEW_TILES: u64 = 256;
 const ATTEMPTS: usize = 10;
 
 /// Time after which a process that has written nothing to an entry, or a disk that has taken
-/// nothing, is not waited for: it may be stopped, or never answer.
+/// nothing, no longer delays loads: it may be stopped, or never answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pause before another attempt.
@@ -93,7 +93,7 @@ pub(crate) struct Entry {
     pub(super) waiting: Mutex<usize>,
     /// Last time when a read of any opening waited.
     pub(super) contended: Mutex<Option<Instant>>,
-    /// Set when another process that has claimed tiles stands still: none is waited for any more.
+    /// Set when another process that has claimed tiles stands still: loads no longer wait.
     pub(super) is_alone: AtomicBool,
 }
 

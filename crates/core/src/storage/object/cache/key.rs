@@ -67,7 +67,7 @@ pub(super) fn answer_name(
     url: &RemoteUrl,
     origin: &str,
 ) -> Result<String, Uncacheable> {
-    // Revisions and tags have answers of their own.
+    // Revisions and tags have separate answers.
     let (scheme, _, authority) = place(url)?;
     let format = FORMAT.to_string();
     let fields = [&*format, kind, scheme, origin, &authority, &url.path];
@@ -207,7 +207,7 @@ mod tests {
         ] {
             assert_eq!(name(one, &identity()), name(other, &identity()), "{other}");
         }
-        // The time of the last change does not count beside an entity tag.
+        // The time of the last change does not count if there is an entity tag.
         let touched = ObjectIdentity {
             modified: 5,
             ..identity()

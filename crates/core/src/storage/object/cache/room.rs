@@ -1,6 +1,6 @@
 //! Space that a cache may take: its limit, which eviction of the least recently used entries makes
 //! room for, and the free space of the disk, of which it leaves some. Answers do not count: they
-//! have a limit of their own.
+//! have a separate limit.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;

@@ -311,7 +311,7 @@ mod tests {
         for failures in 1..=FAILURES_MAX {
             assert!(lanes.is_usable(1, now), "{failures}");
             for _ in 0..16 {
-                // Those that ran beside it.
+                // These requests ran at the same time.
                 lanes.fail(1, "reset", Severity::Passing, now);
             }
             assert!(!lanes.is_usable(1, now));

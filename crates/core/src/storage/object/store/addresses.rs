@@ -247,8 +247,8 @@ impl Resolve for Resolver {
     }
 }
 
-/// Runs a lookup, and a second one beside it if there is no answer `after` some time. Returns the
-/// addresses that are found first, or the last error.
+/// Runs a lookup, and a second one concurrently if there is no answer `after` some time. Returns
+/// the addresses that are found first, or the last error.
 async fn repeated<F: Future<Output = io::Result<Vec<SocketAddr>>>>(
     look_up: impl Fn() -> F,
     after: Duration,

@@ -270,7 +270,7 @@ fn innermost(error: &CredentialsError) -> Option<String> {
     Some(text.trim_end_matches([' ', '.', ',', ':']).to_owned())
 }
 
-/// Codes of services that failed for a reason of their own.
+/// Codes of services that failed for an internal reason.
 const BROKEN: [&str; 8] = [
     "IdpCommunicationErrorException",
     "InternalError",
@@ -453,7 +453,7 @@ async fn profiles(profile: Option<&str>) -> Result<EnvConfigSections, ProfileFil
     load(&fs, &env, &files, profile).await
 }
 
-/// Runs a lookup of the SDK, which has no other interface than async, on a thread of its own: the
+/// Runs a lookup of the SDK, which has no other interface than async, on a separate thread: the
 /// caller may be inside a runtime. It reads two files.
 fn run_lookup<T: Send>(lookup: impl Future<Output = T> + Send) -> Result<T> {
     std::thread::scope(|scope| {

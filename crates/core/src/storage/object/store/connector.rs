@@ -107,7 +107,7 @@ impl Connector {
         self.trusted.get().map(|trusted| trusted.stamped.clone())
     }
 
-    /// Makes the clients on a thread of their own, once: a request is about to be sent, and may
+    /// Makes the clients on a separate thread, once: a request is about to be sent, and may
     /// have to wait for credentials first.
     pub(in crate::storage) fn prepare(&self) {
         if self.is_prepared.swap(true, Ordering::Relaxed) {
@@ -133,7 +133,7 @@ impl Connector {
         drop(thread.spawn(make));
     }
 
-    /// Makes a client that sends no headers of options, for requests beside those of
+    /// Makes a client that sends no headers of options, for requests other than those of
     /// `object_store`.
     #[cfg(feature = "aws-config")]
     pub(in crate::storage) fn client(&self, options: &ClientOptions) -> Result<LazyClient> {
@@ -321,7 +321,7 @@ impl HttpConnector for Connector {
     }
 }
 
-/// Seeds the random numbers of TLS, once per process, on a thread of their own: aws-lc collects
+/// Seeds the random numbers of TLS, once per process, on a separate thread: aws-lc collects
 /// entropy for 30 ms, which the first connection would otherwise wait for after its name has been
 /// resolved and its credentials have been fetched (`benches/results/2core-amd-2026-11-24`).
 fn seed_random_numbers() {

@@ -398,7 +398,7 @@ impl Store {
         Ok((result.meta, captured))
     }
 
-    /// Returns whether objects here have checksums of their own that can be requested.
+    /// Returns whether checksums of objects can be requested here.
     pub(crate) fn states_checksums(&self) -> bool {
         self.protocol
             .is_some_and(|protocol| protocol.states_checksums)

@@ -40,10 +40,10 @@ impl fmt::Display for NoAnswer {
     }
 }
 
-/// Program in a process group of its own.
+/// Program in its own process group.
 struct Group {
     leader: Child,
-    /// True once the leader was waited for: its id may be that of another process by now.
+    /// True once the leader was reaped: its id may be that of another process by now.
     is_reaped: bool,
 }
 

@@ -35,8 +35,8 @@ const REDIRECTS_MAX: usize = 10;
 /// Headers that are forwarded to another origin: they select the bytes and the version.
 const KEPT: [HeaderName; 3] = [header::ACCEPT, header::RANGE, header::IF_MATCH];
 
-/// Marks a request to a URL that a response of `host` has named, beside redirects: the same rules
-/// apply to it. No header of an option is added.
+/// Marks a request to a URL that a response of `host` has named other than by a redirect: the same
+/// rules apply to it. No header of an option is added.
 #[derive(Clone, Debug)]
 pub(in crate::storage) struct NamedBy {
     pub(in crate::storage) host: Url,
@@ -265,7 +265,7 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Refusal of a URL that a response has named, beside redirects.
+/// Refusal of a URL that a response has named other than by a redirect.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::storage) struct NotAdmitted(pub(in crate::storage) Refused);
 

@@ -98,7 +98,7 @@ tokio::task_local! {
     static LAST: RefCell<ResponseCapture>;
 }
 
-/// Runs requests and returns the facts of the last one, beside their own result.
+/// Runs requests and returns their result with the facts of the last one.
 pub(in crate::storage) async fn capture<T>(
     requests: impl Future<Output = T>,
 ) -> (T, ResponseCapture) {

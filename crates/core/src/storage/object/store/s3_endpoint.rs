@@ -178,7 +178,7 @@ fn is_label(bucket: &str) -> bool {
         .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
-/// Domains of stores below which each bucket has a host name of its own, beside hosts that are
+/// Domains of stores below which each bucket has its own host name, in addition to hosts that are
 /// called `s3`.
 const STORE_DOMAINS: [&str; 5] = [
     ".aliyuncs.com",

@@ -1,4 +1,4 @@
-//! Fetches the token of another identity provider, which Google exchanges for one of its own: from
+//! Fetches the token of another identity provider, which Google exchanges for its own token: from
 //! a file, a URL or a program. Called by `external_account.rs`.
 
 use std::fs::File;

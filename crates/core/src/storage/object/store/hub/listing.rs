@@ -20,7 +20,7 @@ const DESCRIBED_MAX: usize = 50_000;
 #[derive(Debug)]
 pub(crate) struct Commit {
     name: String,
-    /// Time of the last change, if the hub states it; files have no time of their own.
+    /// Time of the last change, if the hub states it; files have no separate time.
     modified: Option<DateTime<Utc>>,
     files: Files<File>,
 }

@@ -60,7 +60,7 @@ const MARGIN: Duration = Duration::from_secs(30);
 /// Longest lifetime of a token that is believed.
 const LIFETIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Longest pause of a content store that is waited for while the bridge may be used instead.
+/// Longest pause of a content store that a request waits for while the bridge may be used instead.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Digits of the name of a file's contents (<https://huggingface.co/docs/xet/file-id>).
