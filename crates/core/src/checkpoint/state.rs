@@ -89,9 +89,10 @@ impl Checkpoint {
     }
 }
 
-/// Returns the state of a file, of which `crcs` are those of a `part`. The contents of a commit
-/// never change, wherever it is read from; other files have the validator of their storage. The
-/// numbers of device and inode do not count: they differ between machines that share a file system.
+/// Returns the state of a file. `crcs` are the checksums of the part `covered`. The contents of a
+/// commit never change, wherever it is read from; other files have the validator of their storage.
+/// The numbers of device and inode do not count: they differ between machines that share a file
+/// system.
 fn state(source: &ShardSource, covered: &str, crcs: Crcs) -> String {
     let (len, crc) = (source.len(), crcs.get(Polynomial::Crc32c));
     let known = format!("length {len}, CRC-32C of the {covered} {crc:08x}");

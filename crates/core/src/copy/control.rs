@@ -24,7 +24,7 @@ pub struct CopyControl {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyProgress {
-    /// Bytes of the files to copy, without skipped ones; with `hf_cache`, those to download and
+    /// Bytes of the files to copy, without skipped files; with `hf_cache`, bytes to download and
     /// those to copy from the cache.
     pub bytes_total: u64,
     /// Bytes of these that have arrived, including those from earlier copies.

@@ -58,7 +58,7 @@ impl Others {
 /// Part of a leader's reads that other nodes make.
 pub(crate) struct RemoteShares {
     pub(crate) peers: Arc<Peers>,
-    /// By tensor: the rank that leads the node which reads it; none for those of this node.
+    /// By tensor: the rank that leads the node which reads it; `None` if this node reads it.
     pub(crate) owners: Vec<Option<usize>>,
     /// Bytes that are read in place of other nodes.
     pub(crate) reread_bytes: Arc<AtomicU64>,

@@ -118,7 +118,7 @@ impl Claim<'_> {
     }
 }
 
-/// Divides what the ranks of one node want, by rank, into reads of their own and shared ones.
+/// Divides what the ranks of one node want, by rank, into separate and shared reads.
 ///
 /// Wants of one tensor whose ranges overlap form a cluster. A rank reads by itself
 ///

@@ -175,8 +175,8 @@ pub(crate) fn join(
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Peer`] if those of this rank's node differ, or those of a node that it shares with:
-/// none waits for failed ones.
+/// [`ErrorKind::Peer`] if the files of this rank's node differ, or of a node that it shares with:
+/// no rank waits for failed ones.
 fn compare_nodes(
     group: &dyn Group,
     (hello, hellos): (&Hello, &[Hello]),

@@ -55,7 +55,7 @@ pub(crate) fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result
     let mut hello = Hello::opening(load);
     hello.socket = listener.as_ref().ok().map(|it| it.name().to_owned());
     let mut hellos: Vec<Hello> = exchange(group, &hello, deadline)?;
-    // The facts of an opening are those of the load that follows it.
+    // An opening compares the same facts as the load that follows it.
     require_begun(&hellos)?;
     if !hellos.iter().all(Hello::is_opening) {
         return Ok(OpeningRole::Alone);

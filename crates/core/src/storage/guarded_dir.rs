@@ -28,7 +28,7 @@ use rustix::process::geteuid;
 /// follow.
 pub(crate) const DEPTH_MAX: usize = 64;
 
-/// Permissions of files among those of their directory.
+/// The part of a directory's permissions that its files get.
 const OF_FILES: Mode = Mode::from_raw_mode(0o666);
 
 /// Users whose files are used.

@@ -356,7 +356,7 @@ impl Decided<'_> {
     }
 }
 
-/// Digests of a source before its first read: those of a whole have consumed its header.
+/// Digests of a source before its first read: a digest of the whole has consumed the header.
 #[derive(Default)]
 struct Begun {
     sum: Option<Sum>,

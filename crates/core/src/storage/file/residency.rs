@@ -329,7 +329,7 @@ mod linux {
     }
 
     impl Switches {
-        /// Returns those of the calling thread; none where the system does not count them.
+        /// Returns the switches of the calling thread; 0 where the system does not count them.
         pub(super) fn now() -> Self {
             // SAFETY: the struct consists of integers, for which zero is a value.
             let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

@@ -70,7 +70,7 @@ struct Shared {
 
 struct KeptStore {
     id: StoreId,
-    /// Those of a mirror differ from those of the threads.
+    /// Options of the store; for a mirror they differ from the options of the threads.
     options: StoreOptions,
     surroundings: Surroundings,
     opened: Instant,

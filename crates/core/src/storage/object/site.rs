@@ -40,7 +40,7 @@ pub struct ObjectSite {
 /// Objects of a cache as of a moment.
 #[derive(Debug, Default)]
 struct Remembered {
-    /// Time until which they are taken for the present ones.
+    /// Time until which the list counts as current.
     until: Option<Instant>,
     objects: Arc<Vec<CachedObject>>,
 }
@@ -179,8 +179,8 @@ impl ObjectSite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] if the store does not have it. Other failures of the store may pass:
-    /// they are those of the requests of clients.
+    /// [`ErrorKind::NotFound`] if the store does not have it. Other failures are ignored, because
+    /// the store may recover; requests of clients report them.
     pub fn require_existing(&self, deadline: Instant) -> Result<()> {
         let Some(root) = &self.root else {
             return Ok(());

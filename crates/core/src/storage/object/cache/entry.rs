@@ -80,7 +80,7 @@ pub(crate) struct Entry {
     stamps: File,
     #[expect(dead_code, reason = "counts until the entry is closed")]
     open: OpenEntry,
-    /// Process that opened the entry: forked ones have the same lock of the stamps.
+    /// Process that opened the entry: forked processes share the lock of the stamps.
     process: u32,
     pub(super) claims: Option<Arc<File>>,
     pub(super) is_writable: bool,

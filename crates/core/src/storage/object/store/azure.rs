@@ -129,7 +129,7 @@ fn require_signable(opening: &Opening) -> Result<()> {
         .with_hint("a request that is signed with the key of an account cannot carry it"))
 }
 
-/// Returns whether requests carry no credentials, or the same ones always.
+/// Returns whether requests carry no credentials, or always the same.
 fn is_fixed(builder: &MicrosoftAzureBuilder) -> bool {
     let value = |key| builder.get_config_value(&key);
     let is_set = |key| value(key).as_deref() == Some("true");

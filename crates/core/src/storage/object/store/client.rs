@@ -19,7 +19,7 @@ pub(crate) const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_s
 const POOL_IDLE_MAX: usize = 1024;
 
 /// Time for which a connection is kept open after its last request: long enough for the next
-/// opening, not so long that those of many stores use up the process's descriptors.
+/// opening, not so long that connections to many stores use up the process's descriptors.
 const POOL_IDLE: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Additions of a store's protocol to the options.

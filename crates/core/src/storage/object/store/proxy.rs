@@ -132,7 +132,7 @@ impl fmt::Display for UsedProxy {
 }
 
 impl Proxies {
-    /// Creates those of a client with a proxy for all hosts but `excluded`.
+    /// Creates the proxies of a client with one proxy for all hosts but `excluded`.
     pub(in crate::storage) fn new(url: &str, excluded: &str) -> Self {
         let proxy = Some(Proxy::parse(url, "option proxy"));
         Self {
@@ -142,7 +142,7 @@ impl Proxies {
         }
     }
 
-    /// Creates those of a client without explicit ones.
+    /// Creates the proxies of a client without explicit proxies.
     pub(in crate::storage) fn from_environment(environment: &Environment) -> Self {
         let proxy = |names| {
             let (origin, text) = named(environment, names)?;

@@ -302,9 +302,8 @@ pub(super) fn refused(status: StatusCode, headers: &HeaderMap) -> Option<NoRange
     is_empty.then(|| NoRange::empty(headers))
 }
 
-/// Refuses a body that is compressed, although requests ask for none of that: its bytes are not
-/// those of the file, nor are ranges of it. `path` is that of the URL: a file that is compressed
-/// itself is meant as it is.
+/// Refuses a body that is compressed although the request forbids it: its bytes and ranges differ
+/// from the file's. `path` is that of the URL: a file that is compressed itself is meant as it is.
 ///
 /// # Errors
 ///

@@ -168,7 +168,7 @@ const FILES: [GoogleConfigKey; 3] = [
     GoogleConfigKey::ApplicationCredentials,
 ];
 
-/// Returns the external account, if the credentials are those of one. Whatever cannot be read is
+/// Returns the external account, if the credentials name one. Credentials that cannot be read are
 /// left to `object_store`.
 fn external_account(
     settings: &[(GoogleConfigKey, String)],

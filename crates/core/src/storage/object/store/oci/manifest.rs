@@ -276,7 +276,7 @@ fn unnamed(layer: &Descriptor) -> Classification {
     )
 }
 
-/// Position of a layer among those of its type.
+/// Position of a layer among the layers of its type.
 #[derive(Default)]
 struct Alike {
     /// Number of layers of the type so far, with this one.

@@ -62,7 +62,7 @@ pub(super) struct Reading<'a> {
     allowance: u64,
 }
 
-/// Response with the chunks of a term, and of later ones of the same place.
+/// Response with the chunks of a term, and of later terms of the same place.
 struct Body {
     frames: BoxStream<'static, Result<Bytes, HttpError>>,
     captured: ResponseCapture,
@@ -131,7 +131,7 @@ impl<'a> Reading<'a> {
     }
 
     /// Requests the chunks of the next term. If its URL is refused, as it is when it has expired,
-    /// new ones are asked for, once.
+    /// new URLs are requested, once.
     async fn open_next(&mut self) -> Result<(), Fault> {
         let sender = &self.sender;
         let Some(step) = self.steps.pop_front() else {
