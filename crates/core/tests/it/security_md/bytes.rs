@@ -25,7 +25,7 @@ pub(super) const BYTES: Section = Section {
         },
         Promise {
             says: "A file that is replaced during a load is an error before the stream ends, and \
-                   its bytes are not mixed with those of the new one.",
+                   its bytes are not mixed with the new file's.",
             tests: &[
                 "crates/core/tests/it/faults.rs::file_replaced_during_load_is_error_and_never_mixed",
                 "crates/core/tests/it/faults.rs::file_replaced_before_single_read_is_error",
@@ -150,8 +150,8 @@ pub(super) const BYTES: Section = Section {
             tests: &["tests/test_verify.py::test_other_signatures_are_rejected"],
         },
         Promise {
-            says: "The signature that was checked is the one that files are compared with, even \
-                   if the file is replaced in between.",
+            says: "Files are compared with the signature that was checked, even if its file is \
+                   replaced in between.",
             tests: &["tests/test_verify.py::test_replaced_signature_is_not_used"],
         },
         Promise {

@@ -115,7 +115,7 @@ pub(super) const CREDENTIALS: Section = Section {
             tests: &["crates/core/tests/objects/redirects.rs::redirect_loop_fails_without_retry"],
         },
         Promise {
-            says: "Keys given as options are used alone: none of the environment are added to \
+            says: "Keys given as options are used alone: no key of the environment is added to \
                    them.",
             tests: &[
                 "crates/core/tests/objects/credentials.rs::environment_keys_are_used_unless_options_set",

@@ -58,8 +58,8 @@ pub(super) const ENDINGS: Section = Section {
             ],
         },
         Promise {
-            says: "Memory that the kernel may still write to after that is counted as orphaned \
-                   in the report until the mount responds.",
+            says: "Memory that the kernel may still write to after such an error is counted as \
+                   orphaned in the report until the mount responds.",
             tests: &[
                 "crates/core/tests/it/retries.rs::hung_mount_ends_in_timeout_and_memory_is_kept_until_answer",
             ],
@@ -71,8 +71,7 @@ pub(super) const ENDINGS: Section = Section {
             ],
         },
         Promise {
-            says: "Each fault in [faults.md](faults.md) has the outcome that the page \
-                   states.",
+            says: "Each fault in [faults.md](faults.md) has the outcome that the page states.",
             tests: &[
                 "crates/core/tests/faults/table.rs::file_faults_end_as_tabled",
                 "crates/core/tests/faults/table.rs::object_faults_end_as_tabled",

@@ -8,7 +8,8 @@ pub(super) const MEMORY: Section = Section {
     promises: &[
         Promise {
             says: "Unsafe code is confined to the files that \
-                   [ARCHITECTURE.md](https://github.com/tload/tload/blob/main/ARCHITECTURE.md#unsafe-code) lists.",
+                   [ARCHITECTURE.md](https://github.com/tload/tload/blob/main/ARCHITECTURE.md#unsafe-code) \
+                   lists.",
             tests: &["crates/core/tests/it/tidy.rs::unsafe_code_is_where_the_architecture_says"],
         },
         Promise {
@@ -29,8 +30,8 @@ pub(super) const MEMORY: Section = Section {
             ],
         },
         Promise {
-            says: "Memory that ranks of a node share is filled again only when no rank shows it, \
-                   and never when a rank that showed it was killed. This holds in every \
+            says: "Memory that ranks of a node share is reused only when no tensor of a rank \
+                   refers to it, and never after such a rank was killed. This holds in every \
                    interleaving of two ranks and their leader with one preemption (loom).",
             tests: &[
                 "crates/soundness/tests/loom.rs::shared_memory_is_filled_again_only_once_no_rank_shows_it",
@@ -65,9 +66,9 @@ pub(super) const MEMORY: Section = Section {
             ],
         },
         Promise {
-            says: "Without a `memory_limit`, a load in a cgroup of 256 MiB sets one of at most \
-                   half of that, and is not killed. A tensor that the group cannot hold is an \
-                   error that names the group.",
+            says: "Without a `memory_limit`, a load in a cgroup of 256 MiB limits itself to at \
+                   most half of that, and is not killed. A tensor that the group cannot hold is \
+                   an error that names the group.",
             tests: &[
                 "crates/cli/tests/it/limits/memory.rs::load_without_limit_fits_in_cgroup_of_256_mib",
                 "crates/cli/tests/it/limits/memory.rs::tensor_larger_than_cgroup_limit_is_rejected_before_oom_kill",
@@ -127,9 +128,9 @@ pub(super) const MEMORY: Section = Section {
             ],
         },
         Promise {
-            says: "Memory before the first read does not grow with the length of what is not \
-                   selected, and page-cache queries are bounded, also where the kernel does not \
-                   answer `cachestat` (overlayfs, old Linux).",
+            says: "Memory before the first read does not grow with the length of tensors that \
+                   are not selected, and page-cache queries are bounded, also where the kernel \
+                   does not answer `cachestat` (overlayfs, old Linux).",
             tests: &[
                 "crates/core/tests/alloc_limits.rs::sparse_file_on_overlay_takes_memory_for_selection_only",
                 "crates/core/src/storage/file/page_cache.rs::looks_cover_small_ranges_and_are_bounded_for_large_ones",

@@ -25,15 +25,16 @@ pub(super) const SERVING: Section = Section {
         },
         Promise {
             says: "Without a token, a server on the loopback answers no request that names \
-                   another host, as those of a web page do whose name was made to lead there.",
+                   another host. A web page whose name was made to resolve to the loopback \
+                   therefore cannot read from it.",
             tests: &[
                 "crates/cli/tests/it/serve.rs::web_page_whose_name_leads_here_is_not_answered",
                 "crates/cli/src/serve/host.rs::only_hosts_of_the_loopback_are_answered",
             ],
         },
         Promise {
-            says: "No text of a store adds a header to a response: what is not a digest or an \
-                   entity tag is left out, and a header with a control character is not sent.",
+            says: "No text of a store adds a header to a response: text that is not a digest or \
+                   an entity tag is left out, and a header with a control character is not sent.",
             tests: &[
                 "crates/cli/tests/it/serve/passed_on.rs::text_of_a_hub_adds_no_header",
                 "crates/cli/src/serve/response.rs::control_characters_are_in_no_header",
@@ -41,8 +42,7 @@ pub(super) const SERVING: Section = Section {
             ],
         },
         Promise {
-            says: "Clients that ask at the same time cause one reading of a manifest, and of a \
-                   cache's list.",
+            says: "Concurrent clients cause one read of a manifest, and one of a cache's list.",
             tests: &[
                 "crates/cli/src/serve/digests.rs::requests_at_a_time_read_the_manifest_once",
                 "crates/core/src/storage/object/site.rs::cache_is_read_once_for_all_clients_of_a_second",
