@@ -147,7 +147,7 @@ impl Engine for CachedEngine {
     }
 
     fn confirm(&mut self, mut done: Done) -> Option<Done> {
-        // The store's bytes are what they are compared with.
+        // Bytes of the store have no tile checksums to compare with.
         let Some(reading) = self.reading.get(&done.extent) else {
             return Some(done);
         };
