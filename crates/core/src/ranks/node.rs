@@ -77,8 +77,8 @@ pub(crate) fn join_deadline(options: &Options, started: Instant) -> Instant {
 pub fn give_up(group: &dyn Group, error: &Error, options: &Options) {
     let hello = Hello::given_up(Failure::new(group.rank(), error));
     let deadline = join_deadline(options, Instant::now());
-    // The error itself counts, not another one of telling it. Ranks whose message was that of an
-    // opening tell that they do not begin either.
+    // Return the error itself, not an error of announcing it. Ranks that sent the message of an
+    // opening also announce that they do not begin.
     while exchange(group, &hello, deadline)
         .is_ok_and(|hellos: Vec<Hello>| hellos.iter().any(Hello::is_opening))
     {}
@@ -214,7 +214,8 @@ fn states(
 
 /// Listens for the other ranks of this node, or returns the reason why it cannot share with them.
 pub(super) fn listen(prefix: &str) -> Result<Listener, String> {
-    // As regions are: the kernel may be too old for their seals, or a filter refuse them.
+    // Test with a sealed memory, like that of regions: the kernel may be too old for seals, or a
+    // filter may refuse them.
     SharedMemory::new(1).map_err(|error| {
         let cause = error.source().map(ToString::to_string);
         let cause = cause.unwrap_or_else(|| error.message().to_owned());
