@@ -100,7 +100,7 @@ impl FileSet {
     pub(crate) fn list(&self, folder: &Location) -> Result<Option<(Vec<String>, Vec<String>)>> {
         Ok(match self.backend.find(folder)? {
             Found::Folder { names, below } => Some((names, below)),
-            // A prefix that has the name of a file.
+            // The location is a prefix that has the name of a file.
             Found::File => Some((vec![String::new()], Vec::new())),
             #[cfg(feature = "object")]
             Found::Unlisted => None,

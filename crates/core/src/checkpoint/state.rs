@@ -111,7 +111,8 @@ fn state(source: &ShardSource, covered: &str, crcs: Crcs) -> String {
             } => format!("{known}, ETag {}", printable(tag)),
             identity => {
                 let modified = format!("{known}, modified {}", identity.modified);
-                // It is not in the names of files that are compared with the states.
+                // The query is added here because it is not in the names of files that are compared
+                // with the states.
                 match object.location().query_digest() {
                     Some(query) => format!("{modified}, query with SHA-256 {query}"),
                     None => modified,

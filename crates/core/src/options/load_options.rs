@@ -47,7 +47,7 @@ impl FromStr for Device {
         if let Some(ordinal) = ordinal.and_then(|number| number.parse().ok()) {
             return Ok(Self::Cuda(ordinal));
         }
-        // accelerate's names of places and plans.
+        // These are accelerate's names of places and plans.
         let other = match kind {
             "disk" | "meta" => Some((
                 "tload loads into memory of the CPU and of CUDA GPUs",
@@ -63,7 +63,7 @@ impl FromStr for Device {
             let message = format!("device {text:?} is not supported: {reason}");
             return Err(Error::unsupported(message).with_hint(hint));
         }
-        // PyTorch's names of other devices.
+        // These are PyTorch's names of other devices.
         if ["hip", "mps", "xpu", "hpu", "npu", "mtia"].contains(&kind) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -76,7 +76,7 @@ impl FromStr for Device {
         let unknown = Error::unknown_name("device", text, &["cpu", "cuda", "cuda:N"]);
         Err(match kind {
             "cuda" => unknown.with_hint("N is the number of a GPU"),
-            // In letters, this is nearer to `cpu`.
+            // By its letters, this name would be nearer to `cpu`.
             "gpu" => unknown.with_hint("did you mean \"cuda\"?"),
             _ => unknown,
         })

@@ -266,7 +266,8 @@ impl Location {
         };
         let mut hash = Sha256::new();
         for field in fields {
-            // With its length, so that no two lists of fields have the same bytes.
+            // Each field is preceded by its length, so that no two lists of fields have the same
+            // bytes.
             hash.update((field.len() as u64).to_le_bytes());
             hash.update(field);
         }

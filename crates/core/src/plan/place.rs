@@ -122,7 +122,7 @@ fn place(
 
     let step = extent_step(end - start, alignment, layout.extent_bytes);
     let mut offset = start;
-    // First tensor that may still have bytes at or after `offset`.
+    // Index of the first tensor that may still have bytes at or after `offset`.
     let mut next = 0;
     while offset < end {
         let window = step.min(end - offset);

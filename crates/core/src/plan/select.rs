@@ -116,7 +116,7 @@ impl Selection {
         let Some(rules) = &self.rules else {
             return Ok((0..names.len()).collect());
         };
-        // Only for names: a load of a whole model may have one rule for each of its tensors.
+        // Only names get a lookup table: a load of a whole model may have one rule for each tensor.
         let by_name: HashMap<&str, usize> = if rules.iter().any(Rule::has_name) {
             let indexed = names.iter().enumerate();
             indexed.map(|(index, name)| (*name, index)).collect()
