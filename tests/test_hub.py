@@ -29,7 +29,7 @@ LAYERS = {f"layer.{index}.weight": Content.random("F32", (40, index + 1), index)
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Home folder of the hub's tools."""
+    """Home folder of `huggingface_hub`."""
     return tmp_path / "home"
 
 

@@ -397,7 +397,7 @@ def test_the_configuration_of_a_model_of_the_hub(
         model = from_pretrained(cls, url, cache_dir=tmp_path)
         models.assert_same(model, expected)
         assert model.generation_config.to_dict() == expected.generation_config.to_dict()
-    with pytest.raises(tload.NotFoundError, match="not complete in the hub's cache"):
+    with pytest.raises(tload.NotFoundError, match="incomplete in the huggingface_hub cache"):
         from_pretrained(auto(), "hf://org/name/folder", cache_dir=tmp_path)
 
 

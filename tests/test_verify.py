@@ -1,4 +1,4 @@
-"""Whole checkpoints compared with known digests. Oracles: `hashlib`, the hub's own tools,
+"""Whole checkpoints compared with known digests. Oracles: `hashlib`, `huggingface_hub`,
 model-signing."""
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def test_download_to_directory_states_digests(folder: Path) -> None:
     assert local_folder.read_download_metadata(folder, shard.name) is not None
     with pytest.raises(tload.CorruptError):
         tload.verify(folder).check()
-    # A deliberate change, as far as the hub's tools know: neither they nor tload compare the file
+    # A deliberate change, as far as `huggingface_hub` knows: neither it nor tload compare the file
     # any more.
     later = time.time() + 100
     os.utime(shard, (later, later))

@@ -56,7 +56,7 @@ def current_stream(ordinal: int) -> int:
 
     stream = torch.cuda.current_stream(ordinal)  # type: ignore[no-untyped-call, unused-ignore]
     if stream.cuda_stream == PER_THREAD:
-        # The thread that starts the load would wait for a stream of its own.
+        # The thread that starts the load would wait for a new stream.
         stream.synchronize()
     return stream.cuda_stream  # type: ignore[no-any-return, unused-ignore]
 

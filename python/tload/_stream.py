@@ -258,8 +258,8 @@ class TensorStream(Generic[T]):
     def _tell(self) -> None:
         """Log the report once, when there is one.
 
-        A forked process has none. Neither has a signal handler that closes the stream while that
-        allocates GPU memory: the load then fails, and closes it again.
+        There is none in a forked process, or if a signal handler closes the stream during an
+        allocation of GPU memory: the load then fails, and closes it again.
         """
         if self._told:
             return

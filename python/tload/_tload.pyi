@@ -359,7 +359,7 @@ class Tensor:
 
     Its memory is valid as long as the tensor or an object made from it lives, and may be written to
     if it is `writable`. Small tensors that are neighbours in the file share memory: keeping one
-    keeps at most about 1 MiB beside it. A view of a file (`cache="map"`) keeps the whole file
+    keeps at most about 1 MiB besides it. A view of a file (`cache="map"`) keeps the whole file
     mapped, which takes address space and no memory.
     """
 

@@ -303,7 +303,7 @@ def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[lis
         path.write_bytes(content)
         try:
             config.verify(path.parent, path)
-        except Exception as error:  # cryptography and sigstore raise exceptions of their own
+        except Exception as error:  # cryptography and sigstore raise their own exceptions
             raise CorruptError(f"{place}: the signature is not valid: {error}", location=place) from error
     if ours.manifest is None:
         message = "this version of model-signing does not report what is signed; version 1.1 does"

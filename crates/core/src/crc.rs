@@ -137,7 +137,7 @@ impl Polynomial {
 
     /// Returns the remainder of bytes behind those with the remainder `before`, which is 0 for
     /// none. A remainder is a CRC without its initial ones and the inversion at the end, so zeros
-    /// in front do not change it, and that of a sum is the sum of those of its terms.
+    /// in front do not change it, and the remainder of a sum is the sum of the remainders.
     pub(crate) fn remainder(self, before: u64, bytes: &[u8]) -> u64 {
         let mut digest = Digest::new_with_init_state(self.ring().algorithm, before);
         digest.update(bytes);

@@ -13,7 +13,7 @@ use crate::memory::{DeviceBytes, RegionBytes, Target};
 /// also on a GPU: work on any CUDA stream may use them.
 ///
 /// Small tensors that are neighbours in the file share memory: keeping one keeps at most about 1
-/// MiB beside it.
+/// MiB besides it.
 #[derive(Clone)]
 pub struct Tensor {
     info: TensorInfo,

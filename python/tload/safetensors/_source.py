@@ -205,7 +205,7 @@ class Opened:
         self.check_dtypes([info])
         framework: Literal["torch", "numpy"] = "torch" if self.framework.is_torch else "numpy"
         device = self.device if self.is_on_gpu else "cpu"
-        # A part has no digest of its own.
+        # A part has no digest.
         part = None if self.is_verified else index
         with as_safetensors():
             read = self.checkpoint.read(info.name, ... if part is None else part, framework=framework, device=device)

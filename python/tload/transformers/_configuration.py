@@ -56,7 +56,7 @@ def fetched(
 
     config = read(CONFIG)
     if config is None:
-        # A bucket or prefix that does not exist has an error of its own.
+        # A bucket or prefix that does not exist has its own error.
         open_for(location, store, options, follow_symlinks=None).close()
         message = f"{show(location)}: there is no {CONFIG}, so config= is needed"
         hint = "pass config=: a configuration, or a local directory or Hub id that has one"

@@ -104,7 +104,7 @@ class Feed:
                 try:
                     self._receive(name)
                 except BaseException as error:
-                    # Also on an interrupt: its stream has ended, and must not be waited for.
+                    # Also on an interrupt: its stream has ended, so nothing must wait for it.
                     self._failure = error
                     raise
             tensor = self._waiting.pop(name)

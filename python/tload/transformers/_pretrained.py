@@ -209,7 +209,7 @@ def _config_beside(
     if _configuration.is_url(url):
         return stack.enter_context(_configuration.fetched(str(url), cls, kwargs, store=url_store, options=options))
     if isinstance(location, (str, os.PathLike)) and not isinstance(source, Checkpoint):
-        # A path that does not exist has an error of its own, with what was meant.
+        # A path that does not exist has its own error, with what was meant.
         opening(location, url_store).close()
     hint = "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
     is_list = not isinstance(location, (str, os.PathLike))

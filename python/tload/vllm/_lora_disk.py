@@ -8,7 +8,7 @@ DIR/.locks/SHA-256 of NAME     locked by the process that copies or removes vers
 ```
 
 A version appears by one rename: a reader sees both of its files, or neither. The kernel releases
-the locks of a process that dies. No lock is waited for.
+the locks of a process that dies. Nothing waits for a lock.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _mapping(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _device(given: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
     device = given.get("device", "cpu")
     if device not in ("cpu", "cuda"):  # any object, hashable or not
-        # Not "cuda:1": all ranks have the same config, and each has a GPU of its own.
+        # Not "cuda:1": all ranks have the same config, and each has its own GPU.
         message = f"device {device!r}: it can be cpu, cuda (this process's own GPU)"
         raise InvalidRequestError(message)
     return "cuda" if device == "cuda" else "cpu"

@@ -1,4 +1,4 @@
-//! `hf://` without a network, and the cache of the hub's own tools.
+//! `hf://` without a network, and the cache of `huggingface_hub`.
 
 use std::fs;
 use std::net::TcpListener;
@@ -86,7 +86,7 @@ impl Lab {
         command.env("HF_HUB_OFFLINE", "1").output().unwrap()
     }
 
-    /// Returns the directory of the model in the cache of the hub's tools.
+    /// Returns the directory of the model in the cache of `huggingface_hub`.
     fn cached(&self) -> PathBuf {
         self.path("home/hub/models--org--Model-1.5")
     }
@@ -183,7 +183,7 @@ fn offline_load_reads_either_cache_or_names_both() {
     );
     let text = stderr(&output);
     for word in [
-        "hub's cache",
+        "huggingface_hub cache",
         "home/hub",
         "cache_dir",
         "HF_HUB_OFFLINE",

@@ -439,7 +439,7 @@ impl Backend {
         }
         let folder = storage::Folder::list(self.remote()?, location, self.deadline)?;
         if folder.names.is_empty() && folder.below.is_empty() && !location.file_name().is_empty() {
-            // A file may have any name; opening it tells whether it exists.
+            // Any name may be a file, so open it to find out whether it exists.
             return Ok(Found::File);
         }
         let storage::Folder { names, below, note } = folder;

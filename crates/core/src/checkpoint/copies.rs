@@ -75,7 +75,7 @@ impl StaleCopies {
 /// Reads the index of a directory, if it has one.
 fn index_in(folder: &Location, backend: &Backend) -> Result<Option<Placement>> {
     let listed = match folder.as_path() {
-        // The files are in the current directory.
+        // A name without a directory is in the current directory.
         Some(path) if path.as_os_str().is_empty() => backend.find(&Location::from_path(".")),
         _ => backend.find(folder),
     };

@@ -1,5 +1,5 @@
-//! Files of a checkpoint, listed before any of them is opened, whether they exist or not: for
-//! checks that visit one after the other and go on after a bad one.
+//! The files that a checkpoint should have, whether they exist or not. Lets checks continue past a
+//! bad one.
 
 use super::OpenOptions;
 use super::backend::{Backend, Found, ShardSource};
@@ -100,7 +100,7 @@ impl FileSet {
     pub(crate) fn list(&self, folder: &Location) -> Result<Option<(Vec<String>, Vec<String>)>> {
         Ok(match self.backend.find(folder)? {
             Found::Folder { names, below } => Some((names, below)),
-            // A prefix that has the name of a file.
+            // The location is a prefix that has the name of a file.
             Found::File => Some((vec![String::new()], Vec::new())),
             #[cfg(feature = "object")]
             Found::Unlisted => None,

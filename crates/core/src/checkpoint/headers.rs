@@ -59,7 +59,7 @@ impl OpenedShard {
 /// Opens all files and reads their headers, many at a time, so that none waits for the ones before
 /// it. Returns the first error in the order of the files.
 pub(super) fn open_shards(set: &ShardSet, backend: &Backend) -> Result<Vec<OpenedShard>> {
-    // If the first one is near, the others probably are too.
+    // If the first file is near, the others probably are too.
     let first = set.files.first();
     let threads = if first.is_some_and(|file| backend.is_far(file)) {
         FAR_HEADERS_MAX

@@ -104,7 +104,7 @@ impl Placement {
             .keys()
             .filter(|name| !found.contains_key(*name))
             .collect();
-        // Deterministic, whatever the map's order.
+        // Take the smallest name, so that the error does not depend on the order of the map.
         let Some(first) = missing.iter().min() else {
             return Ok(());
         };

@@ -33,7 +33,7 @@ pub struct OpenOptions {
     /// Allows symbolic links to lead out of the checkpoint's directory. Not needed for files listed
     /// explicitly, links that stay in the directory, links in the path of the directory itself,
     /// links in a hub's cache from a snapshot to the blobs of its repository or to those that all
-    /// share, or any links in the cache that the hub's tools are set to. Default: no.
+    /// share, or any links in the cache that `huggingface_hub` is set to. Default: no.
     pub follow_symlinks: bool,
     /// Ranks that open the same location at the same time, to load it together: in an object store,
     /// one rank of each node sends the requests. All of them must load with the same group next;

@@ -41,7 +41,7 @@ impl Checkpoint {
     /// HTTP, which has no listing, a directory is read by its `model.safetensors.index.json` or
     /// else its `model.safetensors`. [`Self::notes`] names files that were left out.
     ///
-    /// A model on a hub (`hf://org/name`) is read from the cache of the hub's own tools, if its
+    /// A model on a hub (`hf://org/name`) is read from the cache of `huggingface_hub`, if its
     /// weights are complete there: then no request goes to the hub, not even to check whether a
     /// branch has moved on. Else the revision is resolved to a commit, and only that commit is read
     /// from the hub.

@@ -100,7 +100,7 @@ impl ShardSet {
             Choice::Files(files) if files.chosen.is_empty() => {
                 let holding = holding_weights(location, names, below, backend);
                 let error = no_weights(location, names, below, &holding);
-                // The weights may be what the listing left out.
+                // The listing may have left out the weights.
                 let notes = backend.notes().join("; ");
                 Err(match error.hint() {
                     Some(hint) if !notes.is_empty() => {

@@ -89,9 +89,10 @@ impl Checkpoint {
     }
 }
 
-/// Returns the state of a file, of which `crcs` are those of a `part`. The contents of a commit
-/// never change, wherever it is read from; other files have the validator of their storage. The
-/// numbers of device and inode do not count: they differ between machines that share a file system.
+/// Returns the state of a file. `crcs` are the checksums of the part `covered`. The contents of a
+/// commit never change, wherever it is read from; other files have the validator of their storage.
+/// The numbers of device and inode do not count: they differ between machines that share a file
+/// system.
 fn state(source: &ShardSource, covered: &str, crcs: Crcs) -> String {
     let (len, crc) = (source.len(), crcs.get(Polynomial::Crc32c));
     let known = format!("length {len}, CRC-32C of the {covered} {crc:08x}");
@@ -110,7 +111,8 @@ fn state(source: &ShardSource, covered: &str, crcs: Crcs) -> String {
             } => format!("{known}, ETag {}", printable(tag)),
             identity => {
                 let modified = format!("{known}, modified {}", identity.modified);
-                // It is not in the names of files that are compared with the states.
+                // The query is added here because it is not in the names of files that are compared
+                // with the states.
                 match object.location().query_digest() {
                     Some(query) => format!("{modified}, query with SHA-256 {query}"),
                     None => modified,

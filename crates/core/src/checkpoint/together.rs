@@ -127,7 +127,7 @@ impl Together {
 }
 
 /// Returns a digest of what is opened: the locations, and the options that choose a store. Ranks
-/// may have credentials of their own.
+/// may have their own credentials.
 fn load(locations: &[Location], options: &OpenOptions) -> String {
     let mut digest = Sha256::new();
     let mut add = |text: &str| {

@@ -93,7 +93,7 @@ pub(super) async fn unless_stopped<T>(
     }
 }
 
-/// Like [`unless_stopped`], for an `ask` that blocks. It runs on a thread of its own; a
+/// Like [`unless_stopped`], for an `ask` that blocks. It runs on a separate thread; a
 /// cancellation leaves this thread behind, and it ends with its request. It does not use the
 /// runtime's threads, whose number is limited: name lookups need them, and no `ask` could end
 /// without these.
@@ -107,12 +107,12 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
     Builder::new()
         .name("tload-ask".to_owned())
         .spawn(move || {
-            // After a cancellation the receiver is gone.
+            // Sending fails after a cancellation, which drops the receiver.
             let _ = sender.send(ask());
         })
         .map_err(cannot_start)?;
     let shared = Arc::clone(shared);
-    // The request has limits of its own.
+    // No timeout is needed here, because the request has its own limits.
     remote.run(async move {
         unless_stopped(&shared, async {
             answer.await.unwrap_or_else(|_| {

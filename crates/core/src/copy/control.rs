@@ -24,7 +24,7 @@ pub struct CopyControl {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyProgress {
-    /// Bytes of the files to copy, without skipped ones; with `hf_cache`, those to download and
+    /// Bytes of the files to copy, without skipped files; with `hf_cache`, bytes to download and
     /// those to copy from the cache.
     pub bytes_total: u64,
     /// Bytes of these that have arrived, including those from earlier copies.
@@ -71,7 +71,8 @@ impl Shared {
     pub(super) fn begin_download(&self) -> Arc<Self> {
         let begun = Arc::<Self>::default();
         *self.download.lock() = Some(Arc::clone(&begun));
-        // A cancellation either came before, or finds the download.
+        // The download is stored first, so that a concurrent cancellation either shows here or
+        // finds the download.
         if self.cancelled.load(Ordering::SeqCst) {
             begun.cancel();
         }
@@ -110,7 +111,8 @@ impl Shared {
     /// Returns the progress, including that of the download.
     pub(super) fn progress(&self) -> CopyProgress {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // A copy that waits for its storage cannot say what it keeps, but has recorded some.
+        // A copy that hangs in its storage cannot report what it keeps, but its journal has
+        // recorded some of it.
         let recorded = if self.stop.is_cancelled() {
             load(&self.bytes_recorded)
         } else {
@@ -153,7 +155,7 @@ impl CopyControl {
             0 => "the source was still being listed".to_owned(),
             total => format!(
                 "{} of {} had been copied",
-                // Files of an earlier copy that were still to be looked at are kept, too.
+                // Files of an earlier copy that have not been looked at yet are kept, too.
                 format_bytes(now.bytes_done.max(now.bytes_kept)),
                 format_bytes(total)
             ),

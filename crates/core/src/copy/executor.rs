@@ -219,7 +219,7 @@ impl Work<'_> {
         Shared::add(&self.shared.bytes_resumed, resumed);
         Shared::add(&self.shared.bytes_recorded, resumed);
         if !first.is_empty() {
-            // These bytes equal those that an earlier copy may have written already.
+            // An earlier copy may already have written these bytes, which are the same.
             partial
                 .file()
                 .write_all_at(first, 0)

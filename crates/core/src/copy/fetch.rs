@@ -67,7 +67,7 @@ impl Sources {
         self.open_object(location, shared)
     }
 
-    /// Returns the location of a hub's file in the cache of the hub's tools, if it is there; any
+    /// Returns the location of a hub's file in the cache of `huggingface_hub`, if it is there; any
     /// other location as it is.
     ///
     /// # Errors

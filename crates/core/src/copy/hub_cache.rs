@@ -1,5 +1,5 @@
-//! Writes models of a hub into the cache of the hub's own tools (store option `hf_cache`), so that
-//! they find them there. Openings and copies call it before they look into that cache.
+//! Writes models of a hub into the cache of `huggingface_hub` (store option `hf_cache`), where
+//! that package finds them. Openings and copies call it before they look into that cache.
 //!
 //! ```text
 //!  CACHE/models--org--name/blobs/ETAG                 bytes of a file
@@ -75,8 +75,8 @@ pub(super) struct Download {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Puts the named files below `source` into the cache of the hub's tools if the options say so. If
-/// that fails, the reason is logged, and the bytes are read from the hub.
+/// Puts the named files below `source` into the cache of `huggingface_hub` if the options say so.
+/// If that fails, the reason is logged, and the bytes are read from the hub.
 ///
 /// # Errors
 ///
@@ -276,7 +276,7 @@ impl Cache {
         let chosen = match choose_files(names, self.download.precedence) {
             Choice::Index(index) => self.shards(&below(folder, index))?,
             Choice::Files(files) => files.chosen.into_iter().map(str::to_owned).collect(),
-            // Opening the directory fails, and says so.
+            // No file is chosen, so that opening the directory fails with its own error.
             Choice::Indexes(..) => Vec::new(),
         };
         Ok(chosen.iter().map(|name| below(folder, name)).collect())
@@ -353,15 +353,15 @@ impl Cache {
                 )?;
             }
             if let Ok(staged) = staged {
-                // A second file of equal contents, and whatever else a copy left of it: the
-                // contents may have come otherwise since that was interrupted.
+                // Remove a second file of equal contents, and what an interrupted copy left of it:
+                // the contents may have come another way since.
                 for left in paths::left_by_copy(name) {
                     let _ = staged.remove_file(&left);
                 }
                 let _ = staged.remove_file(name);
             }
             let up = "../".repeat(2 + folders.len());
-            // A link without its blob.
+            // Remove a link whose blob is missing, so that a new one can take its place.
             let _ = links.remove_file(name);
             links.symlink(&Path::new(&up).join("blobs").join(&*tag), name)
         };
@@ -436,7 +436,7 @@ fn remove_empty(folder: &GuardedDir, name: &str, depth: usize) {
             remove_empty(&below, &name, depth);
         }
     }
-    // Fails if something is in it, or if it is no directory.
+    // Removal fails if the directory is not empty, or is not a directory.
     let _ = folder.remove_dir(name);
 }
 

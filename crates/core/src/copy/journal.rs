@@ -170,7 +170,7 @@ impl Ranges {
             return;
         }
         let Range { mut start, mut end } = range;
-        // Each range that it touches goes into it, and was added once.
+        // Ranges that the new one touches are merged into it. Each of them was added once.
         while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
             if other_end < start {
                 break;

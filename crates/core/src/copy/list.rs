@@ -181,7 +181,7 @@ impl Walk<'_> {
         let last = match last.into_string() {
             Ok(last) => last,
             Err(last) => {
-                // Not UTF-8.
+                // The name is not UTF-8.
                 let name = below(folder, &last.to_string_lossy());
                 self.found.count(self.source, &name)?;
                 let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -201,7 +201,8 @@ impl Walk<'_> {
         }
         let metadata = match std::fs::metadata(entry.path()) {
             Ok(metadata) => metadata,
-            // A dangling link. Only its target would tell whether it is a directory.
+            // The status of a dangling link cannot be read, and only its target would tell whether
+            // it is a directory.
             Err(_) if !wanted => return Ok(()),
             Err(error) => return Err(unreadable(error)),
         };

@@ -209,7 +209,7 @@ pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedF
     for entry in entries {
         let mut bytes = entry.listed.map(|listed| listed.len);
         if bytes.is_none() && entry.location == *source {
-            // Nothing is below it; only opening it tells whether it is an object itself.
+            // Nothing is below the source, so open it to find out whether it is an object itself.
             match sources.open(source, &shared) {
                 Ok(opened) => bytes = Some(opened.origin()?.len),
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -301,7 +301,7 @@ impl Copy {
                 ));
         }
         for name in self.options.names.iter().flatten() {
-            // The entries are sorted.
+            // Binary search works because the entries are sorted.
             let found = entries.binary_search_by(|entry| entry.name.as_str().cmp(name));
             if found.is_err() {
                 return Err(Error::new(
@@ -338,7 +338,7 @@ impl Copy {
         TargetDir::open(&self.target)
     }
 
-    /// Puts the selected files of a hub's model into the cache of the hub's tools, if the options
+    /// Puts the selected files of a hub's model into the cache of `huggingface_hub`, if the options
     /// say so: they are then copied from there.
     #[cfg(feature = "object")]
     fn fill_hub_cache(&self, filter: &Filter, sources: &Sources) -> Result<()> {
@@ -394,7 +394,7 @@ impl Copy {
             ));
         }
         if self.target.to_string_lossy().contains("://") {
-            // Without the URL: it may contain credentials.
+            // The URL is not shown, because it may contain credentials.
             return Err(Error::unsupported(
                 "the target is a URL; checkpoints are copied into local directories only",
             ));
@@ -426,7 +426,8 @@ impl Copy {
                 continue;
             }
             Shared::add(&self.shared.bytes_total, listed.len);
-            // A file that opening its source may show to be there already needs no space.
+            // If opening the source may show that the file is there already, the file counts as
+            // needing no space.
             if held.is_none_or(|held| !held.may_be(listed)) {
                 let begun = root.begun_bytes(&entry.name)?;
                 needed = needed.saturating_add(listed.len.saturating_sub(begun));

@@ -20,8 +20,8 @@ pub(super) fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -
             .with_hint("wait until it is done")
     };
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        // Lustre and others have no locks unless mounted with them: there, the user must not run
-        // two copies to the same place at a time.
+        // Lustre and others have locks only if they are mounted with them. Without locks, users
+        // must not run two copies to the same place at a time.
         Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => {}
         Err(Errno::WOULDBLOCK) => return Err(busy()),
         Err(errno) => {
@@ -35,7 +35,8 @@ pub(super) fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -
     let opened = stat(fstat(file))?;
     let named = stat(statat(folder, called, AtFlags::SYMLINK_NOFOLLOW))?;
     if (opened.st_dev, opened.st_ino) != (named.st_dev, named.st_ino) {
-        // The other process completed and renamed it between this one's open and lock.
+        // Another process completed and renamed the file between the open and the lock of this
+        // process.
         return Err(busy());
     }
     if !is_regular(&opened) || opened.st_nlink > 1 {

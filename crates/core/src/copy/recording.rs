@@ -43,7 +43,7 @@ impl Recorded {
     }
 
     /// Returns whether progress of `written` bytes is due to be recorded: the first bytes at once,
-    /// further ones after [`INTERVAL`].
+    /// further records after [`INTERVAL`].
     pub(super) fn is_due(&self, written: u64, now: Instant) -> bool {
         let waited = self.at.is_none_or(|at| now.duration_since(at) >= INTERVAL);
         waited && written > self.bytes

@@ -240,7 +240,7 @@ impl TargetDir {
         let anew_flags = flags | OFlags::CREATE | OFlags::EXCL;
         let mut made = openat(&folder, &called, anew_flags, READ_WRITE);
         if self.is_locked && matches!(made, Err(Errno::EXIST)) {
-            // Looks before it opens the file, which its owner may not permit.
+            // Look at the file before opening it, which its owner may not permit.
             let found = statat(&folder, &called, AtFlags::SYMLINK_NOFOLLOW);
             if found.is_ok_and(|stat| is_foreign(&folder, last, &stat)) {
                 self.remove_partial(&folder, last, name)?;
@@ -359,7 +359,8 @@ impl Partial {
         self.file.sync_data().map_err(failed)?;
         let name = paths::journal(&self.name);
         let fresh = paths::next_journal(&self.name);
-        // Creates a new file: an existing one may be a hard link to another file, or a pipe.
+        // Create a new journal, because an existing file may be a hard link to another file, or a
+        // pipe.
         self.unlink(&fresh)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let text = serde_json::to_vec(&Journal::new(origin.clone(), done))
@@ -397,7 +398,7 @@ impl Partial {
             futimens(&self.file, &times).map_err(|errno| failed(errno.into()))?;
         }
         self.file.sync_all().map_err(failed)?;
-        // Only now: network file systems may set the time on write.
+        // Read the status last, because network file systems may set the time on write.
         let stat = fstat(&self.file).map_err(|errno| failed(errno.into()))?;
         let record = Record::new(origin, &stat);
         let is_attached = record.attach(&self.file);
@@ -443,7 +444,8 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // A child that was forked meanwhile holds the lock too. Fails where there are no locks.
+        // Unlock explicitly, because a child that was forked meanwhile holds the lock too. This
+        // fails on file systems without locks.
         let _ = flock(&*self.file, FlockOperation::Unlock);
     }
 }

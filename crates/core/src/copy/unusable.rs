@@ -18,7 +18,7 @@ pub(super) fn split(entries: Vec<Entry>) -> (Vec<Entry>, Vec<String>) {
     let mut folders = HashSet::new();
     for entry in &entries {
         let mut folder = entry.name.as_str();
-        // Folders above one that is known are known.
+        // If a folder is known, the folders above it are too.
         while let Some((above, _)) = folder.rsplit_once('/') {
             if !folders.insert(above.to_owned()) {
                 break;

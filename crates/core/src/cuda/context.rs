@@ -221,7 +221,7 @@ impl Context {
         let file = Path::new("/sys/bus/pci/devices")
             .join(bus)
             .join("numa_node");
-        // -1 when the firmware does not report it.
+        // The value is -1 if the firmware does not report it.
         std::fs::read_to_string(file).ok()?.trim().parse().ok()
     }
 
@@ -288,7 +288,7 @@ impl Context {
         if let Some(stream) = self.0.freeing.get() {
             return Ok(stream);
         }
-        // Without a reference to the context, which would otherwise keep itself alive.
+        // The callback has no reference to the context, which would otherwise keep itself alive.
         let made = Stream::unowned(self)?;
         Ok(self.0.freeing.get_or_init(|| made))
     }

@@ -101,7 +101,7 @@ pub fn wait_for_freed(context: &Context, is_over: &dyn Fn() -> bool) -> Result<(
     let freed = Event::new(context)?;
     freed.record(freeing)?;
     if freed.wait_unless(is_over)? {
-        // Pools keep their memory until a stream is waited for.
+        // Pools keep their memory until a thread waits for a stream.
         freeing.synchronize()?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Streams: ordered copies that run beside the device's other work.
+//! Streams: ordered copies that run concurrently with the device's other work.
 
 #![expect(unsafe_code, reason = "gives work to streams of the driver")]
 
@@ -39,7 +39,8 @@ impl Stream {
     /// Creates a stream that does not keep its context alive.
     pub(super) fn unowned(context: &Context) -> Result<Self> {
         let _bound = context.bind()?;
-        // Not through cudarc's safe layer, whose first new stream waits for the whole context.
+        // The raw call is used because the first stream of cudarc's safe layer waits for the whole
+        // context.
         let raw = result::stream::create(StreamKind::NonBlocking)
             .map_err(|error| context.failure("cannot create a stream", error))?;
         Ok(Self {

@@ -137,7 +137,7 @@ impl Engine for CachedEngine {
                     self.receive(one, done);
                 }
             }
-            // Files are quick: they are waited for first.
+            // Wait for files first, because they are quick.
             let is_last = done.len() == before && self.files.in_flight() == 0;
             self.store.reap(if is_last { wait } else { Wait::No }, done);
             if wait == Wait::No || done.len() > before || self.in_flight() == 0 {
@@ -147,7 +147,7 @@ impl Engine for CachedEngine {
     }
 
     fn confirm(&mut self, mut done: Done) -> Option<Done> {
-        // The store's bytes are what they are compared with.
+        // Bytes of the store have no tile checksums to compare with.
         let Some(reading) = self.reading.get(&done.extent) else {
             return Some(done);
         };

@@ -157,7 +157,7 @@ impl ObjectEngine {
                 let reading = object.read(range, retries, Some(&hedging), &mut running);
                 let result = tokio::select! {
                     biased;
-                    // An error would mean that the engine is gone.
+                    // Sending fails only if the engine is gone.
                     _ = stopped.wait_for(|stopped| *stopped) => Err(cancelled()),
                     result = reading => result,
                 };
@@ -180,7 +180,7 @@ impl ObjectEngine {
         if let Some(rest) = first.split_off(share) {
             self.waiting.push_front(rest);
         }
-        // Gaps and overlaps make this inexact while requests wait.
+        // The sum is inexact while requests wait, because of gaps and overlaps.
         self.waiting_bytes = self.waiting_bytes.saturating_sub(first.len());
         if self.waiting.is_empty() {
             self.waiting_bytes = 0;

@@ -54,7 +54,7 @@ impl PreadEngine {
     ///
     /// [`ErrorKind::OutOfMemory`] when not even one thread can be started.
     pub(super) fn open(files: &Arc<[ReadFile]>, threads: usize, depth: usize) -> Result<Self> {
-        // There is room for all jobs in flight: sending neither waits nor allocates.
+        // The channels have room for all jobs in flight, so sending neither waits nor allocates.
         let (done_queue, done) = bounded(depth.max(1));
         let mut engine = Self {
             work: Arc::default(),
@@ -221,7 +221,7 @@ impl Engine for PreadEngine {
 
 impl Drop for PreadEngine {
     fn drop(&mut self) {
-        // The threads end after the queued jobs, which own their memory until then.
+        // Joined threads have completed the queued jobs, which own their memory until then.
         self.work.close();
         for thread in self.threads.drain(..) {
             // The panic hook has reported a panic there; the memory of its job is gone with it.
@@ -257,7 +257,7 @@ mod tests {
         }
         let begun = reads().expect("counted before");
         let outcome = advance(&file, task, &Work::default());
-        // Counting takes reads, too.
+        // The counter is read from a file, which counts as reads too.
         let made = reads().expect("counted before") - begun - (after - before);
         let Outcome::Done(done) = outcome else {
             panic!("nothing has failed");

@@ -41,7 +41,7 @@ impl RereadSetup {
         if error.kind() != ErrorKind::Peer || self.on_peer_loss == OnPeerLoss::Error {
             return Some(error);
         }
-        let hint = "start the load again: ‹on_peer_loss=read› reads nothing that is to be verified";
+        let hint = "‹on_peer_loss=read› cannot recover a verified load; load again";
         self.is_verified.then(|| error.with_hint(hint))
     }
 }

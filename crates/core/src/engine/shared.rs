@@ -77,7 +77,7 @@ impl SharedEngine {
                 let bytes = unsafe { view.bytes(start..start + job.needed) };
                 let filled = match slice {
                     None => job.lease.fill_from(bytes),
-                    // Its rows may be many times as long.
+                    // The rows of the whole tensor may be many times as long.
                     Some((extent, _)) => {
                         let mut lease = job.lease;
                         plan.gather_from(extent, bytes, lease.bytes_mut(0..job.needed));

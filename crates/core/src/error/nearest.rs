@@ -38,7 +38,7 @@ fn search<'a>(
     if wanted.is_empty() {
         return None;
     }
-    // Rank, then the difference in length. Lower is better.
+    // The key is the rank, then the difference in length. Lower is better.
     let mut best = (usize::MAX, 0);
     let mut nearest = None;
     for name in names {

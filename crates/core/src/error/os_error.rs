@@ -46,9 +46,9 @@ fn storage_hint(errno: i32) -> Option<&'static str> {
 impl ErrorKind {
     /// Returns the kind for an error of the operating system.
     pub(crate) fn from_io(error: &io::Error) -> Self {
-        // No exhaustive match on purpose: std's list is open, and everything else is plain I/O.
+        // A `match` cannot be exhaustive here. Every other kind is plain I/O.
         if error.kind() == io::ErrorKind::InvalidInput && error.raw_os_error().is_none() {
-            // Refused before any system call: a path with a zero byte.
+            // A path with a zero byte is refused before any system call.
             Self::InvalidRequest
         } else if error.kind() == io::ErrorKind::NotFound {
             Self::NotFound

@@ -106,7 +106,7 @@ pub(crate) fn parse(header: &[u8], file_bytes: u64) -> Result<Header, HeaderErro
     });
     check_layout(&tensors, LENGTH_BYTES + bytes, file_bytes)?;
     for tensor in &mut tensors {
-        // Cannot overflow: the layout ends where the file does.
+        // The sum cannot overflow, because the layout ends where the file does.
         tensor.range.start += LENGTH_BYTES + bytes;
         tensor.range.end += LENGTH_BYTES + bytes;
     }

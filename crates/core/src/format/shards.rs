@@ -60,7 +60,8 @@ pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index> {
         )
         .with_hint("run `git lfs pull` to fetch the file itself"));
     }
-    // Checked here because serde would also accept the fields of an object as an array.
+    // The first character is checked because serde would also accept an array in place of an
+    // object.
     match first_char(text) {
         Some('{') => {}
         Some(found) => {
@@ -125,7 +126,7 @@ pub(crate) fn natural_cmp(a: &str, b: &str) -> Ordering {
             let (left_number, right_number);
             (left_number, left) = split_number(left);
             (right_number, right) = split_number(right);
-            // Without leading zeros the longer number is the larger one.
+            // Leading zeros were removed, so the longer number is the larger one.
             left_number
                 .len()
                 .cmp(&right_number.len())

@@ -133,7 +133,7 @@ impl Slice {
         }
         let (mut first, mut run) = (0, element_bits as u64);
         let mut levels = Vec::new();
-        // Bits from one index of the dimension to the next.
+        // Distance from one index of the dimension to the next, in bits.
         let mut stride = element_bits as u64;
         for (steps, len) in dims.iter().zip(shape).rev() {
             first += steps.start as u64 * stride;

@@ -219,7 +219,7 @@ impl Demand<'_> {
         let limit = given.unwrap_or_else(|| self.default_for(largest));
         if largest > limit {
             let place = format!("cuda:{ordinal}");
-            // Each rank has a limit of its own for its GPU.
+            // A limit of GPU memory is per rank, not per node.
             let alone = Self {
                 limit_divisor: 1,
                 ..*self
@@ -237,7 +237,7 @@ impl Demand<'_> {
             let room = (free - free / 64).saturating_sub(largest);
             return Ok(room.max(largest));
         }
-        // The minimum that is needed, or the limit that was set.
+        // The error states the minimum that is needed, or the limit that was set.
         let wanted = if given.is_none() { largest } else { wanted };
         Err(Error::new(
             ErrorKind::OutOfMemory,
@@ -278,7 +278,7 @@ impl Demand<'_> {
             ),
         )
         .with_tensor(self.largest_tensor(destination).name())
-        // Not rounded: following the hint must succeed.
+        // The hint states the exact number of bytes, because a rounded limit could fail again.
         .with_hint(format!("set ‹{option}› to at least {} bytes", needed * self.limit_divisor))
     }
 

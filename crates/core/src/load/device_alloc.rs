@@ -59,8 +59,8 @@ impl AllocatorBridge {
 
     /// Allocates regions as far as the budgets allow; a failure ends the load.
     pub(crate) fn serve(allocator_bridge: &mut Option<Self>, end: impl Fn(Error)) {
-        // Taken out meanwhile: an allocator that panics is not called again, and its load does not
-        // wait for it.
+        // The bridge is taken out during the call, so that an allocator that panics is not called
+        // again and its load does not wait for it.
         let Some(mut taken) = allocator_bridge.take() else {
             return;
         };

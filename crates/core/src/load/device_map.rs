@@ -61,7 +61,7 @@ impl DeviceMap {
         if self.keys.is_empty() && self.otherwise.is_none() {
             return Ok(Vec::new());
         }
-        // By name, the position of the first key that matches.
+        // Position of the first key that matches each name.
         let mut first: Vec<Option<usize>> = vec![None; names.len()];
         let mut modules: HashMap<&str, usize> = HashMap::new();
         for (position, key) in self.keys.iter().enumerate() {
@@ -85,7 +85,7 @@ impl DeviceMap {
             for position in matching() {
                 used[position] = true;
             }
-            // The longest name comes first.
+            // `matching` begins with the longest name.
             let key = match (glob, matching().min()) {
                 (Some(glob), Some(module)) if glob < module => Some(glob),
                 (glob, None) => glob,
@@ -159,7 +159,8 @@ fn nearest(key: &str, names: &[&str]) -> Option<String> {
     if longer.is_some() {
         return longer;
     }
-    // Word by word, from the root: few words follow each module, however many tensors there are.
+    // Walk down from the root word by word: few words follow each module, however many tensors
+    // there are.
     let mut found = String::new();
     for word in key.split('.') {
         let words: BTreeSet<&str> = names

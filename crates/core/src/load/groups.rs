@@ -150,7 +150,7 @@ impl Sources {
         self.groups.push(Group::Remote(Arc::new(remote)));
     }
 
-    /// Numbers the sources anew: the new number `i` stands for what was the source `order[i]`.
+    /// Reorders the sources: source `i` becomes the old `order[i]`.
     pub(crate) fn arrange(&mut self, order: &[usize]) {
         self.members = order.iter().map(|source| self.members[*source]).collect();
     }
@@ -203,7 +203,8 @@ impl Sources {
                 Group::Files(files) => files.iter().try_for_each(ReadFile::verify_unchanged)?,
                 Group::Shared(shared) => shared.verify_unchanged()?,
                 Group::Remote(_) => {}
-                // Other processes may write to files of the cache. Each tile has been verified.
+                // Files of the cache are not compared, because other processes may write to them.
+                // Each tile has been verified.
                 #[cfg(feature = "object")]
                 Group::Objects(_) | Group::Cached(..) => {}
             }
@@ -250,7 +251,7 @@ impl Sources {
             let cache = remote.cache().map(|cache| cache.report());
             return (cache, mirrors.unwrap_or_default());
         }
-        // Only objects have them.
+        // Without objects there is neither a cache nor a mirror.
         let _ = self;
         (None, Vec::new())
     }
@@ -461,7 +462,7 @@ fn open(
                 let location = Location::from_path(entry.path());
                 let file = Arc::new(FileSource::open_with(&location, Some(0))?);
                 if !entry.is_file(file.identity()) {
-                    // The directory was replaced: the store has the bytes.
+                    // The directory was replaced, so the bytes must come from the store.
                     return Err(Error::new(ErrorKind::Changed, "is another file"));
                 }
                 ReadFile::open_with(file, options.cache, refused, Retries::NONE, wanted)

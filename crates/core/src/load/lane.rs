@@ -115,7 +115,7 @@ impl Refused {
     /// Joins the lanes that had begun, then returns the error.
     pub(crate) fn joined(self) -> Error {
         for thread in self.threads {
-            // Panics have been caught inside.
+            // Joining cannot fail: the lane catches its panics.
             let _ = thread.join();
         }
         self.error
@@ -192,8 +192,8 @@ fn spawn_all(
 ) -> Spawned {
     let mut spawned = Spawned::default();
     let mut lanes: Vec<_> = lanes.into_iter().enumerate().collect();
-    // Where threads are scarce, the first lane of each group gets one, and last those that wait
-    // until they are needed, and may never begin.
+    // If threads are scarce, the first lane of each group gets one, and idle lanes, which may never
+    // begin, come last.
     lanes.sort_by_key(|(_, lane)| (!lane.begins_now, lane.index));
     for (index, lane) in lanes {
         if spawned.failure.is_some() {
@@ -285,7 +285,7 @@ where
                 }
                 Ok(())
             });
-            // Memory first, then the notification, which must be sent whatever happened before.
+            // Free the memory first. The notification after it must be sent whatever happens here.
             let freed = caught(|| {
                 drop((sink, deliver, failing, setup));
                 Ok(())
@@ -315,7 +315,7 @@ fn run<S: Sink>(
     let (mut engine, report, mut sink) = match (both, &opened) {
         (Ok(both), _) => both,
         (Err(error), Some(opened)) if is_needed => {
-            // The thread that started the lanes returns it.
+            // The thread that started the lanes returns the error.
             return opened
                 .send(Err(error))
                 .map_err(|unsent| unsent.0.err().unwrap_or_else(unheard));
@@ -502,9 +502,9 @@ mod tests {
         lanes.map(lane).into()
     }
 
-    /// Starts the lanes with room for this number of threads. Returns their number, those that
-    /// begin now, those that are missing, those that have ended, the lanes that the feed wants, and
-    /// whether the load fails.
+    /// Starts the lanes where only `threads` threads can be created. Returns five counts (lanes;
+    /// lanes that begin now, are missing, have ended; lanes that the feed wants), and whether the
+    /// load fails.
     fn started(threads: usize) -> ([usize; 5], bool) {
         let (lanes, ended) = (lanes(), Cell::new(0));
         let feed = Arc::clone(&lanes[0].feed);

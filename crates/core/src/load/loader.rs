@@ -197,7 +197,7 @@ impl Loader {
     /// Sets the expectations of the files, one for each of [`Checkpoint::shards`]. They replace
     /// those that [`Options::verify`] would discover and are enforced as strictly as it says; with
     /// [`crate::Verify::Off`] they are ignored. In a group, the rank that reads for the others
-    /// compares with its own: pass all ranks equal ones.
+    /// compares with its own: pass equal expectations to all ranks.
     #[must_use]
     pub fn expectations(mut self, expectations: impl IntoIterator<Item = Expectation>) -> Self {
         self.expectations = Some(expectations.into_iter().collect());

@@ -18,7 +18,7 @@ static LEFT: PerProcess<Vec<Weak<Feed>>> = PerProcess::new();
 
 /// Registers a load that has ended while its lanes still have reads in flight.
 pub(crate) fn register(feed: &Arc<Feed>) {
-    // Dropped after the lock: the last owner of a load's memory frees it.
+    // This variable is dropped after the lock, because its drop may free a load's memory.
     let mut feeds = Vec::new();
     let mut left = LEFT.lock();
     // Drop the entries of loads that have no reads in flight by now.
@@ -40,6 +40,6 @@ pub fn parked_bytes() -> u64 {
         let left = LEFT.lock();
         left.iter().filter_map(Weak::upgrade).collect()
     };
-    // Without the lock: the last owner of a load's memory frees it.
+    // The lock is released first, because dropping the last owner frees a load's memory.
     left.iter().map(|feed| feed.waiting().bytes).sum::<u64>() + engine::given_up_bytes()
 }

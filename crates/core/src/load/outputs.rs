@@ -280,7 +280,7 @@ pub(crate) fn published(
         group: group.as_ref(),
         kept: 0,
         limit_divisor: prepared.limit_divisor,
-        // The ranks divide the other half.
+        // Half of the memory is shared; the ranks divide the other half.
         group_divisor: 2,
         has_views: false,
     };
@@ -291,7 +291,7 @@ pub(crate) fn published(
     let is_copied = prepared.reads_devices() && !SharedMemory::has_huge_pages();
     let budget = match is_copied.then(copied).flatten() {
         Some(budget) => budget,
-        // The copy is for speed.
+        // The copy only saves time, so a budget without it will do.
         None => demand.host(Some(0), false, options)?,
     };
     let window = WINDOW_BYTES.max(demand.in_flight.saturating_mul(2));

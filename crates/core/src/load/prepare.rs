@@ -113,7 +113,7 @@ impl Prepared {
             // All nodes take what they share in the same order.
             sources.arrange(&in_file_order(&mut wanted, &tensors));
         } else {
-            // Shared regions come behind the files.
+            // Shared regions come after the files.
             wanted.sort_by_key(|(_, wanted)| (wanted.source, wanted.range.start));
         }
         let (numbers, wanted): (Vec<usize>, Vec<Wanted>) = wanted.into_iter().unzip();
@@ -147,7 +147,8 @@ impl Prepared {
     /// from other nodes.
     pub(crate) fn reads_devices(&self) -> bool {
         if self.remote.is_some() {
-            // Slots that wait for other nodes could leave none for what those wait for.
+            // If extents from other nodes held slots, none might be left for the extents that those
+            // nodes wait for.
             return false;
         }
         let mut groups = self.sources.groups().iter();
@@ -157,8 +158,8 @@ impl Prepared {
     /// Returns the groups of sources that share limits.
     pub(crate) fn groups(&self) -> Groups {
         let depths = self.limits.iter().map(|limits| limits.depth).collect();
-        // The leader reads in file order, and keeps what it has read: a rank that waited for later
-        // regions without those before them could wait for ever.
+        // The leader reads in file order and keeps what it has read, so ranks take regions in file
+        // order too. A rank that waited for later regions first could wait forever.
         let mut groups = self.sources.groups().iter();
         let shared = groups.position(|group| matches!(group, Group::Shared(_)));
         Groups::new(depths, self.sources.members().to_vec()).in_file_order(shared)
@@ -258,7 +259,7 @@ impl Prepared {
                 }
                 #[cfg(feature = "object")]
                 Group::Cached(files, objects) => {
-                    // Not by copying threads: lanes verify cached bytes.
+                    // Lanes verify cached bytes, so no copying threads are used.
                     let (engine, count) = files_engine(files, depth, options, (None, true), slab);
                     let setup = occasional_requests(objects, depth, options, feed.cancel());
                     (engine.with_store(setup), count)
@@ -270,12 +271,12 @@ impl Prepared {
                 ),
                 Group::Remote(remote) => (
                     self.remote_engine(remote, depth, options, feed),
-                    // Another thread receives.
+                    // One lane is enough, because another thread receives the bytes.
                     LaneCount::fixed(1),
                 ),
                 Group::Shared(shared) => (
                     self.shared_engine(shared, depth, options, feed),
-                    // Bytes that tensors do not show are copied.
+                    // One lane copies the bytes that tensors cannot show in place.
                     LaneCount::fixed(1),
                 ),
             };
@@ -290,8 +291,8 @@ impl Prepared {
             counts.push(count);
         }
         feed.set_lanes(counts);
-        // Engines of objects watch reads themselves: their jobs also wait for connections, and
-        // those of cached objects may be files' or the store's.
+        // Engines of objects watch their own reads: a job may also wait for a connection, and a job
+        // of a cached object may read a file or the store.
         let groups = self.sources.groups().iter();
         let watched = groups
             .map(|group| matches!(group, Group::Files(_)))
@@ -407,7 +408,7 @@ fn files_engine(
         store: None,
     };
     let fixed = options.lanes.map(LaneCount::fixed);
-    // Threads that copy for a GPU are as many as pay already.
+    // More lanes would not help if threads copy for a GPU: there are already as many as pay.
     let checks = checks && copiers.is_none();
     (
         engine,

@@ -103,7 +103,7 @@ impl Checkpoint {
             .of_one_tensor()
             .options(options.clone())
             .canceller(canceller);
-        // To the end of the stream: only then is it known that the file has not changed meanwhile.
+        // Read to the end of the stream, which checks that the file has not changed.
         let tensors: Vec<Tensor> = loader.stream()?.collect::<Result<_>>()?;
         let tensor = tensors.into_iter().next();
         tensor.ok_or_else(|| Error::new(ErrorKind::Io, "the load returned no tensor"))
@@ -119,7 +119,7 @@ fn read(info: TensorInfo, source: &dyn Source) -> Result<Tensor> {
         destination: 0,
     };
     let plan = Arc::new(plan::build(&[wanted], &[BUFFERED], &[Arrangement::InPlace]));
-    // With room for this tensor alone: a larger pool would map more memory, in huge pages.
+    // The pool has room for this tensor alone. A larger pool would map more memory, in huge pages.
     let room = plan.region_bytes_max(0).next_multiple_of(page_size());
     let pool = Pool::new(room as u64, Arc::default());
     let mut sink = HostSink::new(Arc::clone(&plan), [info].into());

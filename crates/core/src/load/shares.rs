@@ -1,5 +1,5 @@
-//! Part of a load that the leader of the node reads, and reads in its place: those of a rank for
-//! which the leader does not keep a region, or that has lost the leader.
+//! The part of a rank's load that its leader reads, and the rank's own reads when the leader is
+//! lost or has dropped a region.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Others {
 /// Part of a leader's reads that other nodes make.
 pub(crate) struct RemoteShares {
     pub(crate) peers: Arc<Peers>,
-    /// By tensor: the rank that leads the node which reads it; none for those of this node.
+    /// By tensor: the rank that leads the node which reads it; `None` if this node reads it.
     pub(crate) owners: Vec<Option<usize>>,
     /// Bytes that are read in place of other nodes.
     pub(crate) reread_bytes: Arc<AtomicU64>,
@@ -245,7 +245,7 @@ fn open(
     options: &Options,
     cancel: &Arc<CancelFlag>,
 ) -> Result<StorageEngines> {
-    // Engines for files are told by the load.
+    // The load cancels engines for files itself.
     let _ = cancel;
     let mut source_of = vec![None; checkpoint.shards().len()];
     let mut shards = Vec::new();
@@ -314,7 +314,7 @@ pub(super) fn occasional_requests(
         connections: options.depth.unwrap_or(hints.depth),
         in_flight_bytes: None,
         request_bytes: options.extent_bytes.unwrap_or(hints.request_bytes),
-        // Unknown: most of them come another way.
+        // The total is unknown, because most bytes come from the leader.
         total_bytes: hints.in_flight_bytes,
         retries: options.retries.map(Retries::up_to),
         hedge: options.hedge.unwrap_or(true),

@@ -212,7 +212,7 @@ fn bridge(
 fn warn_once(opened: &OpenedEngine, slab: Option<&Slab>) {
     static NO_RING: AtomicBool = AtomicBool::new(false);
     static NOT_PINNED: AtomicBool = AtomicBool::new(false);
-    // No lock: a process that is forked meanwhile must not block on it.
+    // An atomic replaces a lock, on which a process that is forked meanwhile could block.
     let is_first = |said: &AtomicBool| !said.swap(true, Ordering::Relaxed);
     if let Some(refusal) = &opened.refusal
         && is_first(&NO_RING)

@@ -58,8 +58,8 @@ pub(super) fn layouts(
         let mut layout = layout(&hints, options, staged);
         let group = &sources.groups()[sources.members()[source].group];
         if matches!(group, Group::Shared(_) | Group::Remote(_)) {
-            // No reads of files: an extent is one message from another node, whose length is
-            // limited, or a slot of each rank.
+            // These sources are not files. An extent is one message from another node, whose length
+            // is limited, or a slot of each rank.
             layout.extent_bytes = layout.extent_bytes.min(hints.extent_bytes);
         }
         layout
@@ -121,7 +121,7 @@ pub(super) fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layo
             let room = options.memory_limit.unwrap_or(u64::MAX) / 2;
             let edges = 2 * hints.alignment;
             let most = room.saturating_sub(edges) / hints.alignment * hints.alignment;
-            // Slots are whole pages, including edges, however short the reads.
+            // Slots are whole pages, including the edges, even for short reads.
             let page = (page_size() as u64).saturating_sub(2 * hints.alignment.max(64));
             let least = page.max(hints.alignment);
             hints.extent_bytes.min(most.max(least))

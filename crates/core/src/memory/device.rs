@@ -82,7 +82,7 @@ impl DeviceBudget {
 impl Drop for DeviceCharge {
     fn drop(&mut self) {
         if self.budget.0.process != process_id() {
-            // After a fork: a thread that does not exist in this process may hold the lock.
+            // After a fork, a thread that does not exist in this process may hold the lock.
             return;
         }
         self.budget.0.usage.lock().charged -= self.bytes;

@@ -72,7 +72,7 @@ impl Mapping {
         let mapped_len = if huge { len + HUGE_PAGE_BYTES } else { len };
         let mapped = require(mapped_len).and_then(|()| {
             let mapped = map(mapped_len)?;
-            // Another thread may have taken the same room.
+            // Another thread may have mapped the same addresses.
             require(0).inspect_err(|_| unmap(mapped, mapped_len))?;
             Ok(mapped)
         });

@@ -99,7 +99,7 @@ impl RegionCache {
     /// Bytes kept for the next load.
     pub fn kept_bytes(&self) -> u64 {
         if self.process != process_id() {
-            // After a fork: the parent's threads may have held the lock.
+            // After a fork, the parent's threads may hold the lock forever.
             return 0;
         }
         let cached = self.cached.lock();
@@ -362,7 +362,7 @@ impl Shared {
             state.charged -= state.free_bytes();
             std::mem::take(&mut state.free)
         };
-        // Unmapped without the lock: that can take a while.
+        // The lock is released first, because unmapping can take a while.
         drop(free);
         self.events.notify();
     }

@@ -1,6 +1,6 @@
 //! Places that filled bytes came from, other than their origin.
 
-/// Number of mirrors that are told apart; those beyond share their bits with earlier ones.
+/// Number of mirrors that are told apart; further mirrors share the bits of earlier ones.
 #[cfg(feature = "object")]
 const MIRRORS: usize = 63;
 

@@ -53,7 +53,7 @@ pub struct PublishedUsage {
     pub charged: u64,
     /// Regions in new memory.
     pub fresh: u64,
-    /// Regions in memory of earlier ones.
+    /// Regions in memory of earlier regions.
     pub recycled: u64,
 }
 

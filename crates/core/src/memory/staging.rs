@@ -92,7 +92,8 @@ impl Staging {
                 (None, others)
             }
         };
-        // Frees the others to make room, without the lock: unpinning takes a while.
+        // Free the others to make room. The lock is released first, because unpinning takes a
+        // while.
         drop(others);
         match fitting {
             Some(mut staging) => {
@@ -100,7 +101,7 @@ impl Staging {
                 if staging.pins.is_empty()
                     && let Some(context) = need.context
                 {
-                    // The driver may now accept what it refused then.
+                    // The driver may now accept memory that it refused before.
                     staging.pin(context, need.slot_bytes);
                 }
                 Ok(staging)
@@ -140,7 +141,7 @@ impl Staging {
         let Err(refusal) = whole else {
             return;
         };
-        // Whole slots, so that the number of slots stays the same.
+        // Round to whole slots, so that the number of slots stays the same.
         let piece = (PIECE_BYTES / slot_bytes).max(1) * slot_bytes;
         let pieces: Vec<_> = (0..len)
             .step_by(piece)
@@ -212,14 +213,15 @@ impl Staging {
             let mut bytes: usize = idle.iter().map(|kept| kept.facts.bytes).sum();
             let mut unwanted = Vec::new();
             while bytes > IDLE_BYTES_MAX {
-                // The oldest first: the next load is likely to resemble the last.
+                // Free the oldest memory first, because the next load is likely to resemble the
+                // last.
                 let oldest = idle.remove(0);
                 bytes -= oldest.facts.bytes;
                 unwanted.push(oldest);
             }
             unwanted
         };
-        // Dropped without the lock: unpinning takes a while.
+        // The lock is released first, because unpinning takes a while.
         drop(unwanted);
     }
 }
@@ -227,7 +229,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if !self.is_ours() {
-            // The memory and the driver are the parent's.
+            // In a forked process, the memory and the driver belong to the parent.
             let _not_ours = ManuallyDrop::new(std::mem::take(&mut self.pins));
             return;
         }

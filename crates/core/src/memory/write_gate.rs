@@ -43,7 +43,8 @@ impl WriteGate {
     /// has begun to close the gate.
     pub fn close(&self) {
         *self.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
-        // Held to the end: a second caller must not return before the first one has drained.
+        // The lock is held to the end, because a second caller must not return before the first one
+        // has drained the writes.
         let mut drains = self.drains.lock();
         for drain in drains.drain(..) {
             drain();

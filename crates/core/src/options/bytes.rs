@@ -63,7 +63,7 @@ fn shifted(number: &str, exponent: u32) -> Option<u64> {
     let fraction = fraction.trim_end_matches('0');
     let zeros = exponent.checked_sub(u32::try_from(fraction.len()).ok()?)?;
     let digits = format!("{whole}{fraction}");
-    // A sign is no digit.
+    // Refuse a sign, which is not a digit.
     let is_number = !whole.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     let digits: u64 = digits.parse().ok().filter(|_| is_number)?;
     digits.checked_mul(10u64.checked_pow(zeros)?)
@@ -75,7 +75,7 @@ pub fn format_bytes(bytes: u64) -> String {
     if bytes < 1024 {
         return format!("{bytes} B");
     }
-    // Tenths, in integers: exact, and no cast between floats and integers.
+    // Count tenths in integers, which is exact and needs no cast between floats and integers.
     let mut tenths = u128::from(bytes) * 10 / 1024;
     let mut unit = 0;
     while tenths >= 10_240 && unit + 1 < NAMES.len() {

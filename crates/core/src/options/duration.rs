@@ -36,7 +36,7 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
 
 /// Returns the seconds of one number with a unit or without.
 fn single(text: &str) -> Option<f64> {
-    // From the end, because `1e1` is a number.
+    // Look for the unit from the end, because `1e1` is a number.
     let number = text.trim_end_matches(char::is_alphabetic).trim_end();
     let unit = text[number.len()..].trim_start();
     let scale = if unit.is_empty() { 1.0 } else { scale(unit)? };

@@ -21,7 +21,7 @@ const NAME_BYTES_MAX: usize = 96;
 /// First components of hub URLs that name neither models nor buckets.
 const OTHER_KINDS: [&str; 3] = ["datasets", "spaces", "kernels"];
 
-/// Singular forms of first components, which the hub's own tools reject, with the plural forms.
+/// Singular forms of first components, which `huggingface_hub` rejects, with the plural forms.
 const SINGULAR: [(&str, &str); 5] = [
     ("model", "models"),
     ("bucket", "buckets"),
@@ -71,7 +71,7 @@ impl fmt::Display for HubId {
 /// Splits the text after `hf://` into `org/name`, `org/name@revision` or `buckets/org/name`, as
 /// written, and the path of a file or directory in it.
 ///
-/// The grammar is that of the hub's own tools: in a revision `%2F` stands for a slash, except in
+/// The grammar is that of `huggingface_hub`: in a revision `%2F` stands for a slash, except in
 /// `refs/pr/1` and `refs/convert/x`.
 ///
 /// # Errors
@@ -152,7 +152,7 @@ fn decoded(revision: &str) -> String {
         .into_owned()
 }
 
-/// Returns whether `name` is valid by the rules of the hub's own tools: letters, digits, `-`, `_`
+/// Returns whether `name` is valid by the rules of `huggingface_hub`: letters, digits, `-`, `_`
 /// and `.`; no `-` or `.` at either end; no `--` and no `..`.
 fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);

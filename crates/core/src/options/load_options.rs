@@ -47,7 +47,7 @@ impl FromStr for Device {
         if let Some(ordinal) = ordinal.and_then(|number| number.parse().ok()) {
             return Ok(Self::Cuda(ordinal));
         }
-        // accelerate's names of places and plans.
+        // These are accelerate's names of places and plans.
         let other = match kind {
             "disk" | "meta" => Some((
                 "tload loads into memory of the CPU and of CUDA GPUs",
@@ -63,7 +63,7 @@ impl FromStr for Device {
             let message = format!("device {text:?} is not supported: {reason}");
             return Err(Error::unsupported(message).with_hint(hint));
         }
-        // PyTorch's names of other devices.
+        // These are PyTorch's names of other devices.
         if ["hip", "mps", "xpu", "hpu", "npu", "mtia"].contains(&kind) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -76,7 +76,7 @@ impl FromStr for Device {
         let unknown = Error::unknown_name("device", text, &["cpu", "cuda", "cuda:N"]);
         Err(match kind {
             "cuda" => unknown.with_hint("N is the number of a GPU"),
-            // In letters, this is nearer to `cpu`.
+            // By its letters, this name would be nearer to `cpu`.
             "gpu" => unknown.with_hint("did you mean \"cuda\"?"),
             _ => unknown,
         })
@@ -153,7 +153,7 @@ pub struct Options {
     /// through the page cache begin on a page in any case. Some CPU kernels are slower with other
     /// addresses or round differently. Default: the size of the dtype's elements.
     pub align: Option<u64>,
-    /// Threads for the files of each file system, each with an engine of its own. Default: one per
+    /// Threads for the files of each file system, each with its own engine. Default: one per
     /// core, up to 8, for files in the page cache, unless they are loaded to a GPU without
     /// verification; else 1, growing while it is saturated.
     pub lanes: Option<usize>,

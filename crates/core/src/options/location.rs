@@ -51,7 +51,7 @@ pub enum Protocol {
     Http,
     /// A model on the Hugging Face Hub or on a server with the same API: `hf://org/name`,
     /// `hf://org/name@revision`, each also with the path of a file or directory in it. Read from the
-    /// local cache of the hub's own tools if it is complete there. Else the revision is resolved to
+    /// local cache of `huggingface_hub` if it is complete there. Else the revision is resolved to
     /// a commit once, and that commit is read by ranges. Also a bucket: `hf://buckets/org/name/path`.
     Hub,
     /// A model in an OCI registry: `oci://registry/repository:tag` or
@@ -266,7 +266,8 @@ impl Location {
         };
         let mut hash = Sha256::new();
         for field in fields {
-            // With its length, so that no two lists of fields have the same bytes.
+            // Each field is preceded by its length, so that no two lists of fields have the same
+            // bytes.
             hash.update((field.len() as u64).to_le_bytes());
             hash.update(field);
         }

@@ -233,7 +233,7 @@ pub(crate) fn without_credentials(url: &str) -> String {
 /// Parses a list of URLs, separated by commas.
 pub(crate) fn split_locations(list: &str) -> Result<Vec<Location>> {
     let invalid = || {
-        // It is not shown: URLs may hold passwords.
+        // The URL is not shown, because it may hold a password.
         invalid("a mirror is not a URL of an object store or a web server".to_owned())
             .with_hint("write URLs such as http://10.0.0.7:8080/llama, separated by commas")
     };

@@ -63,8 +63,7 @@ pub fn unknown_variables<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(S
     let mut unknown: Vec<&str> = names.into_iter().filter(is_unknown).collect();
     unknown.sort_unstable();
     let warning = |name: &str| {
-        // The prefix, which all have, makes none of them more alike.
-
+        // All names have the prefix, so compare without it.
         let candidates = known.iter().filter_map(|other| other.strip_prefix(PREFIX));
         let nearest = nearest_name(&name[PREFIX.len()..], candidates);
         let advice = nearest.map_or_else(String::new, |nearest| {

@@ -67,7 +67,7 @@ pub fn divide(
     whole_sources: bool,
 ) -> Vec<JointRange> {
     let mut common = Vec::new();
-    // Bytes that a node reads, and the ranges by node that no other node wants.
+    // Bytes that each node reads, and by node the ranges that no other node wants.
     let mut load: BTreeMap<usize, u64> = nodes.iter().map(|node| (node.leader, 0)).collect();
     let mut own = Vec::new();
     let wants = sorted_wants(tensors, nodes);
@@ -188,7 +188,7 @@ fn whole_units(
     common: &mut Vec<JointRange>,
     own: &[Want],
 ) -> Vec<Vec<usize>> {
-    // By source and node: everything that the node would take from others.
+    // Everything that a node would take from others, by source and node.
     let mut taken = BTreeMap::<(usize, usize), Vec<(u64, u64)>>::new();
     for range in &*common {
         for node in &range.nodes {

@@ -1,4 +1,4 @@
-//! Search for the glob that one which matches no name was meant to be, for "did you mean" hints.
+//! Suggests a glob for one that matches nothing, for "did you mean" hints.
 
 use std::collections::HashSet;
 
@@ -41,7 +41,7 @@ pub(super) fn nearest_glob(pattern: &str, names: &[&str]) -> Option<String> {
 fn with_known_words(pattern: &str, names: &[&str]) -> String {
     let known = names.iter().flat_map(|name| words(name));
     let known: HashSet<&str> = known.take(KNOWN_WORDS_MAX).collect();
-    // In order, so that the first of equally near words is always the same.
+    // The words are sorted, so that the first of equally near words is always the same.
     let mut sorted: Vec<&str> = known.iter().copied().collect();
     sorted.sort_unstable();
     let mut searches = 0;

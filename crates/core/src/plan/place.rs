@@ -83,7 +83,7 @@ pub fn build(wanted: &[Wanted], layouts: &[Layout], arrangements: &[Arrangement]
     plan
 }
 
-/// Places a run in a region of its own. If `is_exact`, reads may begin at any byte: a tensor that
+/// Places a run in a separate region. If `is_exact`, reads may begin at any byte: a tensor that
 /// is alone then begins with the region, on a page.
 fn place(
     plan: &mut Plan,
@@ -122,7 +122,7 @@ fn place(
 
     let step = extent_step(end - start, alignment, layout.extent_bytes);
     let mut offset = start;
-    // First tensor that may still have bytes at or after `offset`.
+    // Index of the first tensor that may still have bytes at or after `offset`.
     let mut next = 0;
     while offset < end {
         let window = step.min(end - offset);

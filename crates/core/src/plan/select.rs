@@ -18,7 +18,7 @@ pub struct Selection {
 #[derive(Clone, Debug)]
 enum Rule {
     Name(String),
-    /// A name that the caller has found by a rule of its own.
+    /// A name that the caller has found by its own rule.
     Found(String),
     Glob(GlobMatcher),
     Regex(Regex),
@@ -43,7 +43,7 @@ impl Selection {
         }
     }
 
-    /// Selects these tensors, which the caller has found by a rule of its own, such as a pattern:
+    /// Selects these tensors, which the caller has found by its own rule, such as a pattern:
     /// like [`Self::names`], except that verification still requires every file that a manifest
     /// lists.
     pub fn found<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
@@ -116,7 +116,7 @@ impl Selection {
         let Some(rules) = &self.rules else {
             return Ok((0..names.len()).collect());
         };
-        // Only for names: a load of a whole model may have one rule for each of its tensors.
+        // Only names get a lookup table: a load of a whole model may have one rule for each tensor.
         let by_name: HashMap<&str, usize> = if rules.iter().any(Rule::has_name) {
             let indexed = names.iter().enumerate();
             indexed.map(|(index, name)| (*name, index)).collect()

@@ -242,7 +242,7 @@ impl Split {
                     (first, position.rank == 0),
                     (last, position.rank + 1 == position.size),
                 ];
-                // By tensor: false if it matches an end, but none that is this rank.
+                // By tensor: false if it matches an end that is not on this rank.
                 let mut is_here = vec![None; names.len()];
                 for (globs, is_end) in ends {
                     let Some(globs) = globs else { continue };

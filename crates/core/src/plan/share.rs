@@ -118,7 +118,7 @@ impl Claim<'_> {
     }
 }
 
-/// Divides what the ranks of one node want, by rank, into reads of their own and shared ones.
+/// Divides what the ranks of one node want, by rank, into separate and shared reads.
 ///
 /// Wants of one tensor whose ranges overlap form a cluster. A rank reads by itself
 ///
@@ -306,7 +306,7 @@ fn first_cluster<'c, 'w>(claims: &'c [Claim<'w>]) -> (&'c [Claim<'w>], Range<u64
 }
 
 /// Returns the number of reads with which all ranks of a cluster read their bytes themselves;
-/// `None` if they read a byte twice, too many bytes beside, or in more than `reads_max` reads.
+/// `None` if they read a byte twice, too many other bytes, or in more than `reads_max` reads.
 ///
 /// Counts as [`super::build`] reads: gaps are joined, and spans are rounded outwards.
 fn own_reads(cluster: &[Claim<'_>], rules: &ShareRules, reads_max: usize) -> Option<usize> {

@@ -1,4 +1,4 @@
-//! Decides which tensors share memory: large ones get a region of their own, small neighbours share
+//! Decides which tensors share memory: large tensors get separate regions, small neighbours share
 //! one.
 //!
 //! A shared allocation stays alive as long as any of its tensors, so it is kept small; but

@@ -111,7 +111,7 @@ fn run(lanes: Vec<LaneSetup>, ceiling: Ceiling) -> Result<(EngineReport, Instant
     let endings: Vec<_> = endings.iter().take(count).collect();
     let at = Instant::now();
     for thread in threads {
-        // Panics have been caught inside.
+        // Joining cannot fail: the lane catches its panics.
         let _ = thread.join();
     }
     endings.into_iter().collect::<Result<()>>()?;
@@ -124,7 +124,7 @@ fn discarding(ended: &Sender<Result<()>>) -> LaneEvents<()> {
     LaneEvents {
         deliver: Box::new(Vec::clear),
         failing: Box::new(|_| ()),
-        // The receiver waits for every lane.
+        // Sending cannot fail: the receiver waits for every lane.
         ended: Box::new(move |result| drop(ended.send(result))),
     }
 }

@@ -271,7 +271,7 @@ impl Drop for Link {
         let _ = self.shared.closing.set(());
         self.shared.kick();
         if let Some(thread) = self.thread.take() {
-            // It waits for nothing but the connection and this signal.
+            // The receiving thread waits only for the connection and this signal.
             let _ = thread.join();
         }
     }
@@ -292,7 +292,7 @@ fn ended(link: &Weak<Shared>, region: usize, end: ViewEnd) {
     let view = shared.state.lock().regions[region].view.take();
     drop(view);
     shared.tell(Record::Release { region: number });
-    // The lane may have memory for other regions now.
+    // Notify the lane, which may now have memory for other regions.
     shared.events.notify();
 }
 
@@ -319,7 +319,8 @@ impl Shared {
                 Ok((Peer::Gone, _)) => break lost(self.leader, "is gone"),
                 Err(error) => break error,
             };
-            // Counted, not measured: if this process was stopped, the leader may have been, too.
+            // Silence is counted in attempts, not measured: if this process was stopped, the leader
+            // may have been, too.
             silences = if is_silent { silences + 1 } else { 0 };
             if silences == SILENCES_MAX {
                 break lost(self.leader, "has stopped");
@@ -361,7 +362,8 @@ impl Shared {
                 let view = {
                     let state = self.state.lock();
                     let found = state.regions.get(region).ok_or_else(unknown)?;
-                    // This rank may have begun to read it into the place of the view.
+                    // This rank may have begun to read the region itself, into the place of the
+                    // view.
                     let is_lost = found.is_gone || state.failure.is_some();
                     found.view.clone().filter(|_| !is_lost)
                 };

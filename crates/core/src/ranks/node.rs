@@ -93,8 +93,8 @@ pub(crate) fn join_timeout_or_default(timeout: Option<Duration>) -> Duration {
 pub fn give_up(group: &dyn Group, error: &Error, limits: impl Into<JoinLimits>) {
     let hello = Hello::given_up(Failure::new(group.rank(), error));
     let deadline = limits.into().deadline(Instant::now());
-    // The error itself counts, not another one of telling it. Ranks whose message was that of an
-    // opening tell that they do not begin either.
+    // Return the error itself, not an error of announcing it. Ranks that sent the message of an
+    // opening also announce that they do not begin.
     while exchange(group, &hello, deadline)
         .is_ok_and(|hellos: Vec<Hello>| hellos.iter().any(Hello::is_opening))
     {}
@@ -191,8 +191,8 @@ pub(crate) fn join(
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Peer`] if those of this rank's node differ, or those of a node that it shares with:
-/// none waits for failed ones.
+/// [`ErrorKind::Peer`] if the files of this rank's node differ, or of a node that it shares with:
+/// no rank waits for failed ones.
 fn compare_nodes(
     group: &dyn Group,
     (hello, hellos): (&Hello, &[Hello]),
@@ -230,7 +230,8 @@ fn states(
 
 /// Listens for the other ranks of this node, or returns the reason why it cannot share with them.
 pub(super) fn listen(prefix: &str) -> Result<Listener, String> {
-    // As regions are: the kernel may be too old for their seals, or a filter refuse them.
+    // Test with a sealed memory, like that of regions: the kernel may be too old for seals, or a
+    // filter may refuse them.
     SharedMemory::new(1).map_err(|error| {
         let cause = error.source().map(ToString::to_string);
         let cause = cause.unwrap_or_else(|| error.message().to_owned());

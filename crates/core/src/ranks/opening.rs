@@ -55,7 +55,7 @@ pub(crate) fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result
     let mut hello = Hello::opening(load);
     hello.socket = listener.as_ref().ok().map(|it| it.name().to_owned());
     let mut hellos: Vec<Hello> = exchange(group, &hello, deadline)?;
-    // The facts of an opening are those of the load that follows it.
+    // An opening compares the same facts as the load that follows it.
     require_begun(&hellos)?;
     if !hellos.iter().all(Hello::is_opening) {
         return Ok(OpeningRole::Alone);
@@ -81,7 +81,7 @@ pub(crate) fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result
     };
     let choices = exchange(group, &choice, deadline)?;
     let mut ranks = ranks_of(&choices, leader);
-    // On every rank of the node alike: a follower without a leader would fail.
+    // Every rank of the node must decide alike, because a follower without a leader would fail.
     if !(2..=NODE_RANKS_MAX).contains(&ranks.len()) {
         return Ok(OpeningRole::Alone);
     }
@@ -109,7 +109,7 @@ impl Opener {
 
     /// Passes the error of the opening on to the other ranks.
     pub(crate) fn failed(self, error: &Error) {
-        // A rank that is gone needs no error.
+        // Sending fails if the rank is gone, which then needs no error.
         let _ = self.wait_for_others();
         if let Some(hub) = &self.hub {
             hub.failed(self.rank, error);

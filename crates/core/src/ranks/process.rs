@@ -77,7 +77,7 @@ impl Process {
     /// Returns a descriptor that becomes readable at the end of the process, where there is one.
     #[cfg(target_os = "linux")]
     pub(super) fn end(self) -> Option<OwnedFd> {
-        // Always closed on exec.
+        // The descriptor is closed on exec.
         rustix::process::pidfd_open(self.number?, rustix::process::PidfdFlags::empty()).ok()
     }
 

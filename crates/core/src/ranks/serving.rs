@@ -29,7 +29,7 @@ impl ServingGuard {
 impl Drop for ServingGuard {
     fn drop(&mut self) {
         let mut serving = SERVING.lock();
-        // A forked child counts none of its parent's.
+        // A forked child does not count what its parent serves.
         serving.threads = serving.threads.saturating_sub(1);
         serving.ended.notify_all();
     }

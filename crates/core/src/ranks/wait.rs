@@ -25,7 +25,7 @@ impl Wake {
 
     /// Sets the signal.
     pub(super) fn set(&self) {
-        // If there is no room, it is set already.
+        // If the channel is full, the signal is set already.
         let _ = (&self.sender).write(&[0]);
     }
 

@@ -54,8 +54,8 @@ impl Counters {
         self.transfer.lock().received_bytes
     }
 
-    /// Adds the reads to a report that has those of other lanes. What came from other ranks is not
-    /// added: its counter is for those of the node.
+    /// Adds the reads to a report that has the reads of other lanes. Bytes from other ranks are not
+    /// added, because they are counted for the whole node.
     pub(crate) fn add_to(&self, report: &mut Report) {
         let transfer = self.transfer.lock().clone();
         report.extents += self.extents.load(Ordering::Relaxed);

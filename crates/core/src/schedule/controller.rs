@@ -136,7 +136,7 @@ enum Phase {
 impl Controller {
     pub(super) fn new(depth: Depth) -> Self {
         let limit = depth.limit_of(depth.start().bytes);
-        // Only requests are throttled one by one.
+        // Only connections to stores are throttled one by one.
         let may_leap = depth.stride() > 0 && ratio(depth.bytes(), depth.start().bytes) > LEAP_GAIN;
         let limit_reason = if depth.is_fixed() {
             LimitReason::Fixed
@@ -233,7 +233,7 @@ impl Controller {
     /// an attempt is undone, and repeated when the limit restricts the load again.
     fn void(&mut self) -> bool {
         match self.phase {
-            // Memory may be what restricts the load then: a gain is one all the same.
+            // Memory may restrict the load now, but a measured gain still counts.
             Phase::Leap { .. } => return false,
             Phase::Base | Phase::Knee { .. } => {}
             Phase::Climb { base: point }
@@ -425,7 +425,7 @@ impl Controller {
 
     /// Returns the gain that a lower limit must show: `usual`, or `knee` below the start value.
     fn gain_below(&self, lower: Point, usual: f64, knee: f64) -> f64 {
-        // In whole reads: the start value has room for alignment in addition.
+        // Compare in whole reads, because the start value has extra room for alignment.
         let read = self.meter.turn().read_bytes();
         if lower.bytes + read / 2 < self.depth.start().bytes {
             knee
@@ -467,7 +467,7 @@ impl Controller {
             std::cmp::Ordering::Greater => ((reads * by + over / 2) / over).max(reads + 1),
             std::cmp::Ordering::Less => ((reads * by + over / 2) / over).min(reads.max(1) - 1),
         };
-        // At least two: see `Depth::limit_of`.
+        // The minimum is two reads: see `Depth::limit_of`.
         let scaled = self.depth.limit_of(wanted.max(2) * read).bytes;
         match by.cmp(&over) {
             std::cmp::Ordering::Less => scaled.min(bytes),

@@ -172,7 +172,7 @@ impl Depth {
         let jobs = self.start.jobs as u128 * u128::from(bytes) / u128::from(self.start.bytes);
         let jobs = usize::try_from(jobs).unwrap_or(usize::MAX);
         InFlight {
-            // At least two: with one read at a time, storage is idle until its successor is
+            // The minimum is two reads: with one at a time, storage is idle until the next one is
             // started.
             jobs: jobs.max(2).min(self.most.jobs),
             bytes,

@@ -1,6 +1,6 @@
 //! Number of lanes that read a group. Pure.
 //!
-//! One lane waits for storage most of the time; another would only wait beside it. But copies from
+//! One lane waits for storage most of the time; a second one would only wait too. But copies from
 //! the page cache, the first touch of fresh memory and some file systems keep a lane's thread busy
 //! in the kernel. When lanes are saturated, twice as many are tried. They stay only if throughput
 //! rises: threads are not free, and a thread that looks busy may be waiting for a contended lock or

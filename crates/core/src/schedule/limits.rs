@@ -83,7 +83,8 @@ impl Limits {
                     ),
                     ..start
                 };
-                // A quarter of the requests: no worse where a single request saturates the network.
+                // Start with a quarter of the requests, which costs nothing if a single request
+                // saturates the network.
                 Depth::adaptive(start, start.bytes / 4, most)
             }
             (_, bytes) => Depth::fixed(OBJECT_JOBS_MAX, bytes.unwrap_or(start.bytes)),

@@ -192,7 +192,7 @@ impl Schedule {
     /// are in flight in its group, or all that its engine takes.
     pub fn shared(&mut self, group: usize) {
         let controller = &mut self.controllers[group];
-        // Another lane may still have room.
+        // This lane has no room, but another one may.
         let window = controller.in_flight().read_bytes();
         if !controller.admits(usize::try_from(window).unwrap_or(usize::MAX)) {
             controller.full();

@@ -20,7 +20,7 @@ impl DiscardSink {
         Self::default()
     }
 
-    /// Creates a sink that keeps every window, so that all bytes end up in memory of their own.
+    /// Creates a sink that retains every window, like a caller that keeps all tensors.
     pub fn keeping() -> Self {
         Self {
             kept: Some(Vec::new()),

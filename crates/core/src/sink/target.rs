@@ -75,7 +75,7 @@ impl Sink for TargetSink {
     fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
         let shared = &*self.shared;
         let Some(_inside) = shared.gate.enter() else {
-            // The load is over, and the memory is the caller's again.
+            // The gate is closed: the load is over, and the memory belongs to the caller again.
             return Ok(());
         };
         for piece in &shared.plan.pieces[extent.pieces.clone()] {

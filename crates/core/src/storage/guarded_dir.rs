@@ -28,7 +28,7 @@ use rustix::process::geteuid;
 /// follow.
 pub(crate) const DEPTH_MAX: usize = 64;
 
-/// Permissions of files among those of their directory.
+/// The part of a directory's permissions that its files get.
 const OF_FILES: Mode = Mode::from_raw_mode(0o666);
 
 /// Users whose files are used.
@@ -356,7 +356,7 @@ fn entries(folder: &OwnedFd) -> io::Result<Vec<CString>> {
 /// Removes a file, a link, or a directory with all below it.
 fn remove_all(folder: &OwnedFd, name: &CStr, depth: usize) -> io::Result<()> {
     match unlinkat(folder, name, AtFlags::empty()) {
-        // POSIX says EPERM of directories, Linux EISDIR.
+        // For a directory, `unlink` fails with EPERM in POSIX and with EISDIR on Linux.
         Err(Errno::ISDIR | Errno::PERM) if depth > 0 => {}
         removed => return Ok(removed?),
     }

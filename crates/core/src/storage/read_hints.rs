@@ -39,7 +39,7 @@ impl ReadHints {
         in_flight_bytes_max: 1,
     };
 
-    /// Returns the greatest value of each hint: those of a group of sources.
+    /// Returns the greatest value of each hint, for a group of sources.
     pub(crate) fn greatest(hints: impl IntoIterator<Item = Self>) -> Self {
         hints.into_iter().fold(Self::MIN, Self::max)
     }

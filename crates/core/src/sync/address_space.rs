@@ -12,10 +12,10 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Addresses left to the rest of the process, bytes: a thread without a heap of its own takes a
+/// Addresses left to the rest of the process, bytes: a thread without its own heap takes a
 /// page for each small allocation. Without any check, 247 of 806 loads of 24 objects were ended by
 /// the allocator, at limits from 55 to 1249 MiB; with this, none of 254 (2026-11, debug build). Of
-/// 142, three were while threads were not waited for until they had taken their heap.
+/// 142, three were before this waited for threads to take their heap.
 const RESERVE_BYTES: usize = 96 << 20;
 
 /// Addresses that a thread takes, bytes: its stack, and the heap that glibc gives it if it can.
@@ -24,8 +24,8 @@ pub(super) const THREAD_BYTES: usize = 66 << 20;
 /// Allocations below this length are not checked.
 const ROOM_BYTES_MIN: usize = 1 << 20;
 
-/// Requires room for `bytes` beside the reserve. Reads a file of the system if addresses are
-/// limited, and does nothing otherwise.
+/// Requires room for `bytes` in addition to the reserve. Reads a file of the system if addresses
+/// are limited, and does nothing otherwise.
 ///
 /// # Errors
 ///

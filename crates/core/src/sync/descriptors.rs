@@ -28,7 +28,7 @@ pub fn reserve_descriptors() {
     if threads.is_ok_and(|threads| threads.count() == 1) {
         return make_room();
     }
-    // Without the thread, openings wait themselves.
+    // If the thread cannot be started, openings wait themselves.
     drop(
         Builder::new()
             .name("tload-table".to_owned())
@@ -38,8 +38,8 @@ pub fn reserve_descriptors() {
 
 /// Takes the last descriptor for a moment: the table does not shrink again.
 fn make_room() {
-    // A pipe of our own: closing a duplicate of a file releases the locks that the process has on
-    // it. Refused if the process may not have so many.
+    // Duplicate a new pipe, because closing a duplicate of a file would release the process's locks
+    // on that file. The call fails if the process may not have so many descriptors.
     if let Ok((reader, _writer)) = io::pipe() {
         let _ = rustix::io::fcntl_dupfd_cloexec(reader, DESCRIPTORS - 1);
     }

@@ -102,7 +102,7 @@ pub(crate) fn run_with_timeout<T: Send + 'static>(
     let thread = Builder::new()
         .name("tload-open".to_owned())
         .spawn(move || {
-            // The receiver may be gone already.
+            // Sending fails if the caller has stopped waiting.
             let _ = sender.send(task());
         })
         .map_err(Error::cannot_start_thread)?;

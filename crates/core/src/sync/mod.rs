@@ -21,7 +21,7 @@ pub(crate) mod timeline;
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::AtomicU32;
 
-/// Locks beneath those of `lock`.
+/// Locks that `lock` builds on.
 pub(crate) mod primitives {
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 }

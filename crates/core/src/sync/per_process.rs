@@ -82,7 +82,8 @@ extern "C" fn child_begins() {
 
 /// Calls the handlers at every fork from now on. Returns false if the C library cannot.
 fn watch_forks() -> bool {
-    // No lock: a child that is forked meanwhile could never take it. Handlers may be called twice.
+    // A lock is avoided, because a child that is forked meanwhile could never take it. Handlers may
+    // be called twice.
     static ARE_WATCHED: AtomicBool = AtomicBool::new(false);
     if !ARE_WATCHED.load(Ordering::Acquire) {
         let (before, in_child) = (Some(fork_begins as _), Some(child_begins as _));
@@ -110,7 +111,7 @@ pub fn process_id() -> u32 {
 #[cold]
 fn look_up_process() -> u32 {
     let id = process::id();
-    // Miri has no forks, and no handlers of them.
+    // Miri has neither forks nor fork handlers.
     if !cfg!(miri) && watch_forks() {
         PROCESS.store(id, Ordering::Relaxed);
     }

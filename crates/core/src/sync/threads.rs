@@ -66,7 +66,7 @@ fn telling<T>(run: impl FnOnce() -> T + Send) -> (impl FnOnce() -> T + Send, Rec
     let (sender, started) = sync_channel(1);
     let run = move || {
         drop(black_box(Box::new(0_u64)));
-        // The starting thread waits.
+        // Sending cannot fail, because the starting thread waits.
         let _ = sender.send(());
         run()
     };

@@ -1,6 +1,6 @@
 //! Engine that reads nothing: windows keep the zeros that the system gave them.
 //!
-//! A load over it costs what the core costs beside the reads: plan, schedule, hand-over.
+//! A load over it costs what the core costs without the reads: plan, schedule, hand-over.
 
 use crate::engine::{Done, Engine, Job, Transfer, Wait};
 

@@ -1,4 +1,4 @@
-//! The engine of a rank that follows, beside a leader that publishes the bytes of a test.
+//! The engine of a rank that follows a leader that publishes the bytes of a test.
 
 use std::fmt;
 use std::sync::Arc;

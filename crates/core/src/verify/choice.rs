@@ -100,7 +100,7 @@ impl FromStr for Verify {
             "auto" => Self::Auto,
             "require" => Self::Require,
             "" => return Err(empty()),
-            // A name may begin or end with blanks.
+            // The name is not trimmed, because it may begin or end with blanks.
             _ => Self::Manifest(text.to_owned()),
         })
     }

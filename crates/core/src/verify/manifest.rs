@@ -120,13 +120,14 @@ impl Manifest {
             )));
         }
         let first = text.iter().find(|byte| !byte.is_ascii_whitespace());
-        // Checked here because serde would also take the fields of an object as an array.
+        // The first character is checked because serde would also accept an array in place of an
+        // object.
         if first != Some(&b'{') {
             return Err(invalid("it does not begin with '{'"));
         }
         let failed = |error: serde_json::Error| invalid(cut(&wrong_json(&error), TEXT_MAX));
         let whole = serde_json::from_slice::<Document>(text);
-        // The text of another version may be no document of this one.
+        // The text of another version may not parse as a document of this one.
         let marked = match &whole {
             Ok(whole) => Ok(whole.tload_manifest),
             Err(_) => serde_json::from_slice(text).map(|it: Marked| it.tload_manifest),
@@ -241,7 +242,7 @@ fn cut(text: &str, most: usize) -> String {
 pub(super) fn wrong_json(error: &serde_json::Error) -> String {
     let text = error.to_string();
     if !error.is_data() {
-        // Syntax errors hold only the parser's own text.
+        // Syntax errors contain only the parser's text.
         return text;
     }
     let quoted = ["invalid type: ", "invalid value: ", "invalid length "];
@@ -253,7 +254,7 @@ pub(super) fn wrong_json(error: &serde_json::Error) -> String {
     if text.starts_with("unknown ") {
         return format!("unknown field{}", place(error));
     }
-    // Holds only names of our own fields, or our own text.
+    // The text contains only our field names and texts.
     text
 }
 

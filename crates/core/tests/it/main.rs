@@ -22,6 +22,7 @@ mod page_cache;
 mod ranks;
 #[cfg(target_os = "linux")]
 mod ranks_of_processes;
+mod recipes;
 mod requirement;
 #[cfg(target_os = "linux")]
 mod retries;

@@ -341,7 +341,7 @@ fn unknown_files_fail_until_manifest_is_written() {
     assert!(error.hint().unwrap().contains("--write"), "{error}");
     for silent in [
         "there is no tload-manifest.json",
-        "neither in a hub's cache",
+        "neither in a huggingface_hub cache",
         "there is no model.sig",
     ] {
         let said = &report.files[0].silent;

@@ -1,5 +1,5 @@
-//! Credentials and the hosts that receive them: the rows of the table in SECURITY.md, checked by
-//! what servers receive.
+//! Credentials and the hosts that receive them: the rows of the table in
+//! `docs/reference/security.md`, checked by what servers receive.
 //!
 //! The environment holds credentials for every store; each case is a process of its own.
 

@@ -1,4 +1,4 @@
-//! The content store of the hub in this process speaks the protocol of the hub's own tools.
+//! The content store of the hub in this process speaks the protocol of `huggingface_hub`.
 
 use std::path::Path;
 use std::process::Command;

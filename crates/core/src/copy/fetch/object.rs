@@ -25,7 +25,7 @@ impl Sources {
 
     pub(in crate::copy) fn remote(&self) -> Result<&Arc<Remote>> {
         if self.remote.get().is_none() {
-            // Another thread may have been faster: then this one's ends unused.
+            // If another thread has set its `Remote` first, this one ends unused.
             drop(self.remote.set(Remote::start(&self.store)?));
         }
         Ok(self.remote.get().expect("set above"))

@@ -25,7 +25,7 @@ const LOCK_RETRY: Duration = Duration::from_millis(50);
 /// whom this one waits for.
 const LOOK_EACH: Duration = Duration::from_secs(1);
 
-/// Time after which a process that has written nothing is not waited for: it may be stopped, or
+/// Time after which nothing waits for a process that has written nothing: it may be stopped, or
 /// have left a lock on a network file system. A server that stalls may send nothing for as long.
 pub(super) const LOCK_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -51,8 +51,9 @@ impl CacheLock {
             let seen = stop.changes().count();
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
-                    // For those that wait: without it, they do not know whom they wait for. Others
-                    // who may write to the repository could give any file this name too.
+                    // The text tells waiting processes whom they wait for. It is not written to a
+                    // file with several links: others who may write to the repository could give
+                    // any file this name.
                     if file.metadata().is_ok_and(|file| file.nlink() == 1) {
                         let _ = file.set_len(0);
                         let _ = file.write_all_at(process_id().to_string().as_bytes(), 0);
@@ -128,7 +129,7 @@ fn written(folder: &GuardedDir, name: &str, depth: usize) -> (u64, i64) {
     let Some(depth) = depth.checked_sub(1) else {
         return own;
     };
-    // Below the directory that is trusted, files have the permissions of a copy.
+    // Below the trusted directory, files get the permissions of a copy.
     let below = folder
         .trusting(Trust::All)
         .and_then(|folder| folder.below(name));
@@ -152,7 +153,7 @@ fn holder(folder: &GuardedDir) -> String {
 
 impl Drop for CacheLock {
     fn drop(&mut self) {
-        // A child that was forked meanwhile holds the lock too.
+        // Unlock explicitly, because a child that was forked meanwhile holds the lock too.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }

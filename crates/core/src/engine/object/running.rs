@@ -130,7 +130,7 @@ impl Running {
         let makes_room = !self.made_room && self.pace.ends_soon(came, wanted);
         self.made_room |= makes_room;
         if !done.is_empty() || makes_room {
-            // The engine outlives its requests.
+            // Sending cannot fail, because the engine outlives its requests.
             let _ = self.news.send(News {
                 done,
                 makes_room,
@@ -210,7 +210,7 @@ impl Running {
                 break;
             }
             let next = job.offset + job.filling.len() as u64;
-            // Bytes before it are a gap, or belong to earlier jobs.
+            // Bytes before this job's range are a gap, or belong to earlier jobs.
             let skipped = usize::try_from(next.saturating_sub(self.at)).unwrap_or(usize::MAX);
             let Some(wanted) = bytes.get(skipped..) else {
                 continue;

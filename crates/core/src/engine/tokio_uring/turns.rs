@@ -56,7 +56,7 @@ impl Turns {
     pub(super) async fn turn(&self) {
         let parks = self.parks();
         while self.parks() == parks {
-            // Each write is an event of its own, and the counter is far from its maximum after any
+            // Each write is a separate event, and the counter is far from its maximum after any
             // number of them; so a failure could only be one of the descriptor. Then the wait below
             // still ends, with the next read.
             let _ = rustix::io::write(self.doorbell.get_ref(), &1_u64.to_ne_bytes());

@@ -78,7 +78,7 @@ impl UringEngine {
     fn begin(&mut self, slot: usize, read: Read) {
         let pending = self.slots.get_mut(slot);
         if pending.fill.has_steps() {
-            // A job that has begun is finished before the next.
+            // Finish a job that has begun to be copied before the next one.
             if read.window_offset > 0 {
                 self.copies.push_front((slot, read));
             } else {
@@ -114,7 +114,7 @@ impl UringEngine {
             if let Some(step) = fill.copy(file, &mut job.lease, &mut read) {
                 self.proceed(slot, step, done);
             } else {
-                // Whatever the reason is, the ring waits for the bytes, or finds out.
+                // If copying stops for any reason, the ring reads the rest, or reports the error.
                 let rest = fill.read_rest(file);
                 self.queue(slot, rest);
             }
@@ -143,7 +143,7 @@ impl UringEngine {
     fn complete(&mut self, slot: usize, result: Result<usize, i32>, done: &mut Vec<Done>) {
         let pending = self.slots.get_mut(slot);
         let step = if let Some(read) = pending.paused.take() {
-            // The completion is that of a timeout.
+            // This is the completion of a timeout.
             Step::Read(read)
         } else {
             let file = &self.files[pending.job.source];
@@ -245,7 +245,8 @@ impl Engine for UringEngine {
     fn stop_when(&mut self, cancel: &CancelFlag) {
         if let Some(waker) = self.ring.waker() {
             cancel.on_cancel(move || {
-                // The eventfd is full only if it has been written to already.
+                // Writing fails only if the eventfd is full, which means that it has been written
+                // to.
                 let _ = rustix::io::write(&waker, &1u64.to_ne_bytes());
             });
         }
@@ -275,7 +276,7 @@ impl Drop for UringEngine {
         if is_drained {
             self.ring.unregister_slab();
         } else {
-            // Without completions, the kernel may still write to their memory.
+            // The kernel may still write to the memory of reads that have not completed.
             give_up(self.slots.take_all().map(|pending| pending.job.lease));
         }
     }

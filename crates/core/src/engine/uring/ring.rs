@@ -338,7 +338,7 @@ impl Ring {
         let Some(waker) = self.waker.clone() else {
             return true;
         };
-        // Fails only if it has been written to already.
+        // Writing fails only if the eventfd is full, which means that it has been written to.
         let _ = rustix::io::write(&waker, &1u64.to_ne_bytes());
         while self.waker.is_some() {
             match self.io.submit_and_wait(1).map_err(|it| it.raw_os_error()) {

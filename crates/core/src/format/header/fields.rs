@@ -109,7 +109,7 @@ impl<'de> de::DeserializeSeed<'de> for MetadataVisitor<'_> {
     type Value = BTreeMap<String, String>;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
-        // Any, not map: the reference reader accepts `null` as no metadata.
+        // `deserialize_any` is used because the reference reader accepts `null` as no metadata.
         json.deserialize_any(self)
     }
 }

@@ -46,7 +46,7 @@ impl State {
     fn turn(&mut self) -> Option<Turn> {
         let (extent, filled) = self.early.remove_entry(&self.left.start)?;
         let Some(hasher) = self.hasher.take() else {
-            // The lane that hashes now will find it.
+            // The lane that is hashing will find this extent.
             self.early.insert(extent, filled);
             return None;
         };
@@ -76,7 +76,7 @@ impl InOrder {
         let mut state = self.0.lock();
         if state.is_over {
             drop(state);
-            // Not under the lock: this may unmap memory.
+            // The lock is released first, because this may unmap memory.
             drop(filled);
             return None;
         }

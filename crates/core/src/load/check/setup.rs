@@ -67,7 +67,7 @@ impl Check {
         let mut decided: Vec<Option<Decided<'_>>> = Vec::new();
         let mut first = 0;
         for (shard, (facts, expectation)) in sources.iter().zip(expectations).enumerate() {
-            // Tensors are ordered by shard.
+            // Tensors are ordered by shard, so those of this shard come first.
             let rest = &check.tensors[first..];
             let count = rest.partition_point(|tensor| tensor.shard() == shard);
             let wanted = first..first + count;
@@ -357,7 +357,7 @@ impl Decided<'_> {
     }
 }
 
-/// Digests of a source before its first read: those of a whole have consumed its header.
+/// Digests of a source before its first read: a digest of the whole has consumed the header.
 #[derive(Default)]
 struct Begun {
     sum: Option<Sum>,

@@ -51,7 +51,7 @@ impl TreeSum {
     pub(super) fn add(&self, offset: u64, bytes: &[u8]) -> Option<[u8; 32]> {
         let end = offset + bytes.len() as u64;
         assert!(end <= self.len, "bytes behind the end");
-        // A shorter whole is one leaf, whose value is the root.
+        // A tree that is shorter than a leaf is one leaf, whose value is the root.
         let whole = offset.next_multiple_of(LEAF_BYTES)..end / LEAF_BYTES * LEAF_BYTES;
         let (mut at, mut rest) = (offset, bytes);
         let (mut subtrees, mut edges) = (Vec::new(), Vec::new());

@@ -79,7 +79,7 @@ impl SharedRegions {
 }
 
 /// Hints on shared memory that tensors show: windows are whole pages, so that a rank can replace
-/// single ones.
+/// single pages.
 const SHOWN_HINTS: ReadHints = ReadHints {
     extent_bytes: 4 << 20,
     request_bytes: 4 << 20,

@@ -148,8 +148,8 @@ impl Footprint {
         if self.ordinal != other.ordinal {
             return Some(false);
         }
-        // `first + Σ a·x = other.last - Σ b·y`: counted from the other's end, all strides are on
-        // one side.
+        // Counting the other layout from its end puts all strides on one side:
+        // `first + Σ a·x = other.last - Σ b·y`.
         let steps = simplified([self.steps.as_slice(), &other.steps].concat());
         let mut tries = TRIED_MAX;
         sums_to(&steps, other.last - self.first, &mut tries)

@@ -117,7 +117,7 @@ pub(crate) fn matched<'a>(
             continue;
         }
         names.push(load_target.name.clone());
-        // Most models are on one device, so that no tensor needs a rule of its own.
+        // Most models are on one device, so no tensor needs a separate rule.
         let devices = devices.get_or_insert_with(|| DeviceRules::new(load_target.device));
         if load_target.device != devices.otherwise {
             devices
@@ -310,7 +310,7 @@ fn sharing(written: &[(&Footprint, &LoadTarget)]) -> Vec<String> {
                 .take_while(|(other, _)| bytes.bounds(other))
                 .filter_map(|(other, its)| shared(bytes, load_target, other, its))
         });
-    // One pair more than an error names: there may be millions.
+    // There may be millions of pairs. One more than an error names is enough.
     pairs.take(SHOWN + 1).collect()
 }
 

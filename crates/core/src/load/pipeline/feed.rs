@@ -112,8 +112,8 @@ impl FeedState {
         slab.is_some_and(|slab| !slab.has_free_slot())
     }
 
-    /// Returns the bytes that each lane may have in flight. A lane that copies does so by itself:
-    /// no other lane could take over what it holds beyond its share.
+    /// Returns the bytes that each lane may have in flight. Copies are bound to their lane, so one
+    /// lane must not hold more than its share.
     fn share(&self, group: usize, lanes: &LaneCount) -> u64 {
         if self.schedule.is_exhausted(group) {
             return u64::MAX;
@@ -320,7 +320,7 @@ impl Feed {
             let mut state = self.state.lock();
             (std::mem::take(&mut state.writers), state.slab.take())
         };
-        // Without the lock: unmapping can take a while.
+        // The lock is released first, because unmapping can take a while.
         drop(left);
         for memory in &self.origins {
             match memory {
@@ -390,7 +390,7 @@ impl Feed {
                     })),
                 }
             }
-            // Windows are taken extent by extent.
+            // These windows are taken when each extent begins.
             LeaseOrigin::Slots | LeaseOrigin::Whole(_) => Ok(true),
         }
     }
@@ -402,9 +402,9 @@ impl Feed {
             match self.try_take(group, lane, held, waited) {
                 Ok(next) => return Ok(next),
                 Err(NotBegun::Failed(error)) => return Err(error),
-                // Without the lock: unmapping can take a while.
+                // The lock is released first, because unmapping can take a while.
                 Err(NotBegun::Evicts(evicted)) => drop(evicted),
-                // Without the lock: the GPU may be busy for long.
+                // The lock is released first, because the GPU may be busy for long.
                 Err(NotBegun::NoRoom(device)) => {
                     let is_over = || self.cancel.is_cancelled();
                     waited = Some(DeviceWait {

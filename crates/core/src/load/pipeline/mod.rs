@@ -200,7 +200,7 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
     /// Passes all completions on to the sink. Comparing and copying bytes takes time, so the reads
     /// that take the place of completed ones begin before each, unless a read failed.
     fn complete_all(&mut self) {
-        // Slots whose copies have ended are free for the reads that begin below.
+        // Free the slots of copies that have ended, for the reads that begin next.
         self.reap_sink(Wait::No);
         let mut has_failed = false;
         for done in &self.done {
@@ -225,7 +225,7 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             if let Some(done) = confirmed {
                 if let Err(error) = self.complete(done) {
                     self.failure.get_or_insert(error);
-                    // Now: the next extent may wait for one that has not been passed on.
+                    // Tell the feed at once: the next extent may wait for the one that failed.
                     self.tell_failure();
                 }
             } else {
@@ -234,7 +234,7 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             }
             self.watch.lap(Stage::Deliver);
         }
-        // Keeps its capacity.
+        // Assigning the vector back keeps its capacity.
         self.returned = returned;
         self.reap_sink(Wait::No);
     }
@@ -246,8 +246,8 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             feed, sink, watch, ..
         } = self;
         if let Ok(filled) = &done.result {
-            // Sinks rely on this: a wrong pairing would fill a tensor with the bytes of another
-            // one.
+            // Sinks rely on this pairing: a wrong one would fill a tensor with the bytes of another
+            // tensor.
             assert!(
                 start == Some(filled.start()),
                 "the engine mixed up extent {}",
@@ -264,8 +264,8 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
                 return sink.submit(extent, filled);
             };
             watch.lap(Stage::Deliver);
-            // Passes on this extent; none if it must wait for others of its file; or several that
-            // waited for it.
+            // The check passes on this extent, or none if it must wait for others of its file, or
+            // also several that waited for it.
             let mut onward = ToSink {
                 sink: &mut **sink,
                 watch: &mut *watch,
@@ -275,7 +275,7 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             compared
         });
         match result {
-            // An engine cancelled the read because the load is over: the cause is reported
+            // The engine cancelled this read because the load is over, and the cause is reported
             // elsewhere.
             Err(error) if error.kind() == ErrorKind::Cancelled && feed.cancel().is_cancelled() => {
                 Ok(())
@@ -322,7 +322,7 @@ impl<T> std::fmt::Debug for LaneWork<'_, T> {
     }
 }
 
-/// Way of verified extents to the lane's sink.
+/// Hands verified extents to the lane's sink.
 struct ToSink<'a, 'c, S> {
     sink: &'a mut S,
     watch: &'a mut StageTimer<'c>,

@@ -10,7 +10,7 @@ use crate::ranks::Group;
 use crate::ranks::peers::{Peers, Served, ServedRange};
 use crate::verify::Verify;
 
-/// Connection of a leader to those of other nodes, and its part in what they share.
+/// Connection of a leader to the leaders of other nodes, and its part in what they share.
 pub(super) struct Across {
     pub(super) peers: Arc<Peers>,
     /// Rank of this leader.
@@ -20,7 +20,7 @@ pub(super) struct Across {
 }
 
 impl Across {
-    /// Connects the leader of this node with those of the others. Returns `None` if the group
+    /// Connects the leader of this node with the leaders of the others. Returns `None` if the group
     /// cannot do that.
     ///
     /// # Errors

@@ -109,7 +109,7 @@ impl Loader {
             }
         };
         let plan = match joining.plan(deadline) {
-            // It verifies what it reads alone.
+            // A rank that reads alone verifies what it reads.
             Err(error) if reader.is_none() && self.reads_without(&error) => {
                 let reason = Some(error.message().to_owned());
                 return Ok(Some(Joined::alone(report, reason, started)));
@@ -233,7 +233,7 @@ impl Loader {
             .collect::<Result<_>>()?;
         let options = &self.options;
         let rules = ShareRules {
-            // A digest needs all bytes in one process; in file order, a rank's own reads would
+            // A digest needs all bytes in one process. In file order, the reads of a rank would
             // have to wait for those of the leader.
             all: options.verify != Verify::Off || options.order == Order::File,
             alignment: READ_ALIGNMENT,
@@ -275,7 +275,8 @@ impl Loader {
             }),
             is_starved: Box::new(move || starved.upgrade().is_some_and(|it| it.is_starved())),
             widen: Box::new(move || widened.upgrade().is_some_and(|it| it.widen())),
-            // Nothing verifies what a rank reads by itself.
+            // With `verify`, ranks that fall behind get more time: nothing would verify what they
+            // read themselves.
             patience: if options.verify == Verify::Off {
                 LAG
             } else {

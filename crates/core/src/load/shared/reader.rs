@@ -75,12 +75,12 @@ impl Reader {
             info.ranged(range.range.clone())
         });
         let tensors: Vec<_> = tensors.collect();
-        // Half of the node's memory: the ranks divide the rest. All ranks take regions in file
-        // order, so that each finds what it waits for among those that are kept.
+        // Shared memory takes half of the node's limit; the ranks divide the rest. All ranks take
+        // regions in file order, so that each finds the next one among those that are kept.
         let mut options = loader.options.with_divided_memory(2);
         options.order = Order::File;
-        // Ranks align what they deliver. Here every tensor would need a region of its own, which
-        // each rank maps.
+        // Ranks align tensors when they deliver them. Aligned here, each tensor would need a
+        // separate region, which every rank maps.
         options.align = None;
         let destinations = Destinations::host(&tensors).published();
         let owners = across.map(|across| across.owners(shared));
@@ -99,9 +99,9 @@ impl Reader {
             })
         });
         let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others)?;
-        // As for the ranks, so that a limit that suffices here suffices for them.
+        // The divisor is that of the ranks, so that a limit that suffices here suffices for them.
         prepared.limit_divisor = 2 * ranks as u64;
-        // Their owners compare them.
+        // Tensors of other nodes are compared by their owners.
         let tensors = check::Loaded::new(
             &prepared.plan,
             &prepared.tensors,
@@ -112,7 +112,7 @@ impl Reader {
         let given = loader.expectations.as_ref();
         let check = check::check(checkpoint, tensors, given, &options.verify, options.timeout)
             .inspect_err(|error| forget_wrong(&prepared.sources, error))?;
-        // Those that the lane for other nodes waits for: it claims more once there is memory.
+        // The lane for other nodes waits for these events, and claims more once there is memory.
         let events = peers.as_ref().map(|peers| Arc::clone(peers.events()));
         let events = events.unwrap_or_default();
         let (pool, slab) = published(&prepared, &options, Arc::clone(&events))?;
@@ -156,7 +156,7 @@ impl Reader {
             (region, offset as u64 + behind)
         };
         let planned_bytes = self.planned_bytes(wants, shared);
-        // Other nodes want nothing by name.
+        // Wants of other nodes have no names.
         let nodes = self.peers.iter().flat_map(|peers| peers.ranks());
         let nodes = nodes.map(|_| (&[][..], &[][..]));
         let ranks = wants.iter().zip(&shared.by_rank);
@@ -325,7 +325,7 @@ impl Reader {
             forgetting(events, &self.prepared.sources)
         };
         let started = lane::start(lanes, &open_sink, events);
-        // The lanes end by themselves: the hub serves the other ranks also when this one is done.
+        // The threads are not joined: the leader serves other ranks after its own load has ended.
         let (_, opened) = started.map_err(|refused| self.refused(refused))?;
         let _ = self.engine.set(opened.report);
         Ok(())

@@ -32,10 +32,11 @@ impl TensorStream {
     pub(crate) fn refused(shared: Arc<Shared>, refused: Refused) -> Error {
         let none_reads = shared.lock().state.lanes_missing(refused.missing);
         if none_reads {
-            // The last lane would have closed it, or has.
+            // The last lane closes the feed; if no lane reads, it is closed here.
             shared.setup.feed.close();
         }
-        // Dropping would cancel it: the reason for the end is this one.
+        // Record the error first: dropping the stream would make cancellation the reason for the
+        // end.
         shared.abandon(refused.error.again());
         drop(Self::new(shared, refused.threads));
         refused.error
@@ -50,7 +51,8 @@ impl Shared {
         let Some(ended) = ended else {
             return;
         };
-        // A weak reference: when the lanes have ended, the load must belong to its owner alone.
+        // The reference is weak, because the load must belong to its owner alone once the lanes
+        // have ended.
         let shared = Arc::downgrade(self);
         let started = Builder::new()
             .name("tload-grace".to_owned())
@@ -71,7 +73,7 @@ impl Shared {
     fn orphan(&self) {
         let has_begun = self.lock().state.orphan();
         if has_begun {
-            // The failure says more than a panic of a write that it has stopped.
+            // A panic of a write that the failure has stopped is ignored: the failure says more.
             let _ = self.close_gate();
             self.tell(None);
         }

@@ -1,7 +1,7 @@
 //! Receiving end of a load: a stream of finished tensors.
 //!
 //! Lanes push finished tensors into a queue; the caller takes them by blocking, by polling, or
-//! through a `futures` stream. The queue needs no bound of its own: queued tensors are charged to
+//! through a `futures` stream. The queue needs no separate bound: queued tensors are charged to
 //! the budget.
 //!
 //! ```text
@@ -126,7 +126,8 @@ impl TensorStream {
     fn limited(&mut self, started: io::Result<JoinHandle<()>>) -> Result<()> {
         let thread = started.map_err(|error| {
             let error = Error::cannot_start_thread(error);
-            // Dropping the stream would cancel it: the reason for the end is this one.
+            // Record the error first: dropping the stream would make cancellation the reason for
+            // the end.
             self.shared.abandon(error.again());
             error
         })?;
@@ -221,14 +222,15 @@ impl Drop for TensorStream {
         // caller's memory.
         self.shared.setup.gate.close();
         if self.shared.wait_for_lanes(DROP_WAIT) {
-            // An executor may drop the stream inside a wake-up, on a thread of this load.
+            // A thread cannot join itself: an executor may drop the stream inside a wake-up, on a
+            // thread of this load.
             let own = std::thread::current().id();
             for thread in self
                 .threads
                 .drain(..)
                 .filter(|thread| thread.thread().id() != own)
             {
-                // Panics have been caught inside.
+                // Joining cannot fail: the lane catches its panics.
                 let _ = thread.join();
             }
         }

@@ -150,14 +150,15 @@ impl Shared {
 
     /// Records that a lane has ended and that all its reads have returned.
     pub(crate) fn lane_ended(&self, result: Result<()>) {
-        // Before the last lane checks the files: a failed read explains more than a changed file.
+        // Record the result before the last lane checks the files, because a failed read explains
+        // more than a changed file.
         let last = self.lock().state.lane_returned(result);
         let Some(is_whole) = last else {
             return;
         };
-        // Outside the lock: queries file systems and stores.
+        // The lock is released, because this queries file systems and stores.
         let verified = lane::caught(|| {
-            // Before the memory is freed, which sets the flag that ends this wait.
+            // Settle before the memory is freed, which sets the flag that ends this wait.
             let settled = (self.setup.settle)(is_whole);
             self.setup.feed.close();
             let verified = (self.setup.verify)(is_whole && settled.is_ok());

@@ -15,13 +15,13 @@ pub(super) fn without_signature(query: &str) -> String {
     let known: &[&str] = if is_any("X-Amz-Signature") || is_any("X-Goog-Signature") {
         &[]
     } else if is_any("sig") {
-        // Azure's shared access signatures.
+        // These are parameters of Azure's shared access signatures.
         &[
             "sig", "sv", "ss", "srt", "sr", "sp", "se", "st", "spr", "sip", "skoid", "sktid",
             "skt", "ske", "sks", "skv", "sdd", "saoid", "suoid", "scid",
         ]
     } else if is_any("Signature") {
-        // CloudFront, and version 2 of S3's and Google's signatures.
+        // These are parameters of CloudFront, and of version 2 of S3's and Google's signatures.
         &[
             "Signature",
             "Expires",

@@ -248,7 +248,7 @@ impl Drop for Ending {
             state.ended = true;
             std::mem::take(&mut state.inbox)
         };
-        // Without the lock: this may free memory.
+        // The lock is released first, because this may free memory.
         drop(left);
         self.0.changed.notify_all();
     }

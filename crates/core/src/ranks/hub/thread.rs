@@ -119,7 +119,7 @@ impl<'a> Serving<'a> {
         let ready = {
             let mut waits: Vec<(BorrowedFd<'_>, PollFlags)> =
                 vec![(self.shared.wake.as_fd(), PollFlags::IN)];
-            // The position of each follower among them.
+            // Range of `waits` that belongs to each follower.
             let mut places = Vec::with_capacity(self.followers.len());
             let mut until = self.load.as_ref().map(|_| Instant::now() + TICK);
             for follower in &self.followers {
@@ -136,7 +136,8 @@ impl<'a> Serving<'a> {
             places.into_iter().map(spoke).collect::<Vec<_>>()
         };
         self.shared.wake.clear();
-        // Before the events: one of them may begin the load, which ends the listening.
+        // Accept connections before handling events: an event may begin the load, which ends the
+        // listening.
         while let Some(listener) = &self.listener
             && let Some(channel) = listener.accept()?
         {
@@ -179,7 +180,7 @@ impl<'a> Serving<'a> {
                         follower.channel.post(Record::Plan, Some(plan));
                     }
                 }
-                // Ranks that died since they joined need nothing.
+                // Sending fails for ranks that died since they joined, which need nothing.
                 for position in 0..start.ranks.len() {
                     let mut known = self.followers.iter();
                     if !known.any(|follower| follower.position == Some(position)) {
@@ -192,12 +193,12 @@ impl<'a> Serving<'a> {
             }
             Event::Begun(region, memory) => self.holdings.begun(region, memory),
             Event::Filled(region, from, to) => {
-                // Ranks that have waited for it in silence have something to do from now on.
+                // Ranks that waited for this in silence have something to do from now on.
                 self.starved_since = None;
                 self.holdings.filled(region, from, to);
             }
             Event::Failed(failure) => {
-                // The first one counts.
+                // The first error counts.
                 let Some(memory) = self.failure_memory.take() else {
                     return;
                 };
@@ -295,7 +296,7 @@ impl<'a> Serving<'a> {
         for index in 0..self.followers.len() {
             let channel = &self.followers[index].channel;
             if channel.has_queued() && channel.flush().is_err() {
-                // It may have told that it has finished.
+                // The rank may have announced that it has finished.
                 self.listen(index);
                 gone.push(index);
             }

@@ -41,7 +41,7 @@ impl Joining {
     ) -> Result<Option<Self>> {
         match Channel::connect(name) {
             Ok(channel) => Self::new(channel, leader).ask(rank, request, deadline),
-            // No process of this node has the name, or one of another user.
+            // No process of this node has the name, or a process of another user does.
             Err(error) if is_any(&error, &[Errno::CONNREFUSED, Errno::PERM]) => Ok(None),
             Err(error) => Err(cannot_send(error)),
         }
@@ -51,7 +51,7 @@ impl Joining {
     fn ask(self, rank: usize, request: &Request, deadline: Instant) -> Result<Option<Self>> {
         match self.send(rank, request) {
             Ok(()) => self.accepted(deadline),
-            // It has closed its socket without accepting this rank.
+            // The leader has closed its socket without accepting this rank.
             Err(error) if is_any(&error, &[Errno::PIPE, Errno::CONNRESET]) => Ok(None),
             Err(error) => Err(cannot_send(error)),
         }
@@ -61,7 +61,8 @@ impl Joining {
     fn accepted(mut self, deadline: Instant) -> Result<Option<Self>> {
         match self.wait(deadline)? {
             Some((Record::Joined, _)) => Ok(Some(self)),
-            // It follows another leader, which is not of this node, or belongs to another user.
+            // The rank follows another leader, which is not on this node, or belongs to another
+            // user.
             _ => Ok(None),
         }
     }

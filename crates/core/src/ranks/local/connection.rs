@@ -108,7 +108,7 @@ impl Connection {
     /// Ends the connection for both ends, also if a forked child holds a copy of it.
     pub(super) fn close(&mut self) {
         self.is_open = false;
-        // The other end may have ended it.
+        // The other end may already have closed the connection.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
@@ -140,6 +140,6 @@ pub(super) fn wait(watched: &mut [PollFd<'_>], deadline: Option<Instant>) {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let left = left.unwrap_or(WAIT_MAX).min(WAIT_MAX);
     let left = Timespec::try_from(left).expect("an hour at most");
-    // Fails only for signals and for lack of memory; the caller looks again.
+    // `poll` fails only for signals and for lack of memory. The caller tries again.
     let _ = poll(watched, Some(&left));
 }

@@ -213,7 +213,8 @@ impl Link {
         drop(state);
         let result = converse(&mut connection, hello, message, deadline);
         let mut state = self.state.lock();
-        // Kept open after a failure too: rank 0's thread still tells it to latecomers.
+        // The connection stays open after a failure, which the thread of rank 0 still reports to
+        // latecomers.
         state.connection = Some(connection);
         state.failure = result.as_ref().err().map(Error::again);
         drop(state);
@@ -257,7 +258,7 @@ fn converse(
                     .with_hint("check that only tload listens at this path")
             }
         };
-        // The others must not wait for this rank.
+        // Close the connection, so that the others do not wait for this rank.
         connection.close();
         return Err(error);
     }
@@ -290,7 +291,8 @@ impl Drop for LocalGroup {
             return;
         }
         if let Some(host) = &mut self.host {
-            // Before the listener is closed: the next run must not find it dead.
+            // Remove the file before the listener is closed, so that the next run does not find a
+            // dead socket.
             host.file = None;
         }
         if let Some(link) = &self.link
@@ -299,8 +301,8 @@ impl Drop for LocalGroup {
             connection.close();
         }
         if let Some(thread) = self.host.as_mut().and_then(|host| host.thread.take()) {
-            // Ends without its connection, and gives up on ranks that do not read. A panic of it
-            // has ended the connections.
+            // The thread ends when its connection closes, and gives up on ranks that do not read.
+            // If it has panicked, its connections are closed.
             let _ = thread.join();
         }
     }

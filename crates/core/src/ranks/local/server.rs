@@ -109,7 +109,7 @@ impl Server {
             if is_over.contains(&error.kind()) {
                 continue;
             }
-            // No descriptors or no memory are left. To wait for them could take forever.
+            // Descriptors or memory are exhausted. Waiting for them could take forever.
             self.listener = None;
             if self.gather.is_joining() {
                 let cause = error.to_string();
@@ -196,7 +196,7 @@ impl Client {
                 let deadline = Instant::now() + remaining.min(TIMEOUT_MAX);
                 gather.take(rank, bytes, deadline)
             }
-            // Follows the hello of a process that was turned away.
+            // This message follows the hello of a process that was turned away.
             (Frame::Message { .. }, None) => true,
             (Frame::Hello(_), Some(_)) | (Frame::All(_) | Frame::Failed(_), _) => false,
         }

@@ -71,7 +71,7 @@ impl Drop for SocketFile {
         let is_own = |metadata: &fs::Metadata| identity(metadata) == self.identity;
         let found = self.path.symlink_metadata();
         if self.process == process_id() && found.is_ok_and(|found| is_own(&found)) {
-            // Without it, the next run replaces the file.
+            // If removing fails, the next run replaces the file.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -306,7 +306,7 @@ impl DirectoryLock {
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
         if let Some(directory) = &self.0 {
-            // A child that was forked meanwhile holds the lock too.
+            // Unlock explicitly, because a child that was forked meanwhile holds the lock too.
             let _ = flock(directory, FlockOperation::Unlock);
         }
     }

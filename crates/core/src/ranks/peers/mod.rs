@@ -204,11 +204,11 @@ impl Peers {
             for peer in peers {
                 let tell = move || {
                     let failed = Frame::new(Kind::Failed);
-                    // They may have failed themselves.
+                    // Sending fails if the peers have failed themselves.
                     let _ = self.shared.send(peer, failed, message, deadline);
                 };
                 if Builder::new().spawn_scoped(scope, tell).is_err() {
-                    // No thread is left: one after the other.
+                    // No thread is left, so the connections are opened one after the other.
                     tell();
                 }
             }
@@ -258,7 +258,7 @@ impl Peers {
             links.push(link);
         }
         *shared.listener.lock() = Some(listener);
-        // One for this thread, until it has started the others.
+        // This guard is for the present thread, until it has started the others.
         shared.receiving.store(1, Ordering::SeqCst);
         let started = self.start(links, served);
         shared.receiver_ended();
@@ -274,7 +274,7 @@ impl Peers {
             let spawn = |name: String| Builder::new().name(name);
             // The guards outlive the connections, which the process must not end before.
             let guard = ServingGuard::new();
-            // Nothing else sends to it from now on.
+            // Nothing else sends to this peer from now on.
             shared.peers[index].state.lock().is_served = true;
             let started = spawn(format!("tload-to-{rank}")).spawn(move || {
                 let (_guard, serving) = (guard, serving);
@@ -387,7 +387,7 @@ impl Peers {
         for peer in &self.shared.peers {
             let mut state = peer.state.lock();
             if state.is_served {
-                // Before the thread that serves it sees that it may end.
+                // Set this before the serving thread sees that it may end.
                 state.close(message.clone());
             } else {
                 unserved.push(peer);
@@ -488,7 +488,7 @@ impl Shared {
     }
 
     fn tell(&self, event: &PeerEvent<'_>) {
-        // Not under the lock: it may fail the load, which ends here.
+        // The lock is released first, because this may fail the load, which ends here.
         let listener = self.listener.lock().clone();
         if let Some(listener) = listener {
             listener(event);

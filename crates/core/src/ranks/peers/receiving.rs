@@ -18,7 +18,7 @@ fn receive_all(shared: &Shared, index: usize) {
         match step(shared, index) {
             Ok(true) => {}
             Ok(false) => {
-                // After this, nothing that is still claimed arrives.
+                // Claims that are still open will never be filled.
                 let error = Error::new(
                     ErrorKind::Peer,
                     format!("rank {} has left the load", peer.rank),
@@ -55,7 +55,7 @@ fn step(shared: &Shared, index: usize) -> Result<bool> {
         }
         Kind::Gone => {
             let unfilled = state.claims.remove(&frame.extent);
-            // Storage has the rest.
+            // The rest comes from storage.
             let rest = unfilled.as_ref().map_or(0, |unfilled| unfilled.missing);
             state.missing = state.missing.saturating_sub(rest);
             drop(state);
@@ -89,10 +89,11 @@ fn receive_bytes(shared: &Shared, index: usize, frame: &Frame) -> Result<()> {
     let peer = &shared.peers[index];
     let deadline = peer.deadline();
     let len = usize::try_from(frame.len).map_err(|_| peer.unintelligible())?;
-    // Out of the table while it is written to: nothing else ends it meanwhile.
+    // Take the claim out of the table while it is written to, so that nothing else ends it
+    // meanwhile.
     let found = peer.state.lock().claims.remove(&frame.extent);
     let Some(mut unfilled) = found else {
-        // The claim was ended here.
+        // This node has already ended the claim.
         shared.receive_payload(peer, frame, deadline)?;
         return Ok(());
     };

@@ -123,7 +123,7 @@ pub(super) fn run(shared: &Shared, index: usize, link: Link, served: Served) {
 impl Serving<'_> {
     fn run(&mut self) -> Result<()> {
         loop {
-            // The hub gives a sign of life every second, so that no wait takes longer.
+            // The leader's thread gives a sign of life every second, so no wait takes longer.
             let seen = self.link.events().count();
             let messages = self.peer.state.lock().outbox.drain(..).collect::<Vec<_>>();
             let mut has_sent = !messages.is_empty();
@@ -134,7 +134,7 @@ impl Serving<'_> {
                 return self.send(Frame::new(Kind::Bye), &[]);
             }
             if self.peer.state.lock().needs_nothing {
-                // It may have left with claims to come, for which nothing must be kept.
+                // The peer may have left before it sent all claims. Nothing must be kept for those.
                 self.finish();
             }
             self.take_claims()?;
@@ -201,7 +201,7 @@ impl Serving<'_> {
             match self.link.availability(piece.region, &piece.range) {
                 Availability::Filled => {
                     self.send_bytes(&piece)?;
-                    // The rest may take long.
+                    // Send what is there, because the rest may take long.
                     self.give_sign_of_life();
                     has_sent = true;
                 }
@@ -216,7 +216,7 @@ impl Serving<'_> {
                 }
                 Availability::Failed(error) => {
                     let mut state = self.peer.state.lock();
-                    // The reads of this node may have told the peer already.
+                    // Reads of this node may have reported the failure already.
                     if !state.is_closing && !state.needs_nothing {
                         state.close(self.shared.failure(&error));
                         has_sent = true;

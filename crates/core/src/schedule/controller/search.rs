@@ -59,7 +59,7 @@ impl Controller {
         let bytes = self.scaled(base.bytes, times, 1);
         let worth = if times > 2 { WORTH_CLIMBING } else { WORTH };
         if bytes <= base.bytes && self.report.changes == 0 {
-            // The load began at the maximum: less may be faster.
+            // The load began at the maximum, so a lower limit may be faster.
             self.remeasure(base, LimitReason::Ceiling, now);
         } else if bytes <= base.bytes {
             self.settle(base, LimitReason::Ceiling, now);
@@ -86,11 +86,11 @@ impl Controller {
         } else if gain >= SEARCH_GAIN {
             self.climb(here, if nearly_all { 4 } else { 2 }, remaining, now);
         } else if gain < 1.0 - KNEE_LOSS {
-            // Past a knee, and `base` may be past it as well.
+            // The limit is past a knee, and `base` may be past it as well.
             self.remeasure(base, LimitReason::by(gain), now);
         } else {
             self.settle(base, LimitReason::by(gain), now);
-            // A first estimate for smaller steps.
+            // Start smaller steps with this estimate.
             self.above.add(gain - 1.0, MEMORY);
         }
     }

@@ -1,6 +1,6 @@
 //! Tensors in GPU memory: filled slots are copied there while later ones are being read.
 //!
-//! Each lane and device has one sink with a stream of its own. The sink owns a slot until the
+//! Each lane and device has one sink with its own stream. The sink owns a slot until the
 //! copy's event has fired: until then the GPU reads from it. A tensor is handed on when the events
 //! of all its copies have fired, so it may be used on any stream, and no load waits for the device
 //! as a whole.

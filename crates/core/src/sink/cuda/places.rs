@@ -58,7 +58,7 @@ impl CudaPlaces {
     /// gate has closed.
     pub(super) fn order(&self, stream: &Arc<Stream>) -> Result<()> {
         let Self::Targets(places) = self else {
-            // Each region has an event of its own, and no memory of the caller is written to.
+            // Each region has its own event, and no memory of the caller is written to.
             return Ok(());
         };
         let queued = Arc::clone(stream);

@@ -147,7 +147,7 @@ impl ConfinedEntry {
     ///
     /// It is not a regular file ([`ErrorKind::InvalidRequest`]), or may not be read.
     pub fn open_file(&self) -> Result<(File, Metadata)> {
-        // Before it is opened: opening a device may change its state.
+        // The type is checked before opening, because opening a device may change its state.
         if !self.metadata()?.is_file() {
             let message = "is not a regular file";
             return Err(Error::invalid_request(message).with_location(&self.location));
@@ -223,7 +223,7 @@ fn look(path: &Path) -> io::Result<Found> {
             real,
             inode: Some(inode),
         }),
-        // There is no /proc: a container without it, or a sandbox.
+        // Containers and sandboxes may lack /proc.
         Err(_) => resolve(path),
     }
 }

@@ -362,7 +362,7 @@ fn more_descriptors(files: usize, current: Option<u64>, most: Option<u64>) -> St
 /// Returns the error for a file that cannot be opened.
 pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
     if error.raw_os_error() == Some(libc::ENXIO) {
-        // A socket, or a device that does not exist.
+        // ENXIO is the error of a socket, and of a device that does not exist.
         let found = location.as_path().map(std::fs::metadata);
         if let Some(Ok(metadata)) = found {
             return irregular(metadata.file_type(), location).with_source(error);

@@ -145,7 +145,7 @@ fn looks(wanted: &[Range<u64>]) -> Vec<Range<u64>> {
     let step = lengths.fold(0, u64::saturating_add).div_ceil(LOOKS);
     let step = step.max(LOOK_BYTES);
     let mut looks: Vec<Range<u64>> = Vec::new();
-    // Wanted bytes before the next sample.
+    // Number of wanted bytes before the next sample.
     let mut left = 0;
     for range in ranges {
         let mut start = range.start;

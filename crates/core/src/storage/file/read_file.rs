@@ -187,7 +187,8 @@ impl ReadFile {
             }
             CacheMode::Direct => true,
         };
-        // Counting the pages of 12 GiB takes 6 ms. In a file system in memory, all are copied.
+        // Counting the cached pages of 12 GiB takes 6 ms. In an in-memory file system every page is
+        // cached, so nothing is counted.
         if cache != CacheMode::Direct && !opened.source.file_system().in_memory {
             opened.cached = Cached::new(&opened.source, wanted);
         }
@@ -208,8 +209,8 @@ impl ReadFile {
                 opened.alignment = alignment(&file);
                 opened.direct = Some(file);
                 if opened.cached.is_partial() {
-                    // A copied range may miss pages; read-ahead would bring in those beyond it,
-                    // which are read directly: twice the work.
+                    // A cached range may lack some pages. Read-ahead would then also fetch pages
+                    // beyond the range, which are read with direct I/O: twice the work.
                     residency::disable_read_ahead(opened.source.file());
                 }
             }
@@ -293,7 +294,7 @@ impl ReadFile {
         let mut direct = None;
         if self.direct.is_some() {
             let opened = open_direct(&file, path).map_err(|error| cannot_open(error, location))?;
-            // Without /proc the path was resolved once more.
+            // Without /proc, `open_direct` resolved the path again, so compare the identities.
             self.source.verify(status(&opened, location)?)?;
             direct = Some(opened);
         }
@@ -307,7 +308,7 @@ impl ReadFile {
             .iter()
             .last()
             .map_or(&self.again, |last| &last.next);
-        // If another thread was faster, its descriptors serve as well.
+        // If another thread has reopened the file first, its descriptors are used.
         let _ = last.0.set(reopened);
         Ok(())
     }
@@ -324,7 +325,7 @@ impl ReadFile {
             let file = last.map_or(self.source.file(), |last| &last.file);
             match status(file, self.source.location()) {
                 Ok(found) => self.source.verify(found),
-                // Reopening also compares.
+                // Reopening the file also compares its identity.
                 Err(error) if error.errno().is_some_and(Transient::wants_reopening) => {
                     self.reopen(self.openings())
                 }

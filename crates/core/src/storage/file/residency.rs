@@ -55,7 +55,7 @@ fn ask(file: &File) -> Result<Residency> {
         Method::Cachestat => linux::cachestat(file, 0, total_bytes),
         Method::Mincore => None,
     };
-    // Only `mincore` says why it fails.
+    // Of the ways to count pages, only `mincore` states the reason of a failure.
     let pages = counted.map_or_else(
         || mincore(file, 0, total_bytes).map(|found| found.pages),
         Ok,
@@ -96,7 +96,7 @@ impl Method {
 
     /// Returns the method that works for `file`.
     pub(in crate::storage) fn for_file(file: &File, file_system: &FileSystem) -> Self {
-        // A file on an overlay is a front: its pages belong to the file below, which only a mapping
+        // Pages of a file on overlayfs belong to the file of a lower layer, which only a mapping
         // reaches.
         let is_front = file_system.name == "overlay";
         if !is_front && linux::cachestat(file, 0, 1).is_some() {
@@ -330,7 +330,7 @@ mod linux {
     }
 
     impl Switches {
-        /// Returns those of the calling thread; none where the system does not count them.
+        /// Returns the switches of the calling thread; 0 where the system does not count them.
         pub(super) fn now() -> Self {
             // SAFETY: the struct consists of integers, for which zero is a value.
             let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -370,7 +370,8 @@ mod linux {
     }
 
     pub(in crate::storage) fn read_ahead(file: &File, offset: u64, len: u64) {
-        // Advice only: errors are ignored. Without it reads happen one after another.
+        // Without this advice, the kernel reads one range after another. Errors of advice are
+        // ignored.
         let _ = rustix::fs::fadvise(file, offset, NonZeroU64::new(len), Advice::WillNeed);
     }
 

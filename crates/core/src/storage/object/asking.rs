@@ -26,8 +26,8 @@ impl ObjectSource {
         if !by_version || fault.error.status() != Some(403) {
             return Err(judge(fault));
         }
-        // On S3, `s3:GetObjectVersion` is a separate permission from `s3:GetObject`. The ETag is
-        // still required.
+        // On S3, `s3:GetObjectVersion` is a separate permission from `s3:GetObject`. The retry
+        // without a version still requires the ETag.
         let options = self.conditions(false, range);
         let answer = self
             .0

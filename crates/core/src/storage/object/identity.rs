@@ -17,7 +17,8 @@ pub struct ObjectIdentity {
 
 impl ObjectIdentity {
     pub(crate) fn from_meta(meta: &ObjectMeta) -> Self {
-        // Lists state both in JSON or XML, where any text is possible; requests send them back.
+        // ETags and versions of lists come from JSON or XML, where any text is possible. Requests
+        // send them in headers.
         let is_header = |text: &String| !text.contains(char::is_control);
         let e_tag = meta.e_tag.clone().filter(is_header);
         let version = meta.version.clone().filter(is_header);
@@ -33,7 +34,7 @@ impl ObjectIdentity {
     /// Returns whether the store can tell states of the object apart by more than its length: by an
     /// entity tag, a version, or the time of the last modification.
     pub fn is_versioned(&self) -> bool {
-        // `object_store` says 1970 if there is no time.
+        // `object_store` reports a missing time as 1970.
         self.e_tag.is_some() || self.version.is_some() || self.modified > 0
     }
 

@@ -4,7 +4,7 @@
 //! Openings with equal options share threads. They share a store, with its HTTP client, its open
 //! connections and its credentials, if nothing else that it was opened from has changed: variables
 //! and files ([`Surroundings`]). Only ways to send requests are kept, never an answer: each opening
-//! sends its own requests, with counters and deadlines of its own.
+//! sends its own requests, with its own counters and deadlines.
 //!
 //! Threads without a user end soon: a task on the threads themselves ends them. A forked process
 //! begins with nothing.
@@ -69,7 +69,7 @@ struct Shared {
 
 struct KeptStore {
     id: StoreId,
-    /// Those of a mirror differ from those of the threads.
+    /// Options of the store; for a mirror they differ from the options of the threads.
     options: StoreOptions,
     surroundings: Surroundings,
     opened: Instant,
@@ -111,7 +111,7 @@ impl Lent {
         started.spawn(async {
             loop {
                 tokio::time::sleep(INTERVAL).await;
-                // Ends with the threads that it runs on.
+                // This task ends with the threads that it runs on.
                 expire(Instant::now());
             }
         });
@@ -178,7 +178,7 @@ impl Lent {
             ));
         }
         let (store, path, surroundings) = Store::open(url, options, timeline, cache)?;
-        // Signed URLs are opened once.
+        // Stores of signed URLs are not kept.
         if let Some(surroundings) = surroundings.filter(|_| url.query.is_none()) {
             let mut stores = self.0.stores.lock();
             stores.push(KeptStore {
@@ -215,7 +215,7 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let mut held = HELD.lock();
-        // A forked process has none of its parent's in its list.
+        // In a forked process the list is empty: entries of the parent stay with the parent.
         let is_this = |it: &&mut Held| Arc::ptr_eq(&it.shared, &self.0);
         let Some(this) = held.iter_mut().find(is_this) else {
             return;
@@ -257,8 +257,8 @@ pub(crate) fn end_idle_threads() {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Requests in progress keep this alive through their waiting callers, so only idle
-        // connections are left. This never waits, because the last owner may be one of the threads.
+        // Callers that wait for a request keep the runtime alive, so only idle connections are left
+        // here. Shutting down must not wait, because the last owner may be a thread of the runtime.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -275,7 +275,7 @@ fn threads_there(wanted: usize) -> Result<(usize, usize)> {
         )));
     }
     let wanted = wanted.min(fitting - 1);
-    // All are alive at the same time: each waits until the channel is closed.
+    // Each thread waits until the channel is closed, so all of them are alive at the same time.
     let (alive, wait) = bounded::<()>(0);
     let mut started = Vec::new();
     let mut refusal = None;
@@ -295,7 +295,7 @@ fn threads_there(wanted: usize) -> Result<(usize, usize)> {
     drop(alive);
     let count = started.len();
     for thread in started {
-        // It cannot panic.
+        // The thread cannot panic.
         let _ = thread.join();
     }
     match refusal {

@@ -275,7 +275,7 @@ impl ObjectSource {
     }
 
     /// Returns the hub's name for the object's contents: SHA-256 for large files, the git object id
-    /// for small ones.
+    /// for small files.
     pub(crate) fn contents_name(&self) -> Option<&str> {
         self.0.store.contents_name(&self.0.path)
     }

@@ -108,7 +108,7 @@ pub(super) async fn look_unless(
     {
         return Err(unversioned());
     }
-    // The server may send less than a range at once.
+    // The server may send less than the requested range.
     let read = async |range: Range<u64>| {
         let mut bytes = Vec::new();
         while range.start + (bytes.len() as u64) < range.end {
@@ -176,7 +176,7 @@ impl ObjectSource {
         }
         match opened.first_tiles(first) {
             Ok(bytes) => Ok(Some((opened, bytes))),
-            // The first bytes were evicted, and the store has another object now.
+            // The cache has evicted the first bytes, and the store has another object now.
             Err(error) if error.kind() == ErrorKind::Changed => Ok(None),
             Err(error) => Err(error.or_location(location)),
         }
@@ -294,7 +294,7 @@ pub(super) fn unversioned() -> Error {
     )
 }
 
-/// Range of an object, and what its response says beside it.
+/// Range of an object, and what else its response says.
 struct Opening {
     meta: ObjectMeta,
     bytes: Vec<u8>,
@@ -408,7 +408,7 @@ async fn read_once(
 
 /// Returns the metadata of an object that is empty, if that is why a request for a range failed.
 /// Such an object has no range, and stores report that in different ways: 416, a full response
-/// without bytes, an invalid range, or (those without HTTP) an error of their own.
+/// without bytes, an invalid range, or (those without HTTP) their own error.
 async fn empty(store: &Store, path: &Path, fault: &Fault) -> Option<ObjectMeta> {
     let status = fault.error.status();
     let may_be_empty = fault.transient.is_none()
@@ -422,7 +422,7 @@ async fn empty(store: &Store, path: &Path, fault: &Fault) -> Option<ObjectMeta> 
     let is_empty = |meta: &ObjectMeta| meta.size == 0;
     match (store.head(path).await, &fault.no_range) {
         (Ok((meta, _)), _) => Some(meta).filter(is_empty),
-        // Servers may allow GET only. This one has said it all.
+        // A server may allow GET only. Its response to GET described the object completely.
         (Err(_), Some(said)) => store.described(path, said.meta(path)?),
         (Err(_), None) if status == Some(416) => {
             let asked = store.get(path, GetOptions::default()).await;

@@ -142,7 +142,7 @@ impl Pace {
         (self.at, self.since) = (at, Instant::now());
     }
 
-    /// Leaves out time in which the store was not waited for.
+    /// Leaves out time in which the load did not wait for the store.
     fn skip(&mut self, time: Duration) {
         self.since += time;
     }
@@ -165,7 +165,7 @@ impl ObjectSource {
     ) -> Result<()> {
         let mut at = range.start;
         let mut attempts = 0;
-        // Consecutive failures, and the offset at which the first of them began.
+        // Number of consecutive failures, and the offset at which the first of them began.
         let (mut failed, mut since) = (0, at);
         loop {
             to.events().requested(attempts > 0);
@@ -174,9 +174,10 @@ impl ObjectSource {
             let sent = self.request(&mut at, range.end, is_last, hedging, to);
             let fault = match sent.await {
                 Ok(()) if at == range.end => return Ok(()),
-                // All bytes arrived, of the right version; only the end of the response failed.
+                // All bytes of the right version have arrived; only the end of the response failed.
                 Err(fault) if at == range.end && fault.transient.is_some() => return Ok(()),
-                // The server sends no more at once. One that sends very little counts as failing.
+                // A server may send less than the requested range. Very little progress counts as a
+                // failure.
                 Ok(()) if at - since >= u64::from(PROGRESS_BYTES) => {
                     (failed, since) = (0, at);
                     continue;
@@ -257,7 +258,8 @@ impl ObjectSource {
                     };
                     let handed = Instant::now();
                     to.bytes(new, Provenance::ORIGIN);
-                    // The receiver may have waited for the cache's disk.
+                    // The receiver may have waited for the cache's disk, which is not the server's
+                    // pace.
                     pace.skip(handed.elapsed());
                     *at += new.len() as u64;
                     pace.moved(*at);
@@ -271,8 +273,8 @@ impl ObjectSource {
                     hedging.inspect(|hedging| hedging.observe(pace.slowest));
                     return Ok(());
                 }
-                // The other request goes on alone. If the error is permanent, the other one will
-                // report it too.
+                // One of two hedged requests failed, and the other one continues. It will report a
+                // permanent error too.
                 Some(Err(_)) if other.is_some() => *answer = None,
                 Some(Err(fault)) => return Err(fault),
             }

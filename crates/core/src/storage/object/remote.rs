@@ -220,7 +220,7 @@ impl Remote {
         let (before, _) = self.retry_counter.so_far();
         let (sender, receiver) = bounded(1);
         let running = self.lent.spawn(async move {
-            // The receiver waits below.
+            // The send fails only if the caller below has stopped waiting.
             let _ = sender.send(task.await);
         });
         let panicked = || {
@@ -234,7 +234,7 @@ impl Remote {
             Ok(result) => result,
             Err(RecvTimeoutError::Disconnected) => panicked(),
             Err(RecvTimeoutError::Timeout) => {
-                // The threads may outlive the opening.
+                // Abort the task, because the threads may outlive the opening.
                 running.abort();
                 Err(self.too_late(stage, before))
             }
@@ -251,7 +251,7 @@ pub(crate) fn open_deadline(options: &StoreOptions) -> Option<Instant> {
 
 fn key(url: &RemoteUrl) -> StoreId {
     let authority = match url.protocol {
-        // The default revision may be written or omitted.
+        // `org/name` and `org/name@main` are the same repository.
         Protocol::Hub => HubId::from_authority(&url.authority).to_string(),
         Protocol::S3
         | Protocol::Gcs

@@ -38,8 +38,9 @@ impl Known {
         let tag = identity.strong_tag()?.to_owned();
         let entry = cache.find_entry((location, url), store.origin(), &identity);
         let entry = entry.ok()??;
-        // The store may have another version of the same bytes, and not the one by which the rest
-        // would be requested. A hub tells with the first bytes where the rest is.
+        // The version that the cache knows may be gone from the store, although its bytes are the
+        // same; the remaining bytes are requested by version. A hub sends the place of the
+        // remaining bytes with the first ones.
         let is_asked_again = identity.version.is_some() || url.protocol == Protocol::Hub;
         if is_asked_again && !entry.has(&(0..identity.len)) {
             return None;

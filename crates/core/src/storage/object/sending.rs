@@ -64,7 +64,7 @@ impl ObjectSource {
             };
             let result = tokio::select! {
                 biased;
-                // The writer failed: its error is reported.
+                // The writer has failed, and its error is reported below.
                 () = caller.closed() => return,
                 result = reading => result,
             };
@@ -74,7 +74,7 @@ impl ObjectSource {
         });
         let failed =
             |error| Error::from_io("cannot write what was read", error).with_location(&location);
-        // Until the task has ended, also after the last piece: it may have found an error since.
+        // Wait for the end of the task, even after the last piece: it may still find an error.
         loop {
             match pieces.recv_timeout(STEP) {
                 Ok(piece) => {
@@ -112,7 +112,7 @@ struct Sending(Sender<Result<Vec<u8>>>);
 
 impl Receive for Sending {
     fn bytes(&mut self, bytes: &[u8], _from: Provenance) {
-        // A writer that has failed is noticed by the task.
+        // Sending fails if the writer has failed, which the task notices itself.
         let _ = self.0.send(Ok(bytes.to_vec()));
     }
 

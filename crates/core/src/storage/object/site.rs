@@ -40,7 +40,7 @@ pub struct ObjectSite {
 /// Objects of a cache as of a moment.
 #[derive(Debug, Default)]
 struct Remembered {
-    /// Time until which they are taken for the present ones.
+    /// Time until which the list counts as current.
     until: Option<Instant>,
     objects: Arc<Vec<CachedObject>>,
 }
@@ -64,7 +64,7 @@ impl ObjectSite {
     pub fn below(location: &Location, options: &StoreOptions) -> Result<Self> {
         let mut options = options.clone();
         if options.get("cache_wait").is_none() {
-            // Left out of the cache, bytes would be requested again for the next client.
+            // Bytes that the cache drops would be requested again for the next client.
             options.set("cache_wait", "true")?;
         }
         Self::new(Some(location.clone()), &options)
@@ -101,7 +101,7 @@ impl ObjectSite {
         }
         let known = opening.known.get(location).cloned();
         let remote = Arc::clone(&opening.remote);
-        // Opening an entry of the cache may take long.
+        // Release the lock first: opening an entry of the cache may take long.
         drop(opening);
         Ok((remote, known.as_ref().map(ObjectSource::again)))
     }
@@ -126,7 +126,8 @@ impl ObjectSite {
         object.require_versioned()?;
         let mut opening = self.opening.lock();
         if Arc::ptr_eq(&opening.remote, &remote) && opening.known.len() < OBJECTS_MAX {
-            // Without its entry in the cache, which must not be kept from eviction.
+            // Objects are remembered without their cache entry, because an open entry is not
+            // evicted.
             let object = object.without_entry();
             opening.known.insert(location, object);
         }
@@ -178,8 +179,8 @@ impl ObjectSite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] if the store does not have it. Other failures of the store may pass:
-    /// they are those of the requests of clients.
+    /// [`ErrorKind::NotFound`] if the store does not have it. Other failures are ignored, because
+    /// the store may recover; requests of clients report them.
     pub fn require_existing(&self, deadline: Instant) -> Result<()> {
         let Some(root) = &self.root else {
             return Ok(());
@@ -194,13 +195,13 @@ impl ObjectSite {
         let looked = if is_file(root) {
             ObjectSource::open(&remote, root, 1, deadline).map(drop)
         } else if is_bucket {
-            // A page of a large bucket would be the first of many.
+            // List a prefix that does not exist: the list of a large bucket has many pages.
             Folder::list(&remote, &root.join(NOTHING), deadline).map(drop)
         } else {
             Folder::list(&remote, root, deadline).map(drop)
         };
         match looked {
-            // Without a status, it is the cache that does not have it.
+            // An error without a status comes from the cache, which lacks the object.
             Err(error)
                 if error.kind() == ErrorKind::NotFound
                     && error.request().is_some_and(|it| it.status.is_some()) =>
@@ -340,7 +341,8 @@ impl ObjectSource {
         let place = (Arc::clone(&self.0.store), self.0.path.clone());
         let (location, identity) = (self.0.location.clone(), self.0.identity.clone());
         let mut again = Self::with_identity(&self.0.remote, place, location, identity, self.0.seen);
-        // Else the first request of each would be refused where versions are.
+        // Share what is known about permission to read versions, or the first request of each
+        // object would be refused.
         let opened = Arc::get_mut(&mut again.0).expect("is not shared yet");
         opened.by_version = Arc::clone(&self.0.by_version);
         again

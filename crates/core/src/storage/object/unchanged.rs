@@ -46,13 +46,14 @@ impl ObjectSource {
                 let (seen, found) = (self.len(), meta.size);
                 format!("its length changed from {seen} to {found} bytes")
             }
-            // The server's other words are not repeated: they may be anything.
+            // The server's text is not repeated, because it may hold anything.
             Ok((_, _, found)) if found.sample != Some(sample) => {
                 "its first or last bytes differ".to_owned()
             }
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::NotFound => GONE.to_owned(),
-            // The object was small enough to come with one response.
+            // A small object is opened with one response. If the store refuses that now, the object
+            // has grown.
             Err(error) if error.kind() == ErrorKind::Unsupported => "it is longer now".to_owned(),
             Err(error) => return Err(error.or_location(self.location())),
         };
@@ -119,7 +120,7 @@ impl ObjectSource {
         };
         let by_version = self.0.by_version.load(Ordering::Relaxed);
         let (meta, captured) = match ask(by_version).await {
-            // As for reads, naming the version takes a separate permission.
+            // Naming a version takes a separate permission, here as for reads.
             Err(fault) if by_version && fault.error.status() == Some(403) => {
                 ask(false).await.map_err(judge)?
             }

@@ -22,10 +22,10 @@ const METADATA_BYTES_MAX: u64 = 4096;
 const GIT_DIGITS: usize = 40;
 
 /// Tolerance by which a file may be younger than the time in its metadata, seconds: file systems
-/// round, and so do the hub's own tools.
+/// round, and so does `huggingface_hub`.
 const ROUNDED_SECONDS: f64 = 1.0;
 
-/// Returns the digest that a hub's tools recorded for a local file, or the reason why there is
+/// Returns the digest that `huggingface_hub` recorded for a local file, or the reason why there is
 /// none.
 pub(super) fn for_file(file: &FileSource, sidecars: &Sidecars<'_>) -> Result<Claim, String> {
     let path = file.location().as_path().unwrap_or(Path::new(""));
@@ -33,7 +33,9 @@ pub(super) fn for_file(file: &FileSource, sidecars: &Sidecars<'_>) -> Result<Cla
         return from_contents(&blob, "the name of its blob in the hub's cache");
     }
     let Some((location, text)) = metadata(path, sidecars)? else {
-        return Err("it is neither in a hub's cache nor downloaded by a hub's tools".to_owned());
+        return Err(
+            "it is neither in a huggingface_hub cache nor a download of huggingface_hub".to_owned(),
+        );
     };
     let (modified, nanoseconds) = file.identity().modified;
     let Some((etag, downloaded)) = parsed(&text) else {

@@ -315,7 +315,7 @@ pub(super) fn gather(
         let (file, folder) = (lookup[at].source.location(), &lookup[at].folder);
         known[at].take(signature::for_file(file, folder, signed.as_deref()));
     }
-    // No authority said that there is no digest: the request failed.
+    // A failed request does not mean that there is no digest.
     let needed = |at: usize| matches!(scope, LookupScope::Needed(_)) && scope.goes_on(&known[at]);
     match failures.into_iter().find(|(at, _)| needed(*at)) {
         Some((_, error)) => Err(error),

@@ -120,7 +120,7 @@ fn of_statement(len: u64, claim: &Claim, computed: &Computed) -> Vec<Mismatch> {
             mismatches.push(mismatch(None, 0..bytes, other));
         }
     }
-    // A differing tensor explains a differing whole.
+    // A tensor that differs explains why the whole file differs.
     if mismatches.is_empty()
         && let Some(other) = first_other(&claim.whole, &computed.whole)
     {

@@ -2,7 +2,7 @@
 //! byte ranges.
 //!
 //! Several reads are in flight at a time, each of one window; they are consumed in order. The whole
-//! is hashed on a thread of its own, as SHA-256 takes longer than reading. Memory is bounded
+//! is hashed on a separate thread, as SHA-256 takes longer than reading. Memory is bounded
 //! whatever the length of a file or tensor: `READS_FAR` · 2 + `WINDOWS_WAITING` windows and a few
 //! more.
 
@@ -72,7 +72,7 @@ impl Running {
     fn finish(self) -> Digest {
         let digest = match self {
             Self::Crc(algorithm, crc) => {
-                // The low bytes of 64 bits, for either CRC.
+                // Either CRC is in the low bytes of the 64 bits.
                 let bytes = crc.finalize().to_be_bytes();
                 Digest::new(algorithm, &bytes[bytes.len() - algorithm.len()..])
             }
@@ -160,7 +160,7 @@ pub(super) fn compute(source: &ShardSource, wanted: &Wanted, shared: &Shared) ->
     let cancel = AtomicBool::new(false);
     let computed = std::thread::scope(|scope| {
         let computed = in_order(scope, source, wanted, shared, &cancel);
-        // Ends readers that wait for a cancelled or failed file.
+        // End readers that wait for a cancelled or failed file.
         cancel.store(true, Ordering::Relaxed);
         computed
     })?;
@@ -205,7 +205,7 @@ fn in_order<'scope, 'env>(
                 .with_location(source.location())
                 .with_range(range));
         }
-        // The receiver ends only with the sender.
+        // Sending cannot fail: the receiver lives as long as the sender.
         let _ = sender.send(Arc::clone(&bytes));
         spans.take(range.start, &bytes);
         shared.done(bytes.len() as u64);

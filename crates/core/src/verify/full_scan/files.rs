@@ -184,7 +184,7 @@ fn manifest(
     if let Some(location) = &options.manifest {
         return chosen(location, sidecars).map(|found| Some(Arc::new(found)));
     }
-    // However both are spelled.
+    // The paths are canonicalized, because one directory may be spelled in several ways.
     let is_replaced = target.is_some_and(|target| {
         let own = file_set.folder.as_path().and_then(canonical);
         let folder = target.parent().and_then(canonical);
@@ -389,7 +389,7 @@ impl Subject {
             if matches!(&compared, Ok((_, mismatches)) if !mismatches.is_empty())
                 && open.source.clear_cached()
             {
-                // The cache has forgotten the object: its origin decides.
+                // The cache has forgotten the object, so its origin decides.
                 open = again.get_or_init(|| open.again());
                 compared = self.compare_again(open, shared);
             }

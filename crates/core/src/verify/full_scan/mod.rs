@@ -32,7 +32,7 @@ use crate::sync::lock::Mutex;
 use crate::sync::parallel::parallel_map;
 use files::{Found, Subject};
 
-/// Maximum number of files read concurrently: each is worth two cores, and has memory of its own.
+/// Maximum number of files read concurrently: each is worth two cores, and has its own memory.
 const FILES_MAX: usize = 8;
 
 /// Destination of the manifest to write.
@@ -202,7 +202,7 @@ impl Verification {
     pub fn run(self) -> Result<VerifyReport> {
         let started = Instant::now();
         let found = Found::find(&self.location, &self.options, &self.opening)?;
-        // Before everything is read: an unwritable target fails now.
+        // Begin the manifest before everything is read, so that an unwritable target fails early.
         let begun = found.target.as_deref().map(Begun::at).transpose()?;
         let bytes = found.subjects.iter().map(Subject::bytes_to_read).sum();
         self.shared.bytes_total.store(bytes, Ordering::Relaxed);
@@ -270,7 +270,7 @@ fn target(
     let path = match &options.write {
         None => return Ok(None),
         Some(ManifestTarget::Path(path)) => path.clone(),
-        // In a hub's cache, files belong to the hub's tools.
+        // Files of a hub's cache belong to `huggingface_hub`, so no manifest is written there.
         Some(ManifestTarget::Beside) => match location.as_path().and(folder.as_path()) {
             Some(folder) => folder.join(MANIFEST_NAME),
             None => {

@@ -1,4 +1,4 @@
-//! Files that a signature covers: these files, and no others beside them. The caller of the
+//! Files that a signature covers: these files, and no others in the directory. The caller of the
 //! verification checks the signature itself and passes its contents here. So a `model.sig` that
 //! changes afterwards has no effect.
 

@@ -15,7 +15,7 @@ const DEPTH_MAX: usize = 64;
 /// Returns the paths below the directory of everything that is not a directory, except skipped
 /// paths and everything below them; and a note on what was not searched for.
 ///
-/// Does not follow links: each link is an entry of its own.
+/// Does not follow links: each link is a separate entry.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
 //! Failures of a rank and what the ranks say: run by real processes, and printed to
-//! `docs/scale-out.md`. `TLOAD_BLESS=1` rewrites the table there.
+//! `docs/reference/scale-out.md`. `TLOAD_BLESS=1` rewrites the table there.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,7 +11,10 @@ use crate::child::Child;
 use crate::files::{read, write, write_manifest};
 use crate::requirement::variable;
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/scale-out.md");
+const PAGE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../docs/reference/scale-out.md"
+);
 const BEGIN: &str = "<!-- failures:begin -->\n";
 const END: &str = "<!-- failures:end -->\n";
 
@@ -325,6 +328,6 @@ fn page_matches_rows() {
     let differs = found.lines().zip(table.lines()).find(|(a, b)| a != b);
     assert!(
         found == table,
-        "docs/scale-out.md is out of date (TLOAD_BLESS=1 rewrites it): {differs:#?}"
+        "docs/reference/scale-out.md is out of date (TLOAD_BLESS=1 rewrites it): {differs:#?}"
     );
 }

@@ -182,7 +182,7 @@ impl Question {
 
     /// Forgets an answer that turned out to be wrong.
     pub(crate) fn forget(&self) {
-        // It may be gone already.
+        // Another process may have removed the file.
         let _ = self
             .folder(false)
             .and_then(|folder| folder.remove_file(&self.name));
@@ -240,7 +240,7 @@ fn trim_to(folder: &GuardedDir, most: u64, unused_for: Option<Duration>) {
         })
         .collect();
     for (used, _, name) in &mut files {
-        // As for entries: the clock was wrong.
+        // The clock was wrong: a last use in the future becomes the present, as for entries.
         if *used > now {
             let _ = folder.touch(name);
             *used = now;
@@ -251,7 +251,7 @@ fn trim_to(folder: &GuardedDir, most: u64, unused_for: Option<Duration>) {
     for (used, bytes, name) in files {
         let idle = now.duration_since(used).unwrap_or_default();
         let is_old = unused_for.is_some_and(|limit| idle >= limit);
-        // Another process may have been faster.
+        // Removal fails if another process has removed the file.
         if (is_old || taken > most) && folder.remove_file(&name).is_ok() {
             taken -= bytes;
         }
@@ -280,7 +280,7 @@ pub(super) fn forget_within(
         let kept = checked(&bytes)
             .and_then(|json| serde_json::from_slice::<Kept<String, IgnoredAny>>(json).ok());
         let is_chosen = is_chosen(kept.as_ref().map(|kept| &*kept.location));
-        // Another process may have been faster.
+        // Removal fails if another process has removed the file.
         if is_chosen && (dry_run || folder.remove_file(&name).is_ok()) {
             forgotten += 1;
         }

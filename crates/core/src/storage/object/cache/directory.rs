@@ -125,7 +125,7 @@ impl CacheDirectory {
     ///
     /// [`ErrorKind::NotFound`] if `path` is not the directory of a cache.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        // Lists and removals trust nothing, so the owner does not matter.
+        // Lists and removals do not trust the contents, so the owner does not matter.
         Self::trusting(path.as_ref(), Trust::All)
     }
 

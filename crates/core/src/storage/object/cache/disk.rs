@@ -12,7 +12,7 @@ use crate::sync::per_process::PerProcess;
 const DISKS_MAX: usize = 4;
 
 /// Disks of this process. Each of many small checkpoints that stay open would keep memory and
-/// threads of its own.
+/// its own threads.
 static DISKS: PerProcess<PerDirectory> = PerProcess::new();
 
 /// Disk of a directory, while a cache in it is open. One that does not respond holds up its own
@@ -69,7 +69,7 @@ impl PerDirectory {
             all.iter().min_by_key(|(_, disk)| disk.strong_count())
         };
         let found = own.or_else(least_used);
-        // The last cache may have been closed since.
+        // The last cache on this disk may have been closed meanwhile.
         if let Some(disk) = found.and_then(|(_, disk)| disk.upgrade()) {
             return disk;
         }

@@ -61,7 +61,7 @@ const FEW_TILES: u64 = 256;
 const ATTEMPTS: usize = 10;
 
 /// Time after which a process that has written nothing to an entry, or a disk that has taken
-/// nothing, is not waited for: it may be stopped, or never answer.
+/// nothing, no longer delays loads: it may be stopped, or never answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pause before another attempt.
@@ -80,7 +80,7 @@ pub(crate) struct Entry {
     stamps: File,
     #[expect(dead_code, reason = "counts until the entry is closed")]
     open: OpenEntry,
-    /// Process that opened the entry: forked ones have the same lock of the stamps.
+    /// Process that opened the entry: forked processes share the lock of the stamps.
     process: u32,
     pub(super) claims: Option<Arc<File>>,
     pub(super) is_writable: bool,
@@ -93,7 +93,7 @@ pub(crate) struct Entry {
     pub(super) waiting: Mutex<usize>,
     /// Last time when a read of any opening waited.
     pub(super) contended: Mutex<Option<Instant>>,
-    /// Set when another process that has claimed tiles stands still: none is waited for any more.
+    /// Set when another process that has claimed tiles stands still: loads no longer wait.
     pub(super) is_alone: AtomicBool,
 }
 
@@ -127,26 +127,27 @@ impl Entry {
                 Ok((folder, stamps, is_writable))
             });
             let (folder, stamps, is_writable) = match opened {
-                // Evicted as soon as its directory was there.
+                // Another process evicted the entry right after its directory was created.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     failure = error;
                     continue;
                 }
                 opened => opened?,
             };
-            // File systems without locks: other processes may evict an entry in use, which stays
-            // readable.
+            // `flock` fails on file systems without locks. Other processes may then evict an entry
+            // in use, which stays readable.
             let locked = flock(&stamps, FlockOperation::NonBlockingLockShared);
             let open = match locked {
                 Err(Errno::WOULDBLOCK) => None,
                 Ok(()) | Err(_) => OpenEntry::new(&stamps)?,
             };
             let Some(open) = open else {
-                // It is about to be evicted: moved away, which takes microseconds.
+                // Another process holds the lock to evict the entry: it moves it away within
+                // microseconds.
                 pause();
                 continue;
             };
-            // Evicted before the lock?
+            // Detect an eviction that happened before the lock was taken.
             let there = place.open(false).and_then(|folder| folder.stat(STAMPS));
             if there.map_or(0, |there| there.st_ino) != stamps.metadata()?.ino() {
                 continue;
@@ -158,8 +159,8 @@ impl Entry {
                     contents.set_len(len)?;
                 }
                 describe(&folder, description)?;
-                // The time of the last use, for eviction. Those who may write to the file of
-                // another user can set no other time than the present one.
+                // Record the last use for eviction. The present is the only time that a process may
+                // set on a file of another user that it can write to.
                 if stamps.set_modified(SystemTime::now()).is_err() {
                     let _ = folder.touch(STAMPS);
                 }
@@ -261,7 +262,7 @@ impl Entry {
     /// do not exclude each other. A lone load takes the file that is open already.
     pub(crate) fn claims_of_load(&self) -> Option<Arc<File>> {
         let own = Arc::clone(self.claims.as_ref()?);
-        // The entry's and this one.
+        // Two owners are left: the entry and this variable.
         if Arc::strong_count(&own) == 2 {
             return Some(own);
         }
@@ -318,7 +319,8 @@ impl Entry {
             self.read(bytes.start, bytes.end, buffer)
         };
         let came = read(&run, &mut buffer).unwrap_or_else(|_| {
-            // One bad sector fails a read as a whole, and the other tiles are not damaged.
+            // One bad sector fails the whole read. Retry tile by tile, since the other tiles are
+            // not damaged.
             run.end = run.start + 1;
             read(&run, &mut buffer).unwrap_or(0)
         });
@@ -373,7 +375,7 @@ impl Entry {
     /// Reads into the buffer, up to the offset `end`, and returns how many bytes came.
     fn read(&self, start: u64, end: u64, buffer: &mut Lease) -> io::Result<usize> {
         let wanted = usize::try_from(end - start).unwrap_or(usize::MAX);
-        // Direct I/O reads whole sectors; the last ones of the file end with it.
+        // Direct I/O reads whole sectors, except at the end of the file.
         let asked = wanted.next_multiple_of(ALIGNMENT).min(buffer.len());
         let mut came = 0;
         while came < wanted {
@@ -396,7 +398,7 @@ impl Entry {
     /// Errors of the file system.
     pub(super) fn write(&self, start: u64, bytes: &[u8], checksums: &[u32]) -> io::Result<u64> {
         if self.is_cleared() {
-            // Queued before: these bytes may be the wrong ones.
+            // The entry was cleared after this write was queued, so its bytes may be wrong.
             return Ok(0);
         }
         let run = tiles(&(start..start + bytes.len() as u64));
@@ -413,7 +415,7 @@ impl Entry {
             known.is_some_and(|crc| stamp(self.seed, tile, crc) == new)
         });
         if !self.is_distrusted() && same.all(|is_same| is_same) {
-            // Another process was faster.
+            // Another process has written these tiles.
             return Ok(0);
         }
         let (whole, rest) = bytes.split_at(bytes.len() - bytes.len() % ALIGNMENT);
@@ -434,7 +436,7 @@ impl Entry {
         let at = run.start * STAMP_BYTES as u64;
         self.stamps.write_all_at(&stamps, at)?;
         if self.is_cleared() {
-            // Cleared meanwhile: these stamps too.
+            // The entry was cleared during this write: drop the stamps that it wrote.
             self.stamps.set_len(0)?;
         }
         Ok(bytes.len() as u64)
@@ -455,7 +457,8 @@ impl Entry {
         if error.raw_os_error() != Some(Errno::INVAL.raw_os_error()) || !was_direct {
             return Err(error);
         }
-        // In this order: a call that begins without direct I/O is never refused because of it.
+        // Switch direct I/O off before the flag: a write that sees the flag off must not be refused
+        // because of direct I/O.
         set_direct(&self.contents, false);
         self.is_direct.store(false, Ordering::Release);
         Ok(())
@@ -507,7 +510,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // A forked process has the same lock, which would last as long as that process.
+        // A forked process shares the lock, which would last as long as that process.
         if self.process == process_id() {
             let _ = flock(&self.stamps, FlockOperation::Unlock);
         }

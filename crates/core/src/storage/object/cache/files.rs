@@ -18,7 +18,7 @@ use crate::storage::guarded_dir::{GuardedDir, Trust};
 pub(super) const TEXT_BYTES_MAX: u64 = 256 << 20;
 
 /// Longest description that is read, bytes: a URL, an `ETag` and a version, which requests and
-/// responses have in their heads. A list reads those of all entries.
+/// responses have in their heads. A list reads the descriptions of all entries.
 pub(super) const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
 
 /// Directory of a cache, opened anew for each use: it may be replaced meanwhile.

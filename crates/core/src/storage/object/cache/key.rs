@@ -67,7 +67,7 @@ pub(super) fn answer_name(
     url: &RemoteUrl,
     origin: &str,
 ) -> Result<String, Uncacheable> {
-    // Revisions and tags have answers of their own.
+    // Revisions and tags have separate answers.
     let (scheme, _, authority) = place(url)?;
     let format = FORMAT.to_string();
     let fields = [&*format, kind, scheme, origin, &authority, &url.path];
@@ -101,7 +101,7 @@ fn place(url: &RemoteUrl) -> Result<(&str, String, String), Uncacheable> {
 fn hashed(fields: &[&str]) -> String {
     let mut hash = Sha256::new();
     for field in fields {
-        // With its length, so that no two lists of fields have the same bytes.
+        // Each field is preceded by its length, so that no two lists of fields have the same bytes.
         hash.update((field.len() as u64).to_le_bytes());
         hash.update(field);
     }
@@ -196,7 +196,7 @@ mod tests {
         ] {
             assert_eq!(name(one, &identity()), name(other, &identity()), "{other}");
         }
-        // The time of the last change does not count beside an entity tag.
+        // The time of the last change does not count if there is an entity tag.
         let touched = ObjectIdentity {
             modified: 5,
             ..identity()

@@ -2,11 +2,11 @@
 //!
 //! Off unless the option `cache_dir` is set. Every byte of an object that is read passes through
 //! [`ObjectSource::read`](super::ObjectSource), which is in `through.rs`: it takes verified bytes
-//! from the object's entry and requests the others, which a thread writes beside the load. Nothing
+//! from the object's entry and requests the others, which a thread writes during the load. Nothing
 //! that happens to the cache fails a load: the bytes then come from the store.
 //!
 //! An entry stands for one state of one object (`key.rs`); its files are described in `entry.rs`,
-//! and in `docs/cache.md` for users.
+//! and in `docs/reference/cache.md` for users.
 
 mod answers;
 mod arriving;

@@ -1,6 +1,6 @@
 //! Space that a cache may take: its limit, which eviction of the least recently used entries makes
 //! room for, and the free space of the disk, of which it leaves some. Answers do not count: they
-//! have a limit of their own.
+//! have a separate limit.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -97,7 +97,7 @@ impl Room {
         while left.bytes < bytes {
             match self.measure(bytes + left.writing) {
                 Ok(room) => left.bytes = room - left.writing,
-                // There may be room for this write alone.
+                // This write may fit once the writes in progress have ended.
                 Err(_) if left.writing > 0 => left = self.written.wait(left),
                 Err(reason) => return Err(reason),
             }
@@ -113,7 +113,7 @@ impl Room {
         let limit = self.limit.map_or(u64::MAX, |limit| limit / LIMIT_DIVISOR);
         let most = MEASURED_BYTES.min(limit).max(wanted);
         if self.limit.is_some() && free.saturating_sub(kept) < wanted {
-            // The disk is smaller than the limit, or others write to it: older entries make way.
+            // The disk is smaller than the limit, or other programs fill it: evict older entries.
             let used = self.make_room(u64::MAX);
             self.make_room(used.saturating_sub(most + kept.saturating_sub(free)));
             (free, _) = self.free()?;
@@ -195,7 +195,7 @@ pub(super) fn occupied_in_order(root: &GuardedDir) -> Vec<Occupied> {
 
 /// Returns the bytes that a file takes on disk.
 pub(super) fn disk_bytes(stat: &Stat) -> u64 {
-    // Units of 512 bytes, whatever the file system (stat(2)).
+    // `st_blocks` counts units of 512 bytes on every file system (stat(2)).
     u64::try_from(stat.st_blocks)
         .unwrap_or(0)
         .saturating_mul(512)
@@ -254,7 +254,7 @@ pub(super) fn occupied(root: &GuardedDir) -> Vec<Occupied> {
 pub(super) fn remove(root: &GuardedDir, name: &str) -> io::Result<bool> {
     let [group, name] = components(name);
     let group = match root.below(group) {
-        // Another process was faster.
+        // Another process has removed the entry.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
         group => group?,
     };
@@ -264,11 +264,12 @@ pub(super) fn remove(root: &GuardedDir, name: &str) -> io::Result<bool> {
     };
     let stamps = match entry.file(STAMPS, OFlags::RDWR | OFlags::CREATE) {
         Ok(stamps) => {
-            // Any other error is that of a file system without locks. Then other processes may read
-            // the entry, which stays readable.
+            // EWOULDBLOCK means that the entry is in use. Any other error means that the file
+            // system has no locks: other processes may then read the entry while it is evicted, and
+            // it stays readable for them.
             let locked = flock(&stamps, FlockOperation::NonBlockingLockExclusive);
-            // Another process may have evicted the entry between the two calls, and a third one
-            // made it anew.
+            // Between opening and locking, another process may have evicted the entry, and a third
+            // one may have created it again.
             let there = group.below(name).and_then(|entry| entry.stat(STAMPS));
             let there = there.map_or(0, |there| there.st_ino);
             let is_other = stamps.metadata().map_or(0, |it| it.ino()) != there;
@@ -277,14 +278,13 @@ pub(super) fn remove(root: &GuardedDir, name: &str) -> io::Result<bool> {
             }
             Some(stamps)
         }
-        // Another process was faster.
+        // Another process has removed the entry.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        // They are opened before anything else of an entry: one where they are no file is not in
-        // use.
+        // An opening starts with the stamps. If they are not a file, the entry cannot be in use.
         Err(_) if entry.stat(STAMPS).is_ok_and(|stat| !is_file(&stat)) => None,
         Err(error) => return Err(error),
     };
-    // This process may have it open, where its lock says nothing.
+    // Locks do not exclude other openings of this process.
     let removing = stamps.as_ref().map(OpenEntry::removing).transpose()?;
     if matches!(removing, Some(None)) {
         return Ok(false);
@@ -293,7 +293,7 @@ pub(super) fn remove(root: &GuardedDir, name: &str) -> io::Result<bool> {
     let moved = format!("{:016x}", fastrand::u64(..));
     match group.rename(name, &trash, &moved) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        // Another process was faster.
+        // Another process has removed the entry.
         Ok(()) | Err(_) => {}
     }
     trash.clear();

@@ -55,7 +55,7 @@ pub(super) fn stamp(seed: u64, tile: u64, crc: u32) -> [u8; STAMP_BYTES] {
 pub(super) fn stamped(seed: u64, tile: u64, found: &[u8]) -> Option<u32> {
     let (crc, mark) = found.split_first_chunk()?;
     if mark == [0; 4] {
-        // The usual case of a tile that was not written: no mark is 0.
+        // A mark is never 0, so zeros mean a tile that was not written. This is the usual case.
         return None;
     }
     let crc = u32::from_le_bytes(*crc);

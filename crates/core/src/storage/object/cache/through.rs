@@ -58,7 +58,8 @@ impl ObjectSource {
                 }
                 Found::Absent(end) => {
                     let absent = at..end.min(range.end);
-                    // Before the claim, which others wait for.
+                    // Wait for a turn before claiming the range, because other loads wait for
+                    // claims.
                     let Some(turn) = waits.turn(entry, to.turns(), at).await else {
                         continue;
                     };
@@ -168,13 +169,13 @@ impl Waits {
                     Claim::without_lock(wanted.clone())
                 }
                 None if wanted.end - wanted.start > 1 => {
-                    // Its end may be what the other one has.
+                    // The other load may have claimed the end of the range.
                     wanted.end -= (wanted.end - wanted.start) / 2;
                     continue;
                 }
                 None if self.is_patient(entry) => return None,
                 None => {
-                    // From now on this load writes, which says nothing about the other one.
+                    // This load now holds the claim; the other load's progress is unknown.
                     entry.is_alone.store(true, Ordering::Relaxed);
                     continue;
                 }
@@ -184,7 +185,8 @@ impl Waits {
                 return None;
             }
             let end = bytes_of(&wanted, entry.len()).end;
-            // Others would wait for tiles that are not going to be written.
+            // If the entry is not written to, release the claim: other loads would wait for tiles
+            // that never appear.
             let claim = if entry.is_written() {
                 claim
             } else {
@@ -299,7 +301,7 @@ impl<'a, R: Receive> Tee<'a, R> {
             }
             at += now.len() as u64;
             bytes = later;
-            // The last stretch waits for the end of the response.
+            // The last stretch is handed over at the end of the response.
             if at == stretch && at != self.end {
                 self.hand_over();
             }
@@ -308,7 +310,7 @@ impl<'a, R: Receive> Tee<'a, R> {
 
     /// Returns a buffer, after waiting for the disk if the load does that.
     fn buffer(&self) -> Option<Lease> {
-        // The thread's other requests go on elsewhere meanwhile.
+        // `block_in_place` lets other threads continue this thread's other requests.
         let wait = || tokio::task::block_in_place(|| self.entry.wait_for_buffer());
         let buffer = self.entry.buffer();
         buffer.or_else(|| self.entry.waits().then(wait)?)

@@ -20,9 +20,8 @@ impl Entry {
         self.is_written().then(|| writes.take())?
     }
 
-    /// Returns memory as [`Self::buffer`] does, as soon as there is some. From a disk that stands
-    /// still none is waited for any more: requests would stay open for as long, and a server has
-    /// few of them.
+    /// Returns memory as [`Self::buffer`] does, as soon as there is some, or nothing if the disk
+    /// stands still: requests would stay open for as long, and a server has few of them.
     pub(super) fn wait_for_buffer(&self) -> Option<Lease> {
         self.buffer_within(PATIENCE)
     }

@@ -80,7 +80,7 @@ impl Shared {
         }
         if let Some((sender, pending)) = &*queue {
             let entry = Arc::clone(entry);
-            // The threads live as long as there is a sender.
+            // The threads run until the last sender is dropped.
             let _ = sender.send(Write {
                 entry,
                 arrived,
@@ -102,7 +102,7 @@ fn begin() -> std::io::Result<(Sender<Write>, Arc<Pending>)> {
         match begun {
             Ok(_) => {}
             Err(error) if number == 0 => return Err(error),
-            // Fewer are enough.
+            // Fewer threads are enough.
             Err(_) => break,
         }
     }

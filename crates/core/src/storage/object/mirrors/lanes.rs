@@ -98,7 +98,7 @@ impl Lanes {
     /// is none.
     pub(super) fn fastest(&self, may: impl Fn(usize) -> bool, now: Instant) -> usize {
         let usable = (0..self.all.len()).filter(|&lane| may(lane) && self.is_usable(lane, now));
-        // Lanes without a measurement: even shares.
+        // Lanes without a measurement get equal shares.
         let unknown = usable
             .clone()
             .filter(|&lane| self.all[lane].expected(now).is_none())
@@ -106,7 +106,7 @@ impl Lanes {
         let known = usable
             .filter_map(|lane| Some((lane, self.all[lane].expected(now)?)))
             .max_by(|(_, one), (_, other)| one.total_cmp(other));
-        // One request at a time measures a lane.
+        // Measure an unknown lane with one request at a time.
         let unknown = unknown.filter(|&lane| known.is_none() || self.all[lane].running == 0);
         unknown.or(known.map(|(lane, _)| lane)).unwrap_or(ORIGIN)
     }
@@ -193,7 +193,7 @@ impl Lane {
         }
         let unused = now.saturating_duration_since(measured);
         if speed == 0.0 && unused >= FORGETTING {
-            // Nothing came, and no factor makes that more: it is measured anew.
+            // Speed 0 does not recover by decay, so the lane is measured again.
             return None;
         }
         Some(speed * (unused.as_secs_f64() / FORGETTING.as_secs_f64()).exp2())
@@ -311,7 +311,7 @@ mod tests {
         for failures in 1..=FAILURES_MAX {
             assert!(lanes.is_usable(1, now), "{failures}");
             for _ in 0..16 {
-                // Those that ran beside it.
+                // These requests ran at the same time.
                 lanes.fail(1, "reset", Severity::Passing, now);
             }
             assert!(!lanes.is_usable(1, now));

@@ -84,7 +84,7 @@ impl Mirrors {
             let look = names.look();
             let until = Some(Instant::now() + names::WAIT);
             let found = origin.run_until(until, "looking for peers", async move { Ok(look.await) });
-            // They are looked for again when something is read.
+            // Peers are looked up again when something is read.
             places = found.unwrap_or_default();
         }
         let mut shared = StoreOptions::new().with("retries", RETRIES)?;

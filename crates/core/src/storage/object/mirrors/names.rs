@@ -95,7 +95,7 @@ impl Names {
 }
 
 impl Mirrors {
-    /// Looks for peers that came or went since the last look, beside the reads.
+    /// Looks for peers that came or went since the last look, while reads go on.
     pub(super) fn refresh(self: &Arc<Self>) {
         if let Some(names) = self.names.as_ref().filter(|names| names.is_due()) {
             let (look, mirrors) = (names.look(), Arc::clone(self));

@@ -36,7 +36,7 @@ impl ObjectSource {
         hedging: Option<&Hedging>,
         to: &mut impl Receive,
     ) -> Result<()> {
-        // Headers and other small reads, which are not hedged, are for the origin.
+        // Headers and other small reads are not hedged, and go to the origin.
         let mirrors = self.remote().mirrors().filter(|_| hedging.is_some());
         let Some(mirrors) = mirrors else {
             return self.read_remote(range, retries, hedging, to).await;
@@ -56,7 +56,7 @@ impl ObjectSource {
             let (lane, end) = mirrors.choose(self.location(), at, may);
             let replica = lane.checked_sub(1).map(|at| self.0.replicas.get(at));
             if matches!(replica, Some(None)) {
-                // Given up by another read since the choice.
+                // Another read has given up this mirror since it was chosen.
                 continue;
             }
             let (replica, rest) = (replica.flatten(), at..range.end.min(end));
@@ -111,7 +111,8 @@ impl ObjectSource {
         to: &mut impl Receive,
     ) -> Result<()> {
         match replica {
-            // Another place has the bytes too: neither hedged nor retried for long.
+            // Other places have the bytes too, so this request is neither hedged nor retried for
+            // long.
             Some(replica) => {
                 let retries = replica.retries();
                 replica.read_remote(range, retries, None, to).await
@@ -130,7 +131,7 @@ impl ObjectSource {
     /// Measures a request, and returns when it should go on elsewhere.
     async fn outpaced(&self, turn: &Turn<'_>, len: u64) {
         if turn.mirrors.names.is_some() && turn.lane == ORIGIN {
-            // No peer has these bytes. The request ends by its own limits.
+            // No peer has these bytes, so the request to the origin ends only by its own limits.
             return std::future::pending().await;
         }
         let may = |lane: usize| lane == ORIGIN || self.0.replicas.get(lane - 1).is_some();
@@ -219,7 +220,7 @@ impl<R: Receive> Receive for Counted<'_, R> {
 
 /// Returns whether a mirror may have the bytes that the origin failed to send.
 fn may_go_on(mirrors: &Mirrors, error: &Error, may: impl Fn(usize) -> bool) -> bool {
-    // Its answers about the object are final; mirrors help if it cannot be reached.
+    // What the origin says about the object is final. Mirrors help only if it cannot be reached.
     let is_answer = !matches!(error.kind(), ErrorKind::Remote | ErrorKind::TimedOut);
     let usable = mirrors.usable();
     let mut others = usable.iter().zip(1..);
@@ -233,6 +234,6 @@ fn per_second(bytes: u64, time: Duration) -> f64 {
 
 fn too_slow(came: u64) -> Error {
     let message =
-        format!("sent only {came} bytes of a range; other places are several times faster");
+        format!("sent only {came} bytes of the range; other mirrors are several times faster");
     Error::new(ErrorKind::TimedOut, message)
 }

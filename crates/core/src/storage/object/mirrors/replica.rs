@@ -39,7 +39,7 @@ impl Ends {
     pub(in super::super) fn take(&self, first: &[u8], len: u64) {
         let end = usize::try_from(len.min(EDGE_BYTES)).unwrap_or(usize::MAX);
         if let Some(bytes) = first.get(..end) {
-            // Known already: by a range that was read meanwhile.
+            // Setting fails if another range has set the checksum meanwhile.
             let _ = self.first.set(Crcs::new(&[bytes]));
         }
     }
@@ -99,7 +99,7 @@ impl Replicas {
         for ((index, replica), is_usable) in all.iter_mut().enumerate().zip(usable) {
             let until = match replica {
                 Replica::New if *is_usable => now + PATIENCE,
-                // It could not be opened before: nothing waits for it.
+                // A mirror that could not be opened before is not waited for.
                 Replica::Failed { again: Some(again) } if *is_usable && *again <= now => now,
                 Replica::New
                 | Replica::Opening { .. }
@@ -154,7 +154,7 @@ impl ObjectSource {
             Ok((file, first)) => match self.ends().await {
                 Ok(ends) => file.compare_ends(&first, ends).await.map(|()| file),
                 Err(error) => {
-                    // The origin's failure says nothing about the mirror.
+                    // The origin failed, which is no reason to drop the mirror.
                     tracing::debug!(%error, "cannot compare the file of a mirror");
                     return Replica::failed();
                 }
@@ -169,7 +169,8 @@ impl ObjectSource {
                 Replica::Failed { again: None }
             }
             Err(error) if error.kind() == ErrorKind::Changed && mirrors.names.is_some() => {
-                // The peer may have the origin's version soon, and has that of other files.
+                // The peer may soon have the origin's version of this file, and may already have
+                // that of others.
                 tracing::info!(%error, "a peer has another version of a file");
                 mirrors.lanes.lock().lacks(index + 1, error.chain());
                 Replica::failed()
@@ -193,7 +194,7 @@ impl ObjectSource {
         let url = place.remote().ok_or_else(|| {
             Error::invalid_request("is not in an object store").with_location(&place)
         })?;
-        // Reads configuration files.
+        // Opening a store reads configuration files, which blocks.
         let (store, path) = tokio::task::block_in_place(|| remote.store(url))
             .map_err(|error| error.or_location(&place))?;
         let looked = look(remote, &store, &path, EDGE_BYTES).await;

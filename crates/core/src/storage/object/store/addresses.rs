@@ -47,14 +47,15 @@ impl Reach {
     fn from_v4(address: Ipv4Addr) -> Self {
         match address.octets() {
             _ if address.is_link_local() => Self::LinkLocal,
-            // Azure's and Alibaba's metadata services have addresses of their own.
+            // These are the metadata services of Azure and Alibaba.
             [168, 63, 129, 16] | [100, 100, 100, 200] => Self::LinkLocal,
             // All of 0.0.0.0/8 is "this host".
             [0 | 127, ..] => Self::Loopback,
             _ if address.is_private() || address.is_broadcast() || address.is_multicast() => {
                 Self::Private
             }
-            // Shared by the customers of a carrier (RFC 6598), and for benchmarks (RFC 2544).
+            // Addresses that customers of a carrier share (RFC 6598), and addresses for benchmarks
+            // (RFC 2544).
             [100, 64..=127, ..] | [198, 18 | 19, ..] => Self::Private,
             _ => Self::Public,
         }
@@ -84,7 +85,7 @@ impl Reach {
                 let network = Self::from_v6(Ipv6Addr::new(a, b, c, d, 1, 0, 0, 0));
                 network.max(embedded(high, low))
             }
-            // The last is the former site-local unicast.
+            // `fec0::/10` is the former site-local unicast.
             [0xfec0..=0xfeff, ..] => Self::Private,
             _ if address.is_unique_local() || address.is_multicast() => Self::Private,
             _ => Self::Public,
@@ -246,8 +247,8 @@ impl Resolve for Resolver {
     }
 }
 
-/// Runs a lookup, and a second one beside it if there is no answer `after` some time. Returns the
-/// addresses that are found first, or the last error.
+/// Runs a lookup, and a second one concurrently if there is no answer `after` some time. Returns
+/// the addresses that are found first, or the last error.
 async fn repeated<F: Future<Output = io::Result<Vec<SocketAddr>>>>(
     look_up: impl Fn() -> F,
     after: Duration,

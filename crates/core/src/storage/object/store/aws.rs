@@ -213,7 +213,8 @@ impl Chain {
                 // the SDK's own chain.
                 Err(CredentialsError::CredentialsNotLoaded(_)) => looked_at.push(source),
                 Err(error) if source == INSTANCE => {
-                    // Outside of AWS, another service may answer at that address.
+                    // Outside of AWS, another service may answer at the address of the metadata
+                    // service.
                     looked_at.push(source);
                     return Err(Classification {
                         transient: transient(&error),
@@ -223,7 +224,7 @@ impl Chain {
                 Err(error) => return Err(failure(&error, &source)),
             }
         }
-        // There was a service that gave some.
+        // If credentials were loaded before, their service exists and is now unreachable.
         let had_some = self.has_loaded.load(Ordering::Relaxed);
         Err(match &self.profile {
             Some(_) => no_profile(&looked_at.concat(), None),
@@ -264,12 +265,12 @@ fn nothing(looked_at: &[String], error: Option<&CredentialsError>) -> Classifica
 
 fn innermost(error: &CredentialsError) -> Option<String> {
     let texts = texts(error);
-    // The output of a process may contain anything, including secrets.
+    // Cut the output of the process off: it may contain secrets.
     let text = texts.last()?.split("Stderr").next()?;
     Some(text.trim_end_matches([' ', '.', ',', ':']).to_owned())
 }
 
-/// Codes of services that failed for a reason of their own.
+/// Codes of services that failed for an internal reason.
 const BROKEN: [&str; 8] = [
     "IdpCommunicationErrorException",
     "InternalError",
@@ -301,13 +302,13 @@ fn transient(error: &CredentialsError) -> Option<Transient> {
 /// Classifies a response of which the SDK's public types keep no more than a text.
 fn of_text(text: &str) -> Option<Transient> {
     if let Some(status) = text.strip_prefix("Non-success status from HTTP credential provider: ") {
-        // `StatusCode(503)`
+        // The text has the form `StatusCode(503)`.
         let digits = status.trim_matches(|letter: char| !letter.is_ascii_digit());
         return of_status(digits.parse().ok()?);
     }
     match text {
         "request has timed out" => return Some(Transient::Stalled),
-        // Without a code it is of a gateway, not of the service.
+        // An error without a code comes from a gateway, not from the service.
         "unhandled error" => return Some(Transient::Broken),
         _ => {}
     }
@@ -452,7 +453,7 @@ async fn profiles(profile: Option<&str>) -> Result<EnvConfigSections, ProfileFil
     load(&fs, &env, &files, profile).await
 }
 
-/// Runs a lookup of the SDK, which has no other interface than async, on a thread of its own: the
+/// Runs a lookup of the SDK, which has no other interface than async, on a separate thread: the
 /// caller may be inside a runtime. It reads two files.
 fn run_lookup<T: Send>(lookup: impl Future<Output = T> + Send) -> Result<T> {
     std::thread::scope(|scope| {

@@ -34,7 +34,7 @@ impl SdkHttp {
     pub(in crate::storage) fn new(connector: Connector, options: ClientOptions) -> Self {
         Self {
             connector,
-            // The services of machines and containers have no TLS.
+            // The credential services of machines and containers have no TLS.
             options: Arc::new(options.with_allow_http(true)),
             made: Arc::default(),
         }

@@ -101,7 +101,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
     });
     Ok(OpenStore {
         signer,
-        // The account first: an endpoint may have a query, which is cut off.
+        // The account comes first because a query of the endpoint is cut off.
         origin: format!("{account} {endpoint}"),
         ..OpenStore::new(store, credentials)
     })
@@ -129,7 +129,7 @@ fn require_signable(opening: &Opening) -> Result<()> {
         .with_hint("a request that is signed with the key of an account cannot carry it"))
 }
 
-/// Returns whether requests carry no credentials, or the same ones always.
+/// Returns whether requests carry no credentials, or always the same.
 fn is_fixed(builder: &MicrosoftAzureBuilder) -> bool {
     let value = |key| builder.get_config_value(&key);
     let is_set = |key| value(key).as_deref() == Some("true");
@@ -254,7 +254,8 @@ fn place(url: &RemoteUrl) -> Result<Place> {
     if let Some((account, host)) = blob_host(&host) {
         return Ok(place(account, Some(format!("https://{host}")), false));
     }
-    // Stricter than the rules of URLs: `#` and `?`, for example, would end the host early.
+    // The check is stricter than the rules of URLs: `#` and `?`, for example, would end the host
+    // early.
     let (name, port) = host.split_once(':').unwrap_or((&host, "443"));
     let is_host = name.contains('.')
         && name.split('.').all(is_label)
@@ -284,10 +285,11 @@ fn blob_host(host: &str) -> Option<(&str, String)> {
         let digits = zone.strip_prefix('z').unwrap_or_default();
         digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     };
-    // A readable replica has a host of its own, and the account's name.
+    // The host of a readable replica is the account's name with a suffix.
     let account = first.strip_suffix("-secondary").unwrap_or(first);
     let is_named = match *cloud {
-        // Fabric has `onelake`, optionally with a region before it, and names of workspaces.
+        // Hosts of Fabric begin with `onelake`, optionally after a region, or with the name of a
+        // workspace.
         FABRIC => is_label(first) && zone.is_none_or(is_zone),
         ZONES => is_account(account) && zone.is_some_and(is_zone),
         _ => is_account(account) && zone.is_none(),
@@ -373,7 +375,7 @@ fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
     let value = |key| builder.get_config_value(&key);
     let has = |key| value(key).is_some();
     let is_anonymous = value(AzureConfigKey::SkipSignature).as_deref() == Some("true");
-    // For an identity of this machine or user, an option only selects which one.
+    // For an identity of this machine or user, `ClientId` alone only selects which one.
     let application = has(AzureConfigKey::ClientId) && has(AzureConfigKey::AuthorityId);
     let is_secret = has(AzureConfigKey::Token)
         || has(AzureConfigKey::AccessKey)

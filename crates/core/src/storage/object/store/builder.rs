@@ -28,18 +28,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
 
-/// Everything that depends on the protocol of a store, beside the options that it has.
+/// Everything that depends on the protocol of a store, except its options.
 pub(in crate::storage) struct StoreProtocol {
     pub(in crate::storage) open: fn(&Opening) -> Result<OpenStore>,
-    /// Returns the files that a store is opened from, beside those that options of all protocols
-    /// name; `None` if no other opening may share it.
+    /// Returns the files that a store is opened from, in addition to those that options of all
+    /// protocols name; `None` if no other opening may share it.
     pub(in crate::storage) files: fn(&Opening) -> Option<Vec<PathBuf>>,
     /// Variables with settings for `object_store`, if there are any.
     pub(in crate::storage) variables: Option<&'static Variables>,
     pub(in crate::storage) hints: Hints,
     /// Variables that name certificates to trust, in order of precedence.
     pub(in crate::storage) bundles: [&'static str; 2],
-    /// True if objects have checksums of their own that can be requested.
+    /// True if checksums of objects can be requested.
     pub(in crate::storage) states_checksums: bool,
     /// Form of the pages of its lists, if `object_store` requests them.
     pub(in crate::storage) lists: Option<Format>,
@@ -65,7 +65,7 @@ pub(in crate::storage) struct OpenStore {
     pub(in crate::storage) origin: String,
     /// Region that requests are signed for.
     pub(in crate::storage) region: Option<String>,
-    /// Number of HTTP clients, beside the store's own, that speak to the store itself.
+    /// Number of further HTTP clients that speak to the store itself.
     pub(in crate::storage) sessions: usize,
     /// Signer of requests that `object_store` cannot make.
     pub(in crate::storage) signer: Option<Signer>,

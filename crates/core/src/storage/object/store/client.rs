@@ -19,7 +19,7 @@ pub(crate) const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_s
 const POOL_IDLE_MAX: usize = 1024;
 
 /// Time for which a connection is kept open after its last request: long enough for the next
-/// opening, not so long that those of many stores use up the process's descriptors.
+/// opening, not so long that connections to many stores use up the process's descriptors.
 const POOL_IDLE: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Additions of a store's protocol to the options.
@@ -47,7 +47,7 @@ pub(in crate::storage) fn client_options(
     extras: Extras,
 ) -> Result<ClientOptions> {
     let agent = concat!("tload/", env!("CARGO_PKG_VERSION"));
-    // No limit on a whole request: an extent over a slow line takes as long as it takes.
+    // A whole request has no time limit, because an extent may be long and the line slow.
     // `read_timeout` detects stalls.
     let mut client = ClientOptions::new()
         .with_timeout_disabled()
@@ -78,7 +78,7 @@ pub(in crate::storage) fn client_options(
     if let Some(proxy) = options.get("proxy") {
         client = client.with_proxy_url(proxy);
     }
-    // A setting of `object_store` can name one, too.
+    // A setting of `object_store` can name a proxy, too.
     if client
         .get_config_value(&ClientConfigKey::ProxyUrl)
         .is_some()

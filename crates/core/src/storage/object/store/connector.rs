@@ -107,14 +107,15 @@ impl Connector {
         self.trusted.get().map(|trusted| trusted.stamped.clone())
     }
 
-    /// Makes the clients on a thread of their own, once: a request is about to be sent, and may
+    /// Makes the clients on a separate thread, once: a request is about to be sent, and may
     /// have to wait for credentials first.
     pub(in crate::storage) fn prepare(&self) {
         if self.is_prepared.swap(true, Ordering::Relaxed) {
             return;
         }
         let mut clients = std::mem::take(&mut *self.clients.lock());
-        // Some were made for a store that only provided its credentials.
+        // A client that nothing else refers to was made for a store that only provided its
+        // credentials.
         clients.retain(|client| Arc::strong_count(client) > 1);
         if clients.is_empty() {
             return;
@@ -124,7 +125,7 @@ impl Connector {
         }
         let make = move || {
             for client in clients {
-                // Without it, or if that fails, the request does the same.
+                // If this does not run or fails, the request creates the client.
                 let _ = client.get();
             }
         };
@@ -132,7 +133,7 @@ impl Connector {
         drop(thread.spawn(make));
     }
 
-    /// Makes a client that sends no headers of options, for requests beside those of
+    /// Makes a client that sends no headers of options, for requests other than those of
     /// `object_store`.
     #[cfg(feature = "aws-config")]
     pub(in crate::storage) fn client(&self, options: &ClientOptions) -> Result<LazyClient> {
@@ -160,7 +161,7 @@ impl Connector {
             .dns_resolver(resolver.clone())
             .connector_layer(TimedLayer(Arc::clone(&self.first)))
             .https_only(!flag(options, Key::AllowHttp)?)
-            // Lengths and ranges refer to the bytes as they are sent: those of the file.
+            // Lengths and ranges refer to the bytes of the file, so refuse compression.
             .default_headers(plain())
             .no_gzip()
             .no_brotli()
@@ -174,7 +175,7 @@ impl Connector {
             let certificate = Certificate::from_pem(pem.as_bytes()).map_err(failed)?;
             builder = builder.tls_certs_merge([certificate]);
         }
-        // By itself, the client would send requests for credentials through a proxy, too.
+        // Without this, the client would send requests for credentials through a proxy, too.
         let proxies = proxies(options);
         let proxy = Proxy::custom(move |url| proxies.url_for(url));
         builder = builder.no_proxy().proxy(proxy);
@@ -298,7 +299,7 @@ impl HttpConnector for Connector {
         let resolver = Resolver::new(shuffles);
         let client = Arc::new(self.lazy(options, &resolver)?);
         if self.trusted.get().is_some_and(|trusted| trusted.is_option) {
-            // They are checked now.
+            // Create the client now to check the certificates of the option.
             client.get().map_err(failed)?;
         }
         self.clients.lock().push(Arc::clone(&client));
@@ -320,14 +321,14 @@ impl HttpConnector for Connector {
     }
 }
 
-/// Seeds the random numbers of TLS, once per process, on a thread of their own: aws-lc collects
+/// Seeds the random numbers of TLS, once per process, on a separate thread: aws-lc collects
 /// entropy for 30 ms, which the first connection would otherwise wait for after its name has been
 /// resolved and its credentials have been fetched (`benches/results/2core-amd-2026-11-24`).
 fn seed_random_numbers() {
     static SEEDED: AtomicBool = AtomicBool::new(false);
     if !SEEDED.swap(true, Ordering::Relaxed) {
         let seed = || {
-            // Without it the first connection does the same.
+            // If this does not run, the first connection seeds the generator.
             let _ = aws_lc_rs::rand::fill(&mut [0]);
         };
         let thread = Builder::new().name("tload-seed".to_owned());
@@ -370,7 +371,7 @@ where
     }
 
     fn call(&mut self, to: R) -> Self::Future {
-        // The request may have found another connection when this one is made.
+        // Once this connection is open, the request may already use another one.
         let timeline = TIMELINE.try_with(Timeline::clone).unwrap_or_default();
         let started = Instant::now();
         connects();

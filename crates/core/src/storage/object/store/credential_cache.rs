@@ -138,12 +138,13 @@ impl<L: Load> CredentialCache<L> {
         }
         let _turn = match (self.turn.try_lock(), usable) {
             (Ok(turn), _) => turn,
-            // Another task fetches; until then the old credentials are used.
+            // Another task fetches new credentials. The old ones are used until then.
             (Err(_), Some(credential)) => return Ok(credential),
             (Err(_), None) => {
                 let since = Instant::now();
                 let turn = self.turn.lock().await;
-                // Many tasks wait when a load begins: one failed search suffices for all of them.
+                // Many tasks wait for credentials when a load begins. One failed search suffices
+                // for all of them.
                 if let Some(failure) = self.failed_since(since) {
                     return Err(failed(failure));
                 }
@@ -167,7 +168,7 @@ impl<L: Load> CredentialCache<L> {
                 Ok(credential)
             }
             (Err(error), Some(credential)) => {
-                // Other texts may hold secrets.
+                // Only this kind of text is logged, because others may hold secrets.
                 let failure = find::<CredentialFailure>(&error).map(tracing::field::display);
                 tracing::warn!(
                     failure,
@@ -233,11 +234,12 @@ impl<L: Load> Renewed for CredentialCache<L> {
             return true;
         };
         if began.is_some_and(|began| began < held.loaded) {
-            // New ones were fetched since, after the refusal of another request.
+            // New credentials were fetched since, after another request was refused.
             return true;
         }
         if held.replacement && held.loaded.elapsed() < PAUSE {
-            // They were just fetched to replace refused ones, so fetching again will not help.
+            // These credentials were just fetched to replace refused ones, so fetching again will
+            // not help.
             return false;
         }
         held.rejected = true;

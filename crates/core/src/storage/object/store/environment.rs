@@ -127,7 +127,7 @@ impl Environment {
     }
 }
 
-/// Everything beside its URL and its options that a store was opened from, to notice a change. All
+/// Everything except its URL and options that a store was opened from, to notice a change. All
 /// variables count: libraries read some of their own. Holds secrets, so it cannot be shown.
 pub(in crate::storage) struct Surroundings {
     variables: BTreeMap<OsString, OsString>,

@@ -14,7 +14,7 @@ impl Store {
     /// Lists the direct children of a prefix, with one request for each page.
     pub(crate) async fn list(&self, prefix: Option<&Path>) -> Result<Level, Fault> {
         let mut level = self.list_as_stated(prefix).await?;
-        // They are shown, and a server may echo what requests have sent.
+        // Keys are shown, and a server may echo secrets of requests in them.
         let nothing = ResponseCapture::default();
         for name in &mut level.unusable {
             *name = self.redacted(name, &nothing);

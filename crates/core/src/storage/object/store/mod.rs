@@ -160,9 +160,8 @@ fn variables_of_all() -> impl Iterator<Item = &'static Variables> {
 }
 
 impl Store {
-    /// Opens the store of a URL and returns it with the path of the URL in it, and with everything
-    /// that it was opened from beside URL and options; `None` if other openings cannot share it.
-    /// Sends no request yet.
+    /// Opens the store of a URL and returns it with the path of the URL in it, and the files and
+    /// variables that it read; `None` if other openings cannot share it. Sends no request yet.
     ///
     /// Blocks to read configuration files and needs no runtime. Requests need a tokio runtime with
     /// I/O and time.
@@ -196,7 +195,8 @@ impl Store {
             connector: Connector::new(timeline.clone()),
             redactor: Redactor::new(url, options, environment, variables_of_all()),
         };
-        // Before any of the files is read: a change from now on is noticed.
+        // Note the state of the files before any of them is read, so that a later change is
+        // noticed.
         let files = (protocol.files)(&opening);
         let surroundings = files.map(|files| Surroundings::new(variables, files));
         let opened = (protocol.open)(&opening)?;
@@ -206,7 +206,8 @@ impl Store {
         opening.connector.own_from(own_client);
         let mut origin = without_credentials(&opened.origin);
         if opening.connector.is_unverified() {
-            // Bytes that anyone may have sent are never taken for those of the server.
+            // Anyone may have sent these bytes, so they must not be taken for bytes of a verified
+            // server.
             origin.push_str(UNVERIFIED);
         }
         let store = Self {
@@ -360,7 +361,7 @@ impl Store {
     /// Asks a hub or a registry for the list of files that is read, if that has not been done.
     pub(crate) async fn find_list(&self, file: &Path) -> Result<(), Fault> {
         if self.registry.is_some() {
-            // Answered from the list.
+            // The manifest of a registry is its list, and this reads it.
             self.head(file).await?;
         }
         self.commit().await.map(drop)
@@ -404,7 +405,7 @@ impl Store {
         Ok((result.meta, captured))
     }
 
-    /// Returns whether objects here have checksums of their own that can be requested.
+    /// Returns whether checksums of objects can be requested here.
     pub(crate) fn states_checksums(&self) -> bool {
         self.protocol
             .is_some_and(|protocol| protocol.states_checksums)

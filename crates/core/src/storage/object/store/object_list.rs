@@ -195,7 +195,7 @@ fn malformed(why: &dyn std::fmt::Display) -> Classification {
 
 impl From<Objects> for Page {
     fn from(objects: Objects) -> Self {
-        // It was not requested, but some servers always encode names so.
+        // tload does not request URL encoding, but some servers always use it.
         let is_encoded = objects.encoding_type.as_deref() == Some("url");
         let is_lossy = Cell::new(false);
         let decoded = |name: String| {
@@ -251,7 +251,7 @@ impl From<Enumeration> for Page {
         let rest = match list.next_marker {
             Some(marker) if marker.is_empty() => Rest::Nothing,
             Some(marker) => Rest::Token(marker),
-            // Azure always sends the element.
+            // Azure always sends a marker, so a full page without one may have been truncated.
             None if is_full(number, list.max_results, BLOBS_MAX) => Rest::Unnamed(None),
             None => Rest::Nothing,
         };
@@ -391,8 +391,8 @@ impl Gathered {
             return Err(cut_short(shown));
         }
         let is_later = |key: &&str| before.is_none_or(|before| *key > before);
-        // Some servers send all prefixes with the first page. To go on after the smaller one of
-        // both is slower, and leaves out nothing.
+        // Some servers send all prefixes with the first page. Continuing after the smaller of both
+        // last names is slower, but leaves nothing out.
         let first = last_key
             .zip(last_prefix)
             .map(|(key, prefix)| key.min(prefix));
@@ -400,7 +400,8 @@ impl Gathered {
             Some(marker) => Some(marker).filter(is_later),
             None => first.filter(is_later).or(last.filter(is_later)),
         };
-        // The server has no key with the replacement of bytes that are not UTF-8.
+        // A key with replacement characters does not exist on the server, so the list cannot
+        // continue after it.
         next.filter(|key| !page.is_replaced(key))
             .map(str::to_owned)
             .ok_or_else(|| cut_short(shown))
@@ -410,12 +411,12 @@ impl Gathered {
         step();
         let below = self.below(&entry.key)?;
         if let Some(at) = below.find('/') {
-            // From a server that ignores the delimiter.
+            // The server has ignored the delimiter, so cut the key to its folder.
             let end = entry.key.len() - below.len() + at + 1;
             return self.add_prefix(entry.key[..end].to_owned());
         }
         if below.is_empty() {
-            // The marker of the folder itself.
+            // This is the marker of the folder itself.
             return Ok(());
         }
         match Path::parse(&entry.key)

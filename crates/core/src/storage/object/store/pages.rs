@@ -119,7 +119,8 @@ fn going_on_after(uri: &Uri, after: &str) -> Result<Uri, HttpError> {
         .extend_pairs(kept)
         .append_pair("marker", after)
         .append_pair("start-after", after);
-    // A space is a plus in a form, which some servers do not decode. A plus itself is encoded.
+    // A form encodes a space as a plus, which some servers do not decode. A real plus is already
+    // percent-encoded.
     let query = url.query().map(|query| query.replace('+', "%20"));
     url.set_query(query.as_deref());
     url.as_str().parse().map_err(failed)

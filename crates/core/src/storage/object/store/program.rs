@@ -40,10 +40,10 @@ impl fmt::Display for NoAnswer {
     }
 }
 
-/// Program in a process group of its own.
+/// Program in its own process group.
 struct Group {
     leader: Child,
-    /// True once the leader was waited for: its id may be that of another process by now.
+    /// True once the leader was reaped: its id may be that of another process by now.
     is_reaped: bool,
 }
 
@@ -55,7 +55,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let group = self.0.lock();
         if !group.is_reaped {
-            // All of the group may have ended by themselves.
+            // Killing fails if all processes of the group have already ended.
             let _ = kill_process_group(Pid::from_child(&group.leader), Signal::KILL);
         }
     }
@@ -81,7 +81,7 @@ pub(in crate::storage) async fn answer(
     })));
     let (sender, receiver) = oneshot::channel();
     let running = Arc::clone(&child.0);
-    // Not one of the runtime's threads, which must not block.
+    // A thread is needed because those of the runtime must not block.
     let thread = Builder::new().name("tload-login".to_owned());
     let started = thread.spawn(move || {
         // The receiver is gone after the timeout or a cancellation.
@@ -102,7 +102,7 @@ fn exchange(group: &Mutex<Group>, text: &[u8]) -> io::Result<(bool, Vec<u8>)> {
         (leader.stdin.take(), leader.stdout.take())
     };
     if let Some(mut input) = input {
-        // A program may answer without reading.
+        // Writing fails if the program answers without reading its input.
         let written = input.write_all(text);
         let is_unread = |error: &io::Error| error.kind() == ErrorKind::BrokenPipe;
         if !written.as_ref().is_err_and(is_unread) {
@@ -113,7 +113,7 @@ fn exchange(group: &Mutex<Group>, text: &[u8]) -> io::Result<(bool, Vec<u8>)> {
     if let Some(output) = output {
         output.take(ANSWER_MAX).read_to_end(&mut text)?;
     }
-    // Waits without the lock, and leaves the process to be reaped: its id stays its own.
+    // Wait without the lock and without reaping the process, so that its id is not reused.
     let pid = Pid::from_child(&group.lock().leader);
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     retry_on_intr(|| waitid(WaitId::Pid(pid), options))?;

@@ -111,7 +111,7 @@ fn shown(url: &Url) -> Option<String> {
 
 impl fmt::Debug for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the password.
+        // The shown URL has no password.
         f.debug_tuple("Proxy").field(&self.shown).finish()
     }
 }
@@ -132,7 +132,7 @@ impl fmt::Display for UsedProxy {
 }
 
 impl Proxies {
-    /// Creates those of a client with a proxy for all hosts but `excluded`.
+    /// Creates the proxies of a client with one proxy for all hosts but `excluded`.
     pub(in crate::storage) fn new(url: &str, excluded: &str) -> Self {
         let proxy = Some(Proxy::parse(url, "option proxy"));
         Self {
@@ -142,7 +142,7 @@ impl Proxies {
         }
     }
 
-    /// Creates those of a client without explicit ones.
+    /// Creates the proxies of a client without explicit proxies.
     pub(in crate::storage) fn from_environment(environment: &Environment) -> Self {
         let proxy = |names| {
             let (origin, text) = named(environment, names)?;
@@ -224,7 +224,7 @@ impl fmt::Display for UnusableProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (proxy, origin) = (&self.proxy, self.proxy.origin);
         match self.defect {
-            // Without the text: it may hold a password.
+            // The malformed text is not shown, because it may hold a password.
             Defect::Malformed => write!(f, "{origin} does not hold the URL of a proxy"),
             Defect::Scheme => write!(
                 f,

@@ -60,7 +60,8 @@ impl Entry {
         if let Some(hosts) = Hosts::of_addresses(text) {
             return at_any_port(hosts);
         }
-        // Not the last group of an IPv6 address: that was one above, or it has brackets.
+        // The colon cannot belong to an IPv6 address: a bare one was handled above, and others have
+        // brackets.
         let numbered = text
             .rsplit_once(':')
             .and_then(|(host, port)| Some((host, port.parse().ok()?)))
@@ -103,7 +104,7 @@ impl Hosts {
 
 /// Returns whether the first `bits` of two addresses of one family are equal.
 fn begins(address: IpAddr, network: IpAddr, bits: u32) -> bool {
-    // Without a shift by all bits, which is not defined.
+    // Leading zeros are counted because a shift by all bits is not defined.
     match (address, network) {
         (IpAddr::V4(address), IpAddr::V4(network)) => {
             let differ = u32::from(address) ^ u32::from(network);

@@ -198,7 +198,8 @@ impl WantedRange {
             return Err((judged(compressed(&STORED_ENCODING, encoding)), None));
         }
         let stated = text(&head.headers, &CONTENT_LENGTH).and_then(number);
-        // It has no meaning here. But a server that sends it may have confused the status.
+        // `Content-Range` has no meaning in a response with this status, but the server may have
+        // confused the status.
         if let Ok(Some(ContentRange::Sent { range, len })) = ContentRange::of(&head.headers) {
             let is_whole = range.start == 0 && len.is_none_or(|len| len == range.end);
             if !is_whole || stated.is_some_and(|stated| stated != range.end) {
@@ -213,7 +214,8 @@ impl WantedRange {
         }
         let (len, body) = match stated {
             Some(len) => (len, body),
-            // Otherwise the body ends with the connection: half of it would look like all of it.
+            // A body without a length ends with the connection, so half of it would look like all
+            // of it.
             None if ends_itself(&head) => {
                 let counted = self.count(body).await.map_err(|error| (error, None))?;
                 let Some((len, bytes)) = counted else {
@@ -300,9 +302,8 @@ pub(super) fn refused(status: StatusCode, headers: &HeaderMap) -> Option<NoRange
     is_empty.then(|| NoRange::empty(headers))
 }
 
-/// Refuses a body that is compressed, although requests ask for none of that: its bytes are not
-/// those of the file, nor are ranges of it. `path` is that of the URL: a file that is compressed
-/// itself is meant as it is.
+/// Refuses a body that is compressed although the request forbids it: its bytes and ranges differ
+/// from the file's. `path` is that of the URL: a file that is compressed itself is meant as it is.
 ///
 /// # Errors
 ///

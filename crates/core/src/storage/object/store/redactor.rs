@@ -155,7 +155,7 @@ impl Redactor {
             self.add_query(value);
         }
         if value.starts_with('{') {
-            // The key of a service account: all values are added.
+            // The value is the JSON key of a service account. All strings in it are secrets.
             for text in value.split('"').skip(1).step_by(2) {
                 self.add_long(&text.replace("\\n", "\n"));
             }
@@ -239,7 +239,7 @@ impl Redactor {
             } else {
                 self.add_long(value);
             }
-            // `X-Amz-Credential=KEY/DATE/REGION/…`
+            // The parameter has the form `X-Amz-Credential=KEY/DATE/REGION/…`.
             let decoded = percent_decode_str(value).decode_utf8_lossy();
             if let Some((key, _)) = decoded.split_once('/') {
                 self.add_long(key);

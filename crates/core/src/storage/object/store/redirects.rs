@@ -35,8 +35,8 @@ const REDIRECTS_MAX: usize = 10;
 /// Headers that are forwarded to another origin: they select the bytes and the version.
 const KEPT: [HeaderName; 3] = [header::ACCEPT, header::RANGE, header::IF_MATCH];
 
-/// Marks a request to a URL that a response of `host` has named, beside redirects: the same rules
-/// apply to it. No header of an option is added.
+/// Marks a request to a URL that a response of `host` has named other than by a redirect: the same
+/// rules apply to it. No header of an option is added.
 #[derive(Clone, Debug)]
 pub(in crate::storage) struct NamedBy {
     pub(in crate::storage) host: Url,
@@ -109,7 +109,7 @@ impl Following {
                 let connection = self.resolver.connection(&response, &at);
                 connection.into_iter().for_each(came_over);
             }
-            // Other hosts do not name the contents.
+            // Only the first host names the contents.
             if reach.is_none() {
                 responded(response.headers());
             }
@@ -126,7 +126,7 @@ impl Following {
                 let here = Reach::from_host(&from)
                     .or_else(|| Reach::from_peer(&response, &from, &self.resolver));
                 let here = here.unwrap_or(Reach::Public);
-                // The widest reach of all hosts so far counts.
+                // A redirect may go no further than the widest reach of all hosts so far.
                 let widest = reach.map_or(here, |reach: Reach| reach.min(here));
                 reach = Some(widest);
                 check(&from, &to, widest)?;
@@ -229,7 +229,7 @@ pub(in crate::storage) fn check(from: &Url, to: &Url, reach: Reach) -> Result<()
         (_, "http" | "https") => {}
         _ => return Err(Refused::Scheme),
     }
-    // The addresses of a name are checked when it is resolved.
+    // Only addresses are checked here. Those of a host name are checked when it is resolved.
     if Reach::from_host(to).is_some_and(|target| target > reach) {
         return Err(Refused::Narrower);
     }
@@ -265,7 +265,7 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Refusal of a URL that a response has named, beside redirects.
+/// Refusal of a URL that a response has named other than by a redirect.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::storage) struct NotAdmitted(pub(in crate::storage) Refused);
 

@@ -1,4 +1,4 @@
-//! SHA-256 of an object that its server states beside the bytes. Pure.
+//! SHA-256 of an object that its server states in a header. Pure.
 
 use base64::Engine as _;
 

@@ -180,10 +180,11 @@ fn of_metadata_service(
     let cause = classification.cause.clone();
     let is_refused = cause == Some(Cause::System(libc::ECONNREFUSED));
     let transient = match status {
-        // Responses of Azure's while it is updated. Others have nothing at this path.
+        // Azure's metadata service answers so while it is updated. Other services never serve this
+        // path.
         Some(404) => Some(Transient::Unreachable),
         Some(410) => Some(Transient::Broken),
-        // In a new pod, Google's takes some seconds to start.
+        // In a new pod, Google's metadata service takes some seconds to start.
         None if is_refused => Some(Transient::Broken),
         None if !asked.has_succeeded => None,
         Some(_) | None => classification.transient,
@@ -286,8 +287,8 @@ fn malformed_response(error: &object_store::Error, asked: &RequestContext) -> Cl
 fn of_variant(error: &object_store::Error, asked: &RequestContext) -> Classification {
     let texts = texts(error);
     let cause = || texts.last().map(|text| Cause::Words(text.clone()));
-    // There is no captured response to use: the variants are the only information, and new ones may
-    // be added.
+    // Without a captured response, the variant is the only information. `object_store` may add
+    // variants.
     if let object_store::Error::NotFound { .. } = error {
         Classification::new(ErrorKind::NotFound, "there is no such object")
     } else if let object_store::Error::PermissionDenied { .. }

@@ -20,8 +20,8 @@ pub(super) struct Standing {
 }
 
 impl Store {
-    /// Sends a request, and once more if it was the first of its opening and went over a connection
-    /// of an earlier one that the server had closed: a new connection could not have failed so.
+    /// Sends a request. Retries once on a reused connection that the server had closed: a new
+    /// connection could not have failed so.
     pub(super) async fn request<T, F: Future<Output = object_store::Result<T>>>(
         &self,
         operation: &str,
@@ -33,7 +33,7 @@ impl Store {
         }
         self.connector.prepare();
         let is_resumed = self.is_resumed.load(Ordering::Relaxed);
-        // Boxed: futures that hold it would be large.
+        // Futures that hold this one would be large, so it is boxed.
         let send = || Box::pin(self.request_once(operation, request()));
         let (mut result, mut captured) = send().await;
         let is_broken = |fault: &Fault| matches!(fault.transient, Some(Transient::Broken));
@@ -95,7 +95,7 @@ impl Store {
             ..asked
         };
         let fault = translate(error, captured, &asked);
-        // Working credentials are denied single objects, too.
+        // Access to single objects may be denied to working credentials.
         let is_object = captured.code.as_deref() == Some("AccessDenied")
             && self.standing.has_succeeded.load(Ordering::Relaxed);
         if fault.error.kind() == ErrorKind::PermissionDenied && !is_object {

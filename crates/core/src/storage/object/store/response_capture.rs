@@ -98,7 +98,7 @@ tokio::task_local! {
     static LAST: RefCell<ResponseCapture>;
 }
 
-/// Runs requests and returns the facts of the last one, beside their own result.
+/// Runs requests and returns their result with the facts of the last one.
 pub(in crate::storage) async fn capture<T>(
     requests: impl Future<Output = T>,
 ) -> (T, ResponseCapture) {
@@ -276,7 +276,7 @@ const UNREAD: [HeaderName; 4] = [
     CONTENT_TYPE,
 ];
 
-/// Beginnings of further ones: metadata of the object's owner at S3, Google and Azure.
+/// Prefixes of further unread headers: metadata of the object's owner at S3, Google and Azure.
 const UNREAD_METADATA: [&str; 3] = ["x-amz-meta-", "x-goog-meta-", "x-ms-meta-"];
 
 /// Changes headers for which `object_store` would refuse the bytes: removes unread ones that are

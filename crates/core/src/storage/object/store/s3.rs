@@ -94,7 +94,8 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         .with_http_connector(opening.connector.clone())
         .build();
     let store = store.map_err(|error| opening.refused(&error))?;
-    // Sessions are signed with credentials of their own, which `object_store` does not expose.
+    // Sessions (S3 Express) are signed with separate credentials, which `object_store` does not
+    // expose.
     let signer = region
         .clone()
         .filter(|_| sessions == 0)
@@ -236,7 +237,7 @@ fn with_options(mut builder: AmazonS3Builder, options: &StoreOptions) -> AmazonS
         ("session_token", AmazonS3ConfigKey::Token),
         ("region", AmazonS3ConfigKey::Region),
         ("endpoint", AmazonS3ConfigKey::Endpoint),
-        // Takes precedence inside of the builder.
+        // This key takes precedence in the builder of `object_store`.
         ("endpoint", AmazonS3ConfigKey::S3Endpoint),
     ] {
         if let Some(value) = options.get(option) {
@@ -397,7 +398,7 @@ fn require_label(builder: &AmazonS3Builder, opening: &Opening, bucket: &str) -> 
             .with_location(opening.url.shown())
             .with_hint(hint))
     };
-    // They are in no name that a store allows, and `object_store` panics on them.
+    // No store allows these characters in a name, and `object_store` panics on them.
     let impossible = |letter: char| {
         letter.is_whitespace() || letter.is_control() || r#"<>"{}|\^`"#.contains(letter)
     };

@@ -1,4 +1,4 @@
-//! Access points of S3: other names for a bucket, with a host name and permissions of their own.
+//! Access points of S3: other names for a bucket, each with its own host name and permissions.
 //! Pure; used by `s3.rs`.
 //!
 //! An alias of an access point (`NAME-…-s3alias`) is used like the name of a bucket, and needs

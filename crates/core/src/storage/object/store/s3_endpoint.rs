@@ -178,7 +178,7 @@ fn is_label(bucket: &str) -> bool {
         .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
-/// Domains of stores below which each bucket has a host name of its own, beside hosts that are
+/// Domains of stores below which each bucket has its own host name, in addition to hosts that are
 /// called `s3`.
 const STORE_DOMAINS: [&str; 5] = [
     ".aliyuncs.com",
@@ -232,7 +232,7 @@ pub(super) fn require_scheme(environment: &Environment, is_ignored: bool) -> Res
     let Some((name, _)) = set.filter(|(_, value)| !is_ignored && !has_scheme(value)) else {
         return Ok(());
     };
-    // Without the value: it may hold a password.
+    // The value is not shown, because it may hold a password.
     let message = format!("the variable {name} is not a URL: it has no http:// or https://");
     Err(Error::invalid_request(message).with_hint(format!("set {name}=http://host:port")))
 }

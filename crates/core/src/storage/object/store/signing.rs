@@ -28,7 +28,7 @@ pub(in crate::storage) enum Signer {
 
 impl std::fmt::Debug for Signer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Omits the credentials.
+        // The output omits the credentials.
         f.debug_struct("Signer").finish_non_exhaustive()
     }
 }
@@ -42,7 +42,7 @@ impl Signer {
     fn covers(&self, name: &HeaderName) -> bool {
         match self {
             Self::Aws { .. } => name.as_str().starts_with("x-amz-"),
-            // It covers some more, which option headers rarely are.
+            // Azure's signature covers some other headers too, which options rarely set.
             Self::Azure { .. } => true,
         }
     }

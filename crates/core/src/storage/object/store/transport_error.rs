@@ -33,14 +33,14 @@ pub(in crate::storage) fn classification(
     let cause = cause(error, &texts);
     let way = proxy.map_or_else(String::new, |proxy| format!(" through the proxy {proxy}"));
     let classification = if let Some(unusable) = find::<UnusableProxy>(error) {
-        // Without the cause, which is the same text.
+        // The cause is left out because it is the same text.
         return Classification::new(unusable.kind(), unusable.to_string())
             .hint(unusable.hint(host));
     } else if http.is_some_and(reqwest::Error::is_builder) {
         Classification::new(ErrorKind::InvalidRequest, "the request cannot be sent")
             .hint("check the endpoint: a plain http:// endpoint must be set explicitly")
     } else if let Some(reason) = find::<NotMade>(error) {
-        // Not what `says` looks for: the certificates are the system's.
+        // This error is about the certificates of the system, so the texts below do not apply.
         Classification::new(
             ErrorKind::InvalidRequest,
             format!("no request can be sent: {reason}"),
@@ -53,7 +53,7 @@ pub(in crate::storage) fn classification(
     } else if let Some(refused) = find::<Refused>(error) {
         redirected(host, *refused)
     } else if find::<Narrower>(error).is_some() {
-        // The host is the one that the redirect led to.
+        // `host` is the host that the redirect led to.
         redirected("the store", Refused::Narrower)
     } else if find::<TooLong>(error).is_some() {
         Classification::new(
@@ -73,7 +73,7 @@ pub(in crate::storage) fn classification(
         .hint("set read_timeout higher if the store needs longer")
         .transient(Transient::Stalled)
     } else if says("invalid HTTP version") {
-        // A server for TLS answers a plain request with an alert.
+        // A TLS server answers a plain request with an alert, which is no valid HTTP version.
         Classification::new(
             ErrorKind::Remote,
             format!("{host} does not speak HTTP{way}"),
@@ -143,7 +143,8 @@ fn unreachable(
             .is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     });
     let is_unknown = says("lookup address") || says("dns error");
-    // To the server, a connection leads through a tunnel, once there is one to the proxy.
+    // An error of a tunnel is about the server, unless the connection to the proxy could not be
+    // made.
     let is_to_proxy = !says("tunnel") || says("failed to create underlying connection");
     if let Some(proxy) = proxy
         && is_to_proxy
@@ -235,8 +236,7 @@ pub(in crate::storage) fn of_io(error: &io::Error) -> Classification {
     let cause = error
         .raw_os_error()
         .map_or_else(|| Cause::Words(error.to_string()), Cause::System);
-    // Written without a `match` on purpose: std's list is open, and all other kinds are not
-    // retryable.
+    // A `match` cannot be exhaustive here. No other kind is retryable.
     let kind = error.kind();
     let classification = if kind == io::ErrorKind::TimedOut {
         Classification::new(ErrorKind::TimedOut, "the store did not answer in time")

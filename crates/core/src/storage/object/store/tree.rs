@@ -152,7 +152,7 @@ impl<File> Files<File> {
             if let Some(at) = below.find('/') {
                 let child = &path[..prefix.len() + at];
                 prefixes.push(parsed(child));
-                // '0' follows '/': everything below the child is skipped.
+                // '0' follows '/' in ASCII, so this skips everything below the child.
                 next = Bound::Included(format!("{child}0"));
             } else {
                 objects.push(describe(parsed(path), file));

@@ -1,5 +1,5 @@
-//! Certificates that a store's clients trust beside the system's: the option, else the bundle that
-//! the store's own tools would take.
+//! Certificates that a store's clients trust in addition to the system's: the option, else the
+//! bundle that the store's own tools would take.
 //!
 //! | store | bundle |
 //! |---|---|

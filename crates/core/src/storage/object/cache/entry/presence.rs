@@ -10,7 +10,7 @@ impl Entry {
     pub(crate) fn has_most_of(&self, ranges: &[Range<u64>]) -> bool {
         let mut wanted: Vec<_> = ranges.iter().map(tiles).collect();
         wanted.sort_unstable_by_key(|run| run.start);
-        // Neighbours share tiles, and are looked up together.
+        // Adjacent runs share tiles, so they are merged and looked up together.
         wanted.dedup_by(|next, run| {
             let is_beside = next.start <= run.end;
             if is_beside {

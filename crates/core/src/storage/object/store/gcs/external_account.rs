@@ -377,7 +377,7 @@ impl Federated {
 fn post(url: &Url, body: String) -> HttpRequest {
     let mut request = HttpRequest::new(HttpRequestBody::from(body));
     *request.method_mut() = Method::POST;
-    // A parsed URL is a valid one.
+    // A parsed URL is always a valid URI.
     *request.uri_mut() = url.as_str().parse().unwrap_or_default();
     request
 }
@@ -396,7 +396,7 @@ pub(super) async fn ask(
     let response = response.map_err(|error| generic(Box::new(error)))?;
     let status = response.status();
     let mut body = Vec::new();
-    // The client bounds it.
+    // The client limits the length of the body.
     let mut frames = response.into_body().bytes_stream();
     while let Some(bytes) = frames.next().await {
         body.extend_from_slice(&bytes.map_err(|error| generic(Box::new(error)))?);

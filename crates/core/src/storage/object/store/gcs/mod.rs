@@ -168,7 +168,7 @@ const FILES: [GoogleConfigKey; 3] = [
     GoogleConfigKey::ApplicationCredentials,
 ];
 
-/// Returns the external account, if the credentials are those of one. Whatever cannot be read is
+/// Returns the external account, if the credentials name one. Credentials that cannot be read are
 /// left to `object_store`.
 fn external_account(
     settings: &[(GoogleConfigKey, String)],
@@ -247,8 +247,8 @@ fn builder(opening: &Opening) -> Result<Built> {
     };
     match &source {
         Some(source) if source == ANONYMOUS => {
-            // Otherwise the builder reads the user's credentials, and fails on those that it cannot
-            // use.
+            // Without this, the builder would read the user's credentials, and fail on kinds that
+            // it cannot use.
             let no_credential = GcpCredential {
                 bearer: String::new(),
             };

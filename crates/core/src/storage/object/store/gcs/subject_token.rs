@@ -1,4 +1,4 @@
-//! Fetches the token of another identity provider, which Google exchanges for one of its own: from
+//! Fetches the token of another identity provider, which Google exchanges for its own token: from
 //! a file, a URL or a program. Called by `external_account.rs`.
 
 use std::fs::File;
@@ -149,7 +149,7 @@ impl Subject {
             }
             Self::Url(url, headers, format) => {
                 let mut request = HttpRequest::new(HttpRequestBody::empty());
-                // A parsed URL is a valid one.
+                // A parsed URL is always a valid URI.
                 *request.uri_mut() = url.as_str().parse().unwrap_or_default();
                 request.headers_mut().extend(headers.iter().cloned());
                 let place = url.host_str().unwrap_or_default().to_owned();
@@ -304,7 +304,7 @@ fn token_of(text: &[u8]) -> Result<String, &'static str> {
         return Err("printed a response of another version than 1");
     }
     if answer.get("success").and_then(Value::as_bool) != Some(true) {
-        // Its text is not shown: it may be a secret.
+        // The program's text is not shown, because it may be a secret.
         return Err("reports a failure");
     }
     let now = SystemTime::now()

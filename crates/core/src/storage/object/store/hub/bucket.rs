@@ -80,7 +80,7 @@ pub(super) async fn pages(
             rest.is_some_and(|rest| rest.starts_with(['/', '?']))
         };
         match next_page(&headers).map_err(|what| failed(what.into()))? {
-            // Another place would receive the token.
+            // Refuse a link to another place, which would receive the token.
             Some(next) if !is_listing(&next) => {
                 return Err(failed("the next page is elsewhere".into()));
             }
@@ -165,7 +165,7 @@ pub(in crate::storage) fn level(pages: &[Vec<u8>], prefix: Option<&Path>) -> Res
                 }
                 continue;
             };
-            // The prefix of the request need not end at a slash.
+            // A server may also list names that continue the prefix without a slash.
             let Some(mut below) = path.prefix_match(prefix) else {
                 continue;
             };
@@ -175,8 +175,8 @@ pub(in crate::storage) fn level(pages: &[Vec<u8>], prefix: Option<&Path>) -> Res
                     drop(below);
                     objects.push(Listed {
                         location: path,
-                        // A copy asks for the state of each file: the list has another name for
-                        // the contents than the responses with the contents have.
+                        // The length is left out so that a copy requests the state of each file:
+                        // responses name the contents differently from the list.
                         len: None,
                         modified: 0,
                         e_tag: None,

@@ -1,4 +1,4 @@
-//! Looks up models in the cache of the hub's own tools, and checks that they are complete. Sends no
+//! Looks up models in the cache of `huggingface_hub`, and checks that they are complete. Sends no
 //! requests.
 //!
 //! `CACHE/models--org--name/refs/REVISION` names a commit, `snapshots/COMMIT/` has its files, and
@@ -49,7 +49,7 @@ pub(crate) fn cached(
             tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from the hub");
             Ok(None)
         }
-        // No request is sent for files that are missing there.
+        // tload's own cache may have the model. No request is sent for files that it lacks.
         Err(missing) if options.get("cache_dir").is_some() => {
             tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from tload's");
             Ok(None)
@@ -108,8 +108,9 @@ pub(crate) fn commit_in_cache(path: &Path) -> Option<&str> {
     names.next()?.filter(|name| is_commit(name))
 }
 
-/// Returns whether a path is in a snapshot of the cache that the hub's own tools are set to. They
-/// wrote its links, and follow them wherever they lead: users move parts of it to other disks.
+/// Returns whether a path is in a snapshot of the cache that `huggingface_hub` is set to. The
+/// package wrote the links there, and follows them wherever they lead: users move parts of the
+/// cache to other disks.
 pub(crate) fn is_in_snapshot(path: &Path, options: &StoreOptions) -> bool {
     let Some(cache) = settings::cache(&Environment::unless_forbidden(options)) else {
         return false;
@@ -142,8 +143,8 @@ pub(super) fn offline(missing: &str, url: &RemoteUrl) -> Error {
     Error::new(
         ErrorKind::NotFound,
         format!(
-            "is not complete in the hub's cache ({missing}), tload's own cache is off (cache_dir), and HF_HUB_OFFLINE \
-             forbids requests to the hub"
+            "is incomplete in the huggingface_hub cache ({missing}), tload's own cache is off (cache_dir), and \
+             HF_HUB_OFFLINE is set"
         ),
     )
     .with_hint(download(url))
@@ -159,8 +160,7 @@ pub(in crate::storage) fn in_neither_cache(
     let hubs = hubs.map_or_else(|| "unknown".to_owned(), |path| path.display().to_string());
     let own = options.get("cache_dir").unwrap_or("off");
     let message = format!(
-        "is complete neither in the hub's cache ({hubs}) nor in tload's ({own}), and HF_HUB_OFFLINE forbids requests \
-         to the hub"
+        "is incomplete in the huggingface_hub cache ({hubs}) and in tload's ({own}); HF_HUB_OFFLINE is set"
     );
     (message, download(url))
 }

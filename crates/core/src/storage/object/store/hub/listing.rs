@@ -20,7 +20,7 @@ const DESCRIBED_MAX: usize = 50_000;
 #[derive(Debug)]
 pub(crate) struct Commit {
     name: String,
-    /// Time of the last change, if the hub states it; files have no time of their own.
+    /// Time of the last change, if the hub states it; files have no separate time.
     modified: Option<DateTime<Utc>>,
     files: Files<File>,
 }
@@ -202,7 +202,7 @@ impl Commit {
         }
         match listed.and_then(File::e_tag) {
             Some(tag) => meta.e_tag = Some(tag),
-            // The file may differ in another commit, and there is no other identity.
+            // The commit is the only identity of this file, which may differ in another commit.
             None => meta.version = Some(self.name.clone()),
         }
         if let Some(modified) = self.modified {

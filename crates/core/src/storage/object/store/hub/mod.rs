@@ -105,7 +105,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         });
     }
     let revision = utf8_percent_encode(&id.revision, RESERVED);
-    // `blobs` adds the lengths of the files, and their identities.
+    // `blobs` adds lengths and identities of the files to the response.
     let url = format!(
         "{endpoint}/api/models/{}/revision/{revision}?blobs=true",
         id.repository

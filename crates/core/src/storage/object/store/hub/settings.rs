@@ -1,5 +1,5 @@
-//! Finds a hub's endpoint, token and cache: options over the variables that the hub's own tools
-//! read.
+//! Finds a hub's endpoint, token and cache: options over the variables that `huggingface_hub`
+//! reads.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ pub(in crate::storage) fn endpoint(opening: &Opening) -> Result<String> {
     let is_url = ["http://", "https://"]
         .iter()
         .any(|scheme| endpoint.starts_with(scheme));
-    // The text is not shown: a URL may carry credentials.
+    // The endpoint is not shown, because it may carry credentials.
     if !is_url || endpoint.contains(['?', '#', '@']) {
         return Err(Error::new(
             ErrorKind::InvalidRequest,
@@ -84,7 +84,7 @@ impl Token {
     }
 
     fn new(token: &str, source: &str) -> Result<Self> {
-        // Files end in a line break, and variables sometimes do.
+        // Files with tokens end in a line break, and variables sometimes do.
         let header = HeaderValue::from_str(&format!("Bearer {}", token.trim()));
         let mut header = header.map_err(|_| {
             Error::new(
@@ -103,7 +103,7 @@ impl Token {
     }
 }
 
-/// Returns the directory of the hub's own tools.
+/// Returns the directory of `huggingface_hub`.
 fn home(environment: &Environment) -> Option<PathBuf> {
     if let Some(home) = environment.get("HF_HOME") {
         return environment.expanded(home);
@@ -132,7 +132,7 @@ pub(in crate::storage) fn cache(environment: &Environment) -> Option<PathBuf> {
 
 /// Returns whether the environment forbids requests to the hub.
 pub(in crate::storage) fn is_offline(environment: &Environment) -> bool {
-    // As in the hub's own tools, the second variable counts if the first is not set.
+    // As in `huggingface_hub`, the second variable counts if the first is not set.
     match environment.get("HF_HUB_OFFLINE") {
         Some(_) => environment.is_set("HF_HUB_OFFLINE"),
         None => environment.is_set("TRANSFORMERS_OFFLINE"),

@@ -140,7 +140,7 @@ fn paths(environment: &Environment) -> Vec<PathBuf> {
             .or_else(|| below("HOME", ".config/containers/auth.json")),
         below("HOME", ".docker/config.json").filter(|_| environment.get("DOCKER_CONFIG").is_none()),
     ];
-    // An empty name leaves a slash at the end.
+    // Joining an empty name leaves a slash at the end.
     let named = paths.into_iter().flatten();
     named.map(|path| path.components().collect()).collect()
 }
@@ -206,7 +206,7 @@ impl Config {
                 .auths
                 .iter()
                 .filter(|(key, _)| normalized(key) == prefix);
-            // Entries of a helper have no contents here.
+            // Entries that belong to a helper are empty in this file.
             matching.find_map(|(_, auth)| auth.login())
         });
         match (found, &self.creds_store) {

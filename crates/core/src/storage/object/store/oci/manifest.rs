@@ -182,7 +182,7 @@ impl Descriptor {
 
 /// Returns the digest of an index's manifest: the only one, or that for this machine.
 fn select(manifests: &[Descriptor]) -> Result<String, Classification> {
-    // Attestations stand beside the manifests that they are about.
+    // An index also lists attestations, which are no models.
     let is_model = |one: &&Descriptor| {
         one.annotation("vnd.docker.reference.type").is_none()
             && one.platform().as_deref() != Some("unknown/unknown")
@@ -237,7 +237,7 @@ fn files(layers: &[Descriptor]) -> Result<Files<File>, Classification> {
             "push the weights as raw layers (modctl build --raw, oras push), or unpack the artifact to a directory and load that",
         ));
     }
-    // Layers of each type: a file without a name is numbered among those of its type.
+    // Counts the layers of each type, because a file without a name is numbered among them.
     let mut alike: HashMap<&str, Alike> = HashMap::new();
     for layer in &layers {
         step();
@@ -276,7 +276,7 @@ fn unnamed(layer: &Descriptor) -> Classification {
     )
 }
 
-/// Position of a layer among those of its type.
+/// Position of a layer among the layers of its type.
 #[derive(Default)]
 struct Alike {
     /// Number of layers of the type so far, with this one.

@@ -38,7 +38,7 @@ use crate::options::oci_reference::OciReference;
 /// OCI registries.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
-    // Logins come from files and programs of other tools.
+    // Logins come from files and programs of other tools, so a change of them is not noticed.
     files: |_| None,
     variables: None,
     hints: Hints {

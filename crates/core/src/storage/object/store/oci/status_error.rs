@@ -34,7 +34,7 @@ pub(in crate::storage) fn refusal(
             not_found("the registry lacks a layer that the manifest names").hint("push the artifact again")
         }
         _ if is_refused_link(status, code) => {
-            refused_link(format!("{host} refuses the link that the registry gave for the layer"))
+            refused_link(format!("{host} rejected the registry's signed URL for the layer"))
         }
         (_, 401) if asked.anonymous => denied(format!(
             "{host} requires credentials, or has no such repository, and none were found"

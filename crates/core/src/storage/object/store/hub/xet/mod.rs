@@ -59,7 +59,7 @@ const MARGIN: Duration = Duration::from_secs(30);
 /// Longest lifetime of a token that is believed.
 const LIFETIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Longest pause of a content store that is waited for while the bridge may be used instead.
+/// Longest pause of a content store that a request waits for while the bridge may be used instead.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Digits of the name of a file's contents (<https://huggingface.co/docs/xet/file-id>).
@@ -208,7 +208,7 @@ impl Xet {
             Ok(Arrived::Unusable) => Ok(Arrived::Unusable),
             Err(mut fault) => {
                 if !asks_to_wait(&fault) && self.turn_off(store, &fault) {
-                    // The next attempt uses the bridge.
+                    // The fault counts as transient so that the next attempt uses the bridge.
                     fault.transient = fault.transient.or(Some(Transient::Broken));
                 }
                 Err(hinted(fault))
@@ -241,7 +241,7 @@ impl Xet {
         match &renewed {
             Ok(access) => *held = Some(Arc::clone(access)),
             Err(fault) if asks_to_wait(fault) => {}
-            // Requests that wait for the lock are not to repeat it.
+            // Remember the failure, so that requests that wait for the lock do not repeat it.
             Err(fault) => {
                 self.turn_off(store, fault);
             }
@@ -251,7 +251,7 @@ impl Xet {
 
     async fn renew(&self, store: &Store, commit: &str) -> Result<Arc<Access>, Fault> {
         let began = Instant::now();
-        // The hub's own credentials are not in doubt: the opening has used them.
+        // The opening has used the hub's credentials, so they are not in doubt.
         let refused = |status| {
             let asked = "the hub, asked for a token for its content store,";
             super::repository::failed(Box::new(Judged(reading::refusal(asked, status))))

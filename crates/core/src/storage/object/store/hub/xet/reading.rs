@@ -61,7 +61,7 @@ pub(super) struct Reading<'a> {
     allowance: u64,
 }
 
-/// Response with the chunks of a term, and of later ones of the same place.
+/// Response with the chunks of a term, and of later terms of the same place.
 struct Body {
     frames: BoxStream<'static, Result<Bytes, HttpError>>,
     captured: ResponseCapture,
@@ -130,7 +130,7 @@ impl<'a> Reading<'a> {
     }
 
     /// Requests the chunks of the next term. If its URL is refused, as it is when it has expired,
-    /// new ones are asked for, once.
+    /// new URLs are requested, once.
     async fn open_next(&mut self) -> Result<(), Fault> {
         let sender = &self.sender;
         let Some(step) = self.steps.pop_front() else {
@@ -144,7 +144,7 @@ impl<'a> Reading<'a> {
             Err(fault) if !self.is_renewed && is_denied(&fault) => {
                 tracing::debug!("a presigned URL was refused");
                 self.is_renewed = true;
-                // The documents demand all ranges of such a URL in one request.
+                // The specification of xet demands all ranges of a shared URL in one request.
                 if step.is_shared {
                     sender.xet.use_version(Version::One);
                 }
@@ -291,7 +291,7 @@ impl Body {
             let damaged =
                 |what: String| fault(store, &self.captured, &what, Some(Transient::Broken));
             let Some(len) = self.unpacker.next_len().map_err(damaged)? else {
-                // A line that takes long for skipped and long chunks is slow, not dead.
+                // Bytes of skipped or long chunks are progress too: a slow line is not dead.
                 if self.unused >= PROGRESS_BYTES as usize {
                     self.unused = 0;
                     return Ok(Some(Arrived::Unusable));
@@ -322,7 +322,7 @@ impl Body {
             let len = len as u64;
             self.unpacked += len;
             let (unpacked, wanted) = (self.unpacked, self.step.unpacked);
-            // Compared before the last bytes are returned.
+            // Compare the length of a term before its last bytes are returned.
             if unpacked > wanted || (self.count == last && unpacked < wanted) {
                 let what = format!("a term has {unpacked} bytes instead of {wanted}");
                 return Err(damaged(what));

@@ -27,7 +27,7 @@ const TERMS_MAX: usize = 8 * 1024;
 /// `TARGET_CHUNK_SIZE` of xet-core. Each term has at least one.
 const TERM_BYTES_MIN: u64 = 8 * 1024;
 
-/// Terms that a response may have beside those that the length of the range allows.
+/// Terms that a response may have in addition to those that the length of the range allows.
 const TERMS_EXTRA: u64 = 256;
 
 /// Longest place, bytes: twice `MAX_XORB_SERIALIZED_SIZE` of xet-core.
@@ -216,7 +216,7 @@ fn place_of<'a>(term: &Term, places: &'a [Place], comparisons: &mut usize) -> Op
     if let Ok(at) = exact {
         return Some(&places[at]);
     }
-    // Those behind begin after the term.
+    // Later places begin after the term.
     let places = &places[..places.partition_point(|place| place.range.start <= start)];
     *comparisons += places.len();
     steps(places.len());

@@ -132,7 +132,7 @@ fn lz4(packed: &[u8], len: usize) -> Result<Vec<u8>, String> {
     match behind {
         Ok(0) if decoder.get_ref().is_empty() => Ok(bytes),
         Ok(_) => Err(format!("a chunk is longer than its {len} bytes")),
-        // The text of the error is about the format only, but not worth quoting.
+        // The text of LZ4's error is left out: it adds only details of the format.
         Err(_) => Err("a chunk is not valid LZ4".to_owned()),
     }
 }
