@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tload
+from tload._checkpoint import Opening, open_for
 from tload._errors import advise
+from tload._group import raw_group
+from tload._options import resolve
 from tload._torch import DTYPES
 from tload.compat.runai import environment
 from tload.compat.runai.errors import value_errors
@@ -118,25 +121,29 @@ class OpenFiles:
         return {name for name, count in counts.items() if count > 1}
 
 
-def open_files(paths: Sequence[str | os.PathLike[str]], credentials: S3Credentials | None) -> OpenFiles:
-    """Open files and read their headers.
+def open_files(
+    paths: Sequence[str | os.PathLike[str]], credentials: S3Credentials | None, group: tload.Group | None = None
+) -> OpenFiles:
+    """Open files and read their headers. Those of an object store are opened once per node of `group`.
 
     Raises:
         ValueError: A file cannot be opened, or is not a valid safetensors file.
+        PeerError: A process of the group does not open them.
     """
     locations = [os.fspath(path) for path in paths]
     if not locations:
         return OpenFiles([], [], [])
     kind = kind_of_all(locations)
     store = environment.store(kind, credentials) or None
+    opening = None if group is None else Opening.of(raw_group(group), resolve(None, environment.group_options()))
     with value_errors():
         try:
-            checkpoints = [tload.open(locations, store=store)]
+            checkpoints = [open_for(locations, store, None, opening=opening)]
         except (tload.FormatError, tload.InvalidRequestError):
             # A name, or even a file, may be repeated here, which is not a valid checkpoint. Any
             # other error is raised again.
             _refuse_directories(locations)
-            checkpoints = [tload.open([path], store=store) for path in locations]
+            checkpoints = [open_for([path], store, None, opening=opening) for path in locations]
     opened = OpenFiles(checkpoints, [], [])
     for checkpoint in checkpoints:
         _add(checkpoint, opened)

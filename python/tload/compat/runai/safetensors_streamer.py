@@ -132,7 +132,7 @@ class SafetensorsStreamer:
         # First, so that a process that fails below has left the group, and the others do not wait.
         group = group_of_ranks(is_distributed=is_distributed)
         try:
-            opened = open_files(paths, s3_credentials)
+            opened = open_files(paths, s3_credentials, group)
             self._select(opened, names)
             self._streams = self._start(opened, names, self._options(kind_of_all(paths), opened, group), group)
             # Everything that can fail before the first read is done here.
