@@ -16,13 +16,12 @@ from tload._group import raw_group
 from tload._options import resolve
 from tload._torch import DTYPES
 from tload.compat.runai import environment
+from tload.compat.runai.closing import Closing
 from tload.compat.runai.errors import value_errors
 from tload.compat.runai.stores import kind_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
-    from typing import Self
 
     import torch
 
@@ -90,7 +89,7 @@ class SafetensorMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenFiles:
+class OpenFiles(Closing):
     """Files whose headers have been read.
 
     A context manager that closes them; streams keep them open until they end.
@@ -103,22 +102,14 @@ class OpenFiles:
     header_bytes: list[int]
     """Start of each file's first tensor, bytes."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for checkpoint in self.checkpoints:
-            checkpoint.close()
-
     def repeated(self) -> set[str]:
         """Return the names that are in several files."""
         counts = Counter(tensor.name for file in self.files for tensor in file)
         return {name for name, count in counts.items() if count > 1}
+
+    def _close(self) -> None:
+        for checkpoint in self.checkpoints:
+            checkpoint.close()
 
 
 def open_files(
