@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import logging
 import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -175,8 +177,8 @@ def open_together(_rank: int, endpoint: str) -> None:
 
 def remote_reader(endpoint: str, **keywords: Any) -> Any:
     store = {"endpoint": endpoint, "anonymous": True, "region": "us-east-1"}
-    options = tload.Options(join_timeout=LONG)
-    return reader("s3://bucket/model.safetensors.index.json", store=store, options=options, **keywords)
+    keywords = {"options": tload.Options(join_timeout=LONG), **keywords}
+    return reader("s3://bucket/model.safetensors.index.json", store=store, **keywords)
 
 
 def test_rank_without_others_opens_alone(tmp_path: Path, web: Web) -> None:
@@ -203,6 +205,34 @@ def open_alone(rank: int, endpoint: str) -> None:
     torch.distributed.barrier()
     dcp().load(state, storage_reader=remote_reader(endpoint))
     assert torch.equal(state["norm"], values()["norm"])
+
+
+def test_ranks_do_without_a_late_one(tmp_path: Path, web: Web) -> None:
+    write_checkpoint(tmp_path, [{name: Content("F32", (64,), raw(values()["norm"])) for name in ("0", "1")}])
+    for path in tmp_path.iterdir():
+        web.files[f"bucket/{path.name}"] = path.read_bytes()
+    start_ranks(2, open_late, web.url)
+    assert web.openings() == sorted([*web.files] * 2)
+
+
+def open_late(rank: int, endpoint: str) -> None:
+    import torch.distributed
+
+    store = torch.distributed.distributed_c10d._get_default_store()
+
+    class Teller(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            store.set("warning", record.getMessage())
+
+    if rank == 0:
+        logging.getLogger("tload.dcp").addHandler(Teller())
+    else:
+        store.wait(["warning"], dt.timedelta(seconds=LONG))
+        assert b"opens s3://bucket/model.safetensors.index.json on every rank: rank 1 of 2" in store.get("warning")
+    # The ranks read nothing together, for which they would have no more time.
+    state = {str(rank): torch.zeros(64)}
+    dcp().load(state, storage_reader=remote_reader(endpoint, options=tload.Options(join_timeout=0.2)))
+    assert torch.equal(state[str(rank)], values()["norm"])
 
 
 def test_object_that_is_missing_is_an_error_of_every_rank(tmp_path: Path, web: Web) -> None:
