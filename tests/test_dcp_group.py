@@ -229,7 +229,8 @@ def open_late(rank: int, endpoint: str) -> None:
     else:
         store.wait(["warning"], dt.timedelta(seconds=LONG))
         assert b"opens s3://bucket/model.safetensors.index.json on every rank: rank 1 of 2" in store.get("warning")
-    # The ranks read nothing together, for which they would have no more time.
+    # The late rank does not come before the other one has given it up: a busy machine only takes
+    # longer. Nothing is read together, for which the ranks would have no more time.
     state = {str(rank): torch.zeros(64)}
     dcp().load(state, storage_reader=remote_reader(endpoint, options=tload.Options(join_timeout=0.2)))
     assert torch.equal(state[str(rank)], values()["norm"])
