@@ -194,6 +194,15 @@ class Web:
         ranges = (re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", "")) for request in asked)
         return sum(int(found[2]) + 1 - int(found[1]) for found in ranges if found and int(found[1]) > 0)
 
+    def openings(self) -> list[str]:
+        """Return the names of the files whose beginning was requested, once for each request.
+
+        An opening requests more than one byte. Loads that end request the first byte of an index,
+        to see whether it has changed.
+        """
+        ranges = ((request.path[1:], request.headers.get("range", "")) for request in self.requests)
+        return sorted(name for name, range in ranges if range.startswith("bytes=0-") and range != "bytes=0-0")
+
     def wait_until_stalled(self, path: str) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: path in self.stalled, PATIENCE), f"no request waits for {path}"

@@ -124,15 +124,52 @@ def test_ranks_read_objects_once(web: Web, paths: list[str], size: int) -> None:
     for path in paths:
         web.files[f"bucket/{Path(path).name}"] = Path(path).read_bytes()
     start_ranks(size, read_objects, web.url, [f"s3://bucket/{Path(path).name}" for path in paths])
-    # Requests from the first byte are for headers, which every rank reads. Others begin and end at
-    # multiples of 64 bytes.
+    # One rank opens for all.
+    assert web.openings() == sorted(web.files)
+    # Requests that do not begin at the first byte begin and end at multiples of 64 bytes.
     total = sum(map(len, TENSORS.values()))
     assert total <= web.bytes_requested() < 1.001 * total
 
 
-def read_objects(_rank: int, endpoint: str, urls: list[str]) -> None:
+def use_web(endpoint: str) -> None:
     os.environ |= {"RUNAI_STREAMER_S3_ENDPOINT": endpoint, "RUNAI_STREAMER_S3_UNSIGNED": "1", "AWS_REGION": "us-east-1"}
+
+
+def read_objects(_rank: int, endpoint: str, urls: list[str]) -> None:
+    use_web(endpoint)
     tensors, report = stream(urls)
     check(tensors)
+    assert report.group is not None
+    assert report.group.reason is None
+
+
+def test_files_that_repeat_names_are_opened_once(web: Web, paths: list[str]) -> None:
+    for name in ("a", "b"):
+        web.files[f"bucket/{name}.safetensors"] = Path(paths[0]).read_bytes()
+    start_ranks(2, read_repeated, web.url, [f"s3://bucket/{name}.safetensors" for name in "ab"])
+    # Once as one checkpoint, which they are not without an index, and once as two.
+    assert web.openings() == sorted([*web.files, *web.files, "bucket/model.safetensors.index.json"])
+
+
+def read_repeated(_rank: int, endpoint: str, urls: list[str]) -> None:
+    use_web(endpoint)
+    check(stream(urls)[0], set(SHARDS[0]))
+
+
+def test_object_that_is_missing_is_the_error_of_every_rank(web: Web, paths: list[str]) -> None:
+    web.files["bucket/a.safetensors"] = Path(paths[0]).read_bytes()
+    start_ranks(2, read_missing, web.url, ["s3://bucket/a.safetensors", "s3://bucket/b.safetensors"])
+
+
+def read_missing(rank: int, endpoint: str, urls: list[str]) -> None:
+    use_web(endpoint)
+    with SafetensorsStreamer() as streamer:
+        with pytest.raises(ValueError, match=r"b\.safetensors") as caught:
+            streamer.stream_files(urls, is_distributed=True)
+        assert isinstance(caught.value.__cause__, tload.NotFoundError)
+        assert ("rank 0: " in str(caught.value)) == (rank == 1)
+    # The next load is together again.
+    tensors, report = stream(urls[:1])
+    check(tensors, set(SHARDS[0]))
     assert report.group is not None
     assert report.group.reason is None

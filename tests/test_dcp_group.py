@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import logging
 import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,13 +12,16 @@ import pytest
 
 import tload
 from conftest import require
+from files import Content, write_checkpoint
 from ranks import start_ranks
 from test_dcp import dcp, reader
-from test_load_into import save
+from test_load_into import raw, save
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from servers import Web
 
 LONG = 240.0
 """Seconds after which a test hangs."""
@@ -149,3 +154,99 @@ def other_process_group_reads_alone(rank: int, size: int, folder: Path) -> None:
     assert alone is None
     assert (together is None) == (len(members) == 1)
     assert torch.equal(state["norm"], values()["norm"])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_objects_are_opened_once(size: int, tmp_path: Path, web: Web) -> None:
+    tensors = {name: Content("F32", tuple(tensor.shape), raw(tensor)) for name, tensor in values().items()}
+    names = list(tensors)
+    write_checkpoint(tmp_path, [{name: tensors[name] for name in part} for part in (names[:2], names[2:])])
+    for path in tmp_path.iterdir():
+        web.files[f"bucket/{path.name}"] = path.read_bytes()
+    start_ranks(size, open_together, web.url)
+    assert web.openings() == sorted(web.files)
+
+
+def open_together(_rank: int, endpoint: str) -> None:
+    import torch
+
+    state = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    dcp().load(state, storage_reader=remote_reader(endpoint))
+    assert all(torch.equal(state[name], value) for name, value in values().items())
+
+
+def remote_reader(endpoint: str, **keywords: Any) -> Any:
+    store = {"endpoint": endpoint, "anonymous": True, "region": "us-east-1"}
+    keywords = {"options": tload.Options(join_timeout=LONG), **keywords}
+    return reader("s3://bucket/model.safetensors.index.json", store=store, **keywords)
+
+
+def test_rank_without_others_opens_alone(tmp_path: Path, web: Web) -> None:
+    write_checkpoint(tmp_path, [{"norm": Content("F32", (64,), raw(values()["norm"]))}])
+    for path in tmp_path.iterdir():
+        web.files[f"bucket/{path.name}"] = path.read_bytes()
+    start_ranks(2, open_alone, web.url)
+    # Metadata, without other ranks, and in a process group of one rank; then together.
+    assert web.openings() == sorted([*web.files] * 4)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def open_alone(rank: int, endpoint: str) -> None:
+    """On one rank only: it would wait for the other one in vain."""
+    import torch.distributed
+
+    pg = torch.distributed.new_group([0])
+    state = {"norm": torch.zeros(64)}
+    if rank == 0:
+        assert set(remote_reader(endpoint).read_metadata().state_dict_metadata) == {"norm"}
+        dcp().load(state, storage_reader=remote_reader(endpoint), no_dist=True)
+        # The reader does not know the process group.
+        dcp().load(state, storage_reader=remote_reader(endpoint), process_group=pg)
+    torch.distributed.barrier()
+    dcp().load(state, storage_reader=remote_reader(endpoint))
+    assert torch.equal(state["norm"], values()["norm"])
+
+
+def test_ranks_do_without_a_late_one(tmp_path: Path, web: Web) -> None:
+    write_checkpoint(tmp_path, [{name: Content("F32", (64,), raw(values()["norm"])) for name in ("0", "1")}])
+    for path in tmp_path.iterdir():
+        web.files[f"bucket/{path.name}"] = path.read_bytes()
+    start_ranks(2, open_late, web.url)
+    assert web.openings() == sorted([*web.files] * 2)
+
+
+def open_late(rank: int, endpoint: str) -> None:
+    import torch.distributed
+
+    store = torch.distributed.distributed_c10d._get_default_store()
+
+    class Teller(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            store.set("warning", record.getMessage())
+
+    if rank == 0:
+        logging.getLogger("tload.dcp").addHandler(Teller())
+    else:
+        store.wait(["warning"], dt.timedelta(seconds=LONG))
+        assert b"opens s3://bucket/model.safetensors.index.json on every rank: rank 1 of 2" in store.get("warning")
+    # The late rank does not come before the other one has given it up: a busy machine only takes
+    # longer. Nothing is read together, for which the ranks would have no more time.
+    state = {str(rank): torch.zeros(64)}
+    dcp().load(state, storage_reader=remote_reader(endpoint, options=tload.Options(join_timeout=0.2)))
+    assert torch.equal(state[str(rank)], values()["norm"])
+
+
+def test_object_that_is_missing_is_an_error_of_every_rank(tmp_path: Path, web: Web) -> None:
+    write_checkpoint(tmp_path, [{"norm": Content("F32", (64,), raw(values()["norm"]))}])
+    web.files["bucket/model.safetensors.index.json"] = (tmp_path / "model.safetensors.index.json").read_bytes()
+    start_ranks(2, open_missing, web.url)
+
+
+def open_missing(_rank: int, endpoint: str) -> None:
+    import torch
+
+    with pytest.raises(dcp().CheckpointException) as caught:
+        dcp().load({"norm": torch.zeros(64)}, storage_reader=remote_reader(endpoint))
+    errors = {rank: str(error) for rank, (error, _) in caught.value.failures.items()}
+    assert errors.keys() == {0, 1}
+    assert all("which does not exist" in error for error in errors.values()), errors

@@ -15,6 +15,8 @@ from test_transformers_ranks import local
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from servers import Web
+
 PAGES_BYTES = 64 << 10
 """Most bytes that reads of whole pages, and of gaps between tensors, add."""
 
@@ -44,7 +46,7 @@ def divided(kind: str | None, size: int) -> dict[str, Any]:
     return {} if kind is None else {"distributed_config": DistributedConfig(**{kind: size})}
 
 
-def load(folder: Path, **keywords: Any) -> tuple[Any, list[Any]]:
+def load(source: Any, **keywords: Any) -> tuple[Any, list[Any]]:
     """Load a model, and return it with the streams of the load."""
     from transformers import AutoModelForCausalLM
 
@@ -59,7 +61,7 @@ def load(folder: Path, **keywords: Any) -> tuple[Any, list[Any]]:
 
     module.stream = spy
     try:
-        return tload.transformers.from_pretrained(AutoModelForCausalLM, folder, **keywords), streams
+        return tload.transformers.from_pretrained(AutoModelForCausalLM, source, **keywords), streams
     finally:
         module.stream = stream
 
@@ -153,3 +155,53 @@ def failure_of_one_rank_ends_all(rank: int, size: int, folder: Path) -> None:
         module.WINDOW_BYTES = window_bytes
     if rank != size - 1:
         assert f"rank {size - 1} of {size} has left the group" in str(caught.value)
+
+
+@pytest.mark.timeout(600)
+def test_objects_are_opened_once(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("torch", "transformers", "accelerate"):
+        require(name)
+    folder = models.save(models.dense(), tmp_path)
+    web.files |= {f"bucket/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    start_ranks(2, open_together, web.url, folder)
+    weights = [name for name in web.files if ".safetensors" in name]
+    assert len(weights) > 2
+    opened = [name for name in web.openings() if name in weights]
+    assert opened == sorted(weights)
+
+
+def open_together(_rank: int, endpoint: str, folder: Path) -> None:
+    store = {"endpoint": endpoint, "anonymous": True, "region": "us-east-1"}
+    with tload.Group.torch() as group:
+        model, _ = load("s3://bucket/model.safetensors.index.json", store=store, group=group)
+    assert_equal(model, folder, {})
+
+
+@pytest.mark.timeout(600)
+def test_rank_that_cannot_open_ends_all(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("torch", "transformers", "accelerate"):
+        require(name)
+    folder = models.save(models.dense(), tmp_path)
+    web.files |= {f"bucket/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    start_ranks(2, one_cannot_open, web.url)
+
+
+def one_cannot_open(rank: int, endpoint: str) -> None:
+    """A rank that fails before it opens leaves the group, so that the other one does not wait."""
+    import torch.distributed
+
+    store = {"endpoint": endpoint, "anonymous": True, "region": "us-east-1"}
+    keywords = {"store": store, "options": tload.Options(join_timeout=240)}
+    url = "s3://bucket/model.safetensors.index.json"
+    with tload.Group.torch() as group:
+        with pytest.raises(tload.Error) as caught:
+            # Beside a list of files, there is no configuration.
+            load([url] if rank else url, group=group, **keywords)
+        torch.distributed.barrier()
+    if rank == 0:
+        assert isinstance(caught.value, tload.PeerError)
+        assert "rank 1 of 2 has left the group" in str(caught.value)
+    else:
+        assert isinstance(caught.value, tload.InvalidRequestError)

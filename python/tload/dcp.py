@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import operator
 import os
+import sys
 import uuid
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -34,12 +37,13 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
+from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.futures import Future
 
 from tload import _boxes, _read, _torch
-from tload._checkpoint import Checkpoint, open, open_for, show  # noqa: A004
-from tload._errors import Error, FormatError, InvalidRequestError, UnsupportedError, advise
-from tload._group import Group
+from tload._checkpoint import Checkpoint, Opening, open, open_for, show  # noqa: A004
+from tload._errors import Error, FormatError, InvalidRequestError, PeerError, UnsupportedError, advise
+from tload._group import Group, raw_group
 from tload._into import load_into
 from tload._load import require_files
 from tload._options import OptionKeywords, resolve
@@ -47,6 +51,7 @@ from tload._store import take, takes_keywords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from types import FrameType
     from typing import Unpack
 
     from torch.distributed import ProcessGroup
@@ -58,6 +63,8 @@ if TYPE_CHECKING:
     from tload._store import Store, StoreKeywords
 
 __all__ = ["StorageReader"]
+
+_logger = logging.getLogger(__name__)
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 """Metadata key under which `HuggingFaceStorageWriter` stores the start of each part in a rank's
@@ -127,8 +134,9 @@ class StorageReader(_StorageReader):
     """Storage reader for `torch.distributed.checkpoint.load`.
 
     The ranks of a node read bytes that several of them need once: see `Group`. They begin each load
-    within the `join_timeout` of `options`, or all of them fail. With `share="none"` in `options`,
-    each rank reads for itself.
+    within the `join_timeout` of `options`, or all of them fail. One rank of a node opens objects for
+    the others; if some ranks do not come within `join_timeout`, each opens for itself. With
+    `share="none"` in `options`, each rank opens and reads for itself.
 
     After a failed load, the contents of the tensors are undefined. Names, shapes and dtypes that do
     not fit are found before a byte is written.
@@ -421,7 +429,7 @@ class StorageReader(_StorageReader):
             yield self._source
             return
         try:
-            yield open_for(self._source, self._store, self._options, follow_symlinks=self._follow_symlinks)
+            yield self._open_source()
         except FormatError:
             # Ranks that have boxes of one tensor: their files do not form a checkpoint, but each is
             # one.
@@ -431,12 +439,45 @@ class StorageReader(_StorageReader):
             for file in files:
                 yield open_for(file, None, self._options, follow_symlinks=None)
 
+    def _open_source(self) -> Checkpoint:
+        """Open the source together with the other ranks of the load, or alone if some of them do not come."""
+        open_it = partial(open_for, self._source, self._store, self._options, follow_symlinks=self._follow_symlinks)
+        options = resolve(self._options, OptionKeywords())
+        group = None if options.share == "none" else _group_of_load()
+        if group is not None:
+            with group:
+                try:
+                    return open_it(opening=Opening.of(raw_group(group), options))
+                except PeerError as error:
+                    _logger.warning("tload opens %s on every rank: %s", show(self._source), error)
+        return open_it()
+
     def _close(self) -> None:
         for checkpoint in self._checkpoints:
             if checkpoint is not self._source:
                 checkpoint.close()
         self._checkpoints = []
         self._saved, self._places, self._overlapping = {}, {}, set()
+
+
+def _group_of_load() -> Group | None:
+    """Make a group of the ranks of the `torch.distributed.checkpoint.load` that calls this function.
+
+    torch tells no storage reader before the plans which ranks load, and others would be waited for
+    in vain. Returns `None` if there are none, or if this is not such a load.
+    """
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  # in every Python that the wheel is for
+    while frame is not None:
+        ranks = frame.f_locals.get("self") if frame.f_code.co_name == "reduce_scatter" else None
+        if isinstance(ranks, _DistWrapper):
+            if not ranks.use_dist or ranks.get_world_size() == 1:
+                return None
+            try:
+                return Group.torch(ranks.group)
+            except InvalidRequestError:
+                return None  # Process groups of some backends have no store.
+        frame = frame.f_back
+    return None
 
 
 def _files_of_ranks(source: Source) -> list[Path]:

@@ -1,6 +1,6 @@
 //! Open checkpoints for Python: their headers, as plain values.
 //!
-//! `python/tload/_checkpoint.py` makes a mapping of them.
+//! `python/tload/_checkpoint/` makes a mapping of them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -67,7 +67,7 @@ impl Checkpoint {
         }
     }
 
-    /// Returns the checkpoint to load from. `_checkpoint.py` opens one that
+    /// Returns the checkpoint to load from. `_checkpoint/mapping.py` opens one that
     /// [`Self::is_cut_off`] again first.
     pub(crate) fn share(&self) -> tload::Checkpoint {
         self.inner.clone()

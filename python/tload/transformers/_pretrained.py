@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tload import _read
-from tload._checkpoint import SCHEMES, Checkpoint, open_for, opened_with, show
+from tload._checkpoint import SCHEMES, Checkpoint, Opening, open_for, opened_with, show
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._group import raw_group
 from tload._load import require_files
@@ -25,7 +25,7 @@ from tload.transformers._lazy import in_order_of_use
 from tload.transformers._placement import placement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -136,12 +136,14 @@ def from_pretrained(
     location = source.location if isinstance(source, Checkpoint) else source
     _check_integrations(location)
     _check_keywords(kwargs)
-    raw_group(group)
+    together = Opening.of(raw_group(group), resolve(options, OptionKeywords()))
     folder = _folder(location)
 
     # As in transformers, `model.safetensors` comes before an index.
-    opening = partial(open_for, options=options, follow_symlinks=follow_symlinks, single_file_first=True)
-    with contextlib.ExitStack() as stack:
+    opening = partial(
+        open_for, options=options, follow_symlinks=follow_symlinks, single_file_first=True, opening=together
+    )
+    with _leaving_on_failure(group), contextlib.ExitStack() as stack:
         checkpoint = source if isinstance(source, Checkpoint) else None
         if checkpoint is None and _is_on_hub(source):
             # A revision may move on, and the cache of the Hub's tools may be at another commit: the
@@ -169,8 +171,8 @@ def from_pretrained(
         if checkpoint is None or named is not None:
             checkpoint = stack.enter_context(opening(named or source, url_store))
         loaded = _load(cls, checkpoint, _directory(location), model_args, kwargs, options=options, group=group)
-    model = loaded[0] if isinstance(loaded, tuple) else loaded
-    _check_memory(model, checkpoint)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        _check_memory(model, checkpoint)
     model.name_or_path = model.config.name_or_path = checkpoint.location if folder is None else str(folder)
     return loaded
 
@@ -259,13 +261,19 @@ def _load(
             loaded = load()
             feed.finish()
             return loaded
-    except BaseException:
-        if group is not None:
-            # The others must not wait for this rank's next load.
-            group.close()
-        raise
     finally:
         feed.close()
+
+
+@contextlib.contextmanager
+def _leaving_on_failure(group: Group | None) -> Iterator[None]:
+    """Leave the group if the block fails: the other ranks must not wait for this one."""
+    try:
+        yield
+    except BaseException:
+        if group is not None:
+            group.close()
+        raise
 
 
 def _load_pickled(

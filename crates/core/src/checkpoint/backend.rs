@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::{path::PathBuf, sync::OnceLock, time::Instant};
 
 use super::OpenOptions;
-use super::headers::OpenedShard;
 #[cfg(feature = "object")]
 use super::open_options::Prefetch;
-use super::shards::ShardSet;
+use super::opening::OpenedFiles;
 #[cfg(feature = "object")]
 use super::together::Passed;
 use super::together::{Opening, Together};
@@ -57,7 +56,7 @@ pub(super) struct Backend {
     /// Phases of the opening.
     pub(super) timeline: Timeline,
     pub(super) follow_symlinks: bool,
-    /// Notes on what listings left out.
+    /// Notes on what listings left out, also those of another rank that opened.
     notes: Mutex<Vec<String>>,
     pub(super) precedence: Precedence,
     /// Deadline for opening.
@@ -337,9 +336,9 @@ impl Backend {
     }
 
     /// Keeps the opening for other ranks, if there are any.
-    pub(super) fn pass_on(&self, set: &ShardSet, shards: &[OpenedShard]) {
+    pub(super) fn pass_on(&self, files: &OpenedFiles) {
         if let Some(passed) = &self.passed {
-            let _ = passed.set(Opening::describe(set, shards));
+            let _ = passed.set(Opening::describe(files, self.notes()));
         }
     }
 
@@ -348,7 +347,7 @@ impl Backend {
         &self,
         opening: Opening,
         locations: &[Location],
-    ) -> Result<Option<(ShardSet, Vec<OpenedShard>)>> {
+    ) -> Result<Option<OpenedFiles>> {
         self.roots.get_or_init(|| locations.to_vec());
         opening.open(locations, self)
     }
@@ -363,7 +362,8 @@ impl Backend {
         Ok(opened.map(ShardSource::Object))
     }
 
-    fn add_note(&self, location: &Location, note: String) {
+    /// Keeps a note on the files of `location`, and logs it.
+    pub(super) fn add_note(&self, location: &Location, note: String) {
         let mut notes = self.notes.lock();
         if !notes.contains(&note) {
             // As in `load/start.rs`: the report has it too.
@@ -462,7 +462,7 @@ impl Backend {
     }
 
     #[expect(clippy::unused_self, reason = "objects may be passed on")]
-    pub(super) fn pass_on(&self, _set: &ShardSet, _shards: &[OpenedShard]) {}
+    pub(super) fn pass_on(&self, _files: &OpenedFiles) {}
 
     #[expect(
         clippy::needless_pass_by_value,
@@ -473,7 +473,7 @@ impl Backend {
         &self,
         opening: Opening,
         _locations: &[Location],
-    ) -> Result<Option<(ShardSet, Vec<OpenedShard>)>> {
+    ) -> Result<Option<OpenedFiles>> {
         match opening {}
     }
 

@@ -7,11 +7,15 @@
 use std::collections::{HashMap, HashSet};
 
 use super::backend::{Backend, Found};
+use super::headers::OpenedShard;
 use super::index::{IndexFile, Placement};
 use super::shards::ShardSet;
 use crate::error::{ErrorKind, Result};
-use crate::format::{Choice, Header, INDEX_NAME, Precedence, choose_files};
+use crate::format::{Choice, INDEX_NAME, Precedence, choose_files};
 use crate::options::Location;
+
+/// Tensors, with the positions of the files that hold them.
+type Holders<'s> = HashMap<&'s str, Vec<usize>>;
 
 /// Copies that do not count, according to an index.
 #[derive(Debug)]
@@ -22,34 +26,32 @@ pub(super) struct StaleCopies {
 }
 
 impl StaleCopies {
-    /// Finds the copies among the `headers` of listed files. `None` if no tensor is in two files,
-    /// or if there is no index beside them. A directory has no copies: its index, or else an error,
-    /// has decided.
-    pub(super) fn find<'a>(
+    /// Finds the copies among listed files, and reads the index beside them that decides. `None` if
+    /// no tensor is in two files, or if there is no index.
+    pub(super) fn find(
         set: &ShardSet,
-        headers: impl Iterator<Item = &'a Header>,
+        shards: &[OpenedShard],
         backend: &Backend,
     ) -> Result<Option<Self>> {
-        if set.is_whole || set.files.len() < 2 {
-            return Ok(None);
-        }
-        let mut holders: HashMap<&str, Vec<usize>> = HashMap::new();
-        for (at, header) in headers.enumerate() {
-            for entry in &header.tensors {
-                holders.entry(&entry.name).or_default().push(at);
-            }
-        }
-        holders.retain(|_, files| files.len() > 1);
+        let holders = holders_of_copies(set, shards);
         let Some(first) = holders.values().filter_map(|files| files.first()).min() else {
             return Ok(None);
         };
-        let folder = set.files[*first].parent();
-        let Some(placement) = index_in(&folder, backend)? else {
-            return Ok(None);
-        };
+        let placement = index_in(&set.files[*first].parent(), backend)?;
+        Ok(placement.map(|placement| Self::among(&holders, set, placement)))
+    }
+
+    /// Finds the copies among listed files by the index that another rank has found.
+    #[cfg(feature = "object")]
+    pub(super) fn by_index(set: &ShardSet, shards: &[OpenedShard], placement: Placement) -> Self {
+        Self::among(&holders_of_copies(set, shards), set, placement)
+    }
+
+    fn among(holders: &Holders<'_>, set: &ShardSet, placement: Placement) -> Self {
+        let folder = placement.file.location().parent();
         let names: Vec<_> = set.files.iter().map(|file| file.below(&folder)).collect();
         let mut copies = HashSet::new();
-        for (tensor, files) in holders {
+        for (&tensor, files) in holders {
             let counts = |at: &usize| {
                 let name = names[*at].as_deref();
                 name.is_some() && name == placement.shard_of(tensor)
@@ -59,10 +61,10 @@ impl StaleCopies {
                 copies.extend(stale.map(|at| (tensor.to_owned(), *at)));
             }
         }
-        Ok(Some(Self {
+        Self {
             copies,
             index: placement.file,
-        }))
+        }
     }
 
     /// Returns whether the file at this position of the list holds a copy of `tensor` that does not
@@ -70,6 +72,22 @@ impl StaleCopies {
     pub(super) fn contains(&self, tensor: &str, file: usize) -> bool {
         self.copies.contains(&(tensor.to_owned(), file))
     }
+}
+
+/// Finds the tensors that several listed files hold. A directory has none: its index, or else an
+/// error, has decided.
+fn holders_of_copies<'s>(set: &ShardSet, shards: &'s [OpenedShard]) -> Holders<'s> {
+    let mut holders = Holders::new();
+    if set.is_whole || shards.len() < 2 {
+        return holders;
+    }
+    for (at, shard) in shards.iter().enumerate() {
+        for entry in &shard.header.tensors {
+            holders.entry(&entry.name).or_default().push(at);
+        }
+    }
+    holders.retain(|_, files| files.len() > 1);
+    holders
 }
 
 /// Reads the index of a directory, if it has one.

@@ -28,6 +28,14 @@ const TOO_LONG: (&str, &str) = (
 /// Grace period beyond the timeout of requests, so that their own errors are reported first.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
+/// Opened files of a checkpoint, before their headers are merged.
+pub(super) struct OpenedFiles {
+    pub(super) set: ShardSet,
+    pub(super) shards: Vec<OpenedShard>,
+    /// Copies of tensors in several listed files.
+    pub(super) stale: Option<StaleCopies>,
+}
+
 impl Checkpoint {
     /// Opens a file, a directory or an index file, on a file system or in an object store.
     ///
@@ -70,7 +78,7 @@ impl Checkpoint {
                 let nearest = backend.nearest(std::slice::from_ref(&location))?;
                 ShardSet::find(nearest.first().unwrap_or(&location), backend)
             })?;
-            Self::new(location, &set, backend, started)
+            Self::new(location, set, backend, started)
         })
     }
 
@@ -119,7 +127,7 @@ impl Checkpoint {
             options.into(),
             move |backend, started| {
                 let set = ShardSet::from_files(backend.nearest(&locations)?);
-                Self::new(whole, &set, backend, started)
+                Self::new(whole, set, backend, started)
             },
         )
     }
@@ -135,9 +143,9 @@ impl Checkpoint {
         let backend = Backend::new(options, &shown).passing_on(&together);
         let opened = Self::run_with_timeout(backend, move |backend, started| {
             if let Some(opening) = opening
-                && let Some((set, shards)) = backend.open_again(opening, &locations)?
+                && let Some(files) = backend.open_again(opening, &locations)?
             {
-                return Self::assemble(shown, &set, shards, backend, started);
+                return Self::assemble(shown, files, backend, started);
             }
             open(backend, started)
         });
@@ -174,33 +182,31 @@ impl Checkpoint {
         Self::run_with_timeout(backend, move |backend, started| {
             let list = || ShardSet::find(&location, backend);
             let set = backend.timeline.time("list", list)?;
-            Self::new(location, &set, backend, started)
+            Self::new(location, set, backend, started)
         })
     }
 
-    fn new(
-        location: Location,
-        set: &ShardSet,
-        backend: &Backend,
-        started: Instant,
-    ) -> Result<Self> {
-        let opened = backend
-            .timeline
-            .time("headers", || open_shards(set, backend))?;
-        backend.pass_on(set, &opened);
-        Self::assemble(location, set, opened, backend, started)
+    fn new(location: Location, set: ShardSet, backend: &Backend, started: Instant) -> Result<Self> {
+        let open = || open_shards(&set, backend);
+        let shards = backend.timeline.time("headers", open)?;
+        let stale = StaleCopies::find(&set, &shards, backend)?;
+        let files = OpenedFiles { set, shards, stale };
+        backend.pass_on(&files);
+        Self::assemble(location, files, backend, started)
     }
 
     /// Merges the headers of opened files.
     fn assemble(
         location: Location,
-        set: &ShardSet,
-        opened: Vec<OpenedShard>,
+        files: OpenedFiles,
         backend: &Backend,
         started: Instant,
     ) -> Result<Self> {
-        let headers = opened.iter().map(|shard| &shard.header);
-        let stale = StaleCopies::find(set, headers, backend)?;
+        let OpenedFiles {
+            set,
+            shards: opened,
+            stale,
+        } = files;
         let mut shards = Vec::with_capacity(opened.len());
         let mut tensors = Vec::new();
         let mut metadata = BTreeMap::new();
@@ -241,8 +247,8 @@ impl Checkpoint {
                 None => stale.map(|stale| stale.index),
             },
             is_whole: set.is_whole,
-            notes: set.note.iter().cloned().chain(backend.notes()).collect(),
-            left_out: set.left_out.clone(),
+            notes: set.note.into_iter().chain(backend.notes()).collect(),
+            left_out: set.left_out,
             follow_symlinks: (set.files.first()).map_or(backend.follow_symlinks, |file| {
                 backend.follows_in(&file.parent())
             }),

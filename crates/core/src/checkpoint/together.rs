@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::backend::Backend;
+use super::copies::StaleCopies;
 use super::headers::OpenedShard;
 use super::index::Placement;
+use super::opening::OpenedFiles;
 use super::shards::ShardSet;
 use super::{OpenOptions, ShardSource};
 use crate::error::Result;
@@ -43,10 +45,12 @@ pub(super) type Passed = Arc<OnceLock<Option<Opening>>>;
 /// Opened checkpoint, for ranks that open the same locations.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Opening {
+    /// Index of a directory, or the one beside listed files that decides between copies.
     index: Option<OpenedFile>,
     shards: Vec<OpenedFile>,
     is_whole: bool,
-    note: Option<String>,
+    /// Notes on the choice of files, and on what listings left out.
+    notes: Vec<String>,
     /// Paths.
     left_out: Vec<String>,
 }
@@ -150,15 +154,17 @@ fn load(locations: &[Location], options: &OpenOptions) -> String {
 
 impl Opening {
     /// Describes an opening; `None` if another process cannot have the same without requests.
-    pub(super) fn describe(set: &ShardSet, shards: &[OpenedShard]) -> Option<Self> {
+    pub(super) fn describe(files: &OpenedFiles, notes: Vec<String>) -> Option<Self> {
+        let OpenedFiles { set, shards, stale } = files;
         let file = |source: &ShardSource, text: &[u8]| {
             Some(OpenedFile {
                 object: source.object()?.opened_state()?,
                 text: String::from_utf8(text.to_vec()).ok()?,
             })
         };
-        let index = match &set.index {
-            Some(index) => Some(file(&index.file.source, index.file.bytes())?),
+        let index = set.index.as_ref().map(|placement| &placement.file);
+        let index = match index.or(stale.as_ref().map(|stale| &stale.index)) {
+            Some(index) => Some(file(&index.source, index.bytes())?),
             None => None,
         };
         let shards = shards.iter();
@@ -168,7 +174,7 @@ impl Opening {
             index,
             shards: shards.collect::<Option<_>>()?,
             is_whole: set.is_whole,
-            note: set.note.clone(),
+            notes: set.note.iter().cloned().chain(notes).collect(),
             left_out: (left_out.filter_map(Location::remote))
                 .map(|url| url.path.clone())
                 .collect(),
@@ -184,7 +190,7 @@ impl Opening {
         self,
         locations: &[Location],
         backend: &Backend,
-    ) -> Result<Option<(ShardSet, Vec<OpenedShard>)>> {
+    ) -> Result<Option<OpenedFiles>> {
         // Listed files are shards in this order; others are of one location.
         let base = |at: usize| locations.get(at).unwrap_or(&locations[0]);
         let mut shards = Vec::with_capacity(self.shards.len());
@@ -195,7 +201,7 @@ impl Opening {
             object.require_versioned()?;
             shards.push(OpenedShard::from_text(object, file.text.as_bytes())?);
         }
-        let index = match self.index {
+        let mut index = match self.index {
             None => None,
             Some(file) => {
                 let Some(object) = backend.open_in_state(base(0), file.object)? else {
@@ -207,6 +213,8 @@ impl Opening {
                 Some(Placement::new(object, index, bytes))
             }
         };
+        // That of listed files is beside them.
+        let beside = index.take_if(|_| !self.is_whole);
         let set = ShardSet {
             files: (shards.iter())
                 .map(|shard| shard.source.location().clone())
@@ -214,11 +222,15 @@ impl Opening {
             index,
             root: None,
             is_whole: self.is_whole,
-            note: self.note,
+            note: None,
             left_out: (self.left_out.iter())
                 .map(|path| base(0).at_path(path))
                 .collect(),
         };
-        Ok(Some((set, shards)))
+        for note in self.notes {
+            backend.add_note(base(0), note);
+        }
+        let stale = beside.map(|placement| StaleCopies::by_index(&set, &shards, placement));
+        Ok(Some(OpenedFiles { set, shards, stale }))
     }
 }

@@ -1,5 +1,6 @@
 //! Ranks that open from one store: one rank of each node sends the requests of an opening.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use tload::{
 };
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
-use crate::fixtures::{assert_same, even, folder, in_file_order, index, load_local, mixed};
+use crate::fixtures::{
+    assert_all, assert_same, even, folder, in_file_order, index, load_local, mixed,
+};
 use crate::sites::s3_options;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,12 +72,15 @@ fn load_all(
     loaded
 }
 
-/// Number of requests for the beginning of an object.
+/// Number of requests for the beginning of an object. A load that ends asks for one byte, to see
+/// whether the object has changed.
 fn openings(server: &FaultyServer, path: &str) -> usize {
     let requests = server.requests();
     let is_opening = |request: &&tload_testbed::Request| {
-        let start = request.range.as_ref().map(|range| range.start);
-        request.operation == Operation::Get && request.path == path && start == Some(0)
+        let is_start = |range: &Range<u64>| range.start == 0 && range.end > 1;
+        request.operation == Operation::Get
+            && request.path == path
+            && request.range.as_ref().is_some_and(is_start)
     };
     requests.iter().filter(is_opening).count()
 }
@@ -131,7 +137,9 @@ fn each_object_is_opened_once_per_node() {
                 assert_eq!(group.node_ranks.len(), ranks / nodes, "{what}");
             }
             let place = url.trim_start_matches("s3://");
-            for name in SHARDS {
+            let has_index = url.ends_with('i');
+            let index = has_index.then_some("model.safetensors.index.json");
+            for name in SHARDS.into_iter().chain(index) {
                 assert_eq!(
                     openings(&server, &format!("{place}/{name}")),
                     nodes,
@@ -272,4 +280,69 @@ fn objects_without_validator_are_opened_by_every_rank() {
         assert_same(&loaded.expect("loads").0, &wanted);
     }
     assert!(openings(&server, &format!("models/m/{}", SHARDS[0])) >= 2);
+}
+
+/// The index decides between copies of a tensor in two listed files. It is read once per node too.
+#[test]
+fn index_beside_listed_files_is_read_once_per_node() {
+    let server = FaultyServer::start();
+    let folder = folder();
+    let [current, stale] = [1, 2].map(|seed| even("t", seed, 4, 1 << 20));
+    std::fs::write(folder.path().join("a.safetensors"), &current).expect("a temporary folder");
+    server.put("models/c/a.safetensors", &*current);
+    server.put("models/c/b.safetensors", &*stale);
+    let placed = (0..4).map(|number| (format!("t{number}"), "a.safetensors"));
+    let index = index(&placed.collect::<Vec<_>>());
+    server.put("models/c/model.safetensors.index.json", &*index);
+    let wanted = load_local(folder.path());
+    for (ranks, nodes) in [(3, 1), (4, 2)] {
+        server.forget_requests();
+        let (group, _network) = nodes_as_threads(nodes, ranks / nodes);
+        let loaded = load_all(&group, |_, group| {
+            let files =
+                ["b", "a"].map(|name| location(&format!("s3://models/c/{name}.safetensors")));
+            Checkpoint::open_all_with(&files, opening(s3_options(&server.url()), group))
+        });
+        for loaded in loaded {
+            assert_same(&loaded.expect("loads").0, &wanted);
+        }
+        for name in [
+            "a.safetensors",
+            "b.safetensors",
+            "model.safetensors.index.json",
+        ] {
+            let opened = openings(&server, &format!("models/c/{name}"));
+            assert_eq!(opened, nodes, "{ranks} ranks, {nodes} nodes, {name}");
+        }
+        assert_eq!(lists(&server), nodes, "{ranks} ranks, {nodes} nodes");
+    }
+}
+
+/// A note on the choice of files, and one on what the listing left out.
+#[test]
+fn notes_on_files_are_those_of_every_rank() {
+    let server = FaultyServer::start();
+    put(&server);
+    let wanted = mixed("a", 1, 40, 1 << 20);
+    server.put("models/m/model.safetensors", &*wanted);
+    server.put("models/m//leftover.bin", "leftover");
+    let store = || s3_options(&server.url());
+    let alone = Checkpoint::open_with(&location("s3://models/m"), store()).expect("opens");
+    let notes = alone.notes();
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    assert!(notes.concat().contains(SHARDS[0]), "{notes:?}");
+    assert!(notes.concat().contains("m//"), "{notes:?}");
+    let group = ranks_as_threads(3);
+    let loaded = load_all(&group, |_, group| {
+        let opened = Checkpoint::open_with(&location("s3://models/m"), opening(store(), group))?;
+        assert_eq!(opened.notes(), notes);
+        Ok(opened)
+    });
+    for loaded in loaded {
+        let (tensors, report) = loaded.expect("loads");
+        assert_all(&tensors, &[&wanted]);
+        assert!(report.notes.starts_with(notes), "{:?}", report.notes);
+    }
+    // One alone, and one of the group.
+    assert_eq!(lists(&server), 2);
 }

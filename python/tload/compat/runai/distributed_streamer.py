@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import tload
 from tload.compat.runai import environment
+from tload.compat.runai.closing import Closing
 from tload.compat.runai.file_streamer import FileStreamer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
-    from typing import Self
 
     import torch
 
@@ -31,7 +30,7 @@ MAX_DIST_BUFFER_ALIGNMENT = 1 << 20
 RUNAI_STREAMER_CUDA_ALIGNMENT_ENV_VAR = "RUNAI_STREAMER_CUDA_ALIGNMENT"
 
 
-class DistributedStreamer:
+class DistributedStreamer(Closing):
     """A `FileStreamer` with the interface for dividing files among processes, which it does not do.
 
     With `is_distributed=True` too, every process reads all of its ranges: those of one machine
@@ -41,18 +40,6 @@ class DistributedStreamer:
     def __init__(self) -> None:
         """Make an idle streamer."""
         self.file_streamer = FileStreamer()
-
-    def __enter__(self) -> Self:
-        self.file_streamer.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.file_streamer.__exit__(kind, error, traceback)
 
     def stream_files(
         self,
@@ -70,6 +57,9 @@ class DistributedStreamer:
     def get_chunks(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yield `(id, index, tensor)` for each range: see `FileStreamer.get_chunks`."""
         return self.file_streamer.get_chunks()
+
+    def _close(self) -> None:
+        self.file_streamer._close()  # noqa: SLF001
 
 
 def group_of_ranks(*, is_distributed: bool) -> tload.Group | None:

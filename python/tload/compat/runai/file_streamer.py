@@ -9,6 +9,7 @@ from tload import InvalidRequestError, UnsupportedError
 from tload._errors import advise
 from tload._options import OptionKeywords, is_strict, resolve
 from tload.compat.runai import environment
+from tload.compat.runai.closing import Closing
 from tload.compat.runai.errors import (
     RunaiStreamerInvalidInputException,
     RunaiStreamerMemoryLimitException,
@@ -20,8 +21,6 @@ from tload.compat.runai.stores import Kind, kind_of, kind_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import TracebackType
-    from typing import Self
 
     import torch
 
@@ -95,7 +94,7 @@ class FileChunks:
         return f"FileChunks(id={self.id}, path={self.path!r}, {len(self.sizes)} ranges, {self.total_size()} bytes)"
 
 
-class FileStreamer:
+class FileStreamer(Closing):
     """Reads ranges of files, one set at a time. A context manager that stops reading at its end.
 
     Ranges are yielded in the order of the request. (runai_model_streamer yields them in any order.)
@@ -111,17 +110,6 @@ class FileStreamer:
         """Make an idle streamer."""
         self.device_str = "cpu"
         self._reads: RangeReads | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close()
 
     @property
     def outstanding(self) -> int:

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tload
+from tload._checkpoint import Opening, open_for
 from tload._errors import advise
+from tload._group import raw_group
+from tload._options import resolve
 from tload._torch import DTYPES
 from tload.compat.runai import environment
+from tload.compat.runai.closing import Closing
 from tload.compat.runai.errors import value_errors
 from tload.compat.runai.stores import kind_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
-    from typing import Self
 
     import torch
 
@@ -87,7 +89,7 @@ class SafetensorMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenFiles:
+class OpenFiles(Closing):
     """Files whose headers have been read.
 
     A context manager that closes them; streams keep them open until they end.
@@ -100,43 +102,39 @@ class OpenFiles:
     header_bytes: list[int]
     """Start of each file's first tensor, bytes."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for checkpoint in self.checkpoints:
-            checkpoint.close()
-
     def repeated(self) -> set[str]:
         """Return the names that are in several files."""
         counts = Counter(tensor.name for file in self.files for tensor in file)
         return {name for name, count in counts.items() if count > 1}
 
+    def _close(self) -> None:
+        for checkpoint in self.checkpoints:
+            checkpoint.close()
 
-def open_files(paths: Sequence[str | os.PathLike[str]], credentials: S3Credentials | None) -> OpenFiles:
-    """Open files and read their headers.
+
+def open_files(
+    paths: Sequence[str | os.PathLike[str]], credentials: S3Credentials | None, group: tload.Group | None = None
+) -> OpenFiles:
+    """Open files and read their headers. Those of an object store are opened once per node of `group`.
 
     Raises:
         ValueError: A file cannot be opened, or is not a valid safetensors file.
+        PeerError: A process of the group does not open them.
     """
     locations = [os.fspath(path) for path in paths]
     if not locations:
         return OpenFiles([], [], [])
     kind = kind_of_all(locations)
     store = environment.store(kind, credentials) or None
+    opening = None if group is None else Opening.of(raw_group(group), resolve(None, environment.group_options()))
     with value_errors():
         try:
-            checkpoints = [tload.open(locations, store=store)]
+            checkpoints = [open_for(locations, store, None, opening=opening)]
         except (tload.FormatError, tload.InvalidRequestError):
             # A name, or even a file, may be repeated here, which is not a valid checkpoint. Any
             # other error is raised again.
             _refuse_directories(locations)
-            checkpoints = [tload.open([path], store=store) for path in locations]
+            checkpoints = [open_for([path], store, None, opening=opening) for path in locations]
     opened = OpenFiles(checkpoints, [], [])
     for checkpoint in checkpoints:
         _add(checkpoint, opened)

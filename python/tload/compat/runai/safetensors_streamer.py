@@ -11,6 +11,7 @@ import tload
 from tload import InvalidRequestError
 from tload._errors import advise
 from tload.compat.runai import environment
+from tload.compat.runai.closing import Closing
 from tload.compat.runai.distributed_streamer import group_of_ranks
 from tload.compat.runai.errors import value_errors
 from tload.compat.runai.file_streamer import device_name
@@ -20,8 +21,6 @@ from tload.compat.runai.stores import S3Credentials, kind_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator
-    from types import TracebackType
-    from typing import Self
 
     import torch
 
@@ -37,7 +36,7 @@ SAFETENSORS_PATTERN = "*.safetensors"
 """Constant of runai_model_streamer, which programs import. Nothing here uses it."""
 
 
-class SafetensorsStreamer:
+class SafetensorsStreamer(Closing):
     """Streams the tensors of one set of files at a time.
 
     A context manager that stops reading at its end.
@@ -62,17 +61,6 @@ class SafetensorsStreamer:
         self._streams: Generator[tload.TensorStream[torch.Tensor]] | None = None
         self._stream: tload.TensorStream[torch.Tensor] | None = None
         self._began = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close(self._streams)
 
     def stream_file(  # noqa: PLR0917  # the signature is theirs
         self,
@@ -132,19 +120,19 @@ class SafetensorsStreamer:
         # First, so that a process that fails below has left the group, and the others do not wait.
         group = group_of_ranks(is_distributed=is_distributed)
         try:
-            opened = open_files(paths, s3_credentials)
+            opened = open_files(paths, s3_credentials, group)
             self._select(opened, names)
             self._streams = self._start(opened, names, self._options(kind_of_all(paths), opened, group), group)
             # Everything that can fail before the first read is done here.
             with value_errors():
                 self._stream = next(self._streams, None)
         except BaseException:
-            self._close(self._streams)
+            self._close()
             if group is not None:
                 group.close()
             raise
         if self._stream is None:
-            self._close(self._streams)
+            self._close()
 
     def get_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield `(name, tensor)` as they become complete, in any order.
@@ -172,7 +160,7 @@ class SafetensorsStreamer:
                 del item, tensor
             self._log_rate()
         finally:
-            self._close(streams)
+            self._end(streams)
 
     def _select(self, opened: OpenFiles, names: frozenset[str] | None) -> None:
         if names is not None:
@@ -248,7 +236,10 @@ class SafetensorsStreamer:
             )
             self._began = 0.0
 
-    def _close(self, streams: Generator[object] | None) -> None:
+    def _close(self) -> None:
+        self._end(self._streams)
+
+    def _end(self, streams: Generator[object] | None) -> None:
         if streams is not None:
             streams.close()
         if streams is self._streams:
