@@ -18,7 +18,7 @@ use crate::args::{
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::command::Order;
-use crate::serve::Settings;
+use crate::serve::{ServeOptions, TlsFiles};
 use crate::synth::Preset;
 
 /// Depths of `--sweep`, from one read at a time to more than makes a difference on disks.
@@ -284,15 +284,15 @@ pub(crate) fn preset(arg: PresetArg) -> Preset {
     }
 }
 
-/// Converts the settings of a server.
-pub(crate) fn serve(args: &ServeArgs) -> Result<Settings> {
-    let certificate = args.tls_cert.clone();
-    Ok(Settings {
+/// Converts the options of a server.
+pub(crate) fn serve(args: &ServeArgs) -> Result<ServeOptions> {
+    let files = args.tls_cert.clone().zip(args.tls_key.clone());
+    Ok(ServeOptions {
         location: args.location.as_deref().map(location).transpose()?,
         store: store(&args.store)?,
         listen: args.listen.clone(),
         token_file: args.token_file.clone(),
-        tls: certificate.zip(args.tls_key.clone()),
+        tls: files.map(|(certificate, key)| TlsFiles { certificate, key }),
         max_connections: args.max_connections.try_into().unwrap_or(usize::MAX),
         client_timeout: args.client_timeout,
     })

@@ -10,7 +10,6 @@ use tload::verify::Digest;
 
 use super::target::encode;
 use super::version::http_date;
-use crate::digest::hex;
 
 /// File or directory in a list.
 #[derive(Debug, Clone)]
@@ -65,7 +64,7 @@ pub(super) fn json(entries: &[Entry]) -> String {
         },
         bytes: entry.bytes,
         modified: entry.modified(),
-        sha256: entry.digest.map(|digest| hex(digest.bytes())),
+        sha256: entry.digest.map(|digest| digest.to_hex()),
     };
     let list = List {
         entries: entries.iter().map(item).collect(),

@@ -2,10 +2,10 @@
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
-use std::path::Path;
 
 use tload::{Error, ErrorKind, Result};
 
+use super::TlsFiles;
 use super::socket::Socket;
 
 #[derive(Debug, Clone)]
@@ -14,7 +14,7 @@ pub(super) struct Tls(Infallible);
 pub(super) struct TlsStream(Infallible);
 
 impl Tls {
-    pub(super) fn read(_certificate: &Path, _key: &Path) -> Result<Self> {
+    pub(super) fn read(_files: &TlsFiles) -> Result<Self> {
         let message = "this build of tload has no TLS";
         Err(Error::new(ErrorKind::Unsupported, message)
             .with_hint("build it with the feature object"))

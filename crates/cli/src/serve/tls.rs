@@ -9,6 +9,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use tload::{Error, ErrorKind, Result};
 
+use super::TlsFiles;
 use super::socket::Socket;
 
 /// Settings of all connections.
@@ -20,7 +21,8 @@ pub(super) struct TlsStream(StreamOwned<ServerConnection, Socket>);
 
 impl Tls {
     /// Reads a certificate, with those between it and the authority, and its key.
-    pub(super) fn read(certificate: &Path, key: &Path) -> Result<Self> {
+    pub(super) fn read(files: &TlsFiles) -> Result<Self> {
+        let TlsFiles { certificate, key } = files;
         let failed = |error, what, path| unreadable(error, what, path);
         let certificates: Vec<_> = CertificateDer::pem_file_iter(certificate)
             .and_then(Iterator::collect)

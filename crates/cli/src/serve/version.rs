@@ -4,11 +4,9 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
-use sha2::{Digest, Sha256};
 #[cfg(feature = "object")]
 use tload::storage::ObjectIdentity;
-
-use crate::digest::hex;
+use tload::verify::{Algorithm, Digest};
 
 /// Digits of a tag: 128 bits.
 const DIGITS: usize = 32;
@@ -129,12 +127,10 @@ fn expressible(seconds: i64) -> Option<SystemTime> {
 
 /// Returns a strong entity tag: a digest, so that clients do not learn inode numbers.
 fn derived(state: [u64; 5], identity: &str) -> String {
-    let mut digest = Sha256::new();
-    for number in state {
-        digest.update(number.to_le_bytes());
-    }
-    digest.update(identity);
-    format!("\"{}\"", &hex(&digest.finalize())[..DIGITS])
+    let mut text: Vec<u8> = state.into_iter().flat_map(u64::to_le_bytes).collect();
+    text.extend_from_slice(identity.as_bytes());
+    let digest = Digest::compute(Algorithm::Sha256, &text).to_hex();
+    format!("\"{}\"", &digest[..DIGITS])
 }
 
 /// Returns the device, inode, length, and time of the last write in seconds and nanoseconds.
