@@ -11,6 +11,7 @@ use tload::{
     Device, DeviceMap, Error, ErrorKind, Location, OpenOptions, Options, Result, Selection,
     StoreOptions,
 };
+use tload_serve::{ServeOptions, TlsFiles};
 
 use crate::args::{
     BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, ServeArgs,
@@ -18,7 +19,6 @@ use crate::args::{
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::command::Order;
-use crate::serve::{ServeOptions, TlsFiles};
 use crate::synth::Preset;
 
 /// Depths of `--sweep`, from one read at a time to more than makes a difference on disks.

@@ -3,12 +3,12 @@
 use std::io::Write;
 
 use tload::{Result, printable};
+use tload_serve::Server;
 
 use crate::args::ServeArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{standard_output, warn};
-use crate::serve::Server;
 
 pub(crate) fn run(args: &ServeArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let options = options::serve(args)?;

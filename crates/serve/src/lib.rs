@@ -1,4 +1,7 @@
-//! `tload serve`: files and objects over HTTP, read-only.
+//! The server of `tload serve`: files and objects over HTTP, read-only.
+//!
+//! The command `tload` starts it; users depend on the crate `tload`. It knows neither the command
+//! line nor signals: [`ServeOptions`] says what is served, and a function ends [`Server::run`].
 //!
 //! ```text
 //! listener ─▶ connections (limit) ─▶ a thread per connection:
@@ -9,6 +12,8 @@
 //! Threads, because `sendfile(2)` blocks: an asynchronous server would have to copy each file
 //! through its own memory. `httparse`, the parser of hyper, parses requests. `condition`, `host`,
 //! `listing`, `range`, `request`, `response`, `target` and `version` decide without I/O.
+
+#![forbid(unsafe_code)]
 
 mod answer;
 mod condition;
@@ -67,35 +72,35 @@ const STOP_GRACE: Duration = Duration::from_secs(1);
 
 /// Settings of a [`Server`].
 #[derive(Clone, Debug)]
-pub(crate) struct ServeOptions {
+pub struct ServeOptions {
     /// Directory, file or URL to serve; `None` for the objects in the cache.
-    pub(crate) location: Option<Location>,
+    pub location: Option<Location>,
     /// Options of the object store, and of its cache.
-    pub(crate) store: StoreOptions,
+    pub store: StoreOptions,
     /// Address and port to listen on. Port 0 chooses a free one.
-    pub(crate) listen: String,
+    pub listen: String,
     /// File with the token that every request must have.
-    pub(crate) token_file: Option<PathBuf>,
+    pub token_file: Option<PathBuf>,
     /// Files for HTTPS; `None` for HTTP.
-    pub(crate) tls: Option<TlsFiles>,
+    pub tls: Option<TlsFiles>,
     /// Maximum number of open connections.
-    pub(crate) max_connections: usize,
+    pub max_connections: usize,
     /// Time without a request, or without progress of a response, until a connection is closed.
-    pub(crate) client_timeout: Duration,
+    pub client_timeout: Duration,
 }
 
 /// PEM files with the identity of a server.
 #[derive(Clone, Debug)]
-pub(crate) struct TlsFiles {
+pub struct TlsFiles {
     /// Certificate chain, the server's certificate first.
-    pub(crate) certificate: PathBuf,
+    pub certificate: PathBuf,
     /// Private key of the server's certificate.
-    pub(crate) key: PathBuf,
+    pub key: PathBuf,
 }
 
 /// A server that listens. Clients are accepted while it runs.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     service: Arc<Service>,
@@ -118,7 +123,7 @@ impl Server {
     ///
     /// Errors of the location, the token, the certificate and the address. Advice in them names
     /// flags of the command.
-    pub(crate) fn bind(options: &ServeOptions) -> Result<Self> {
+    pub fn bind(options: &ServeOptions) -> Result<Self> {
         let served = match &options.location {
             Some(local) if local.as_path().is_some() => Served::Files(Tree::open(local)?),
             location => Served::Objects(Objects::open(location.as_ref(), &options.store)?),
@@ -150,12 +155,12 @@ impl Server {
     }
 
     /// Returns the address that the server listens on.
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Returns the address as a URL.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let scheme = if self.service.tls.is_some() {
             "https"
         } else {
@@ -167,7 +172,7 @@ impl Server {
     /// Serves until `stops_within` returns true, and then ends responses in progress within a
     /// second. That function waits for a request to stop, at most as long as its argument says, and
     /// returns whether there is one. It is called several times a second.
-    pub(crate) fn run(&self, stops_within: impl Fn(Duration) -> bool) {
+    pub fn run(&self, stops_within: impl Fn(Duration) -> bool) {
         while !stops_within(Duration::ZERO) {
             // Above the limit, clients wait in the kernel's queue.
             if self.service.connections.has_room(STEP) && self.has_client() {

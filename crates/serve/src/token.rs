@@ -18,6 +18,7 @@ pub(super) struct Token(Vec<u8>);
 impl Token {
     /// Reads the token from a file, without the white space around it.
     pub(super) fn read(path: &Path) -> Result<Self> {
+        #[expect(clippy::disallowed_methods, reason = "a file of the server, no shard")]
         let text = fs::read(path).map_err(|error| {
             Error::from_io("cannot read the token", error).with_location(path.display())
         })?;

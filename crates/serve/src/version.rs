@@ -176,6 +176,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "a file of the test")]
     fn replaced_file_has_its_version_until_it_is_closed() {
         let folder = tempfile::tempdir().unwrap();
         let [path, other] = ["a", "b"].map(|name| folder.path().join(name));
