@@ -8,12 +8,12 @@ use std::time::{Duration, Instant, SystemTime};
 use http::{Method, StatusCode};
 use rustix::event::PollFlags;
 
-use super::Service;
-use super::connections::Admission;
-use super::request::{HEAD_MAX, Parsed, Request};
-use super::response::{Body, Response};
-use super::socket::{Socket, Transport};
-use super::transmit::{Ended, Transfer};
+use crate::Service;
+use crate::connections::Admission;
+use crate::request::{HEAD_MAX, Parsed, Request};
+use crate::response::{Body, Response};
+use crate::socket::{Socket, Transport};
+use crate::transmit::{Ended, Transfer};
 
 /// Longest time from the first byte of a request to the end of its head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
 
 /// A client's connection.
-pub(super) struct Connection<'a> {
+pub(crate) struct Connection<'a> {
     service: &'a Service,
     admission: &'a Admission,
     transport: Transport,
@@ -43,7 +43,7 @@ enum Received {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         service: &'a Service,
         admission: &'a Admission,
         stream: TcpStream,
@@ -59,7 +59,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Serves requests until the client or the server closes the connection.
-    pub(super) fn run(mut self) {
+    pub(crate) fn run(mut self) {
         loop {
             let received = self.receive();
             self.admission.set_idle(false);
@@ -201,8 +201,8 @@ impl<'a> Connection<'a> {
             transfer.run(&mut self.transport, &mut self.buffer)?;
         }
         if let (Body::Object(object, range), true) = (&response.body, with_body) {
-            let to = (&mut self.transport, closed);
-            object.send(range.clone(), to, &metrics.sent_bytes)?;
+            let to = &mut self.transport;
+            object.send(range.clone(), to, closed, &metrics.sent_bytes)?;
         }
         Ok(())
     }
