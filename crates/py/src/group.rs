@@ -282,7 +282,8 @@ impl PythonTransport {
         &self,
         method: &str,
         peer: usize,
-        (address, length): (usize, usize),
+        address: usize,
+        length: usize,
         deadline: Instant,
     ) -> tload::Result<()> {
         let called = Python::try_attach(|py| {
@@ -302,13 +303,13 @@ impl PythonTransport {
 
 impl tload::Transport for PythonTransport {
     fn send(&self, to: usize, bytes: &[u8], deadline: Instant) -> tload::Result<()> {
-        let memory = (bytes.as_ptr().expose_provenance(), bytes.len());
-        self.call("send", to, memory, deadline)
+        let address = bytes.as_ptr().expose_provenance();
+        self.call("send", to, address, bytes.len(), deadline)
     }
 
     fn receive(&self, from: usize, bytes: &mut [u8], deadline: Instant) -> tload::Result<()> {
-        let memory = (bytes.as_mut_ptr().expose_provenance(), bytes.len());
-        self.call("receive", from, memory, deadline)
+        let address = bytes.as_mut_ptr().expose_provenance();
+        self.call("receive", from, address, bytes.len(), deadline)
     }
 }
 

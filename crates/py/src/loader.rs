@@ -74,7 +74,7 @@ impl Loader {
         });
         let mut slices = slices.collect::<PyResult<Vec<_>>>()?;
         let mut inner = tload::Loader::new(checkpoint)
-            .tensors(selection(py, (names, found), globs, regexes)?)
+            .tensors(selection(py, names, found, globs, regexes)?)
             .device(device.parse().map_err(failed)?)
             .device_map(DeviceMap::new(keys).map_err(failed)?)
             .options(options::read(options)?);

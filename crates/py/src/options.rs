@@ -98,7 +98,8 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
 /// expressions; without any, all tensors.
 pub(crate) fn selection(
     py: Python<'_>,
-    (names, found): (Vec<String>, Vec<String>),
+    names: Vec<String>,
+    found: Vec<String>,
     globs: Vec<String>,
     regexes: Vec<String>,
 ) -> PyResult<Selection> {
