@@ -14,7 +14,7 @@ use tload::{
 use tload_serve::{ServeOptions, TlsFiles};
 
 use crate::args::{
-    BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, ServeArgs,
+    BenchArgs, CacheArg, CopyArgs, DeviceArg, ModeArg, OpenArgs, PresetArg, SelectArgs, ServeArgs,
     SortArg, StoreArgs, VerifyArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
@@ -86,9 +86,9 @@ pub(crate) fn store_within(args: &StoreArgs, timeout: Option<Duration>) -> Resul
 }
 
 /// Returns the options for opening a checkpoint, with `store` for object stores.
-pub(crate) fn opening(store: StoreOptions, links: &LinkArgs) -> OpenOptions {
+pub(crate) fn opening(store: StoreOptions, args: &OpenArgs) -> OpenOptions {
     let mut options = OpenOptions::from(store);
-    options.follow_symlinks = links.follow_symlinks;
+    options.follow_symlinks = args.follow_symlinks;
     options
 }
 

@@ -85,7 +85,10 @@ fn exported<R: Serialize>(
 }
 
 fn opening(args: &BenchArgs) -> Result<OpenOptions> {
-    Ok(options::opening(options::store(&args.store)?, &args.links))
+    Ok(options::opening(
+        options::store(&args.opening.store)?,
+        &args.opening,
+    ))
 }
 
 /// Runs the benchmark. On failure too, `results` holds the samples measured so far.
@@ -165,7 +168,7 @@ fn store_name(args: &BenchArgs, target: &Target<'_>) -> Option<String> {
     let host = match authority.split_once('@') {
         Some((_, account)) => Some(account.to_owned()),
         None if scheme.starts_with("http") => Some(authority.to_owned()),
-        None => options::store_value(&args.store, "endpoint").and_then(|url| host_of(&url)),
+        None => options::store_value(&args.opening.store, "endpoint").and_then(|url| host_of(&url)),
     };
     Some(host.map_or_else(|| scheme.to_owned(), |host| format!("{scheme} at {host}")))
 }

@@ -96,7 +96,7 @@ pub(super) fn one(
     let location = args.location.clone().unwrap_or_default();
     let opening = elapsed();
     let timeout = configuration.options.timeout;
-    let checkpoint = open(&location, (&args.store, &args.links), timeout, interrupt)?;
+    let checkpoint = open(&location, &args.opening, timeout, interrupt)?;
     let mut stream = configuration.loader(checkpoint).stream()?;
     interrupt.watch(stream.canceller());
     for tensor in &mut stream {

@@ -8,7 +8,7 @@ use tload::{Error, ErrorKind, Loader, Location, Report, Result, finish_caching, 
 
 use super::super::load::receive;
 use super::super::open::open;
-use crate::args::{CacheWarmArgs, StoreArgs};
+use crate::args::{CacheWarmArgs, OpenArgs, StoreArgs};
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{note, standard_output};
@@ -35,8 +35,11 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
         );
     }
     let started = Instant::now();
-    let from = (&waiting(&args.store)?, &args.links);
-    let checkpoint = open(&args.location, from, args.tuning.0.timeout, interrupt)?;
+    let opening = OpenArgs {
+        store: waiting(&args.opening.store)?,
+        ..args.opening.clone()
+    };
+    let checkpoint = open(&args.location, &opening, args.tuning.0.timeout, interrupt)?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&args.select)?)
         .options(args.tuning.0.clone());

@@ -43,14 +43,13 @@ pub(super) fn load(
 ) -> Result<()> {
     // Mistakes in the request are not those of a rank.
     options::location(&args.location)?;
-    options::store(&args.store)?;
+    options::store(&args.opening.store)?;
     options::selection(&args.select)?;
     options::device(&args.device)?;
     options::device_map(&args.device_map)?;
     let job = Job {
         location: args.location.clone(),
-        store: args.store.clone(),
-        links: args.links.clone(),
+        opening: args.opening.clone(),
         select: args.select.clone(),
         device: args.device.clone(),
         device_map: args.device_map.clone(),

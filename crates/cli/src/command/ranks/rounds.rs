@@ -143,8 +143,7 @@ pub(in crate::command) fn run(
     let measured = Measured {
         job: Job {
             location: options::written(location, args.location.as_deref()),
-            store: args.store.clone(),
-            links: args.links.clone(),
+            opening: args.opening.clone(),
             select: SelectArgs::default(),
             device: args.device.clone(),
             device_map: Vec::new(),
