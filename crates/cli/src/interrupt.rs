@@ -73,8 +73,8 @@ struct State {
 
 impl Interrupt {
     /// Listens for SIGINT, SIGTERM and SIGHUP, except those that this process was started to ignore
-    /// (`nohup`, a background job of a script). If the command does not stop, `answer` is given in
-    /// its place.
+    /// (`nohup`, a background job of a script). If the command ignores the signal, prints `answer`
+    /// and exits.
     pub(crate) fn install(system: &System, answer: Answer) -> Self {
         let mut interrupt = Self::unattached(answer);
         let shared = Arc::clone(&interrupt.shared);

@@ -50,7 +50,9 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
     while !finish_caching(LOOK) {
         interrupt.check()?;
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            let message = "the cache's disk did not take all bytes in time";
+            let cache = stream.report().cache.unwrap_or_default();
+            let written = format_bytes(cache.written_bytes);
+            let message = format!("timed out writing to the cache: {written} written so far");
             return Err(Error::new(ErrorKind::TimedOut, message)
                 .with_location(&location)
                 .with_hint("raise --timeout; the next run adds what is missing"));
