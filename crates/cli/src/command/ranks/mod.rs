@@ -22,7 +22,7 @@ use tload::{Options, Result};
 use self::messages::Job;
 pub(super) use self::program::again;
 use self::results::NodeLoad;
-pub(super) use self::rounds::run as bench;
+pub(super) use self::rounds::RankLoads;
 use crate::args::LoadArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
