@@ -380,8 +380,9 @@ fn remove(path: &Path) {
 
 /// Returns the signals to listen for: those that the mask in `/proc/self/status` does not ignore.
 fn heeded(system: &System) -> Vec<i32> {
-    let ignored = system.field("proc/self/status", "SigIgn").ok();
-    let ignored = ignored
+    let ignored = system
+        .field("proc/self/status", "SigIgn")
+        .ok()
         .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
         .unwrap_or(0);
     [SIGHUP, SIGINT, SIGTERM]

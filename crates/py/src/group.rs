@@ -95,10 +95,10 @@ impl Group {
         let raised = Raised::default();
         let joining = self.join(py, &raised)?;
         let group = Arc::clone(&joining.group);
-        let messages = joining.run(py, move |_| Ok(group.exchange(&message, deadline)))?;
-        let messages = messages.map_err(|error| raised.exception(py, &error))?;
-        let messages = messages.iter();
-        Ok(messages.map(|each| PyBytes::new(py, each)).collect())
+        let messages = joining
+            .run(py, move |_| Ok(group.exchange(&message, deadline)))?
+            .map_err(|error| raised.exception(py, &error))?;
+        Ok(messages.iter().map(|each| PyBytes::new(py, each)).collect())
     }
 
     /// Tells the other ranks that this one does not begin the load that they begin, because of
@@ -161,6 +161,7 @@ impl Group {
             return Err(exception(py, &error));
         }
         let members = self.lock().as_deref().cloned();
+        // Without the lock: making an exception runs Python.
         let members = members.ok_or_else(|| {
             let error = Error::new(ErrorKind::InvalidRequest, "the group is closed")
                 .with_hint("load inside the with block, or join a new group on every rank");
@@ -253,8 +254,11 @@ impl tload::Group for PythonGroup {
         let connected = Python::try_attach(|py| {
             let left = deadline.saturating_duration_since(Instant::now());
             let arguments = (leaders.to_vec(), left.as_secs_f64());
-            let connected = self.object.bind(py).call_method1("transport", arguments);
-            let connected = connected.map_err(|raised| self.error(py, raised))?;
+            let connected = self
+                .object
+                .bind(py)
+                .call_method1("transport", arguments)
+                .map_err(|raised| self.error(py, raised))?;
             let wrap = |object: Bound<'_, PyAny>| -> Arc<dyn tload::Transport> {
                 Arc::new(PythonTransport {
                     object: object.unbind(),

@@ -57,8 +57,7 @@ impl Digests {
         let mut text = Vec::new();
         file.take(BYTES_MAX).read_to_end(&mut text).ok()?;
         // One that cannot be read states nothing.
-        let files = Manifest::parse(&text).unwrap_or_default().files;
-        let files = files.into_iter();
+        let files = Manifest::parse(&text).unwrap_or_default().files.into_iter();
         let stated = Arc::new(Stated {
             version: Version::new(&metadata),
             written: times(&metadata).into_iter().min()?,

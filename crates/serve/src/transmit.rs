@@ -178,8 +178,11 @@ mod tests {
         let path = folder.path().join("a");
         let len = 4 * CHECKED_END;
         // Neither `sendfile` nor `read` accepts this descriptor.
-        let file = File::options().write(true).create_new(true).open(path);
-        let file = file.unwrap();
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .unwrap();
         file.set_len(len).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

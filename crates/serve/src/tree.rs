@@ -87,8 +87,9 @@ impl Tree {
             .parent()
             .and_then(|directory| self.stated(&root, directory));
         let (file, metadata) = entry.open_file()?;
-        let digest = stated.zip(path.file_name());
-        let digest = digest.and_then(|(stated, name)| stated.of(name, &metadata));
+        let digest = stated
+            .zip(path.file_name())
+            .and_then(|(stated, name)| stated.of(name, &metadata));
         Ok(Found::File(file, metadata, digest))
     }
 
@@ -157,11 +158,12 @@ fn locate(root: &ConfinedDir, path: &Path) -> Result<ConfinedEntry> {
     } else {
         root.path().join(path)
     };
-    let found = root.find(&Location::from_path(path));
-    let found = found.map_err(|error| match (error.kind(), error.errno()) {
-        // Without a number, the refusal is ours: a link leads out of the directory.
-        (ErrorKind::PermissionDenied, None) => not_found(),
-        _ => error,
+    let found = root.find(&Location::from_path(path)).map_err(|error| {
+        match (error.kind(), error.errno()) {
+            // Without a number, the refusal is ours: a link leads out of the directory.
+            (ErrorKind::PermissionDenied, None) => not_found(),
+            _ => error,
+        }
     })?;
     // The names of the request are visible. Those that links lead to may not be.
     let real = found.path();

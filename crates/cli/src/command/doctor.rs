@@ -112,8 +112,9 @@ fn examine_location(
         watch.run(move || {
             let checkpoint = Checkpoint::open_with(&from, opening)?;
             let checkpoint = opened.get_or_init(|| checkpoint);
-            let deadline = started.checked_add(timeout);
-            let deadline = deadline.unwrap_or(started + MEASURING_MAX);
+            let deadline = started
+                .checked_add(timeout)
+                .unwrap_or(started + MEASURING_MAX);
             Ok(examine_storage(
                 &System::real(),
                 &settings,
