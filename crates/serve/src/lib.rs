@@ -268,3 +268,46 @@ const HINTS: [(io::ErrorKind, &str); 4] = [
         "write an address and a port: 127.0.0.1:8080",
     ),
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::sync::mpsc::{self, RecvTimeoutError};
+
+    use super::*;
+
+    #[test]
+    fn server_answers_until_it_is_told_to_stop() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        let server = Server::bind(&ServeOptions {
+            location: Some(Location::from_path(folder.path())),
+            store: StoreOptions::new(),
+            listen: "127.0.0.1:0".to_owned(),
+            token_file: None,
+            tls: None,
+            max_connections: 4,
+            client_timeout: Duration::from_secs(60),
+        })
+        .unwrap();
+        assert_eq!(server.url(), format!("http://{}/", server.address()));
+        let (running, ended) = mpsc::channel::<()>();
+        let address = server.address();
+        let response = thread::scope(|scope| {
+            // Dropped at the end, also by a panic.
+            let _running = running;
+            let stops =
+                move |timeout| ended.recv_timeout(timeout) != Err(RecvTimeoutError::Timeout);
+            scope.spawn(move || server.run(stops));
+            let mut client = TcpStream::connect(address).unwrap();
+            client
+                .write_all(b"GET /config.json HTTP/1.0\r\n\r\n")
+                .unwrap();
+            let mut response = String::new();
+            client.read_to_string(&mut response).unwrap();
+            response
+        });
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+        assert!(response.ends_with("\r\n\r\n{}"), "{response}");
+    }
+}
