@@ -49,7 +49,7 @@ pub(crate) struct StoreArgs {
         hide_env_values = true
     )]
     pub(crate) cache_check: Option<OsString>,
-    /// Download models of hf:// into the cache of huggingface_hub first, and read them there
+    /// Download models of hf:// into the cache of `huggingface_hub` first, and read them there
     #[arg(
         long,
         value_name = "BOOL",
