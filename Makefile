@@ -46,7 +46,7 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --exclude tload-soundness --all-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-soundness --all-features --all-targets -- -D warnings)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-cli --no-default-features --all-targets -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-cli --package tload-serve --no-default-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features object -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features cuda -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features tokio-uring -- -D warnings)

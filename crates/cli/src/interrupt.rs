@@ -73,8 +73,8 @@ struct State {
 
 impl Interrupt {
     /// Listens for SIGINT, SIGTERM and SIGHUP, except those that this process was started to ignore
-    /// (`nohup`, a background job of a script). If the command does not stop, `answer` is given in
-    /// its place.
+    /// (`nohup`, a background job of a script). If the command ignores the signal, prints `answer`
+    /// and exits.
     pub(crate) fn install(system: &System, answer: Answer) -> Self {
         let mut interrupt = Self::unattached(answer);
         let shared = Arc::clone(&interrupt.shared);
@@ -380,8 +380,9 @@ fn remove(path: &Path) {
 
 /// Returns the signals to listen for: those that the mask in `/proc/self/status` does not ignore.
 fn heeded(system: &System) -> Vec<i32> {
-    let ignored = system.field("proc/self/status", "SigIgn").ok();
-    let ignored = ignored
+    let ignored = system
+        .field("proc/self/status", "SigIgn")
+        .ok()
         .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
         .unwrap_or(0);
     [SIGHUP, SIGINT, SIGTERM]

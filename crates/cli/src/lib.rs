@@ -22,7 +22,6 @@ mod interrupt;
 mod options;
 mod output;
 mod redact;
-mod serve;
 mod synth;
 
 use std::ffi::{OsStr, OsString};

@@ -11,14 +11,14 @@ use tload::{
     Device, DeviceMap, Error, ErrorKind, Location, OpenOptions, Options, Result, Selection,
     StoreOptions,
 };
+use tload_serve::{ServeOptions, TlsFiles};
 
 use crate::args::{
-    BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, ServeArgs,
+    BenchArgs, CacheArg, CopyArgs, DeviceArg, ModeArg, OpenArgs, PresetArg, SelectArgs, ServeArgs,
     SortArg, StoreArgs, VerifyArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::command::Order;
-use crate::serve::Settings;
 use crate::synth::Preset;
 
 /// Depths of `--sweep`, from one read at a time to more than makes a difference on disks.
@@ -86,9 +86,9 @@ pub(crate) fn store_within(args: &StoreArgs, timeout: Option<Duration>) -> Resul
 }
 
 /// Returns the options for opening a checkpoint, with `store` for object stores.
-pub(crate) fn opening(store: StoreOptions, links: &LinkArgs) -> OpenOptions {
+pub(crate) fn opening(store: StoreOptions, args: &OpenArgs) -> OpenOptions {
     let mut options = OpenOptions::from(store);
-    options.follow_symlinks = links.follow_symlinks;
+    options.follow_symlinks = args.follow_symlinks;
     options
 }
 
@@ -284,15 +284,15 @@ pub(crate) fn preset(arg: PresetArg) -> Preset {
     }
 }
 
-/// Converts the settings of a server.
-pub(crate) fn serve(args: &ServeArgs) -> Result<Settings> {
-    let certificate = args.tls_cert.clone();
-    Ok(Settings {
+/// Converts the options of a server.
+pub(crate) fn serve(args: &ServeArgs) -> Result<ServeOptions> {
+    let files = args.tls_cert.clone().zip(args.tls_key.clone());
+    Ok(ServeOptions {
         location: args.location.as_deref().map(location).transpose()?,
         store: store(&args.store)?,
         listen: args.listen.clone(),
         token_file: args.token_file.clone(),
-        tls: certificate.zip(args.tls_key.clone()),
+        tls: files.map(|(certificate, key)| TlsFiles { certificate, key }),
         max_connections: args.max_connections.try_into().unwrap_or(usize::MAX),
         client_timeout: args.client_timeout,
     })

@@ -56,7 +56,8 @@ pub(crate) enum Return {
 
 pub(crate) fn submit(
     driver: &mut Lock,
-    (from, to): (Side, Side),
+    from: Side,
+    to: Side,
     len: usize,
     named: u64,
     here: i32,

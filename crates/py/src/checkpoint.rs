@@ -253,8 +253,9 @@ fn run_as_rank(
     let joining = group.get().join(py, &raised)?;
     options.group = Some(Arc::clone(&joining.group));
     options.join_timeout = join_timeout.map(duration).transpose()?;
-    let opened = joining.run(py, move |_| Ok(open(options)))?;
-    let opened = opened.map_err(|error| raised.exception(py, &error))?;
+    let opened = joining
+        .run(py, move |_| Ok(open(options)))?
+        .map_err(|error| raised.exception(py, &error))?;
     raised.check(py)?;
     Ok(Checkpoint::new(opened))
 }

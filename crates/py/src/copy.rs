@@ -132,7 +132,8 @@ pub(crate) fn list_files(
     source: LocationArgument,
     store: StoreArgument,
 ) -> PyResult<Vec<(String, Option<u64>)>> {
-    let listed = interrupt::run(py, move || list(&source.parse()?, &store.read()?))?;
-    let listed = listed.into_iter().map(|file| (file.name, file.bytes));
+    let listed = interrupt::run(py, move || list(&source.parse()?, &store.read()?))?
+        .into_iter()
+        .map(|file| (file.name, file.bytes));
     Ok(listed.collect())
 }

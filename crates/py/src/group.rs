@@ -95,10 +95,10 @@ impl Group {
         let raised = Raised::default();
         let joining = self.join(py, &raised)?;
         let group = Arc::clone(&joining.group);
-        let messages = joining.run(py, move |_| Ok(group.exchange(&message, deadline)))?;
-        let messages = messages.map_err(|error| raised.exception(py, &error))?;
-        let messages = messages.iter();
-        Ok(messages.map(|each| PyBytes::new(py, each)).collect())
+        let messages = joining
+            .run(py, move |_| Ok(group.exchange(&message, deadline)))?
+            .map_err(|error| raised.exception(py, &error))?;
+        Ok(messages.iter().map(|each| PyBytes::new(py, each)).collect())
     }
 
     /// Tells the other ranks that this one does not begin the load that they begin, because of
@@ -161,6 +161,7 @@ impl Group {
             return Err(exception(py, &error));
         }
         let members = self.lock().as_deref().cloned();
+        // Without the lock: making an exception runs Python.
         let members = members.ok_or_else(|| {
             let error = Error::new(ErrorKind::InvalidRequest, "the group is closed")
                 .with_hint("load inside the with block, or join a new group on every rank");
@@ -253,8 +254,11 @@ impl tload::Group for PythonGroup {
         let connected = Python::try_attach(|py| {
             let left = deadline.saturating_duration_since(Instant::now());
             let arguments = (leaders.to_vec(), left.as_secs_f64());
-            let connected = self.object.bind(py).call_method1("transport", arguments);
-            let connected = connected.map_err(|raised| self.error(py, raised))?;
+            let connected = self
+                .object
+                .bind(py)
+                .call_method1("transport", arguments)
+                .map_err(|raised| self.error(py, raised))?;
             let wrap = |object: Bound<'_, PyAny>| -> Arc<dyn tload::Transport> {
                 Arc::new(PythonTransport {
                     object: object.unbind(),
@@ -282,7 +286,8 @@ impl PythonTransport {
         &self,
         method: &str,
         peer: usize,
-        (address, length): (usize, usize),
+        address: usize,
+        length: usize,
         deadline: Instant,
     ) -> tload::Result<()> {
         let called = Python::try_attach(|py| {
@@ -302,13 +307,13 @@ impl PythonTransport {
 
 impl tload::Transport for PythonTransport {
     fn send(&self, to: usize, bytes: &[u8], deadline: Instant) -> tload::Result<()> {
-        let memory = (bytes.as_ptr().expose_provenance(), bytes.len());
-        self.call("send", to, memory, deadline)
+        let address = bytes.as_ptr().expose_provenance();
+        self.call("send", to, address, bytes.len(), deadline)
     }
 
     fn receive(&self, from: usize, bytes: &mut [u8], deadline: Instant) -> tload::Result<()> {
-        let memory = (bytes.as_mut_ptr().expose_provenance(), bytes.len());
-        self.call("receive", from, memory, deadline)
+        let address = bytes.as_mut_ptr().expose_provenance();
+        self.call("receive", from, address, bytes.len(), deadline)
     }
 }
 

@@ -62,9 +62,11 @@ impl Loader {
         cast: bool,
     ) -> PyResult<Self> {
         let failed = |error| exception(py, &error);
-        let keys = device_map.into_iter();
-        let keys = keys.map(|(key, device)| Ok((key, device.parse::<Device>()?)));
-        let keys = keys.collect::<tload::Result<Vec<_>>>().map_err(failed)?;
+        let keys = device_map
+            .into_iter()
+            .map(|(key, device)| Ok((key, device.parse::<Device>()?)))
+            .collect::<tload::Result<Vec<_>>>()
+            .map_err(failed)?;
         let checkpoint = checkpoint.get().share();
         let slices = slices.into_iter().map(|(name, index)| {
             let info = checkpoint.get(&name);
@@ -74,7 +76,7 @@ impl Loader {
         });
         let mut slices = slices.collect::<PyResult<Vec<_>>>()?;
         let mut inner = tload::Loader::new(checkpoint)
-            .tensors(selection(py, (names, found), globs, regexes)?)
+            .tensors(selection(py, names, found, globs, regexes)?)
             .device(device.parse().map_err(failed)?)
             .device_map(DeviceMap::new(keys).map_err(failed)?)
             .options(options::read(options)?);
@@ -114,8 +116,10 @@ impl Loader {
     /// Returns the selected tensors that the caller has to copy to their targets: all that have
     /// bytes and that the load does not write to a target itself.
     fn copied<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'py>>> {
-        let selected = self.inner.selected();
-        let selected = selected.map_err(|error| exception(py, &error))?;
+        let selected = self
+            .inner
+            .selected()
+            .map_err(|error| exception(py, &error))?;
         let is_copied = |info: &&tload::TensorInfo| {
             info.byte_len() > 0 && self.inner.target(info.name()).is_none()
         };
@@ -125,8 +129,10 @@ impl Loader {
 
     /// Returns the caller's tensors and arrays that the load writes to itself.
     fn written(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
-        let selected = self.inner.selected();
-        let selected = selected.map_err(|error| exception(py, &error))?;
+        let selected = self
+            .inner
+            .selected()
+            .map_err(|error| exception(py, &error))?;
         let targets = selected
             .iter()
             .filter_map(|info| self.inner.target(info.name())?.owner());
@@ -136,16 +142,20 @@ impl Loader {
 
     /// Returns the dtypes of the selected tensors, sorted by name.
     fn dtypes(&self, py: Python<'_>) -> PyResult<Vec<&'static str>> {
-        let selected = self.inner.selected();
-        let selected = selected.map_err(|error| exception(py, &error))?;
+        let selected = self
+            .inner
+            .selected()
+            .map_err(|error| exception(py, &error))?;
         let names: BTreeSet<_> = selected.iter().map(|info| info.dtype().name()).collect();
         Ok(names.into_iter().collect())
     }
 
     /// Returns the devices of the selected tensors, each once.
     fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let devices = self.inner.devices();
-        let devices = devices.map_err(|error| exception(py, &error))?;
+        let devices = self
+            .inner
+            .devices()
+            .map_err(|error| exception(py, &error))?;
         let devices: BTreeSet<String> = devices.iter().map(Device::to_string).collect();
         Ok(devices.into_iter().collect())
     }
@@ -184,8 +194,9 @@ impl Loader {
             None => interrupt::run_calling(py, start),
         };
         // After Ctrl-C, the thread still starts the load: it must not write to the caller's memory.
-        let started = started.inspect_err(|_| py.detach(|| canceller.cancel()))?;
-        let started = started.map_err(|error| raised.exception(py, &error))?;
+        let started = started
+            .inspect_err(|_| py.detach(|| canceller.cancel()))?
+            .map_err(|error| raised.exception(py, &error))?;
         let stream = Stream::new(started, empties, raised.clone());
         raised.check(py)?;
         Ok(stream)

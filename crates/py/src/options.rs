@@ -98,7 +98,8 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
 /// expressions; without any, all tensors.
 pub(crate) fn selection(
     py: Python<'_>,
-    (names, found): (Vec<String>, Vec<String>),
+    names: Vec<String>,
+    found: Vec<String>,
     globs: Vec<String>,
     regexes: Vec<String>,
 ) -> PyResult<Selection> {
@@ -113,8 +114,10 @@ pub(crate) fn selection(
     let given = (!names.is_empty()).then(|| Ok(Selection::names(names)));
     let found = (!found.is_empty()).then(|| Ok(Selection::found(found)));
     let all = given.into_iter().chain(found).chain(patterns);
-    let union = all.reduce(|union, next| Ok(union?.or(next?)));
-    let union = union.transpose().map_err(|error| exception(py, &error))?;
+    let union = all
+        .reduce(|union, next| Ok(union?.or(next?)))
+        .transpose()
+        .map_err(|error| exception(py, &error))?;
     Ok(union.unwrap_or_default())
 }
 

@@ -48,8 +48,7 @@ impl Raised {
         message: &'static str,
     ) -> Error {
         let value = raised.value(py);
-        let class = value.get_type().name();
-        let class = class.map_or_else(
+        let class = value.get_type().name().map_or_else(
             |_| "an exception".to_owned(),
             |class| class.to_string_lossy().into_owned(),
         );

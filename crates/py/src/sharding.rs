@@ -23,8 +23,8 @@ impl Sharding {
         let (rank, size) = position(py, rank, size)?;
         let dims = dims
             .into_iter()
-            .map(|(glob, dim)| Ok((glob, count(py, "a dimension", dim)?)));
-        let dims = dims.collect::<PyResult<Vec<_>>>()?;
+            .map(|(glob, dim)| Ok((glob, count(py, "a dimension", dim)?)))
+            .collect::<PyResult<Vec<_>>>()?;
         Self::new(py, tload::Sharding::tp(rank, size, dims))
     }
 
@@ -52,11 +52,13 @@ impl Sharding {
     /// Takes slices of tensors: name, shape of the whole tensor, and index.
     #[staticmethod]
     fn from_slices(slices: Vec<(String, Vec<usize>, Bound<'_, PyAny>)>) -> PyResult<Self> {
-        let slices = slices.into_iter().map(|(name, shape, index)| {
-            let mine = slice(&index, &shape)?;
-            Ok((name, shape, mine))
-        });
-        let slices = slices.collect::<PyResult<Vec<_>>>()?;
+        let slices = slices
+            .into_iter()
+            .map(|(name, shape, index)| {
+                let mine = slice(&index, &shape)?;
+                Ok((name, shape, mine))
+            })
+            .collect::<PyResult<Vec<_>>>()?;
         let inner = tload::Sharding::from_slices(slices);
         Ok(Self { inner })
     }
@@ -80,17 +82,20 @@ impl Sharding {
         checkpoint: &Bound<'_, Checkpoint>,
     ) -> PyResult<Vec<(String, Bound<'py, PyTuple>)>> {
         let mine = self.apply(&checkpoint.get().share());
-        let slices = mine.map_err(|error| exception(py, &error))?.slices;
-        let slices = slices.into_iter().map(|(name, slice)| {
-            let ranges = slice.dims().iter().map(|steps| {
-                // Rows and columns of a safetensors file are fewer than addresses.
-                let last = steps.count.saturating_sub(1) * steps.step;
-                let end = steps.start + steps.count.min(1) + last;
-                let [start, end, step] = [steps.start, end, steps.step].map(usize::cast_signed);
-                PySlice::new(py, start, end, step)
+        let slices = mine
+            .map_err(|error| exception(py, &error))?
+            .slices
+            .into_iter()
+            .map(|(name, slice)| {
+                let ranges = slice.dims().iter().map(|steps| {
+                    // Rows and columns of a safetensors file are fewer than addresses.
+                    let last = steps.count.saturating_sub(1) * steps.step;
+                    let end = steps.start + steps.count.min(1) + last;
+                    let [start, end, step] = [steps.start, end, steps.step].map(usize::cast_signed);
+                    PySlice::new(py, start, end, step)
+                });
+                Ok((name, PyTuple::new(py, ranges.collect::<Vec<_>>())?))
             });
-            Ok((name, PyTuple::new(py, ranges.collect::<Vec<_>>())?))
-        });
         slices.collect()
     }
 }

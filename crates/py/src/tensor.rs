@@ -111,8 +111,9 @@ impl Tensor {
         else {
             return Ok(None);
         };
-        let owner = Arc::clone(owner).downcast::<Py<PyAny>>();
-        let owner = owner.map_err(|_| PyRuntimeError::new_err("memory of an unknown owner"))?;
+        let owner = Arc::clone(owner)
+            .downcast::<Py<PyAny>>()
+            .map_err(|_| PyRuntimeError::new_err("memory of an unknown owner"))?;
         Ok(Some((owner.clone_ref(py), offset)))
     }
 

@@ -27,8 +27,7 @@ type SignedArgument = (Vec<(String, String)>, Vec<String>);
 
 fn signed((files, ignored): SignedArgument) -> tload::Result<SignedFiles> {
     let digest = |(name, hex): (String, String)| {
-        let digest = Digest::from_hex(Algorithm::Sha256, &hex);
-        let digest = digest.ok_or_else(|| {
+        let digest = Digest::from_hex(Algorithm::Sha256, &hex).ok_or_else(|| {
             let message = format!("the signed file {name:?} has no SHA-256");
             Error::new(ErrorKind::InvalidFormat, message)
         })?;
@@ -114,8 +113,7 @@ pub(crate) fn verify(
         late: &|timeout| control.timed_out(timeout),
     };
     let report = watch.run(py, move || verification.run())?;
-    let error = report.error();
-    let error = error.map(|error| {
+    let error = report.error().map(|error| {
         crate::error::exception(py, &error)
             .into_value(py)
             .into_any()

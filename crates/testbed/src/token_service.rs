@@ -161,8 +161,10 @@ fn read(stream: &TcpStream) -> io::Result<TokenRequest> {
             Some((name.to_ascii_lowercase(), value.trim().to_owned()))
         })
         .collect();
-    let len = headers.get("content-length");
-    let len = len.and_then(|len| len.parse().ok()).unwrap_or(0);
+    let len = headers
+        .get("content-length")
+        .and_then(|len| len.parse().ok())
+        .unwrap_or(0);
     let mut body = String::new();
     reader.take(len).read_to_string(&mut body)?;
     Ok(TokenRequest {

@@ -6,10 +6,9 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use super::device::DeviceArg;
-use super::links::LinkArgs;
 use super::location;
+use super::open::OpenArgs;
 use super::ranks::RankArgs;
-use super::store::StoreArgs;
 use super::synth::ModelArgs;
 use super::tuning::{SWEEP_HEADING, SweepArgs};
 
@@ -113,9 +112,7 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) no_fio: bool,
     #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    #[command(flatten)]
-    pub(crate) links: LinkArgs,
+    pub(crate) opening: OpenArgs,
     /// Measure the defaults and a grid of depths 1 to 64 with extents of 1, 4 and 16 MiB (or the
     /// values of --depth and --extent), and report how close the defaults come to the best: 22
     /// configurations, so use few --rounds

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use clap::Subcommand;
 
-use super::links::LinkArgs;
 use super::location;
-use super::store::StoreArgs;
+use super::open::OpenArgs;
 use super::tuning::{SelectArgs, TuningArgs};
 
 /// List, fill and shrink the cache of objects.
@@ -35,10 +34,10 @@ impl CacheCommand {
     /// Returns whether the command answers in JSON on standard output.
     pub(crate) fn answers_in_json(&self) -> bool {
         match self {
-            Self::Ls(args) => args.json,
-            Self::Stat(args) => args.json,
-            Self::Rm(args) => args.json,
-            Self::Prune(args) => args.json,
+            Self::Ls(args) => args.cache.json,
+            Self::Stat(args) => args.cache.json,
+            Self::Rm(args) => args.removal.cache.json,
+            Self::Prune(args) => args.removal.cache.json,
             Self::Warm(args) => args.json,
         }
     }
@@ -46,6 +45,9 @@ impl CacheCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CacheDirArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Directory of the cache
     #[arg(
         long,
@@ -54,6 +56,15 @@ pub(crate) struct CacheDirArgs {
         hide_env_values = true
     )]
     pub(crate) cache_dir: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RemovalArgs {
+    /// Remove nothing, and print what would be removed
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) cache: CacheDirArgs,
 }
 
 /// List the objects in the cache, the most recently used ones last.
@@ -65,9 +76,6 @@ JSON: an array of {location, object_bytes, cached_bytes, disk_bytes, last_used, 
 pub(crate) struct CacheLsArgs {
     #[arg(value_name = "LOCATION", help = location::help("at or below which to list; without it, all"))]
     pub(crate) location: Option<OsString>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) cache: CacheDirArgs,
 }
@@ -81,9 +89,6 @@ JSON: {objects, complete_objects, object_bytes, cached_bytes, disk_bytes, free_b
 pub(crate) struct CacheStatArgs {
     #[arg(value_name = "LOCATION", help = location::help("at or below which to count; without it, all"))]
     pub(crate) location: Option<OsString>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) cache: CacheDirArgs,
 }
@@ -106,14 +111,8 @@ pub(crate) struct CacheRmArgs {
     /// Remove everything
     #[arg(long)]
     pub(crate) all: bool,
-    /// Remove nothing, and print what would be removed
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) cache: CacheDirArgs,
+    pub(crate) removal: RemovalArgs,
 }
 
 /// Remove the least recently used objects.
@@ -136,14 +135,8 @@ pub(crate) struct CachePruneArgs {
     /// Remove objects that were not opened for this long: 30m, 12h
     #[arg(long, value_name = "TIME", value_parser = tload::parse_duration)]
     pub(crate) unused_for: Option<Duration>,
-    /// Remove nothing, and print what would be removed
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) cache: CacheDirArgs,
+    pub(crate) removal: RemovalArgs,
 }
 
 /// Read a checkpoint into the cache.
@@ -160,9 +153,7 @@ pub(crate) struct CacheWarmArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    #[command(flatten)]
-    pub(crate) links: LinkArgs,
+    pub(crate) opening: OpenArgs,
     #[command(flatten)]
     pub(crate) select: SelectArgs,
     #[command(flatten)]

@@ -118,8 +118,9 @@ mod tests {
             } else {
                 format!("tload-{subcommand}.1")
             };
-            let page = fs::read_to_string(folder.path().join(&name)).unwrap();
-            let page = page.replace("\\-", "-");
+            let page = fs::read_to_string(folder.path().join(&name))
+                .unwrap()
+                .replace("\\-", "-");
             for flag in flags {
                 assert!(page.contains(&format!("--{flag}")), "{name}: --{flag}");
             }

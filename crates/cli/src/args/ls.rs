@@ -4,9 +4,8 @@ use std::ffi::OsString;
 
 use clap::ValueEnum;
 
-use super::links::LinkArgs;
 use super::location;
-use super::store::StoreArgs;
+use super::open::OpenArgs;
 use super::time::TimeArgs;
 use super::tuning::SelectArgs;
 
@@ -42,9 +41,7 @@ pub(crate) struct LsArgs {
     #[command(flatten)]
     pub(crate) time: TimeArgs,
     #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    #[command(flatten)]
-    pub(crate) links: LinkArgs,
+    pub(crate) opening: OpenArgs,
     #[command(flatten)]
     pub(crate) select: SelectArgs,
 }

@@ -8,9 +8,9 @@ mod copy;
 mod device;
 mod display;
 mod generate;
-mod links;
 mod location;
 mod ls;
+mod open;
 mod parse;
 mod ranks;
 mod serve;
@@ -29,14 +29,14 @@ pub(crate) use bench::{BenchArgs, CacheArg, ModeArg};
 #[cfg(feature = "object")]
 pub(crate) use cache::{
     CacheArgs, CacheCommand, CacheDirArgs, CacheLsArgs, CachePruneArgs, CacheRmArgs, CacheStatArgs,
-    CacheWarmArgs,
+    CacheWarmArgs, RemovalArgs,
 };
 pub(crate) use copy::CopyArgs;
 pub(crate) use device::DeviceArg;
 pub(crate) use display::DisplayArgs;
 pub(crate) use generate::{CompletionsArgs, ManArgs, completions, manual, program};
-pub(crate) use links::LinkArgs;
 pub(crate) use ls::{LsArgs, SortArg};
+pub(crate) use open::OpenArgs;
 pub(crate) use parse::{Refusal, parse};
 pub(crate) use ranks::{RankArgs, ShardArg};
 pub(crate) use serve::ServeArgs;
@@ -146,9 +146,7 @@ pub(crate) struct LoadArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    #[command(flatten)]
-    pub(crate) links: LinkArgs,
+    pub(crate) opening: OpenArgs,
     #[command(flatten)]
     pub(crate) select: SelectArgs,
     #[command(flatten)]
@@ -195,9 +193,7 @@ pub(crate) struct DoctorArgs {
     )]
     pub(crate) timeout: Duration,
     #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    #[command(flatten)]
-    pub(crate) links: LinkArgs,
+    pub(crate) opening: OpenArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -43,7 +43,7 @@ pub(crate) struct ServeArgs {
     /// Require the token in this file: Authorization: Bearer TOKEN
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// Serve HTTPS with the certificates in this PEM file, that of the server first
+    /// Serve HTTPS with this PEM certificate chain, server certificate first
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// Private key of the certificate, a PEM file

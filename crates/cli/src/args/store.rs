@@ -33,7 +33,7 @@ pub(crate) struct StoreArgs {
         hide_env_values = true
     )]
     pub(crate) cache_dir: Option<OsString>,
-    /// Size of that cache, for example 500GiB; the least recently used ones are evicted
+    /// Maximum size of the cache, for example 500GiB; evicts the least recently used objects
     #[arg(
         long,
         value_name = "SIZE",
@@ -41,7 +41,7 @@ pub(crate) struct StoreArgs {
         hide_env_values = true
     )]
     pub(crate) cache_limit: Option<OsString>,
-    /// Requests about what that cache has: always, never, or offline (none at all)
+    /// When to revalidate cached objects: always, never, or offline (no requests)
     #[arg(
         long,
         value_name = "WHEN",
@@ -49,7 +49,7 @@ pub(crate) struct StoreArgs {
         hide_env_values = true
     )]
     pub(crate) cache_check: Option<OsString>,
-    /// Download models of hf:// into the cache of the hub's own tools first, and read them there
+    /// Download models of hf:// into the cache of `huggingface_hub` first, and read them there
     #[arg(
         long,
         value_name = "BOOL",

@@ -3,9 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::links::LinkArgs;
 use super::location;
-use super::store::StoreArgs;
+use super::open::OpenArgs;
 use super::time::TimeArgs;
 
 /// Read a checkpoint once and compare it with all known checksums.
@@ -47,7 +46,5 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub(crate) time: TimeArgs,
     #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    #[command(flatten)]
-    pub(crate) links: LinkArgs,
+    pub(crate) opening: OpenArgs,
 }

@@ -171,7 +171,11 @@ pub(crate) struct Measurement {
     pub(crate) report: Option<Report>,
 }
 
-fn as_text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+/// Serialises what a value displays.
+pub(crate) fn as_text<S: Serializer>(
+    value: &impl fmt::Display,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 

@@ -1,10 +1,12 @@
 //! Samples of a benchmark, their summaries, and the record of the machine and checkpoint. Exports
 //! show these.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde::Serialize;
 
 use super::stats::Spread;
-use super::{Cell, Contender, Measurement};
+use super::{Cell, Contender, Measurement, Plan};
 use crate::host::record::HostRecord;
 
 /// Schema of the JSON export. Increases when a key changes its meaning.
@@ -13,9 +15,8 @@ const SCHEMA: u32 = 1;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Results {
     pub(crate) schema: u32,
-    pub(crate) command: Vec<String>,
-    pub(crate) started_unix_seconds: u64,
-    pub(crate) tload: Build,
+    #[serde(flatten)]
+    pub(crate) run: RunRecord,
     pub(crate) fio: Option<String>,
     pub(crate) host: HostRecord,
     pub(crate) checkpoint: CheckpointRecord,
@@ -24,6 +25,14 @@ pub(crate) struct Results {
     pub(crate) complete: bool,
     pub(crate) warnings: Vec<String>,
     pub(crate) cells: Vec<CellResults>,
+}
+
+/// Command that ran, and when.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct RunRecord {
+    pub(crate) command: Vec<String>,
+    pub(crate) started_unix_seconds: u64,
+    pub(crate) tload: Build,
 }
 
 /// Build of this program.
@@ -88,27 +97,31 @@ pub(crate) struct Summary {
     pub(crate) first_tensor_seconds: Option<Spread>,
 }
 
-impl Build {
-    /// Returns the build that runs.
-    pub(crate) fn this() -> Self {
+impl RunRecord {
+    /// Returns the record of a run that begins now.
+    pub(crate) fn new(command: Vec<String>) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
-            version: env!("CARGO_PKG_VERSION"),
-            debug: cfg!(debug_assertions),
+            command,
+            started_unix_seconds: now.unwrap_or_default().as_secs(),
+            tload: Build {
+                version: env!("CARGO_PKG_VERSION"),
+                debug: cfg!(debug_assertions),
+            },
         }
     }
 }
 
 impl Results {
-    /// Returns results without samples. `cells` are those of the plan.
+    /// Returns results without samples.
     pub(crate) fn new(
-        command: Vec<String>,
-        started_unix_seconds: u64,
+        run: RunRecord,
         fio: Option<String>,
         host: HostRecord,
         checkpoint: CheckpointRecord,
-        (cells, rounds): (&[Cell], u32),
+        plan: &Plan,
     ) -> Self {
-        let cells = cells.iter().map(|cell| CellResults {
+        let cells = plan.cells.iter().map(|cell| CellResults {
             cell: cell.clone(),
             cache_state_verified: true,
             summaries: Vec::new(),
@@ -116,13 +129,11 @@ impl Results {
         });
         Self {
             schema: SCHEMA,
-            command,
-            started_unix_seconds,
-            tload: Build::this(),
+            run,
             fio,
             host,
             checkpoint,
-            rounds,
+            rounds: plan.rounds,
             complete: false,
             warnings: Vec::new(),
             cells: cells.collect(),

@@ -83,8 +83,9 @@ fn median(cell: &CellResults) -> Option<f64> {
 
 fn ratio(cell: &CellResults, best: &CellResults) -> Option<f64> {
     let ratios = cell.counting(Contender::Tload).filter_map(|sample| {
-        let mut theirs = best.counting(Contender::Tload);
-        let theirs = theirs.find(|it| it.round == sample.round)?;
+        let theirs = best
+            .counting(Contender::Tload)
+            .find(|it| it.round == sample.round)?;
         let speed = theirs.measurement.bytes_per_second;
         (speed > 0.0).then_some(sample.measurement.bytes_per_second / speed)
     });

@@ -3,7 +3,7 @@
 use tload::{Device, Options, Result};
 
 use super::page_cache::{Found, Residency};
-use super::results::{CheckpointRecord, Results, Sample, SyntheticRecord};
+use super::results::{CheckpointRecord, Results, RunRecord, Sample, SyntheticRecord};
 use super::{CacheState, Cell, Configuration, Contender, Measurement, Mode, Plan, Runner};
 use crate::host::record::HostRecord;
 use crate::host::testing::system;
@@ -37,8 +37,10 @@ fn options(index: usize) -> Options {
 pub(crate) fn results(plan: &Plan) -> Results {
     let (_folder, system) = system(&[]);
     Results::new(
-        vec!["tload".to_owned(), "bench".to_owned()],
-        1_800_000_000,
+        RunRecord {
+            started_unix_seconds: 1_800_000_000,
+            ..RunRecord::new(vec!["tload".to_owned(), "bench".to_owned()])
+        },
         Some("fio-3.33".to_owned()),
         HostRecord {
             kernel: Some("6.18.0".to_owned()),
@@ -58,7 +60,7 @@ pub(crate) fn results(plan: &Plan) -> Results {
                 seed: 0,
             }),
         },
-        (&plan.cells, plan.rounds),
+        plan,
     )
 }
 

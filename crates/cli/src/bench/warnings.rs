@@ -102,7 +102,7 @@ impl fmt::Display for Warning {
             ),
             Self::FioFailed { reason } => write!(f, "{reason}. The benchmark continued without it"),
             Self::WrongCacheState { wanted, resident_bytes, total_bytes, all } => {
-                wrong_cache_state(f, *wanted, (*resident_bytes, *total_bytes), *all)
+                wrong_cache_state(f, *wanted, *resident_bytes, *total_bytes, *all)
             }
             Self::Unverified { wanted } => write!(
                 f,
@@ -163,7 +163,8 @@ fn extent_unreached(f: &mut fmt::Formatter<'_>, asked: u64, used: u64) -> fmt::R
 fn wrong_cache_state(
     f: &mut fmt::Formatter<'_>,
     wanted: CacheState,
-    (resident_bytes, total_bytes): (u64, u64),
+    resident_bytes: u64,
+    total_bytes: u64,
     all: bool,
 ) -> fmt::Result {
     let share = float(resident_bytes) / float(total_bytes.max(1));

@@ -72,8 +72,11 @@ fn summary(name: &str, starts: &[&[Step]]) -> Option<PhaseSummary> {
         let last = first_tensor.map_or(f64::INFINITY, Step::end);
         let early = |phase: &&Step| phase.phase == name && phase.start_seconds <= last;
         let times = start.iter().filter(early).count();
-        let begin = start.iter().filter(early).map(|it| it.start_seconds);
-        let begin = begin.min_by(f64::total_cmp)?;
+        let begin = start
+            .iter()
+            .filter(early)
+            .map(|it| it.start_seconds)
+            .min_by(f64::total_cmp)?;
         let end = start.iter().filter(early).map(Step::end);
         Some((times, begin, end.max_by(f64::total_cmp)?))
     });

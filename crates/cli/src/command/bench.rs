@@ -2,19 +2,20 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tload::{Location, OpenOptions, Result, printable};
+use tload::{Location, OpenOptions, Result};
 
+use super::harness::{self, Bench, Subject, cache_states};
 use super::local_path::require_local;
-use super::{ranks, startup};
+use super::ranks::RankLoads;
+use super::startup::{self, Starts};
 use crate::args::BenchArgs;
 use crate::bench::disk_runner::DiskRunner;
-use crate::bench::results::Results;
+use crate::bench::results::{Results, RunRecord};
 use crate::bench::target::{Recipe, Target};
 use crate::bench::warnings::{self, Warning};
-use crate::bench::{CacheState, Fio, Gpu, Plan, schedule, sweep, table};
+use crate::bench::{Fio, Gpu, Plan, schedule, sweep, table};
 use crate::export::{self, Exports};
 use crate::host::System;
 use crate::host::record::HostRecord;
@@ -37,26 +38,37 @@ pub(crate) fn run(
         return startup::one(args, began, interrupt, out);
     }
     if let Some(size) = args.ranks.ranks {
-        return exported(args, interrupt, |_, results| {
-            let target = target(args, &opening(args)?, interrupt)?;
-            ranks::bench(
-                args,
-                (size.into(), &target),
-                arguments,
-                interrupt,
-                out,
-                results,
-            )
+        return processes(args, arguments, interrupt, out, |bench| {
+            RankLoads::new(bench, size.into())
         });
     }
     if args.startup {
-        return exported(args, interrupt, |_, results| {
-            let target = target(args, &opening(args)?, interrupt)?;
-            startup::run(args, &target, arguments, interrupt, out, results)
+        return processes(args, arguments, interrupt, out, |bench| {
+            Starts::new(bench.args)
         });
     }
     exported(args, interrupt, |exports, results| {
         bench(args, arguments, interrupt, out, exports, results)
+    })
+}
+
+/// Runs a benchmark whose runs are new processes.
+fn processes<S: Subject>(
+    args: &BenchArgs,
+    arguments: &[OsString],
+    interrupt: &Interrupt,
+    out: &mut dyn Write,
+    subject: impl FnOnce(Bench<'_>) -> Result<S>,
+) -> Result<()> {
+    exported(args, interrupt, |_, results| {
+        let target = &target(args, &opening(args)?, interrupt)?;
+        let bench = Bench {
+            args,
+            target,
+            arguments,
+            interrupt,
+        };
+        harness::run(bench, subject(bench)?, out, results)
     })
 }
 
@@ -85,7 +97,10 @@ fn exported<R: Serialize>(
 }
 
 fn opening(args: &BenchArgs) -> Result<OpenOptions> {
-    Ok(options::opening(options::store(&args.store)?, &args.links))
+    Ok(options::opening(
+        options::store(&args.opening.store)?,
+        &args.opening,
+    ))
 }
 
 /// Runs the benchmark. On failure too, `results` holds the samples measured so far.
@@ -104,14 +119,10 @@ fn bench(
     // fio reads files only.
     let wants_fio = !args.no_fio && target.remote().is_none();
     let fio = if wants_fio { Fio::find() } else { None };
-    let cache_states = match target.path() {
-        Some(_) => options::cache_states(args),
-        None => vec![CacheState::Remote],
-    };
     let plan = Plan::new(
         &options::configurations(args, device)?,
         &options::modes(args),
-        &cache_states,
+        &cache_states(args, &target),
         args.rounds,
         fio.as_ref(),
     );
@@ -126,8 +137,17 @@ fn bench(
         store_name(args, &target),
         gpu.as_ref().map(Gpu::describe),
     );
-    let results = results.insert(record(arguments, &target, &plan, host, fio.as_ref()));
-    show_head(out, results).map_err(standard_output)?;
+    let results = results.insert(Results::new(
+        RunRecord::new(redact::arguments(arguments)),
+        fio.as_ref().map(|fio| fio.version.clone()),
+        host,
+        target.record(),
+        &plan,
+    ));
+    let rounds = format_count(plan.rounds.into(), "round");
+    let rounds = format!("{rounds}, contenders in rotating order");
+    harness::write_head(out, &results.checkpoint, &results.host, &rounds)
+        .map_err(standard_output)?;
     let mut runner = DiskRunner::new(&target.checkpoint, &opening, fio, interrupt);
     measure(&plan, &mut runner, results, &known, exports)?;
     known.extend(runner.into_warnings());
@@ -165,7 +185,7 @@ fn store_name(args: &BenchArgs, target: &Target<'_>) -> Option<String> {
     let host = match authority.split_once('@') {
         Some((_, account)) => Some(account.to_owned()),
         None if scheme.starts_with("http") => Some(authority.to_owned()),
-        None => options::store_value(&args.store, "endpoint").and_then(|url| host_of(&url)),
+        None => options::store_value(&args.opening.store, "endpoint").and_then(|url| host_of(&url)),
     };
     Some(host.map_or_else(|| scheme.to_owned(), |host| format!("{scheme} at {host}")))
 }
@@ -186,26 +206,6 @@ fn machine_warnings(fio_missing: bool) -> Vec<Warning> {
         warnings.push(Warning::FioMissing);
     }
     warnings
-}
-
-fn record(
-    arguments: &[OsString],
-    target: &Target<'_>,
-    plan: &Plan,
-    host: HostRecord,
-    fio: Option<&Fio>,
-) -> Results {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    Results::new(
-        redact::arguments(arguments),
-        now.as_secs(),
-        fio.map(|fio| fio.version.clone()),
-        host,
-        target.record(),
-        (&plan.cells, plan.rounds),
-    )
 }
 
 /// Runs the plan and keeps exports and progress up to date.
@@ -234,20 +234,6 @@ fn texts(known: &[Warning], results: &Results) -> Vec<String> {
         .chain(&warnings::find(results))
         .map(ToString::to_string)
         .collect()
-}
-
-/// Prints the checkpoint, the host and the rounds before the first run.
-fn show_head(out: &mut dyn Write, results: &Results) -> io::Result<()> {
-    let checkpoint = table::describe_checkpoint(&results.checkpoint);
-    writeln!(out, "{}", printable(&checkpoint))?;
-    let host = table::describe_host(&results.host);
-    writeln!(out, "{}", printable(&host))?;
-    writeln!(
-        out,
-        "{}, contenders in rotating order\n",
-        format_count(results.rounds.into(), "round")
-    )?;
-    out.flush()
 }
 
 fn show_table(out: &mut dyn Write, results: &Results) -> io::Result<()> {

@@ -23,7 +23,7 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
         .options(options::copy(args))
         .store(options::store(&args.store)?);
     let control = copy.control();
-    let report = watch(copy, &control, (args.time.timeout, interrupt))?;
+    let report = watch(copy, &control, args.time.timeout, interrupt)?;
     note_unusable(&report, args.skip_unusable);
     if args.json {
         return interrupt.answer().give(out, &report);
@@ -54,7 +54,8 @@ fn note_unusable(report: &CopyReport, is_accepted: bool) {
 fn watch(
     copy: Copy,
     control: &CopyControl,
-    (timeout, interrupt): (Option<Duration>, &Interrupt),
+    timeout: Option<Duration>,
+    interrupt: &Interrupt,
 ) -> Result<CopyReport> {
     let progress = Progress::for_bytes(0, "copying");
     let is_late = Cell::new(false);

@@ -37,13 +37,13 @@ pub(crate) fn run(
 ) -> Result<()> {
     let settings =
         Settings::new(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()))
-            .with_arguments(&args.store, &args.links);
+            .with_arguments(&args.opening);
     // An error in these options is reported even without a location.
-    let store = options::store_within(&args.store, Some(args.timeout))?;
+    let store = options::store_within(&args.opening.store, Some(args.timeout))?;
     let examined = args
         .location
         .as_deref()
-        .map(|location| examine_location(location, store, (args, &settings), interrupt))
+        .map(|location| examine_location(location, store, args, &settings, interrupt))
         .transpose()?;
     let checkpoint = examined
         .as_ref()
@@ -89,12 +89,13 @@ struct Examined {
 fn examine_location(
     location: &OsStr,
     store: StoreOptions,
-    (args, settings): (&DoctorArgs, &Settings),
+    args: &DoctorArgs,
+    settings: &Settings,
     interrupt: &Interrupt,
 ) -> Result<Examined> {
     let timeout = args.timeout;
     let started = Instant::now();
-    let opening = options::opening(store, &args.links);
+    let opening = options::opening(store, &args.opening);
     let checkpoint = Arc::<OnceLock<Checkpoint>>::default();
     let outcome = options::location(location).and_then(|location| {
         let late = |_| late(timeout).with_location(&location);
@@ -111,8 +112,9 @@ fn examine_location(
         watch.run(move || {
             let checkpoint = Checkpoint::open_with(&from, opening)?;
             let checkpoint = opened.get_or_init(|| checkpoint);
-            let deadline = started.checked_add(timeout);
-            let deadline = deadline.unwrap_or(started + MEASURING_MAX);
+            let deadline = started
+                .checked_add(timeout)
+                .unwrap_or(started + MEASURING_MAX);
             Ok(examine_storage(
                 &System::real(),
                 &settings,

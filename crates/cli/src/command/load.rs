@@ -32,8 +32,8 @@ pub(crate) fn run(
     }
     let device = options::device(&args.device)?;
     let rules = options::device_map(&args.device_map)?;
-    let from = (&args.store, &args.links);
-    let checkpoint = open(&args.location, from, args.tuning.0.timeout, interrupt)?;
+    let timeout = args.tuning.0.timeout;
+    let checkpoint = open(&args.location, &args.opening, timeout, interrupt)?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&args.select)?)
         .device(device)

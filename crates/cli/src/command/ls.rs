@@ -60,7 +60,7 @@ fn list(
     timeout: Option<Duration>,
     interrupt: &Interrupt,
 ) -> Result<Listing> {
-    let checkpoint = open(location, (&args.store, &args.links), timeout, interrupt)?;
+    let checkpoint = open(location, &args.opening, timeout, interrupt)?;
     for text in checkpoint.notes() {
         note(text);
     }

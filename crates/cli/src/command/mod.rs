@@ -6,6 +6,7 @@ mod cache;
 mod completions;
 mod cp;
 mod doctor;
+mod harness;
 mod load;
 mod local_path;
 mod ls;

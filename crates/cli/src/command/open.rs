@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tload::{Checkpoint, Error, ErrorKind, OpenOptions, Result};
 
-use crate::args::{LinkArgs, StoreArgs};
+use crate::args::OpenArgs;
 use crate::deadline::{ERROR_GRACE, Watch};
 use crate::interrupt::Interrupt;
 use crate::options;
@@ -13,23 +13,23 @@ use crate::output::quantity::{format_count, format_duration};
 
 pub(super) fn open(
     location: &OsStr,
-    from: (&StoreArgs, &LinkArgs),
+    args: &OpenArgs,
     timeout: Option<Duration>,
     interrupt: &Interrupt,
 ) -> Result<Checkpoint> {
-    open_with(location, from, timeout, interrupt, |_| ())
+    open_with(location, args, timeout, interrupt, |_| ())
 }
 
 /// Like [`open`], with options that `set` adds.
 pub(super) fn open_with(
     location: &OsStr,
-    (store, links): (&StoreArgs, &LinkArgs),
+    args: &OpenArgs,
     timeout: Option<Duration>,
     interrupt: &Interrupt,
     set: impl FnOnce(&mut OpenOptions),
 ) -> Result<Checkpoint> {
     let location = options::location(location)?;
-    let mut opening = options::opening(options::store_within(store, timeout)?, links);
+    let mut opening = options::opening(options::store_within(&args.store, timeout)?, args);
     set(&mut opening);
     let watch = Watch {
         interrupt,

@@ -24,10 +24,10 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
         .flatten()
         .try_for_each(|path| require_local(path))?;
     let location = options::location(&args.location)?;
-    let store = options::store_within(&args.store, args.time.timeout)?;
+    let store = options::store_within(&args.opening.store, args.time.timeout)?;
     let verification = Verification::new(&location)
         .options(options::verify(args)?)
-        .opening(options::opening(store, &args.links));
+        .opening(options::opening(store, &args.opening));
     let report = watch(verification, args.time.timeout, interrupt)?;
     let error = report.error();
     let written = if args.json {

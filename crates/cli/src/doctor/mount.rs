@@ -121,8 +121,11 @@ pub(super) fn told(error: &Error) -> String {
 
 /// Returns the chain of an error in one line, without its hint.
 pub(super) fn one_line(chain: &str) -> String {
-    let lines = chain.lines().map(str::trim);
-    let lines: Vec<_> = lines.filter(|line| !line.starts_with("hint: ")).collect();
+    let lines: Vec<_> = chain
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.starts_with("hint: "))
+        .collect();
     lines.join("; ")
 }
 

@@ -4,36 +4,49 @@
 use super::{Finding, Level, Urgency};
 use crate::host::System;
 
-pub(super) fn findings(system: &System) -> Vec<Finding> {
-    vec![
-        finding(
-            system,
-            ("proc", "/proc", "proc/self/status"),
-            "memory limits are not visible, so a load may be killed; mounts and capabilities are unknown",
-            "mount -t proc proc /proc",
-        ),
-        finding(
-            system,
-            ("sys", "/sys", "sys/kernel"),
-            "cgroup limits, disks and NUMA nodes are not visible",
-            "mount -t sysfs sysfs /sys",
-        ),
-    ]
+/// File system of the kernel.
+struct KernelFiles {
+    id: &'static str,
+    title: &'static str,
+    /// File or directory that it has when it is mounted.
+    sign: &'static str,
+    /// Consequence of its absence.
+    effect: &'static str,
+    /// Command that mounts it.
+    command: &'static str,
 }
 
-fn finding(
-    system: &System,
-    (id, title, sign): (&'static str, &'static str, &str),
-    effect: &str,
-    command: &str,
-) -> Finding {
-    if system.path(sign).exists() {
-        return Finding::ok(id, title, "mounted");
+const EXPECTED: [KernelFiles; 2] = [
+    KernelFiles {
+        id: "proc",
+        title: "/proc",
+        sign: "proc/self/status",
+        effect: "memory limits are not visible, so a load may be killed; mounts and capabilities are unknown",
+        command: "mount -t proc proc /proc",
+    },
+    KernelFiles {
+        id: "sys",
+        title: "/sys",
+        sign: "sys/kernel",
+        effect: "cgroup limits, disks and NUMA nodes are not visible",
+        command: "mount -t sysfs sysfs /sys",
+    },
+];
+
+pub(super) fn findings(system: &System) -> Vec<Finding> {
+    EXPECTED.iter().map(|files| files.finding(system)).collect()
+}
+
+impl KernelFiles {
+    fn finding(&self, system: &System) -> Finding {
+        if system.path(self.sign).exists() {
+            return Finding::ok(self.id, self.title, "mounted");
+        }
+        let advice = format!("{}: {}, as root", self.effect, self.command);
+        Finding::ok(self.id, self.title, "not mounted")
+            .advise(Level::Note, advice)
+            .change(Urgency::Little, format!("{} (as root)", self.command))
     }
-    let advice = format!("{effect}: {command}, as root");
-    Finding::ok(id, title, "not mounted")
-        .advise(Level::Note, advice)
-        .change(Urgency::Little, format!("{command} (as root)"))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use tload::{OptionValue, Options, format_bytes};
 
 use super::{Finding, Level, Urgency};
-use crate::args::{LinkArgs, StoreArgs};
+use crate::args::OpenArgs;
 use crate::redact;
 
 const ID: &str = "settings";
@@ -50,7 +50,8 @@ impl Settings {
     }
 
     /// Adds the options of stores and links, from variables and arguments.
-    pub(crate) fn with_arguments(mut self, store: &StoreArgs, links: &LinkArgs) -> Self {
+    pub(crate) fn with_arguments(mut self, args: &OpenArgs) -> Self {
+        let store = &args.store;
         for (options, origin) in [(&store.environment, STORE), (&store.store, "--store")] {
             let options = options.iter().map(|option| option.to_string_lossy());
             let shown: Vec<_> = options
@@ -67,7 +68,7 @@ impl Settings {
             self.others
                 .push(format!("{} {value}", key.replace('_', "-")));
         }
-        if links.follow_symlinks {
+        if args.follow_symlinks {
             let origin = if self.has_links_variable {
                 LINKS
             } else {
@@ -118,6 +119,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::StoreArgs;
 
     fn finding(variables: &[(&str, &str)]) -> Finding {
         let value = |name: &str| {
@@ -141,10 +143,11 @@ mod tests {
             cache_check: None,
             hf_cache: None,
         };
-        let links = LinkArgs {
+        let args = OpenArgs {
+            store,
             follow_symlinks: true,
         };
-        let found = Settings::default().with_arguments(&store, &links).finding();
+        let found = Settings::default().with_arguments(&args).finding();
         assert_eq!(
             found.value,
             "store endpoint=https://host:9 *** (TLOAD_STORE), store region=eu-west-1 session_token=*** (--store), \

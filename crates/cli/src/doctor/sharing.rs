@@ -13,8 +13,8 @@ fn sealed_memory() -> Result<(), String> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let memory = memfd_create("tload-doctor", flags);
-    let memory = memory.map_err(|error| format!("memfd_create: {error}"))?;
+    let memory =
+        memfd_create("tload-doctor", flags).map_err(|error| format!("memfd_create: {error}"))?;
     ftruncate(&memory, 4096).map_err(|error| format!("ftruncate: {error}"))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
     fcntl_add_seals(&memory, seals).map_err(|error| format!("F_ADD_SEALS: {error}"))

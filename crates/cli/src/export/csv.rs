@@ -103,13 +103,13 @@ fn line(results: &Results, cell: &CellResults, sample: &Sample) -> String {
         field(gpu.map(|gpu| gpu.copy_seconds)),
         field(staging.map(|staging| staging.bytes)),
         field(staging.map(|staging| staging.pinned_bytes)),
-        results.tload.version.to_owned(),
+        results.run.tload.version.to_owned(),
         field(host.kernel.as_ref()),
         field(host.cpu.as_ref()),
         field(host.file_system.as_ref()),
         field(host.disk.as_ref()),
         field(host.store.as_ref()),
-        results.command.join(" "),
+        results.run.command.join(" "),
     ];
     fields.map(|field| quote(&field)).join(",")
 }

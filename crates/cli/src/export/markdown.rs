@@ -19,7 +19,7 @@ impl Format for Markdown {
             "{}; {}; tload {}{}; {}\n\n",
             printable(&describe_checkpoint(&results.checkpoint)),
             printable(&describe_host(&results.host)),
-            results.tload.version,
+            results.run.tload.version,
             results
                 .fio
                 .as_ref()
@@ -43,7 +43,7 @@ impl Format for Markdown {
             text.push_str(&results.warnings.join("\n* "));
             text.push('\n');
         }
-        text + &format!("\n{}\n", code(&results.command.join(" ")))
+        text + &format!("\n{}\n", code(&results.run.command.join(" ")))
     }
 }
 

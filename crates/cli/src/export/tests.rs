@@ -163,8 +163,10 @@ fn mounted_file_is_written_to() {
         fs::write(path(name), "before").unwrap();
     }
     let run = |program: &str, arguments: &[&std::ffi::OsStr]| {
-        let output = std::process::Command::new(program).args(arguments).output();
-        let output = output.map_err(|error| error.to_string())?;
+        let output = std::process::Command::new(program)
+            .args(arguments)
+            .output()
+            .map_err(|error| error.to_string())?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         output.status.success().then_some(()).ok_or(stderr)
     };

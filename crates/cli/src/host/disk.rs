@@ -17,11 +17,12 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Returns the disk with this device number; `None` for file systems without a disk of their
-    /// own (overlay, btrfs, NFS, tmpfs).
-    pub(crate) fn for_device(system: &System, (major, minor): (u32, u32)) -> Option<Self> {
-        let number = format!("sys/dev/block/{major}:{minor}");
-        let device = system.path(&number).canonicalize().ok()?;
+    /// Returns the disk with the device number `number`, major and minor; `None` for file systems
+    /// without a disk (overlay, btrfs, NFS, tmpfs).
+    pub(crate) fn for_device(system: &System, number: (u32, u32)) -> Option<Self> {
+        let (major, minor) = number;
+        let link = format!("sys/dev/block/{major}:{minor}");
+        let device = system.path(&link).canonicalize().ok()?;
         // A partition has no queue; it lies in the directory of its disk, which has one.
         let disk = if device.join("queue").exists() {
             device

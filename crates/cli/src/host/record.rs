@@ -41,8 +41,8 @@ impl HostRecord {
         let file_system = path.and_then(|path| probe::file_system(path).ok());
         let disk = file_system
             .as_ref()
-            .and_then(|found| Disk::for_device(system, found.device));
-        let disk = disk.unwrap_or_default();
+            .and_then(|found| Disk::for_device(system, found.device))
+            .unwrap_or_default();
         Self {
             kernel: system.read("proc/sys/kernel/osrelease").ok(),
             architecture: std::env::consts::ARCH,

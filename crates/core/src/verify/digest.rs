@@ -8,6 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::crc::Polynomial;
 use crate::error::{Error, Result};
+use crate::options::location::hexadecimal;
 
 /// Algorithm of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -134,6 +135,11 @@ impl Digest {
         Self::new(algorithm, &bytes.ok()?)
     }
 
+    /// Returns the bytes in lower-case hexadecimal.
+    pub fn to_hex(&self) -> String {
+        hexadecimal(self.bytes())
+    }
+
     /// Returns the bytes in Base64, as headers of HTTP have them.
     pub fn to_base64(&self) -> String {
         use base64::Engine as _;
@@ -183,10 +189,7 @@ impl Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:", self.algorithm)?;
-        self.bytes()
-            .iter()
-            .try_for_each(|byte| write!(f, "{byte:02x}"))
+        write!(f, "{}:{}", self.algorithm, self.to_hex())
     }
 }
 

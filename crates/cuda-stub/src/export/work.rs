@@ -13,35 +13,35 @@ const DEFAULT: u64 = 0;
 
 super::driver_functions! {
     Context fn cuMemcpyHtoDAsync_v2(to: usize, from: usize, len: usize, stream: u64) |driver, here| {
-        let sides = (Side::Host(from), Side::Device(to));
-        copy::submit(driver, sides, len, stream, here, Return::AtOnce)
+        let (from, to) = (Side::Host(from), Side::Device(to));
+        copy::submit(driver, from, to, len, stream, here, Return::AtOnce)
     };
 
     Context fn cuMemcpyDtoHAsync_v2(to: usize, from: usize, len: usize, stream: u64) |driver, here| {
-        let sides = (Side::Device(from), Side::Host(to));
-        copy::submit(driver, sides, len, stream, here, Return::AtOnce)
+        let (from, to) = (Side::Device(from), Side::Host(to));
+        copy::submit(driver, from, to, len, stream, here, Return::AtOnce)
     };
 
     Context fn cuMemcpyDtoDAsync_v2(to: usize, from: usize, len: usize, stream: u64) |driver, here| {
-        let sides = (Side::Device(from), Side::Device(to));
-        copy::submit(driver, sides, len, stream, here, Return::AtOnce)
+        let (from, to) = (Side::Device(from), Side::Device(to));
+        copy::submit(driver, from, to, len, stream, here, Return::AtOnce)
     };
 
     Context fn cuMemcpyHtoD_v2(to: usize, from: usize, len: usize) |driver, here| {
-        let sides = (Side::Host(from), Side::Device(to));
-        copy::submit(driver, sides, len, DEFAULT, here, Return::WhenDone)
+        let (from, to) = (Side::Host(from), Side::Device(to));
+        copy::submit(driver, from, to, len, DEFAULT, here, Return::WhenDone)
     };
 
     Context fn cuMemcpyDtoH_v2(to: usize, from: usize, len: usize) |driver, here| {
-        let sides = (Side::Device(from), Side::Host(to));
-        copy::submit(driver, sides, len, DEFAULT, here, Return::WhenDone)
+        let (from, to) = (Side::Device(from), Side::Host(to));
+        copy::submit(driver, from, to, len, DEFAULT, here, Return::WhenDone)
     };
 
     // Without the host, so that the copy need not wait for it: "no host-side synchronization is
     // performed".
     Context fn cuMemcpyDtoD_v2(to: usize, from: usize, len: usize) |driver, here| {
-        let sides = (Side::Device(from), Side::Device(to));
-        copy::submit(driver, sides, len, DEFAULT, here, Return::AtOnce)
+        let (from, to) = (Side::Device(from), Side::Device(to));
+        copy::submit(driver, from, to, len, DEFAULT, here, Return::AtOnce)
     };
 
     // Does not wait for the host: "memset functions are asynchronous with respect to the host".

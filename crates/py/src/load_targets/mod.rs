@@ -132,8 +132,9 @@ impl Described {
         } = self;
         let elements: usize = layout.dims.iter().map(|&(len, _)| len).product();
         let bytes = elements * layout.element_bytes;
-        let start = usize::try_from(layout.address).ok();
-        let start = start.and_then(|at| NonNull::new(std::ptr::with_exposed_provenance_mut(at)));
+        let start = usize::try_from(layout.address)
+            .ok()
+            .and_then(|at| NonNull::new(std::ptr::with_exposed_provenance_mut(at)));
         let memory = if bytes > 0 && !is_lazy && layout.is_contiguous() {
             // Also kept if a load is abandoned while a read hangs: the read may still complete.
             let owner: KeepAlive = Arc::new(value.unbind());

@@ -76,8 +76,11 @@ impl<'py> Reader<'py> {
         }
         // Bytes written in native order would be misread in a foreign byte order.
         let known = if dtype.getattr("isnative")?.is_truthy()? {
-            let name = self.names.get_item(dtype.getattr("name")?)?;
-            let name = name.map(Bound::cast_into::<PyString>).transpose()?;
+            let name = self
+                .names
+                .get_item(dtype.getattr("name")?)?
+                .map(Bound::cast_into::<PyString>)
+                .transpose()?;
             name.and_then(|name| name.to_str().ok().and_then(Dtype::from_name))
         } else {
             None

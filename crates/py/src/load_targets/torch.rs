@@ -80,8 +80,11 @@ impl<'py> Reader<'py> {
             return Ok(Err("is on the meta device, which has no memory".to_owned()));
         }
         let dtype = tensor.getattr(intern!(py, "dtype"))?;
-        let known = self.dtypes.iter().find(|(one, _)| one.is(&dtype));
-        let known = known.map(|(_, known)| *known);
+        let known = self
+            .dtypes
+            .iter()
+            .find(|(one, _)| one.is(&dtype))
+            .map(|(_, known)| *known);
         if known.is_none() && is(intern!(py, "is_quantized"))? {
             return Ok(Err("is quantized".to_owned()));
         }

@@ -10,8 +10,9 @@ const XORB_LEN: usize = 1024;
 
 #[expect(clippy::disallowed_methods, reason = "this program loads nothing")]
 fn main() -> std::io::Result<()> {
-    let folder = std::env::args_os().nth(1);
-    let folder = folder.ok_or_else(|| std::io::Error::other("usage: hub FOLDER"))?;
+    let folder = std::env::args_os()
+        .nth(1)
+        .ok_or_else(|| std::io::Error::other("usage: hub FOLDER"))?;
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;

@@ -45,8 +45,11 @@ pub(super) fn tree(files: &Files, bucket: &str, prefix: &str, head: &Head) -> Re
             })),
         }
     }
-    let start = head.query("cursor").and_then(|at| at.parse().ok());
-    let start = start.unwrap_or(0).min(items.len());
+    let start = head
+        .query("cursor")
+        .and_then(|at| at.parse().ok())
+        .unwrap_or(0)
+        .min(items.len());
     let end = items.len().min(start + PAGE);
     let page = Value::from(&items[start..end]).to_string();
     let mut reply = Reply::text(200, "application/json", page);

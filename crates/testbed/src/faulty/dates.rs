@@ -34,10 +34,12 @@ fn http_on(secs: u64, weekday_of: u64) -> String {
     let (hour, minute, second) = clock(secs);
     let weekday = (0..)
         .zip(WEEKDAYS)
-        .find(|(index, _)| *index == weekday_of % 7);
-    let month = (1..).zip(MONTHS).find(|(index, _)| *index == month);
-    let weekday = weekday.map_or("", |(_, name)| name);
-    let month = month.map_or("", |(_, name)| name);
+        .find(|(index, _)| *index == weekday_of % 7)
+        .map_or("", |(_, name)| name);
+    let month = (1..)
+        .zip(MONTHS)
+        .find(|(index, _)| *index == month)
+        .map_or("", |(_, name)| name);
     format!("{weekday}, {day:02} {month} {year:04} {hour:02}:{minute:02}:{second:02} GMT")
 }
 

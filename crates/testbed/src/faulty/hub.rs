@@ -235,8 +235,7 @@ impl Hub {
     pub fn commit(&self, repository: &str, revision: &str, files: &[(&str, &[u8])]) -> String {
         let mut inner = self.shared.lock();
         let inner = &mut *inner;
-        let found = inner.repositories.entry(repository.to_owned());
-        let found = found.or_default();
+        let found = inner.repositories.entry(repository.to_owned()).or_default();
         let name = format!("{:040x}", found.commits.len() + 0xc0);
         let mut commit = BTreeMap::new();
         for (file, bytes) in files {
@@ -476,8 +475,10 @@ fn answer(inner: &mut Inner, shared: &Shared, head: &Head) -> Reply {
 
 /// Responds to a request for a token for the content store at `url`.
 fn token(inner: &mut Inner, url: &str) -> Reply {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.expect("it is after 1970").as_secs();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("it is after 1970")
+        .as_secs();
     let is_spared = inner.spared_tokens > 0;
     inner.spared_tokens -= usize::from(is_spared);
     let fault = inner.token_fault.as_ref().filter(|_| !is_spared);

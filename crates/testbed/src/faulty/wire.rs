@@ -180,8 +180,10 @@ pub(super) fn skip_body(stream: &TcpStream, head: &Head) -> io::Result<()> {
     if head.header("transfer-encoding").is_some() {
         return Err(io::Error::from(io::ErrorKind::Unsupported));
     }
-    let length = head.header("content-length").map_or(Ok(0), str::parse);
-    let length = length.map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+    let length = head
+        .header("content-length")
+        .map_or(Ok(0), str::parse)
+        .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
     io::copy(&mut stream.take(length), &mut io::sink()).map(drop)
 }
 

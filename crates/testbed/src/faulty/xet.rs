@@ -105,9 +105,8 @@ impl ContentStore {
         for pieces in fresh.chunks(self.xorb_len) {
             self.put_xorb(pieces, server);
         }
-        let stored = pieces.iter().map(|piece| self.known[&key(piece)]);
         let name = sha256(bytes);
-        let stored = stored.collect();
+        let stored = pieces.iter().map(|piece| self.known[&key(piece)]).collect();
         self.files.insert(name.clone(), stored);
         name
     }
@@ -273,8 +272,7 @@ impl ContentStore {
         // Signed like those of the Hub, but no server checks that.
         let url = |name: &str, places: &[Place]| {
             let range = |place: &Place| format!("{}-{}", place.bytes.start, place.bytes.end - 1);
-            let ranges: Vec<_> = places.iter().map(range).collect();
-            let ranges = ranges.join("%2C");
+            let ranges = places.iter().map(range).collect::<Vec<_>>().join("%2C");
             format!(
                 "{elsewhere}/{FOLDER}/{name}?X-Xet-Signed-Range=bytes%3D{ranges}\
                  &X-Amz-Signature=hunter2&Expires=1"
@@ -326,8 +324,9 @@ fn answer<'a>(
             json!([{"url": url(name, places), "ranges": ranges}])
         }
     };
-    let places = places.iter();
-    let places = places.map(|(name, places)| (name.clone(), of_xorb(name, places)));
+    let places = places
+        .iter()
+        .map(|(name, places)| (name.clone(), of_xorb(name, places)));
     let terms = terms.map(|(name, len, chunks)| {
         json!({"hash": name, "unpacked_length": len, "range": numbers(chunks.start, chunks.end)})
     });

@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn reply_splits_into_status_and_body() {
-        let reply = parse(b"HTTP/1.1 206 Partial Content\r\na: b\r\n\r\nbody\r\n\r\n");
-        let reply = reply.expect("a reply");
+        let reply =
+            parse(b"HTTP/1.1 206 Partial Content\r\na: b\r\n\r\nbody\r\n\r\n").expect("a reply");
         assert_eq!((reply.status, &reply.body[..]), (206, &b"body\r\n\r\n"[..]));
         assert_eq!((reply.header("A"), reply.header("c")), (Some("b"), None));
         assert!(parse(b"HTTP/1.1 200 OK\r\n").is_none());

@@ -159,8 +159,9 @@ impl Mount {
         let mut pipes = self.pipes.lock().unwrap_or_else(PoisonError::into_inner);
         let input = pipes.input.as_mut().expect("closed only at the end");
         writeln!(input, "{line}").expect("the process of the file system listens");
-        let answer = pipes.line(|line| line.strip_prefix(ANSWER).map(str::to_owned));
-        let answer = answer.expect("the process of the file system answers");
+        let answer = pipes
+            .line(|line| line.strip_prefix(ANSWER).map(str::to_owned))
+            .expect("the process of the file system answers");
         assert!(!answer.starts_with(NOT_UNDERSTOOD), "{answer}");
         answer
     }

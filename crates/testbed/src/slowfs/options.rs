@@ -128,8 +128,10 @@ impl Setup {
                 None => paths.push(PathBuf::from(word)),
                 Some("--detached") => is_detached = true,
                 Some(name) => {
-                    let value = words.next().and_then(|value| value.into_string().ok());
-                    let value = value.ok_or_else(|| format!("{name} needs a value"))?;
+                    let value = words
+                        .next()
+                        .and_then(|value| value.into_string().ok())
+                        .ok_or_else(|| format!("{name} needs a value"))?;
                     options.set(name, &value)?;
                 }
             }
@@ -164,8 +166,10 @@ impl Setup {
             ("--fault-max", options.fault_max.to_string()),
             ("--ttl-ms", millis(options.ttl)),
         ];
-        let rules = options.rules.iter();
-        let rules = rules.map(|rule| ("--fault", rule.to_string()));
+        let rules = options
+            .rules
+            .iter()
+            .map(|rule| ("--fault", rule.to_string()));
         let mut words = vec![self.backing.clone().into(), self.mount_point.clone().into()];
         words.extend(
             values

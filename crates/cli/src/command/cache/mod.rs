@@ -14,6 +14,7 @@ use tload::{
 
 use crate::args::{
     CacheCommand, CacheDirArgs, CacheLsArgs, CachePruneArgs, CacheRmArgs, CacheStatArgs,
+    RemovalArgs,
 };
 use crate::interrupt::Interrupt;
 use crate::options;
@@ -56,7 +57,7 @@ fn entries(cache: &CacheDirArgs, location: Option<&OsStr>) -> Result<Vec<CacheEn
 
 fn ls(args: &CacheLsArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let entries = entries(&args.cache, args.location.as_deref())?;
-    if args.json {
+    if args.cache.json {
         return interrupt.answer().give(out, &entries);
     }
     let header = [
@@ -120,7 +121,7 @@ fn stat(args: &CacheStatArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Res
         first_used: entries.first().map(seconds),
         last_used: entries.last().map(seconds),
     };
-    if args.json {
+    if args.cache.json {
         return interrupt.answer().give(out, &totals);
     }
     write_totals(out, &totals, &entries).map_err(standard_output)
@@ -150,7 +151,7 @@ fn rm(args: &CacheRmArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<
     let location: Option<Location> = (args.location.as_deref())
         .map(options::location)
         .transpose()?;
-    let removal = open(&args.cache)?.remove(location.as_ref(), args.dry_run)?;
+    let removal = open(&args.removal.cache)?.remove(location.as_ref(), args.removal.dry_run)?;
     if let Some(location) = &location
         && removal.removed.is_empty()
         && removal.in_use.is_empty()
@@ -161,21 +162,21 @@ fn rm(args: &CacheRmArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<
             .with_location(location)
             .with_hint("tload cache ls shows the objects in the cache"));
     }
-    answer(&removal, (args.dry_run, args.json), interrupt, out)
+    answer(&removal, &args.removal, interrupt, out)
 }
 
 fn prune(args: &CachePruneArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let mut rules = Pruning::default();
     rules.max_bytes = args.max_size;
     rules.unused_for = args.unused_for;
-    rules.dry_run = args.dry_run;
-    let removal = open(&args.cache)?.prune(&rules)?;
-    answer(&removal, (args.dry_run, args.json), interrupt, out)
+    rules.dry_run = args.removal.dry_run;
+    let removal = open(&args.removal.cache)?.prune(&rules)?;
+    answer(&removal, &args.removal, interrupt, out)
 }
 
 fn answer(
     removal: &CacheRemoval,
-    (is_dry, is_json): (bool, bool),
+    args: &RemovalArgs,
     interrupt: &Interrupt,
     out: &mut dyn Write,
 ) -> Result<()> {
@@ -186,12 +187,16 @@ fn answer(
             "not removed because a process has them open: {objects}"
         ));
     }
-    if is_json {
+    if args.cache.json {
         return interrupt.answer().give(out, removal);
     }
     let bytes = removal.removed.iter().map(|entry| entry.disk_bytes).sum();
     let objects = format_count(removal.removed.len() as u64, "object");
-    let verb = if is_dry { "would remove" } else { "removed" };
+    let verb = if args.dry_run {
+        "would remove"
+    } else {
+        "removed"
+    };
     let answers = match removal.removed_answers {
         0 => String::new(),
         count => format!(", and {}", format_count(count, "cached answer")),

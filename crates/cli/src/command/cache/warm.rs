@@ -8,7 +8,7 @@ use tload::{Error, ErrorKind, Loader, Location, Report, Result, finish_caching, 
 
 use super::super::load::receive;
 use super::super::open::open;
-use crate::args::{CacheWarmArgs, StoreArgs};
+use crate::args::{CacheWarmArgs, OpenArgs, StoreArgs};
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{note, standard_output};
@@ -35,8 +35,11 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
         );
     }
     let started = Instant::now();
-    let from = (&waiting(&args.store)?, &args.links);
-    let checkpoint = open(&args.location, from, args.tuning.0.timeout, interrupt)?;
+    let opening = OpenArgs {
+        store: waiting(&args.opening.store)?,
+        ..args.opening.clone()
+    };
+    let checkpoint = open(&args.location, &opening, args.tuning.0.timeout, interrupt)?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&args.select)?)
         .options(args.tuning.0.clone());
@@ -47,7 +50,9 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
     while !finish_caching(LOOK) {
         interrupt.check()?;
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            let message = "the cache's disk did not take all bytes in time";
+            let cache = stream.report().cache.unwrap_or_default();
+            let written = format_bytes(cache.written_bytes);
+            let message = format!("timed out writing to the cache: {written} written so far");
             return Err(Error::new(ErrorKind::TimedOut, message)
                 .with_location(&location)
                 .with_hint("raise --timeout; the next run adds what is missing"));

@@ -69,8 +69,9 @@ pub(super) fn first(failures: &[(usize, Failure)], size: usize) -> Option<Error>
     if others.is_empty() {
         return Some(error);
     }
-    let hint = error.hint_with(crate::output::flags::flag);
-    let hint = hint.map_or_else(String::new, |hint| format!("{hint}; "));
+    let hint = error
+        .hint_with(crate::output::flags::flag)
+        .map_or_else(String::new, |hint| format!("{hint}; "));
     Some(error.with_hint(format!("{hint}{}", others.join(", "))))
 }
 
@@ -79,8 +80,8 @@ fn ended(rank: usize, process: u32, status: Option<ExitStatus>) -> Error {
     let process = format!("rank {rank}: process {process}");
     let message = match (signal(status), status.and_then(|status| status.code())) {
         (Some(signal), _) => {
-            let name = signal_hook::low_level::signal_name(signal);
-            let name = name.map_or_else(String::new, |name| format!(" ({name})"));
+            let name = signal_hook::low_level::signal_name(signal)
+                .map_or_else(String::new, |name| format!(" ({name})"));
             format!("{process} was killed by signal {signal}{name}")
         }
         (None, Some(code)) => format!("{process} ended with status {code}"),

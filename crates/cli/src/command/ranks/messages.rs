@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tload::{Error, ErrorKind};
 
-use crate::args::{DeviceArg, LinkArgs, SelectArgs, ShardArg, StoreArgs};
+use crate::args::{DeviceArg, OpenArgs, SelectArgs, ShardArg};
 use crate::output::flags::flag;
 
 /// Line that asks a rank for its report.
@@ -29,8 +29,7 @@ pub(super) const REPORT: &str = "report";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Job {
     pub(super) location: OsString,
-    pub(super) store: StoreArgs,
-    pub(super) links: LinkArgs,
+    pub(super) opening: OpenArgs,
     pub(super) select: SelectArgs,
     pub(super) device: DeviceArg,
     pub(super) device_map: Vec<String>,

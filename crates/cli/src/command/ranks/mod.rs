@@ -22,7 +22,7 @@ use tload::{Options, Result};
 use self::messages::Job;
 pub(super) use self::program::again;
 use self::results::NodeLoad;
-pub(super) use self::rounds::run as bench;
+pub(super) use self::rounds::RankLoads;
 use crate::args::LoadArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
@@ -43,14 +43,13 @@ pub(super) fn load(
 ) -> Result<()> {
     // Mistakes in the request are not those of a rank.
     options::location(&args.location)?;
-    options::store(&args.store)?;
+    options::store(&args.opening.store)?;
     options::selection(&args.select)?;
     options::device(&args.device)?;
     options::device_map(&args.device_map)?;
     let job = Job {
         location: args.location.clone(),
-        store: args.store.clone(),
-        links: args.links.clone(),
+        opening: args.opening.clone(),
         select: args.select.clone(),
         device: args.device.clone(),
         device_map: args.device_map.clone(),

@@ -67,8 +67,8 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
     let started = seconds();
     // Signals end this process as they do by default.
     let interrupt = Interrupt::unattached(JsonAnswer::default());
-    let from = (&job.store, &job.links);
-    let checkpoint = open_with(&job.location, from, tuning.timeout, &interrupt, |it| {
+    let (location, opening) = (&job.location, &job.opening);
+    let checkpoint = open_with(location, opening, tuning.timeout, &interrupt, |it| {
         let shares = tuning.share != Share::None;
         it.group = shares.then(|| Arc::clone(&group));
         it.join_timeout = Some(join_timeout);

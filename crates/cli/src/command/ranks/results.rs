@@ -23,7 +23,7 @@ const HEADER: [(&str, Align); 7] = [
 
 /// Load of all ranks.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct NodeLoad {
+pub(in crate::command) struct NodeLoad {
     pub(super) node: Node,
     pub(super) ranks: Vec<Rank>,
     #[serde(skip)]

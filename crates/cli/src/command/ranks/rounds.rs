@@ -1,37 +1,25 @@
 //! `tload bench --ranks`: rounds of loads that share and loads that do not, by turns, and their
 //! summary.
 
-use std::ffi::OsString;
 use std::io::{self, Write};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tload::probe::prefault;
 use tload::{Error, ErrorKind, Options, Result, Share, format_bytes};
 
+use super::super::harness::{Bench, Sample, Subject, counting};
 use super::messages::Job;
 use super::results::{NodeLoad, Usage};
 use super::{start, texts};
 use crate::args::{BenchArgs, SelectArgs, ShardArg};
 use crate::bench::page_cache::PageCache;
-use crate::bench::results::{Build, CheckpointRecord};
 use crate::bench::stats::Spread;
-use crate::bench::target::Target;
-use crate::bench::warnings::Warning;
-use crate::bench::{CacheState, Mode, Residency, table};
-use crate::export;
-use crate::host::record::HostRecord;
+use crate::bench::{CacheState, Mode, Residency, as_text};
 use crate::host::{System, memory};
-use crate::interrupt::Interrupt;
 use crate::options;
-use crate::output::error::{standard_output, warn};
 use crate::output::quantity::{float, format_count, format_seconds};
 use crate::output::style;
 use crate::output::table::{Align, render};
-use crate::redact;
-
-/// Schema of the JSON export. Increases when a key changes its meaning.
-const SCHEMA: u32 = 1;
 
 /// Memory that a rank may use beside the tensors that it keeps.
 const BUDGET_BYTES: u64 = 1 << 30;
@@ -50,42 +38,30 @@ const HEADER: [(&str, Align); 9] = [
     ("PSS", Align::Right),
 ];
 
-/// Everything that a benchmark of several ranks measured.
+/// Loads of several ranks.
 #[derive(Debug, Serialize)]
-pub(in crate::command) struct Results {
-    schema: u32,
-    command: Vec<String>,
-    started_unix_seconds: u64,
-    tload: Build,
-    host: HostRecord,
-    checkpoint: CheckpointRecord,
+pub(in crate::command) struct RankLoads {
     ranks: usize,
     shard: ShardArg,
     mode: Mode,
     options: Options,
-    rounds: u32,
-    complete: bool,
-    summaries: Vec<Summary>,
-    samples: Vec<Sample>,
+    #[serde(skip)]
+    job: Job,
+    /// Copies of the tensors that the ranks keep together.
+    #[serde(skip)]
+    copies: u64,
 }
 
-/// One load of all ranks.
-#[derive(Debug, Serialize)]
-struct Sample {
-    /// Number of the round, from 1.
-    round: u32,
-    cache_state: CacheState,
-    /// Requested scope of the sharing.
-    share: String,
-    /// State of the page cache right before the load.
-    residency: Residency,
-    #[serde(flatten)]
-    load: NodeLoad,
+/// Requested scope of the sharing.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(in crate::command) struct Scope {
+    #[serde(serialize_with = "as_text")]
+    share: Share,
 }
 
 /// Summary of the loads with one scope of sharing and one state of the page cache.
 #[derive(Debug, Serialize)]
-struct Summary {
+pub(in crate::command) struct Summary {
     cache_state: CacheState,
     share: String,
     /// Samples in the summary. Those found in another state of the page cache are left out.
@@ -100,89 +76,40 @@ struct Summary {
     pss_bytes: Option<Spread>,
 }
 
-/// Load that is measured.
-struct Measured<'a> {
-    job: Job,
-    size: usize,
-    /// Copies of the tensors that the ranks keep together.
-    copies: u64,
-    target: &'a Target<'a>,
-    arguments: &'a [OsString],
-    interrupt: &'a Interrupt,
-}
-
-/// Runs the rounds with `size` ranks on `target`, and prints the table. On failure too, `results`
-/// holds the samples so far.
-pub(in crate::command) fn run(
-    args: &BenchArgs,
-    (size, target): (usize, &Target<'_>),
-    arguments: &[OsString],
-    interrupt: &Interrupt,
-    out: &mut dyn Write,
-    results: &mut Option<Results>,
-) -> Result<()> {
-    let (mode, options) = request(args)?;
-    let copies = match (mode, args.ranks.shard) {
-        (Mode::Stream | Mode::Reload, _) => 0,
-        (Mode::Keep, ShardArg::None) => size as u64,
-        // About one, together.
-        (Mode::Keep, ShardArg::Tp | ShardArg::Ep) => 1,
-    };
-    if copies > 0 {
-        target.fits_in_memory(copies, &System::real())?;
-    }
-    let mut scopes = vec![options.share];
-    if options.share != Share::None {
-        scopes.push(Share::None);
-    }
-    let states = match target.path() {
-        Some(_) => options::cache_states(args),
-        None => vec![CacheState::Remote],
-    };
-    let location = target.checkpoint.location();
-    let measured = Measured {
-        job: Job {
+impl RankLoads {
+    /// Returns loads with `size` ranks.
+    pub(in crate::command) fn new(bench: Bench<'_>, size: usize) -> Result<Self> {
+        let Bench { args, target, .. } = bench;
+        let (mode, options) = request(args)?;
+        let copies = match (mode, args.ranks.shard) {
+            (Mode::Stream | Mode::Reload, _) => 0,
+            (Mode::Keep, ShardArg::None) => size as u64,
+            // About one, together.
+            (Mode::Keep, ShardArg::Tp | ShardArg::Ep) => 1,
+        };
+        if copies > 0 {
+            target.fits_in_memory(copies, &System::real())?;
+        }
+        let location = target.checkpoint.location();
+        let job = Job {
             location: options::written(location, args.location.as_deref()),
-            store: args.store.clone(),
-            links: args.links.clone(),
+            opening: args.opening.clone(),
             select: SelectArgs::default(),
             device: args.device.clone(),
             device_map: Vec::new(),
             options: texts(&options),
             shard: args.ranks.shard,
             keep: mode == Mode::Keep,
-        },
-        size,
-        copies,
-        target,
-        arguments,
-        interrupt,
-    };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let results = results.insert(Results {
-        schema: SCHEMA,
-        command: redact::arguments(arguments),
-        started_unix_seconds: now.unwrap_or_default().as_secs(),
-        tload: Build::this(),
-        host: HostRecord::collect(&System::real(), target.path(), None, None),
-        checkpoint: target.record(),
-        ranks: size,
-        shard: args.ranks.shard,
-        mode,
-        options,
-        rounds: args.rounds,
-        complete: false,
-        summaries: Vec::new(),
-        samples: Vec::new(),
-    });
-    results.write_head(out).map_err(standard_output)?;
-    measure(&measured, &states, &scopes, results, args)?;
-    results.write_table(out).map_err(standard_output)?;
-    let build = cfg!(debug_assertions).then_some(Warning::DebugBuild);
-    for warning in build.iter().chain(&target.warnings) {
-        warn(&format!("warning: {warning}"));
+        };
+        Ok(Self {
+            ranks: size,
+            shard: args.ranks.shard,
+            mode,
+            options,
+            job,
+            copies,
+        })
     }
-    Ok(())
 }
 
 /// Returns the mode and the options to measure: one of each.
@@ -206,122 +133,80 @@ fn refused(message: &str) -> Error {
     Error::new(ErrorKind::InvalidRequest, message)
 }
 
-/// Runs all rounds. The scopes take turns at being first.
-fn measure(
-    measured: &Measured<'_>,
-    states: &[CacheState],
-    scopes: &[Share],
-    results: &mut Results,
-    args: &BenchArgs,
-) -> Result<()> {
-    for round in 1..=results.rounds {
-        for cache_state in states {
-            for index in 0..scopes.len() {
-                let scope = scopes[(index + round as usize - 1) % scopes.len()];
-                let (residency, load) = measured.load(*cache_state, scope, results)?;
-                results.samples.push(Sample {
-                    round,
-                    cache_state: *cache_state,
-                    share: scope.to_string(),
-                    residency,
-                    load,
-                });
-                results.sum_up(states, scopes);
-                results.complete =
-                    results.samples.len() == results.rounds as usize * states.len() * scopes.len();
-                if let Some(path) = &args.json {
-                    export::write_json(path, results)?;
-                }
-            }
-        }
-    }
-    Ok(())
-}
+impl Subject for RankLoads {
+    type Variant = Scope;
+    type Run = NodeLoad;
+    type Summary = Summary;
 
-impl Measured<'_> {
+    fn variants(&self) -> Vec<Scope> {
+        let share = self.options.share;
+        let mut scopes = vec![Scope { share }];
+        if share != Share::None {
+            scopes.push(Scope { share: Share::None });
+        }
+        scopes
+    }
+
+    fn describe(&self, rounds: u32) -> String {
+        let ranks = format_count(self.ranks as u64, "rank");
+        format!("{ranks}, {}", format_count(rounds.into(), "round"))
+    }
+
     /// Prepares memory and the page cache, and runs one load.
-    fn load(
+    fn run(
         &self,
+        bench: Bench<'_>,
+        page_cache: &PageCache,
         cache_state: CacheState,
-        scope: Share,
-        results: &Results,
+        scope: &Scope,
     ) -> Result<(Residency, NodeLoad)> {
-        let mut options = results.options.clone();
-        options.share = scope;
+        let Bench { interrupt, .. } = bench;
+        let mut options = self.options.clone();
+        options.share = scope.share;
         let job = Job {
             options: texts(&options),
             ..self.job.clone()
         };
-        let shards = self.target.checkpoint.shards().iter();
-        let paths = shards.filter_map(|shard| shard.location().as_path());
-        let cache = PageCache::new(paths.map(Into::into).collect());
-        cache.prepare(cache_state, self.interrupt)?;
+        page_cache.prepare(cache_state, interrupt)?;
         // As in other benchmarks: a virtual machine has to get memory back from its host.
-        let wanted = wanted_bytes(results.checkpoint.tensor_bytes, self.size, self.copies);
+        let tensor_bytes = bench.target.checkpoint.total_bytes();
+        let wanted = wanted_bytes(tensor_bytes, self.ranks, self.copies);
         let room = memory::available(&System::real());
         let touched = wanted.min(room.map_or(wanted, |room| room.saturating_sub(SPARE_BYTES) / 2));
         prefault(usize::try_from(touched).unwrap_or(usize::MAX));
-        cache.prepare(cache_state, self.interrupt)?;
-        self.interrupt.check()?;
-        let residency = cache.residency();
-        let loads = start::run(&job, self.size, self.arguments, self.interrupt)?;
+        page_cache.prepare(cache_state, interrupt)?;
+        interrupt.check()?;
+        let residency = page_cache.residency();
+        let loads = start::run(&job, self.ranks, bench.arguments, interrupt)?;
         Ok((residency, NodeLoad::new(loads)))
     }
-}
 
-/// Returns the memory that `ranks` ranks may take, which keep `copies` of the tensors together.
-fn wanted_bytes(tensor_bytes: u64, ranks: usize, copies: u64) -> u64 {
-    copies * tensor_bytes + ranks as u64 * BUDGET_BYTES.min(tensor_bytes)
-}
-
-impl Results {
-    fn sum_up(&mut self, states: &[CacheState], scopes: &[Share]) {
-        let mut summaries = Vec::new();
-        for state in states {
-            for scope in scopes {
-                summaries.extend(self.summary(*state, &scope.to_string()));
-            }
-        }
-        self.summaries = summaries;
-    }
-
-    /// Returns the samples of one row that were in the requested state.
-    fn counting<'a>(
-        &'a self,
+    fn summary(
+        &self,
+        samples: &[Sample<Self>],
         state: CacheState,
-        share: &'a str,
-    ) -> impl Iterator<Item = &'a Sample> {
-        let samples = self.samples.iter();
-        samples.filter(move |sample| {
-            sample.cache_state == state && sample.share == share && sample.residency.found.is(state)
-        })
-    }
-
-    fn summary(&self, state: CacheState, share: &str) -> Option<Summary> {
+        scope: &Scope,
+    ) -> Option<Summary> {
         let usage = |value: fn(&Usage) -> Option<f64>| {
-            let samples = self.counting(state, share);
-            Spread::new(samples.filter_map(|sample| value(&sample.load.node.usage)))
+            let samples = counting(samples, state, scope);
+            Spread::new(samples.filter_map(|sample| value(&sample.run.node.usage)))
         };
-        let none = Share::None.to_string();
-        let speed_up = |sample: &Sample| {
-            let mut others = self.counting(state, &none);
+        let none = Scope { share: Share::None };
+        let speed_up = |sample: &Sample<Self>| {
+            let mut others = counting(samples, state, &none);
             let other = others.find(|other| other.round == sample.round)?;
-            let seconds = sample.load.node.usage.seconds;
-            (seconds > 0.0).then(|| other.load.node.usage.seconds / seconds)
+            let seconds = sample.run.node.usage.seconds;
+            (seconds > 0.0).then(|| other.run.node.usage.seconds / seconds)
         };
-        let shares = share != none;
-        let samples = self.counting(state, share);
-        let amplification = samples.filter_map(|sample| sample.load.node.amplification);
+        let shares = *scope != none;
+        let counted = || counting(samples, state, scope);
+        let amplification = counted().filter_map(|sample| sample.run.node.amplification);
         Some(Summary {
             cache_state: state,
-            share: share.to_owned(),
-            samples: self.counting(state, share).count(),
+            share: scope.share.to_string(),
+            samples: counted().count(),
             seconds: usage(|usage| Some(usage.seconds))?,
-            speed_up: Spread::new(
-                self.counting(state, share)
-                    .filter(|_| shares)
-                    .filter_map(speed_up),
-            ),
+            speed_up: Spread::new(counted().filter(|_| shares).filter_map(speed_up)),
             read_bytes: usage(|usage| Some(float(usage.read_bytes)))?,
             amplification: Spread::new(amplification),
             cpu_seconds: usage(|usage| Some(usage.cpu_seconds))?,
@@ -329,25 +214,16 @@ impl Results {
         })
     }
 
-    fn write_head(&self, out: &mut dyn Write) -> io::Result<()> {
-        let checkpoint = table::describe_checkpoint(&self.checkpoint);
-        writeln!(out, "{}", tload::printable(&checkpoint))?;
-        let host = table::describe_host(&self.host);
-        writeln!(out, "{}", tload::printable(&host))?;
-        writeln!(
-            out,
-            "{}, {}\n",
-            format_count(self.ranks as u64, "rank"),
-            format_count(self.rounds.into(), "round")
-        )?;
-        out.flush()
-    }
-
-    fn write_table(&self, out: &mut dyn Write) -> io::Result<()> {
-        let rows = self.summaries.iter().map(Summary::row);
+    fn write_tables(
+        &self,
+        summaries: &[Summary],
+        samples: &[Sample<Self>],
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let rows = summaries.iter().map(Summary::row);
         write!(out, "{}", style::header(&render(&HEADER, rows)))?;
-        let counted: usize = self.summaries.iter().map(|summary| summary.samples).sum();
-        let left_out = self.samples.len() - counted;
+        let counted: usize = summaries.iter().map(|summary| summary.samples).sum();
+        let left_out = samples.len() - counted;
         if left_out > 0 {
             let loads = format_count(left_out as u64, "load");
             writeln!(
@@ -355,8 +231,13 @@ impl Results {
                 "{loads} left out: the page cache was not in the requested state"
             )?;
         }
-        out.flush()
+        Ok(())
     }
+}
+
+/// Returns the memory that `ranks` ranks may take, which keep `copies` of the tensors together.
+fn wanted_bytes(tensor_bytes: u64, ranks: usize, copies: u64) -> u64 {
+    copies * tensor_bytes + ranks as u64 * BUDGET_BYTES.min(tensor_bytes)
 }
 
 impl Summary {

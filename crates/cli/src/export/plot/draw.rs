@@ -2,7 +2,7 @@
 
 use super::chart::{Bar, Body, Chart, Curve, Group, Panel, Point, Sweep, contender};
 use super::marks::{Entry, FIRST, INK, PAPER, Style, pen};
-use super::svg::{Anchor, At, Pen, Svg};
+use super::svg::{Anchor, At, Pen, Position, Rectangle, Svg, at};
 use crate::bench::Contender;
 use crate::bench::stats::Spread;
 use crate::output::quantity::float;
@@ -46,9 +46,9 @@ impl Chart {
             TOP + height + BELOW,
         );
         let title = shorten(&self.title, TITLE_LETTERS);
-        svg.text((LEFT, 28.0), 16, Anchor::Start, &title);
+        svg.text(at(LEFT, 28.0), 16, Anchor::Start, &title);
         let subtitle = shorten(&self.subtitle, SUBTITLE_LETTERS);
-        svg.text((LEFT, 48.0), 12, Anchor::Start, &subtitle);
+        svg.text(at(LEFT, 48.0), 12, Anchor::Start, &subtitle);
         match &self.body {
             Body::Sweep(sweep) => sweep.draw(&mut svg),
             Body::Bars(groups) => bars(&mut svg, groups, body.0),
@@ -87,14 +87,14 @@ struct Frame {
 
 impl Frame {
     /// Returns a frame up to the fastest of `rates`, bytes per second, in about five round steps.
-    fn new(top: f64, (width, height): (f64, f64), rates: impl Iterator<Item = f64>) -> Self {
+    fn new(top: f64, width: f64, height: f64, rates: impl Iterator<Item = f64>) -> Self {
         let fastest = rates.fold(0.0, f64::max) / 1e9;
         let fastest = if fastest > 0.0 { fastest } else { 1.0 };
         let least = fastest / 5.0;
         let power = 10_f64.powf(least.log10().floor());
         let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
-        let step = steps.into_iter().find(|step| *step >= least);
-        let step = step.unwrap_or(least);
+        let fits = |step: &f64| *step >= least;
+        let step = steps.into_iter().find(fits).unwrap_or(least);
         Self {
             top,
             width,
@@ -124,13 +124,13 @@ impl Frame {
             let y = self.y(rate * 1e9);
             let colour = if rate > 0.0 { GRID } else { INK };
             self.across(svg, y, plain("grid", colour));
-            let at = (LEFT - 8.0, y + 4.0);
-            svg.text(at, 12, Anchor::End, &format!("{rate:.digits$}"));
+            let left = at(LEFT - 8.0, y + 4.0);
+            svg.text(left, 12, Anchor::End, &format!("{rate:.digits$}"));
             rate += self.step;
         }
-        svg.text((LEFT - 8.0, self.top - 16.0), 12, Anchor::End, "GB/s");
+        svg.text(at(LEFT - 8.0, self.top - 16.0), 12, Anchor::End, "GB/s");
         if !label.is_empty() {
-            svg.text((LEFT, self.top - 16.0), 12, Anchor::Start, label);
+            svg.text(at(LEFT, self.top - 16.0), 12, Anchor::Start, label);
         }
     }
 
@@ -139,7 +139,7 @@ impl Frame {
     }
 
     fn below(&self, svg: &mut Svg, x: f64, distance: f64, text: &str) {
-        svg.text((x, self.bottom() + distance), 12, Anchor::Middle, text);
+        svg.text(at(x, self.bottom() + distance), 12, Anchor::Middle, text);
     }
 
     fn whisker(&self, svg: &mut Svg, x: f64, rate: &Spread, colour: &'static str) {
@@ -205,13 +205,13 @@ impl Sweep {
 
     fn draw(&self, svg: &mut Svg) {
         let labels = self.labels();
-        let size = (WIDTH, self.panel_height());
+        let height = self.panel_height();
         let axis = Axis::new(self);
         for (index, panel) in self.panels.iter().enumerate() {
-            let top = TOP + (size.1 + PANEL_GAP) * count(index);
+            let top = TOP + (height + PANEL_GAP) * count(index);
             let rates = panel.points().map(|point| point.rate.max);
             let levels = panel.levels.iter().map(|level| level.rate);
-            let frame = Frame::new(top, size, rates.chain(levels));
+            let frame = Frame::new(top, WIDTH, height, rates.chain(levels));
             frame.draw(svg, &panel.label);
             self.values(svg, &frame, &axis);
             panel.draw(svg, &frame, &axis, &labels);
@@ -246,12 +246,12 @@ impl Panel {
             frame.across(svg, y, pen(level.contender, INK));
             // One name is above its line at the right, the other below its line at the left,
             // because the lines may be close to each other.
-            let (at, anchor) = if level.contender == Contender::Ceiling {
-                ((LEFT + WIDTH, y - 5.0), Anchor::End)
+            let (place, anchor) = if level.contender == Contender::Ceiling {
+                (at(LEFT + WIDTH, y - 5.0), Anchor::End)
             } else {
-                ((LEFT + 4.0, y + 14.0), Anchor::Start)
+                (at(LEFT + 4.0, y + 14.0), Anchor::Start)
             };
-            svg.text(at, 12, anchor, contender(level.contender));
+            svg.text(place, 12, anchor, contender(level.contender));
         }
         let gap = (SPREAD_WIDTH / count(self.series.len().max(1))).min(5.0);
         let middle = count(self.series.len().saturating_sub(1)) / 2.0;
@@ -259,9 +259,9 @@ impl Panel {
             let known = labels.iter().position(|label| *label == series.label);
             let style = Style::new(known.unwrap_or(index), series);
             let shift = (count(index) - middle) * gap;
-            let at = |point: &Point| {
+            let place = |point: &Point| {
                 let y = frame.y(point.rate.median);
-                Some((axis.x(point.at?) + shift, y))
+                Some(at(axis.x(point.at?) + shift, y))
             };
             for curve in &series.curves {
                 let pen = pen(curve.contender, style.colour);
@@ -271,11 +271,13 @@ impl Panel {
                         frame.across(svg, frame.y(point.rate.median), pen);
                     }
                 } else {
-                    polyline(svg, pen, curve, at);
+                    polyline(svg, pen, curve, place);
                 }
                 let loads = curve.points.iter();
                 for point in loads.filter(|_| curve.contender == Contender::Tload) {
-                    let Some((x, y)) = at(point) else { continue };
+                    let Some(Position { x, y }) = place(point) else {
+                        continue;
+                    };
                     frame.whisker(svg, x, &point.rate, style.colour);
                     svg.area("point", style.colour, &style.path(x, y), &point.hover);
                 }
@@ -284,11 +286,9 @@ impl Panel {
     }
 }
 
-fn polyline(svg: &mut Svg, pen: Pen, curve: &Curve, at: impl Fn(&Point) -> Option<(f64, f64)>) {
-    let places = curve.points.iter().filter_map(at);
-    let places: Vec<String> = places
-        .map(|(x, y)| format!("{} {}", At(x), At(y)))
-        .collect();
+fn polyline(svg: &mut Svg, pen: Pen, curve: &Curve, place: impl Fn(&Point) -> Option<Position>) {
+    let text = |Position { x, y }| format!("{} {}", At(x), At(y));
+    let places: Vec<String> = curve.points.iter().filter_map(place).map(text).collect();
     if places.len() > 1 {
         svg.line(pen, &format!("M{}", places.join("L")));
     }
@@ -333,7 +333,7 @@ fn legend_of_bars(groups: &[Group]) -> Vec<Entry> {
 
 fn bars(svg: &mut Svg, groups: &[Group], width: f64) {
     let rates = groups.iter().flat_map(|group| &group.bars);
-    let frame = Frame::new(TOP, (width, HEIGHT), rates.map(|bar| bar.rate.max));
+    let frame = Frame::new(TOP, width, HEIGHT, rates.map(|bar| bar.rate.max));
     frame.draw(svg, "");
     let group_width = width / count(groups.len().max(1));
     for (index, group) in groups.iter().enumerate() {
@@ -356,16 +356,15 @@ impl Frame {
             Contender::Ceiling | Contender::Fio => (PAPER, INK),
         };
         let y = self.y(bar.rate.median);
-        svg.rectangle(
-            pen(bar.contender, colour),
-            fill,
-            (left + 3.0, y),
-            (width - 6.0, self.bottom() - y),
-            &bar.hover,
-        );
+        let place = Rectangle {
+            corner: at(left + 3.0, y),
+            width: width - 6.0,
+            height: self.bottom() - y,
+        };
+        svg.rectangle(pen(bar.contender, colour), fill, &place, &bar.hover);
         let middle = left + width / 2.0;
         self.whisker(svg, middle, &bar.rate, INK);
-        let above = (middle, self.y(bar.rate.max) - 5.0);
+        let above = at(middle, self.y(bar.rate.max) - 5.0);
         let value = format!("{:.2}", bar.rate.median / 1e9);
         svg.text(above, 12, Anchor::Middle, &value);
     }

@@ -1,7 +1,7 @@
 //! Styles of lines and points (colours, shapes, dashes), and the legend.
 
 use super::chart::{Series, contender};
-use super::svg::{Anchor, At, Pen, Svg};
+use super::svg::{Anchor, At, Pen, Rectangle, Svg, at};
 use crate::bench::Contender;
 
 /// Okabe and Ito's colours, which are distinguishable with any colour vision, without yellow, which
@@ -107,8 +107,13 @@ impl Entry {
         if let Some(style) = self.style {
             svg.area("key", colour, &style.path(x + 14.0, y), "");
         } else if self.contender == Contender::Tload {
-            svg.rectangle(key, colour, (x + 6.0, y - 5.0), (16.0, 10.0), "");
+            let place = Rectangle {
+                corner: at(x + 6.0, y - 5.0),
+                width: 16.0,
+                height: 10.0,
+            };
+            svg.rectangle(key, colour, &place, "");
         }
-        svg.text((x + 36.0, y + 4.0), 12, Anchor::Start, &self.label);
+        svg.text(at(x + 36.0, y + 4.0), 12, Anchor::Start, &self.label);
     }
 }

@@ -35,6 +35,24 @@ pub(super) struct Pen {
     pub(super) dashes: &'static str,
 }
 
+/// Position in the picture, in pixels from the upper left corner.
+#[derive(Clone, Copy)]
+pub(super) struct Position {
+    pub(super) x: f64,
+    pub(super) y: f64,
+}
+
+pub(super) fn at(x: f64, y: f64) -> Position {
+    Position { x, y }
+}
+
+/// Upper left corner and size of a rectangle.
+pub(super) struct Rectangle {
+    pub(super) corner: Position,
+    pub(super) width: f64,
+    pub(super) height: f64,
+}
+
 pub(super) struct Svg {
     text: String,
 }
@@ -68,7 +86,7 @@ impl Svg {
         svg
     }
 
-    pub(super) fn text(&mut self, (x, y): (f64, f64), size: u8, anchor: Anchor, text: &str) {
+    pub(super) fn text(&mut self, position: Position, size: u8, anchor: Anchor, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
@@ -77,8 +95,8 @@ impl Svg {
         self.tag(
             "text",
             &[
-                ("x", &At(x)),
-                ("y", &At(y)),
+                ("x", &At(position.x)),
+                ("y", &At(position.y)),
                 ("font-size", &size),
                 ("text-anchor", &anchor),
             ],
@@ -115,18 +133,17 @@ impl Svg {
         &mut self,
         pen: Pen,
         fill: &'static str,
-        (x, y): (f64, f64),
-        (width, height): (f64, f64),
+        place: &Rectangle,
         hover: &str,
     ) {
         self.tag(
             "rect",
             &[
                 ("class", &pen.class),
-                ("x", &At(x)),
-                ("y", &At(y)),
-                ("width", &At(width)),
-                ("height", &At(height)),
+                ("x", &At(place.corner.x)),
+                ("y", &At(place.corner.y)),
+                ("width", &At(place.width)),
+                ("height", &At(place.height)),
                 ("fill", &fill),
             ],
         );
@@ -196,13 +213,18 @@ mod tests {
     fn svg_escapes_any_text() {
         let text = "a<b> & \"c\" ]]> 'd'\n\u{1b}[0m\0\u{ffff} é";
         let mut svg = Svg::new(10.0, 10.0);
-        svg.text((1.0, 2.0), 12, Anchor::Start, text);
+        svg.text(at(1.0, 2.0), 12, Anchor::Start, text);
         let pen = Pen {
             class: text,
             colour: "#000",
             dashes: "",
         };
-        svg.rectangle(pen, "#fff", (0.0, 0.0), (1.0, 1.0), text);
+        let place = Rectangle {
+            corner: at(0.0, 0.0),
+            width: 1.0,
+            height: 1.0,
+        };
+        svg.rectangle(pen, "#fff", &place, text);
         let svg = svg.finish();
         let document = roxmltree::Document::parse(&svg).expect("XML");
         let shown = "a<b> & \"c\" ]]> 'd' \u{fffd}[0m\u{fffd}\u{fffd} é";

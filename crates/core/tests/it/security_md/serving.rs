@@ -12,7 +12,7 @@ pub(super) const SERVING: Section = Section {
             tests: &[
                 "crates/cli/tests/it/serve.rs::links_show_nothing_hidden",
                 "crates/cli/tests/it/serve.rs::requests_cannot_leave_the_directory",
-                "crates/cli/src/serve/target.rs::hostile_and_hidden_paths_are_refused",
+                "crates/serve/src/target.rs::hostile_and_hidden_paths_are_refused",
             ],
         },
         Promise {
@@ -20,7 +20,7 @@ pub(super) const SERVING: Section = Section {
                    shows.",
             tests: &[
                 "crates/cli/tests/it/serve/loads.rs::token_is_required_and_never_shown",
-                "crates/cli/src/serve/token.rs::only_the_whole_token_permits",
+                "crates/serve/src/token.rs::only_the_whole_token_permits",
             ],
         },
         Promise {
@@ -29,7 +29,7 @@ pub(super) const SERVING: Section = Section {
                    therefore cannot read from it.",
             tests: &[
                 "crates/cli/tests/it/serve.rs::web_page_whose_name_leads_here_is_not_answered",
-                "crates/cli/src/serve/host.rs::only_hosts_of_the_loopback_are_answered",
+                "crates/serve/src/host.rs::only_hosts_of_the_loopback_are_answered",
             ],
         },
         Promise {
@@ -37,14 +37,14 @@ pub(super) const SERVING: Section = Section {
                    an entity tag is left out, and a header with a control character is not sent.",
             tests: &[
                 "crates/cli/tests/it/serve/passed_on.rs::text_of_a_hub_adds_no_header",
-                "crates/cli/src/serve/response.rs::control_characters_are_in_no_header",
+                "crates/serve/src/response.rs::control_characters_are_in_no_header",
                 "crates/core/src/storage/object/store/hub/listing.rs::contents_name_is_hexadecimal_digits_or_none",
             ],
         },
         Promise {
             says: "Concurrent clients cause one read of a manifest, and one of a cache's list.",
             tests: &[
-                "crates/cli/src/serve/digests.rs::requests_at_a_time_read_the_manifest_once",
+                "crates/serve/src/digests.rs::requests_at_a_time_read_the_manifest_once",
                 "crates/core/src/storage/object/site.rs::cache_is_read_once_for_all_clients_of_a_second",
             ],
         },

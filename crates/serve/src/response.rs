@@ -7,21 +7,21 @@ use std::time::SystemTime;
 
 use http::StatusCode;
 
-use super::objects::Object;
-use super::version::Version;
+use crate::objects::Object;
+use crate::version::Version;
 
 /// Value of the header `Server`.
 const SERVER: &str = concat!("tload/", env!("CARGO_PKG_VERSION"));
 
 #[derive(Debug)]
-pub(super) struct Response {
-    pub(super) status: StatusCode,
-    pub(super) headers: Vec<(&'static str, String)>,
-    pub(super) body: Body,
+pub(crate) struct Response {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: Vec<(&'static str, String)>,
+    pub(crate) body: Body,
 }
 
 #[derive(Debug)]
-pub(super) enum Body {
+pub(crate) enum Body {
     /// No body, as 304 requires.
     None,
     Text(String),
@@ -31,12 +31,12 @@ pub(super) enum Body {
 
 impl Response {
     /// Creates a response that only states its status.
-    pub(super) fn plain(status: StatusCode) -> Self {
+    pub(crate) fn plain(status: StatusCode) -> Self {
         let text = format!("{status}\n");
         Self::text(status, "text/plain; charset=utf-8", text)
     }
 
-    pub(super) fn text(status: StatusCode, content_type: &str, text: String) -> Self {
+    pub(crate) fn text(status: StatusCode, content_type: &str, text: String) -> Self {
         Self {
             status,
             headers: vec![("Content-Type", content_type.to_owned())],
@@ -44,13 +44,13 @@ impl Response {
         }
     }
 
-    pub(super) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
     }
 
     /// Returns the number of bytes of the body.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         match &self.body {
             Body::None => 0,
             Body::Text(text) => text.len() as u64,
@@ -64,7 +64,7 @@ impl Response {
     ///
     /// The name of a header whose value has a control character. It could end the line, and add
     /// headers or a whole response of its author's choice: values may come from a store.
-    pub(super) fn head(&self, now: SystemTime, keeps_alive: bool) -> Result<String, &'static str> {
+    pub(crate) fn head(&self, now: SystemTime, keeps_alive: bool) -> Result<String, &'static str> {
         if let Some((name, _)) =
             (self.headers.iter()).find(|(_, value)| value.contains(char::is_control))
         {

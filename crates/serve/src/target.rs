@@ -19,15 +19,15 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
 
 /// Path below the served directory.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Target {
-    pub(super) components: Vec<OsString>,
+pub(crate) struct Target {
+    pub(crate) components: Vec<OsString>,
     /// True if it ends in a slash, as addresses of directories do.
-    pub(super) is_directory: bool,
+    pub(crate) is_directory: bool,
 }
 
 impl Target {
     /// Decodes the path of a request. Returns `None` for one that is never served.
-    pub(super) fn parse(path: &str) -> Option<Self> {
+    pub(crate) fn parse(path: &str) -> Option<Self> {
         let path = path.strip_prefix('/')?;
         if path.is_empty() {
             return Some(Self {
@@ -47,12 +47,12 @@ impl Target {
     }
 
     /// Returns the relative path that the components form.
-    pub(super) fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.components.iter().collect()
     }
 
     /// Returns the encoded path of a directory, from the root.
-    pub(super) fn directory(&self) -> String {
+    pub(crate) fn directory(&self) -> String {
         let components = self.components.iter();
         let encoded = components.map(|it| encode(it) + "/");
         format!("/{}", encoded.collect::<String>())
@@ -67,12 +67,12 @@ fn component(text: &str) -> Option<OsString> {
 }
 
 /// Returns whether a file of this name is served: its name has no leading dot.
-pub(super) fn is_visible(name: &[u8]) -> bool {
+pub(crate) fn is_visible(name: &[u8]) -> bool {
     name.first().is_some_and(|&first| first != b'.')
 }
 
 /// Encodes a name as one component of an address.
-pub(super) fn encode(name: &OsStr) -> String {
+pub(crate) fn encode(name: &OsStr) -> String {
     percent_encode(name.as_bytes(), ENCODED).to_string()
 }
 

@@ -4,24 +4,24 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 
 /// Most bytes of a head.
-pub(super) const HEAD_MAX: usize = 16 << 10;
+pub(crate) const HEAD_MAX: usize = 16 << 10;
 
 /// Most headers. The clients of tload send about ten.
 const HEADERS_MAX: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct Request {
-    pub(super) method: Method,
-    pub(super) uri: Uri,
-    pub(super) headers: HeaderMap,
+pub(crate) struct Request {
+    pub(crate) method: Method,
+    pub(crate) uri: Uri,
+    pub(crate) headers: HeaderMap,
     /// Returns whether the connection can serve another request. A body is never read, so none can
     /// follow one.
-    pub(super) keeps_alive: bool,
+    pub(crate) keeps_alive: bool,
 }
 
 /// Outcome of parsing the bytes that a client has sent so far.
 #[derive(Debug)]
-pub(super) enum Parsed {
+pub(crate) enum Parsed {
     Incomplete,
     /// A request, and the number of bytes of its head.
     Complete(Box<Request>, usize),
@@ -29,7 +29,7 @@ pub(super) enum Parsed {
 }
 
 impl Request {
-    pub(super) fn parse(bytes: &[u8]) -> Parsed {
+    pub(crate) fn parse(bytes: &[u8]) -> Parsed {
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut head = httparse::Request::new(&mut headers);
         let len = match head.parse(bytes) {

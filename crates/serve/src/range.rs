@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Bytes of a file that a response has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Extent {
+pub(crate) enum Extent {
     Whole,
     /// One range: 206.
     Range(Range<u64>),
@@ -15,7 +15,7 @@ pub(super) enum Extent {
 impl Extent {
     /// Parses the header `Range` for a file of `len` bytes. Several ranges, other units and text
     /// that is not understood get the whole file, as the standard permits.
-    pub(super) fn parse(header: &str, len: u64) -> Self {
+    pub(crate) fn parse(header: &str, len: u64) -> Self {
         let Some((first, last)) = bounds(header) else {
             return Self::Whole;
         };

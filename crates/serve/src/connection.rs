@@ -8,12 +8,12 @@ use std::time::{Duration, Instant, SystemTime};
 use http::{Method, StatusCode};
 use rustix::event::PollFlags;
 
-use super::Server;
-use super::connections::Admission;
-use super::request::{HEAD_MAX, Parsed, Request};
-use super::response::{Body, Response};
-use super::socket::{Socket, Transport};
-use super::transmit::{Ended, Transfer};
+use crate::Service;
+use crate::connections::Admission;
+use crate::request::{HEAD_MAX, Parsed, Request};
+use crate::response::{Body, Response};
+use crate::socket::{Socket, Transport};
+use crate::transmit::{Ended, Transfer};
 
 /// Longest time from the first byte of a request to the end of its head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,8 +24,8 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
 
 /// A client's connection.
-pub(super) struct Connection<'a> {
-    server: &'a Server,
+pub(crate) struct Connection<'a> {
+    service: &'a Service,
     admission: &'a Admission,
     transport: Transport,
     /// Bytes that were received and not used yet.
@@ -43,23 +43,23 @@ enum Received {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(
-        server: &'a Server,
+    pub(crate) fn new(
+        service: &'a Service,
         admission: &'a Admission,
         stream: TcpStream,
     ) -> io::Result<Self> {
-        let socket = Socket::new(stream, server.client_timeout)?;
+        let socket = Socket::new(stream, service.client_timeout)?;
         Ok(Self {
-            server,
+            service,
             admission,
-            transport: Transport::new(socket, server.tls.as_ref())?,
+            transport: Transport::new(socket, service.tls.as_ref())?,
             received: Vec::new(),
             buffer: Vec::new(),
         })
     }
 
     /// Serves requests until the client or the server closes the connection.
-    pub(super) fn run(mut self) {
+    pub(crate) fn run(mut self) {
         loop {
             let received = self.receive();
             self.admission.set_idle(false);
@@ -83,12 +83,12 @@ impl<'a> Connection<'a> {
     /// Receives the next request.
     fn receive(&mut self) -> Received {
         let now = Instant::now();
-        let head_timeout = HEAD_TIMEOUT.min(self.server.client_timeout);
+        let head_timeout = HEAD_TIMEOUT.min(self.service.client_timeout);
         let mut has_begun = !self.received.is_empty();
         let timeout = if has_begun {
             head_timeout
         } else {
-            self.server.client_timeout
+            self.service.client_timeout
         };
         self.transport.socket().read_until(now + timeout);
         loop {
@@ -115,7 +115,7 @@ impl<'a> Connection<'a> {
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
-                    self.server.metrics.silent.fetch_add(1, Ordering::Relaxed);
+                    self.service.metrics.silent.fetch_add(1, Ordering::Relaxed);
                     return if has_begun {
                         Received::Refused(StatusCode::REQUEST_TIMEOUT)
                     } else {
@@ -129,17 +129,17 @@ impl<'a> Connection<'a> {
 
     /// Answers a request and returns whether another may follow.
     fn respond(&mut self, request: &Request) -> bool {
-        let (server, started) = (self.server, Instant::now());
-        let response = server.site.answer(request, SystemTime::now(), || {
-            let connections = &server.connections;
-            server
+        let (service, started) = (self.service, Instant::now());
+        let response = service.site.answer(request, SystemTime::now(), || {
+            let connections = &service.connections;
+            service
                 .metrics
                 .text(connections.count(), connections.limit())
         });
         let keeps_alive = request.keeps_alive && self.admission.may_continue();
         let with_body = request.method != Method::HEAD;
         let sent = self.send(&response, keeps_alive, with_body);
-        server.metrics.count_time(started.elapsed());
+        service.metrics.count_time(started.elapsed());
         log(request, &response, sent.as_ref().err());
         match sent {
             Ok(()) if keeps_alive => true,
@@ -148,7 +148,7 @@ impl<'a> Connection<'a> {
                 false
             }
             Err(ended) => {
-                let metrics = &server.metrics;
+                let metrics = &service.metrics;
                 let counter = match ended {
                     Ended::Changed => &metrics.changed_files,
                     Ended::Unreadable(_) | Ended::Store(_) | Ended::Refused(_) => {
@@ -176,7 +176,7 @@ impl<'a> Connection<'a> {
                 return Err(Ended::Refused(name));
             }
         };
-        let metrics = &self.server.metrics;
+        let metrics = &self.service.metrics;
         metrics.count(response.status);
         if let (Body::Text(text), true) = (&response.body, with_body) {
             head.extend_from_slice(text.as_bytes());
@@ -201,8 +201,8 @@ impl<'a> Connection<'a> {
             transfer.run(&mut self.transport, &mut self.buffer)?;
         }
         if let (Body::Object(object, range), true) = (&response.body, with_body) {
-            let to = (&mut self.transport, closed);
-            object.send(range.clone(), to, &metrics.sent_bytes)?;
+            let to = &mut self.transport;
+            object.send(range.clone(), to, closed, &metrics.sent_bytes)?;
         }
         Ok(())
     }

@@ -2,35 +2,35 @@
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
-use std::path::Path;
 
 use tload::{Error, ErrorKind, Result};
 
-use super::socket::Socket;
+use crate::TlsFiles;
+use crate::socket::Socket;
 
 #[derive(Debug, Clone)]
-pub(super) struct Tls(Infallible);
+pub(crate) struct Tls(Infallible);
 
-pub(super) struct TlsStream(Infallible);
+pub(crate) struct TlsStream(Infallible);
 
 impl Tls {
-    pub(super) fn read(_certificate: &Path, _key: &Path) -> Result<Self> {
+    pub(crate) fn read(_files: &TlsFiles) -> Result<Self> {
         let message = "this build of tload has no TLS";
         Err(Error::new(ErrorKind::Unsupported, message)
             .with_hint("build it with the feature object"))
     }
 
-    pub(super) fn accept(&self, _socket: Socket) -> io::Result<TlsStream> {
+    pub(crate) fn accept(&self, _socket: Socket) -> io::Result<TlsStream> {
         match self.0 {}
     }
 }
 
 impl TlsStream {
-    pub(super) fn socket(&mut self) -> &mut Socket {
+    pub(crate) fn socket(&mut self) -> &mut Socket {
         match self.0 {}
     }
 
-    pub(super) fn finish(&mut self) -> io::Result<()> {
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
         match self.0 {}
     }
 }

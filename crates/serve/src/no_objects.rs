@@ -8,20 +8,20 @@ use rustix::event::PollFlags;
 use tload::verify::Digest;
 use tload::{Error, ErrorKind, Location, Result, StoreOptions};
 
-use super::listing::Entry;
-use super::socket::Transport;
-use super::target::Target;
-use super::transmit::Ended;
-use super::version::Version;
+use crate::listing::Entry;
+use crate::socket::Transport;
+use crate::target::Target;
+use crate::transmit::Ended;
+use crate::version::Version;
 
 #[derive(Debug)]
-pub(super) struct Objects(Infallible);
+pub(crate) struct Objects(Infallible);
 
 #[derive(Debug)]
-pub(super) struct Object(Infallible);
+pub(crate) struct Object(Infallible);
 
 impl Objects {
-    pub(super) fn open(location: Option<&Location>, _store: &StoreOptions) -> Result<Self> {
+    pub(crate) fn open(location: Option<&Location>, _store: &StoreOptions) -> Result<Self> {
         let message = "this build does not support object stores";
         let error = Error::new(ErrorKind::Unsupported, message);
         Err(match location {
@@ -30,32 +30,33 @@ impl Objects {
         })
     }
 
-    pub(super) fn is_cache(&self) -> bool {
+    pub(crate) fn is_cache(&self) -> bool {
         match self.0 {}
     }
 
-    pub(super) fn find(&self, _target: &Target) -> Result<(Object, Version)> {
+    pub(crate) fn find(&self, _target: &Target) -> Result<(Object, Version)> {
         match self.0 {}
     }
 
-    pub(super) fn list(&self, _target: &Target) -> Result<Vec<Entry>> {
+    pub(crate) fn list(&self, _target: &Target) -> Result<Vec<Entry>> {
         match self.0 {}
     }
 }
 
 impl Object {
-    pub(super) fn digest(&self) -> Option<Digest> {
+    pub(crate) fn digest(&self) -> Option<Digest> {
         match self.0 {}
     }
 
-    pub(super) fn has(&self, _range: &Range<u64>) -> bool {
+    pub(crate) fn has(&self, _range: &Range<u64>) -> bool {
         match self.0 {}
     }
 
-    pub(super) fn send(
+    pub(crate) fn send(
         &self,
         _range: Range<u64>,
-        _to: (&mut Transport, PollFlags),
+        _to: &mut Transport,
+        _closed: PollFlags,
         _sent_bytes: &AtomicU64,
     ) -> std::result::Result<(), Ended> {
         match self.0 {}

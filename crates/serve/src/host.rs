@@ -10,20 +10,20 @@ use std::net::IpAddr;
 use http::header::HOST;
 use http::uri::Authority;
 
-use super::request::Request;
+use crate::request::Request;
 
 /// Text of the response to requests for other hosts.
-pub(super) const REFUSAL: &str =
+pub(crate) const REFUSAL: &str =
     "421 Misdirected Request: without a token, requests must be for localhost or 127.0.0.1\n";
 
 /// Returns whether `address` is one of the loopback.
-pub(super) fn is_loopback(address: IpAddr) -> bool {
+pub(crate) fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
 /// Returns whether all hosts that a request names are the loopback. HTTP/1.0 requires none, and no
 /// browser uses it.
-pub(super) fn is_local(request: &Request) -> bool {
+pub(crate) fn is_local(request: &Request) -> bool {
     let headers = request.headers.get_all(HOST).iter();
     let mut named = headers.map(|value| value.to_str().ok()?.parse::<Authority>().ok());
     let is_local = |it: &Authority| names_loopback(it.host());
@@ -44,8 +44,8 @@ fn names_loopback(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::request::Parsed;
     use super::*;
+    use crate::request::Parsed;
 
     fn is_answered(head: &str) -> bool {
         let parsed = Request::parse(format!("{head}\r\n\r\n").as_bytes());

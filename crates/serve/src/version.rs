@@ -4,11 +4,9 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
-use sha2::{Digest, Sha256};
 #[cfg(feature = "object")]
 use tload::storage::ObjectIdentity;
-
-use crate::digest::hex;
+use tload::verify::{Algorithm, Digest};
 
 /// Digits of a tag: 128 bits.
 const DIGITS: usize = 32;
@@ -18,7 +16,7 @@ const LAST_SECOND: u64 = 253_402_300_799;
 
 /// State of a file that is served. Every write to it, and every replacement, results in another.
 #[derive(Clone, Debug)]
-pub(super) struct Version {
+pub(crate) struct Version {
     state: [u64; 5],
     /// Time of the last change of the inode, in seconds and nanoseconds. Unlike that of the last
     /// write, no program can set it. Zero for an object.
@@ -29,7 +27,7 @@ pub(super) struct Version {
 }
 
 impl Version {
-    pub(super) fn new(metadata: &Metadata) -> Self {
+    pub(crate) fn new(metadata: &Metadata) -> Self {
         let (state, inode_changed) = (state(metadata), inode_changed(metadata));
         Self {
             state,
@@ -41,7 +39,7 @@ impl Version {
     }
 
     #[cfg(test)]
-    pub(super) fn for_test(len: u64, modified: (i64, i64), tag: Option<&str>) -> Self {
+    pub(crate) fn for_test(len: u64, modified: (i64, i64), tag: Option<&str>) -> Self {
         let (seconds, nanos) = modified;
         Self {
             state: [1, 2, len, seconds.cast_unsigned(), nanos.cast_unsigned()],
@@ -58,7 +56,7 @@ impl Version {
     /// tag that cannot be passed on, or a version, is part of a strong one; of less than that, a
     /// weak one is made.
     #[cfg(feature = "object")]
-    pub(super) fn of_object(identity: &ObjectIdentity) -> Self {
+    pub(crate) fn of_object(identity: &ObjectIdentity) -> Self {
         let (e_tag, version) = (identity.e_tag.as_deref(), identity.version.as_deref());
         let state = [0, 0, identity.len, identity.modified.cast_unsigned(), 0];
         // `object_store` says 1970 if there is no time.
@@ -84,37 +82,37 @@ impl Version {
     ///
     /// A file that is replaced or removed while it is open loses a link: this changes its inode,
     /// and no byte of it.
-    pub(super) fn is_of(&self, metadata: &Metadata) -> bool {
+    pub(crate) fn is_of(&self, metadata: &Metadata) -> bool {
         let is_unlinked = metadata.nlink() < self.links;
         let is_same = is_unlinked || self.inode_changed == inode_changed(metadata);
         is_same && self.state == state(metadata)
     }
 
     /// Returns the entity tag, with its quotes; `None` for an object that nothing tells apart.
-    pub(super) fn tag(&self) -> Option<&str> {
+    pub(crate) fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
     /// Returns the entity tag if it is a strong one.
-    pub(super) fn strong_tag(&self) -> Option<&str> {
+    pub(crate) fn strong_tag(&self) -> Option<&str> {
         self.tag().filter(|tag| !tag.starts_with("W/"))
     }
 
     /// Returns the time of the last change, in whole seconds; `None` if it is unknown, or none that
     /// HTTP can express.
-    pub(super) fn changed(&self) -> Option<SystemTime> {
+    pub(crate) fn changed(&self) -> Option<SystemTime> {
         self.changed
     }
 
     /// Returns the length of the file, bytes.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.state[2]
     }
 }
 
 /// Returns a time as HTTP writes it; `None` for one before 1970 or after 9999, which it cannot
 /// express.
-pub(super) fn http_date(time: SystemTime) -> Option<String> {
+pub(crate) fn http_date(time: SystemTime) -> Option<String> {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     let time = expressible(i64::try_from(since.as_secs()).ok()?)?;
     Some(httpdate::fmt_http_date(time))
@@ -129,12 +127,10 @@ fn expressible(seconds: i64) -> Option<SystemTime> {
 
 /// Returns a strong entity tag: a digest, so that clients do not learn inode numbers.
 fn derived(state: [u64; 5], identity: &str) -> String {
-    let mut digest = Sha256::new();
-    for number in state {
-        digest.update(number.to_le_bytes());
-    }
-    digest.update(identity);
-    format!("\"{}\"", &hex(&digest.finalize())[..DIGITS])
+    let mut text: Vec<u8> = state.into_iter().flat_map(u64::to_le_bytes).collect();
+    text.extend_from_slice(identity.as_bytes());
+    let digest = Digest::compute(Algorithm::Sha256, &text).to_hex();
+    format!("\"{}\"", &digest[..DIGITS])
 }
 
 /// Returns the device, inode, length, and time of the last write in seconds and nanoseconds.
@@ -180,6 +176,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "a file of the test")]
     fn replaced_file_has_its_version_until_it_is_closed() {
         let folder = tempfile::tempdir().unwrap();
         let [path, other] = ["a", "b"].map(|name| folder.path().join(name));

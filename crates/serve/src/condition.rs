@@ -8,11 +8,11 @@ use http::header::{
     IF_UNMODIFIED_SINCE,
 };
 
-use super::version::Version;
+use crate::version::Version;
 
 /// Answer to the conditions of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// The file is sent.
     Send,
     /// 304: the client has it.
@@ -25,7 +25,7 @@ pub(super) enum Verdict {
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// Evaluates the conditions in the order that the standard prescribes.
-pub(super) fn evaluate(headers: &HeaderMap, version: &Version) -> Verdict {
+pub(crate) fn evaluate(headers: &HeaderMap, version: &Version) -> Verdict {
     let changed = |name| date(headers, name).zip(version.changed());
     if headers.contains_key(IF_MATCH) {
         // The strong comparison: a weak tag never matches.
@@ -48,7 +48,7 @@ pub(super) fn evaluate(headers: &HeaderMap, version: &Version) -> Verdict {
 }
 
 /// Returns whether a range may be sent: `If-Range` is absent or names this version.
-pub(super) fn permits_range(headers: &HeaderMap, version: &Version, now: SystemTime) -> bool {
+pub(crate) fn permits_range(headers: &HeaderMap, version: &Version, now: SystemTime) -> bool {
     let Some(value) = headers.get(IF_RANGE) else {
         return true;
     };

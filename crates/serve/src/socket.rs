@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::tls::{Tls, TlsStream};
+use crate::tls::{Tls, TlsStream};
 
 /// Shortest timeout of a read: zero would mean none.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Socket whose reads end at a deadline, and whose writes end when the client takes nothing.
-pub(super) struct Socket {
+pub(crate) struct Socket {
     stream: TcpStream,
     deadline: Instant,
     /// Longest wait of a write without progress.
@@ -21,7 +21,7 @@ pub(super) struct Socket {
 
 impl Socket {
     /// `timeout` limits how long a write waits without progress.
-    pub(super) fn new(stream: TcpStream, timeout: Duration) -> io::Result<Self> {
+    pub(crate) fn new(stream: TcpStream, timeout: Duration) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(timeout))?;
@@ -33,12 +33,12 @@ impl Socket {
     }
 
     /// Sets the time at which all reads from now on fail.
-    pub(super) fn read_until(&mut self, deadline: Instant) {
+    pub(crate) fn read_until(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
 
     /// Returns which directions of the connection are closed: the client's, or both.
-    pub(super) fn closed(&self) -> PollFlags {
+    pub(crate) fn closed(&self) -> PollFlags {
         // Other systems report the end of both directions only.
         #[cfg(target_os = "linux")]
         let wanted = PollFlags::RDHUP;
@@ -53,7 +53,7 @@ impl Socket {
     /// Calls `send` with the socket until it returns `false`, and waits while the socket is full. A
     /// call that blocks in the kernel instead is slower: it is woken for each bit of room.
     #[cfg(target_os = "linux")]
-    pub(super) fn send_with(
+    pub(crate) fn send_with(
         &mut self,
         mut send: impl FnMut(&TcpStream) -> io::Result<bool>,
     ) -> io::Result<()> {
@@ -117,20 +117,20 @@ fn timed_out(error: io::Error) -> io::Error {
 }
 
 /// Connection to a client.
-pub(super) enum Transport {
+pub(crate) enum Transport {
     Plain(Socket),
     Tls(Box<TlsStream>),
 }
 
 impl Transport {
-    pub(super) fn new(socket: Socket, tls: Option<&Tls>) -> io::Result<Self> {
+    pub(crate) fn new(socket: Socket, tls: Option<&Tls>) -> io::Result<Self> {
         match tls {
             None => Ok(Self::Plain(socket)),
             Some(tls) => Ok(Self::Tls(Box::new(tls.accept(socket)?))),
         }
     }
 
-    pub(super) fn socket(&mut self) -> &mut Socket {
+    pub(crate) fn socket(&mut self) -> &mut Socket {
         match self {
             Self::Plain(socket) => socket,
             Self::Tls(stream) => stream.socket(),
@@ -138,7 +138,7 @@ impl Transport {
     }
 
     /// Tells the client that no more follows. It may still be sending.
-    pub(super) fn finish(&mut self) -> io::Result<()> {
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
         if let Self::Tls(stream) = self {
             stream.finish()?;
         }

@@ -1,10 +1,14 @@
-//! `--follow-symlinks`.
+//! Arguments of every command that opens checkpoints: options of stores, and symbolic links.
 
 use clap::builder::BoolishValueParser;
 use serde::{Deserialize, Serialize};
 
+use super::store::StoreArgs;
+
 #[derive(Clone, Debug, clap::Args, Serialize, Deserialize)]
-pub(crate) struct LinkArgs {
+pub(crate) struct OpenArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
     /// Allow symbolic links to lead out of the checkpoint's directory. Not needed for files listed
     /// explicitly, links inside a Hub cache, or a linked root directory
     #[arg(

@@ -11,18 +11,18 @@ use tload::storage::{ObjectSite, ObjectSource};
 use tload::verify::{Algorithm, Digest};
 use tload::{Error, ErrorKind, Location, Result, StoreOptions};
 
-use super::listing::Entry;
-use super::socket::Transport;
-use super::target::Target;
-use super::transmit::Ended;
-use super::version::Version;
+use crate::listing::Entry;
+use crate::socket::Transport;
+use crate::target::Target;
+use crate::transmit::Ended;
+use crate::version::Version;
 
 /// Longest time that the start of a server waits for its store.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// Objects that are served.
 #[derive(Debug)]
-pub(super) struct Objects {
+pub(crate) struct Objects {
     site: ObjectSite,
     /// True if nothing but the cache is read.
     is_cache: bool,
@@ -30,7 +30,7 @@ pub(super) struct Objects {
 
 /// Object that is sent.
 #[derive(Debug)]
-pub(super) struct Object {
+pub(crate) struct Object {
     source: ObjectSource,
     is_cache: bool,
 }
@@ -42,7 +42,7 @@ impl Objects {
     ///
     /// [`ErrorKind::NotFound`] if the store does not have the bucket: a mistake, which would be a
     /// 404 for every client. A store that fails or does not answer in time may answer later.
-    pub(super) fn open(location: Option<&Location>, store: &StoreOptions) -> Result<Self> {
+    pub(crate) fn open(location: Option<&Location>, store: &StoreOptions) -> Result<Self> {
         let site = match location {
             Some(location) => ObjectSite::below(location, store)?,
             None => ObjectSite::cached(store)?,
@@ -55,7 +55,7 @@ impl Objects {
     }
 
     /// Returns whether nothing but the cache is read. Its clients may name any store.
-    pub(super) fn is_cache(&self) -> bool {
+    pub(crate) fn is_cache(&self) -> bool {
         self.is_cache
     }
 
@@ -64,7 +64,7 @@ impl Objects {
     /// # Errors
     ///
     /// [`ErrorKind::NotFound`], and the errors of the store.
-    pub(super) fn find(&self, target: &Target) -> Result<(Object, Version)> {
+    pub(crate) fn find(&self, target: &Target) -> Result<(Object, Version)> {
         let source = self.site.open(&names(target)?)?;
         let version = Version::of_object(source.identity());
         let is_cache = self.is_cache;
@@ -77,7 +77,7 @@ impl Objects {
     /// # Errors
     ///
     /// [`ErrorKind::NotFound`] where nothing is listed, and the errors of the store.
-    pub(super) fn list(&self, target: &Target) -> Result<Vec<Entry>> {
+    pub(crate) fn list(&self, target: &Target) -> Result<Vec<Entry>> {
         let (directories, files) = self.site.list(&names(target)?)?;
         let entry = |is_directory| {
             move |name: String| Entry {
@@ -103,21 +103,22 @@ fn names(target: &Target) -> Result<Vec<&str>> {
 
 impl Object {
     /// Returns the SHA-256 of the object if a server has stated it.
-    pub(super) fn digest(&self) -> Option<Digest> {
+    pub(crate) fn digest(&self) -> Option<Digest> {
         Digest::from_hex(Algorithm::Sha256, &self.source.stated_sha256()?)
     }
 
     /// Returns whether a range can be read: of an object in the cache, what the cache has.
-    pub(super) fn has(&self, range: &Range<u64>) -> bool {
+    pub(crate) fn has(&self, range: &Range<u64>) -> bool {
         !self.is_cache || self.source.is_cached(range)
     }
 
     /// Sends a range to a client, which had `closed` these directions before it had anything of the
     /// response.
-    pub(super) fn send(
+    pub(crate) fn send(
         &self,
         range: Range<u64>,
-        (to, closed): (&mut Transport, PollFlags),
+        to: &mut Transport,
+        closed: PollFlags,
         sent_bytes: &AtomicU64,
     ) -> std::result::Result<(), Ended> {
         let mut counted = Counted {

@@ -10,13 +10,13 @@ use tload::storage::{ConfinedDir, ConfinedEntry};
 use tload::verify::{Digest, MANIFEST_NAME};
 use tload::{Error, ErrorKind, Location, Result};
 
-use super::digests::{Digests, Stated};
-use super::listing::Entry;
-use super::target::{Target, is_visible};
+use crate::digests::{Digests, Stated};
+use crate::listing::Entry;
+use crate::target::{Target, is_visible};
 
 /// Files that are served.
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     /// May be a link: each request follows it, so that it can be switched.
     path: PathBuf,
     /// Name of the only file, if it is not a directory.
@@ -26,7 +26,7 @@ pub(super) struct Tree {
 
 /// File or directory that a request names.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(crate) enum Found {
     /// Also its SHA-256, if that is known.
     File(File, Metadata, Option<Digest>),
     Directory(Vec<Entry>),
@@ -35,7 +35,7 @@ pub(super) enum Found {
 }
 
 impl Tree {
-    pub(super) fn open(location: &Location) -> Result<Self> {
+    pub(crate) fn open(location: &Location) -> Result<Self> {
         let path = location.as_path().unwrap_or_else(|| Path::new(""));
         // Absolute, so that it stays the same if the process changes its working directory.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -63,7 +63,7 @@ impl Tree {
     ///
     /// [`ErrorKind::NotFound`] also for links that lead out of the directory, and for whatever is
     /// neither a file nor a directory.
-    pub(super) fn find(&self, target: &Target) -> Result<Found> {
+    pub(crate) fn find(&self, target: &Target) -> Result<Found> {
         if let Some(only) = &self.only {
             return self.find_only(only, target);
         }
@@ -87,8 +87,9 @@ impl Tree {
             .parent()
             .and_then(|directory| self.stated(&root, directory));
         let (file, metadata) = entry.open_file()?;
-        let digest = stated.zip(path.file_name());
-        let digest = digest.and_then(|(stated, name)| stated.of(name, &metadata));
+        let digest = stated
+            .zip(path.file_name())
+            .and_then(|(stated, name)| stated.of(name, &metadata));
         Ok(Found::File(file, metadata, digest))
     }
 
@@ -157,11 +158,12 @@ fn locate(root: &ConfinedDir, path: &Path) -> Result<ConfinedEntry> {
     } else {
         root.path().join(path)
     };
-    let found = root.find(&Location::from_path(path));
-    let found = found.map_err(|error| match (error.kind(), error.errno()) {
-        // Without a number, the refusal is ours: a link leads out of the directory.
-        (ErrorKind::PermissionDenied, None) => not_found(),
-        _ => error,
+    let found = root.find(&Location::from_path(path)).map_err(|error| {
+        match (error.kind(), error.errno()) {
+            // Without a number, the refusal is ours: a link leads out of the directory.
+            (ErrorKind::PermissionDenied, None) => not_found(),
+            _ => error,
+        }
     })?;
     // The names of the request are visible. Those that links lead to may not be.
     let real = found.path();

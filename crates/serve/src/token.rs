@@ -13,11 +13,12 @@ use tload::{Error, ErrorKind, Result};
 const LENGTH_MAX: usize = 4096;
 
 /// A bearer token. Never shown.
-pub(super) struct Token(Vec<u8>);
+pub(crate) struct Token(Vec<u8>);
 
 impl Token {
     /// Reads the token from a file, without the white space around it.
-    pub(super) fn read(path: &Path) -> Result<Self> {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        #[expect(clippy::disallowed_methods, reason = "a file of the server, no shard")]
         let text = fs::read(path).map_err(|error| {
             Error::from_io("cannot read the token", error).with_location(path.display())
         })?;
@@ -37,7 +38,7 @@ impl Token {
     }
 
     /// Returns whether a request has this token. Takes equally long for all of its length.
-    pub(super) fn permits(&self, headers: &HeaderMap) -> bool {
+    pub(crate) fn permits(&self, headers: &HeaderMap) -> bool {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
             return false;

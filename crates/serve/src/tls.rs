@@ -9,18 +9,20 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use tload::{Error, ErrorKind, Result};
 
-use super::socket::Socket;
+use crate::TlsFiles;
+use crate::socket::Socket;
 
 /// Settings of all connections.
 #[derive(Debug, Clone)]
-pub(super) struct Tls(Arc<ServerConfig>);
+pub(crate) struct Tls(Arc<ServerConfig>);
 
 /// Connection with TLS.
-pub(super) struct TlsStream(StreamOwned<ServerConnection, Socket>);
+pub(crate) struct TlsStream(StreamOwned<ServerConnection, Socket>);
 
 impl Tls {
     /// Reads a certificate, with those between it and the authority, and its key.
-    pub(super) fn read(certificate: &Path, key: &Path) -> Result<Self> {
+    pub(crate) fn read(files: &TlsFiles) -> Result<Self> {
+        let TlsFiles { certificate, key } = files;
         let failed = |error, what, path| unreadable(error, what, path);
         let certificates: Vec<_> = CertificateDer::pem_file_iter(certificate)
             .and_then(Iterator::collect)
@@ -51,7 +53,7 @@ impl Tls {
     }
 
     /// Begins a connection. The handshake takes place with the first read.
-    pub(super) fn accept(&self, socket: Socket) -> io::Result<TlsStream> {
+    pub(crate) fn accept(&self, socket: Socket) -> io::Result<TlsStream> {
         let connection = ServerConnection::new(Arc::clone(&self.0)).map_err(io::Error::other)?;
         Ok(TlsStream(StreamOwned::new(connection, socket)))
     }
@@ -76,12 +78,12 @@ fn unreadable(error: pem::Error, what: &str, path: &Path) -> Error {
 }
 
 impl TlsStream {
-    pub(super) fn socket(&mut self) -> &mut Socket {
+    pub(crate) fn socket(&mut self) -> &mut Socket {
         &mut self.0.sock
     }
 
     /// Tells the client that no more follows.
-    pub(super) fn finish(&mut self) -> io::Result<()> {
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
         self.0.conn.send_close_notify();
         self.0.flush()
     }

@@ -10,28 +10,28 @@ use http::StatusCode;
 
 /// Counters since the server's start.
 #[derive(Debug, Default)]
-pub(super) struct Metrics {
+pub(crate) struct Metrics {
     /// Responses by status.
     responses: Mutex<BTreeMap<u16, u64>>,
     /// Time from each request to the end of its response, microseconds.
     busy: AtomicU64,
-    pub(super) sent_bytes: AtomicU64,
-    pub(super) accepted: AtomicU64,
+    pub(crate) sent_bytes: AtomicU64,
+    pub(crate) accepted: AtomicU64,
     /// Responses that ended early because their file had changed.
-    pub(super) changed_files: AtomicU64,
+    pub(crate) changed_files: AtomicU64,
     /// Responses that ended early because their file or object could not be read.
-    pub(super) failed_reads: AtomicU64,
+    pub(crate) failed_reads: AtomicU64,
     /// Responses that ended early because the client closed the connection or took too long.
-    pub(super) unfinished: AtomicU64,
+    pub(crate) unfinished: AtomicU64,
     /// Connections that were closed because the client sent no complete request in time.
-    pub(super) silent: AtomicU64,
+    pub(crate) silent: AtomicU64,
 }
 
 /// Type of a metric, name, help and value.
 type Metric<'a> = (&'a str, &'a str, &'a str, u64);
 
 impl Metrics {
-    pub(super) fn count(&self, status: StatusCode) {
+    pub(crate) fn count(&self, status: StatusCode) {
         let mut responses = self
             .responses
             .lock()
@@ -40,7 +40,7 @@ impl Metrics {
     }
 
     /// Adds the time from a request to the end of its response.
-    pub(super) fn count_time(&self, time: Duration) {
+    pub(crate) fn count_time(&self, time: Duration) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.busy.fetch_add(micros, Ordering::Relaxed);
     }
@@ -67,7 +67,7 @@ impl Metrics {
     }
 
     /// Returns all metrics; `open` and `limit` are numbers of connections.
-    pub(super) fn text(&self, open: usize, limit: usize) -> String {
+    pub(crate) fn text(&self, open: usize, limit: usize) -> String {
         let mut text = self.of_responses();
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let metrics: [Metric; 8] = [

@@ -8,21 +8,20 @@ use serde::Serialize;
 use tload::format_bytes;
 use tload::verify::Digest;
 
-use super::target::encode;
-use super::version::http_date;
-use crate::digest::hex;
+use crate::target::encode;
+use crate::version::http_date;
 
 /// File or directory in a list.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
-    pub(super) name: OsString,
-    pub(super) is_directory: bool,
+pub(crate) struct Entry {
+    pub(crate) name: OsString,
+    pub(crate) is_directory: bool,
     /// `None` for directories and for objects.
-    pub(super) bytes: Option<u64>,
+    pub(crate) bytes: Option<u64>,
     /// `None` for objects.
-    pub(super) modified: Option<SystemTime>,
+    pub(crate) modified: Option<SystemTime>,
     /// SHA-256, if it is known.
-    pub(super) digest: Option<Digest>,
+    pub(crate) digest: Option<Digest>,
 }
 
 /// Entry in JSON.
@@ -54,7 +53,7 @@ impl Entry {
 }
 
 /// Returns the list as JSON.
-pub(super) fn json(entries: &[Entry]) -> String {
+pub(crate) fn json(entries: &[Entry]) -> String {
     let item = |entry: &Entry| Item {
         name: entry.name.to_string_lossy().into_owned(),
         href: entry.href(),
@@ -65,7 +64,7 @@ pub(super) fn json(entries: &[Entry]) -> String {
         },
         bytes: entry.bytes,
         modified: entry.modified(),
-        sha256: entry.digest.map(|digest| hex(digest.bytes())),
+        sha256: entry.digest.map(|digest| digest.to_hex()),
     };
     let list = List {
         entries: entries.iter().map(item).collect(),
@@ -75,7 +74,7 @@ pub(super) fn json(entries: &[Entry]) -> String {
 }
 
 /// Returns the list as a page; `path` is that of the directory, encoded.
-pub(super) fn html(path: &str, entries: &[Entry]) -> String {
+pub(crate) fn html(path: &str, entries: &[Entry]) -> String {
     let title = escape(&percent_encoding::percent_decode_str(path).decode_utf8_lossy());
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>{title}</title></head>\n\

@@ -10,7 +10,7 @@ const REST: Duration = Duration::from_secs(1);
 
 /// Connections that are open.
 #[derive(Debug)]
-pub(super) struct Connections {
+pub(crate) struct Connections {
     limit: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -32,13 +32,13 @@ struct Peer {
 
 /// An open connection, counted until it is dropped.
 #[derive(Debug)]
-pub(super) struct Admission {
+pub(crate) struct Admission {
     connections: Arc<Connections>,
     id: u64,
 }
 
 impl Connections {
-    pub(super) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
             limit,
             state: Mutex::default(),
@@ -46,17 +46,17 @@ impl Connections {
         }
     }
 
-    pub(super) fn limit(&self) -> usize {
+    pub(crate) fn limit(&self) -> usize {
         self.limit
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.lock().open.len()
     }
 
     /// Returns whether another connection may be opened. If not, closes the one that has been idle
     /// for longest, and waits for the end of any, up to `timeout`.
-    pub(super) fn has_room(&self, timeout: Duration) -> bool {
+    pub(crate) fn has_room(&self, timeout: Duration) -> bool {
         self.has_room_at(Instant::now(), timeout)
     }
 
@@ -81,7 +81,7 @@ impl Connections {
     }
 
     /// Counts a new connection.
-    pub(super) fn admit(self: &Arc<Self>, stream: TcpStream) -> Admission {
+    pub(crate) fn admit(self: &Arc<Self>, stream: TcpStream) -> Admission {
         let mut state = self.lock();
         let id = state.next_id;
         state.next_id += 1;
@@ -98,7 +98,7 @@ impl Connections {
 
     /// Closes idle connections now, others after the response in progress, and all after
     /// `patience`. Returns the number of those that it interrupted.
-    pub(super) fn stop(&self, patience: Duration) -> usize {
+    pub(crate) fn stop(&self, patience: Duration) -> usize {
         let mut state = self.lock();
         state.is_stopping = true;
         for peer in state.open.values().filter(|peer| peer.idle_since.is_some()) {
@@ -139,13 +139,13 @@ impl Peer {
 impl Admission {
     /// Returns whether the connection may wait for another request after this one: not if the
     /// server stops, or other clients may be waiting for a connection.
-    pub(super) fn may_continue(&self) -> bool {
+    pub(crate) fn may_continue(&self) -> bool {
         let state = self.connections.lock();
         !state.is_stopping && state.open.len() < self.connections.limit
     }
 
     /// Records whether the connection waits for a request.
-    pub(super) fn set_idle(&self, is_idle: bool) {
+    pub(crate) fn set_idle(&self, is_idle: bool) {
         let mut state = self.connections.lock();
         let is_stopping = state.is_stopping;
         if let Some(peer) = state.open.get_mut(&self.id) {

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tload::Error;
 
-use super::socket::{Socket, Transport};
-use super::version::Version;
+use crate::socket::{Socket, Transport};
+use crate::version::Version;
 
 /// Bytes between two checks of the file's version. Checks cost a microsecond each.
 const STRIDE: u64 = 4 << 20;
@@ -30,7 +30,7 @@ const CHECKED_END: u64 = 64 << 10;
 /// Reason why a response ended early. The connection is closed: the client sees less than the
 /// `Content-Length`.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(crate) enum Ended {
     /// The file is not the one that the response describes any more.
     Changed,
     /// The file cannot be read.
@@ -48,17 +48,17 @@ pub(super) enum Ended {
 }
 
 /// File that is being sent.
-pub(super) struct Transfer<'a> {
-    pub(super) file: &'a File,
-    pub(super) version: &'a Version,
+pub(crate) struct Transfer<'a> {
+    pub(crate) file: &'a File,
+    pub(crate) version: &'a Version,
     /// Bytes that are left to send.
-    pub(super) range: Range<u64>,
-    pub(super) sent_bytes: &'a AtomicU64,
+    pub(crate) range: Range<u64>,
+    pub(crate) sent_bytes: &'a AtomicU64,
 }
 
 impl Transfer<'_> {
     /// Sends the bytes of the range, or fails before it sends the last of them.
-    pub(super) fn run(mut self, to: &mut Transport, buffer: &mut Vec<u8>) -> Result<(), Ended> {
+    pub(crate) fn run(mut self, to: &mut Transport, buffer: &mut Vec<u8>) -> Result<(), Ended> {
         self.advise();
         if let Transport::Plain(socket) = to {
             self.send_pages(socket)?;
@@ -178,8 +178,11 @@ mod tests {
         let path = folder.path().join("a");
         let len = 4 * CHECKED_END;
         // Neither `sendfile` nor `read` accepts this descriptor.
-        let file = File::options().write(true).create_new(true).open(path);
-        let file = file.unwrap();
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .unwrap();
         file.set_len(len).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

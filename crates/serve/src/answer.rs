@@ -10,43 +10,43 @@ use http::{HeaderMap, Method, StatusCode};
 use tload::verify::Digest;
 use tload::{Error, ErrorKind};
 
-use super::condition::{self, Verdict};
-use super::host;
-use super::listing::{self, Entry};
-use super::objects::Objects;
-use super::range::Extent;
-use super::request::Request;
-use super::response::{Body, Response};
-use super::target::Target;
-use super::token::Token;
-use super::tree::{Found, Tree};
-use super::version::{Version, http_date};
+use crate::condition::{self, Verdict};
+use crate::host;
+use crate::listing::{self, Entry};
+use crate::objects::Objects;
+use crate::range::Extent;
+use crate::request::Request;
+use crate::response::{Body, Response};
+use crate::target::Target;
+use crate::token::Token;
+use crate::tree::{Found, Tree};
+use crate::version::{Version, http_date};
 
 /// Path of the metrics. A file of this name is not served.
-pub(super) const METRICS: &str = "/metrics";
+pub(crate) const METRICS: &str = "/metrics";
 
 /// Media type of a response for people.
 const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Parts of the server that responses are made of.
 #[derive(Debug)]
-pub(super) struct Site {
-    pub(super) served: Served,
-    pub(super) token: Option<Token>,
+pub(crate) struct Site {
+    pub(crate) served: Served,
+    pub(crate) token: Option<Token>,
     /// True if only requests that name this machine are answered.
-    pub(super) is_local: bool,
+    pub(crate) is_local: bool,
 }
 
 /// Content of a server.
 #[derive(Debug)]
-pub(super) enum Served {
+pub(crate) enum Served {
     Files(Tree),
     Objects(Objects),
 }
 
 impl Site {
     /// Returns the response to `request`; `metrics` returns the text of the metrics.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         &self,
         request: &Request,
         now: SystemTime,
@@ -84,8 +84,8 @@ impl Site {
             Served::Objects(objects) => {
                 return match objects.find(&target) {
                     Ok((object, version)) => {
-                        let known = (version, object.digest());
-                        content(request, now, &target, known, |_, range| {
+                        let digest = object.digest();
+                        content(request, now, &target, version, digest, |_, range| {
                             let is_there = object.has(&range);
                             is_there.then_some(Body::Object(object, range))
                         })
@@ -96,8 +96,8 @@ impl Site {
         };
         match tree.find(&target) {
             Ok(Found::File(file, metadata, digest)) => {
-                let known = (Version::new(&metadata), digest);
-                content(request, now, &target, known, |version, range| {
+                let version = Version::new(&metadata);
+                content(request, now, &target, version, digest, |version, range| {
                     Some(Body::File(file, version, range))
                 })
             }
@@ -145,7 +145,8 @@ fn content(
     request: &Request,
     now: SystemTime,
     target: &Target,
-    (version, digest): (Version, Option<Digest>),
+    version: Version,
+    digest: Option<Digest>,
     body: impl FnOnce(Version, Range<u64>) -> Option<Body>,
 ) -> Response {
     let headers = &request.headers;

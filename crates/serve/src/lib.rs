@@ -1,4 +1,7 @@
-//! `tload serve`: files and objects over HTTP, read-only.
+//! The server of `tload serve`: files and objects over HTTP, read-only.
+//!
+//! The command `tload` starts it; users depend on the crate `tload`. It knows neither the command
+//! line nor signals: [`ServeOptions`] says what is served, and a function ends [`Server::run`].
 //!
 //! ```text
 //! listener ─▶ connections (limit) ─▶ a thread per connection:
@@ -9,6 +12,8 @@
 //! Threads, because `sendfile(2)` blocks: an asynchronous server would have to copy each file
 //! through its own memory. `httparse`, the parser of hyper, parses requests. `condition`, `host`,
 //! `listing`, `range`, `request`, `response`, `target` and `version` decide without I/O.
+
+#![forbid(unsafe_code)]
 
 mod answer;
 mod condition;
@@ -57,40 +62,53 @@ use self::objects::Objects;
 use self::tls::Tls;
 use self::token::Token;
 use self::tree::Tree;
-use crate::interrupt::Interrupt;
 
-/// Longest time until a signal is noticed.
+/// Longest time until a request to stop is noticed.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Time that responses in progress have to end after a signal. Less than the grace of
-/// [`Interrupt`], which ends the process.
+/// Time that responses in progress have to end. Less than the time after a signal until the command
+/// ends the process.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
-/// Settings of a server.
-#[derive(Debug)]
-pub(crate) struct Settings {
-    /// `None` for the objects in the cache.
-    pub(crate) location: Option<Location>,
-    pub(crate) store: StoreOptions,
-    pub(crate) listen: String,
-    pub(crate) token_file: Option<PathBuf>,
-    /// Certificate and key.
-    pub(crate) tls: Option<(PathBuf, PathBuf)>,
-    pub(crate) max_connections: usize,
-    pub(crate) client_timeout: Duration,
+/// Settings of a [`Server`].
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// Directory, file or URL to serve; `None` for the objects in the cache.
+    pub location: Option<Location>,
+    /// Options of the object store, and of its cache.
+    pub store: StoreOptions,
+    /// Address and port to listen on. Port 0 chooses a free one.
+    pub listen: String,
+    /// File with the token that every request must have.
+    pub token_file: Option<PathBuf>,
+    /// Files for HTTPS; `None` for HTTP.
+    pub tls: Option<TlsFiles>,
+    /// Maximum number of open connections.
+    pub max_connections: usize,
+    /// Time without a request, or without progress of a response, until a connection is closed.
+    pub client_timeout: Duration,
 }
 
-/// A server that listens.
+/// PEM files with the identity of a server.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// Certificate chain, the server's certificate first.
+    pub certificate: PathBuf,
+    /// Private key of the server's certificate.
+    pub key: PathBuf,
+}
+
+/// A server that listens. Clients are accepted while it runs.
 #[derive(Debug)]
-pub(crate) struct Listening {
+pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    server: Arc<Server>,
+    service: Arc<Service>,
 }
 
 /// State that all connections share.
 #[derive(Debug)]
-struct Server {
+struct Service {
     site: Site,
     tls: Option<Tls>,
     client_timeout: Duration,
@@ -98,22 +116,23 @@ struct Server {
     metrics: Metrics,
 }
 
-impl Listening {
-    /// Reads all files that `settings` name, and begins to listen.
-    pub(crate) fn start(settings: &Settings) -> Result<Self> {
-        let served = match &settings.location {
+impl Server {
+    /// Reads the files that `options` name, and begins to listen.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the location, the token, the certificate and the address. Advice in them names
+    /// flags of the command.
+    pub fn bind(options: &ServeOptions) -> Result<Self> {
+        let served = match &options.location {
             Some(local) if local.as_path().is_some() => Served::Files(Tree::open(local)?),
-            location => Served::Objects(Objects::open(location.as_ref(), &settings.store)?),
+            location => Served::Objects(Objects::open(location.as_ref(), &options.store)?),
         };
-        let token = settings
-            .token_file
-            .as_deref()
-            .map(Token::read)
-            .transpose()?;
-        let tls = settings.tls.as_ref();
-        let tls = tls.map(|(certificate, key)| Tls::read(certificate, key));
-        let listening = |error| cannot_listen(error, &settings.listen);
-        let listener = TcpListener::bind(&*settings.listen).map_err(listening)?;
+        let token_file = options.token_file.as_deref();
+        let token = token_file.map(Token::read).transpose()?;
+        let tls = options.tls.as_ref().map(Tls::read);
+        let listening = |error| cannot_listen(error, &options.listen);
+        let listener = TcpListener::bind(&*options.listen).map_err(listening)?;
         // A client that is gone before it is accepted must not block the thread.
         listener.set_nonblocking(true).map_err(listening)?;
         let address = listener.local_addr().map_err(listening)?;
@@ -125,23 +144,24 @@ impl Listening {
         Ok(Self {
             address,
             listener,
-            server: Arc::new(Server {
+            service: Arc::new(Service {
                 site,
                 tls: tls.transpose()?,
-                client_timeout: settings.client_timeout,
-                connections: Arc::new(Connections::new(settings.max_connections)),
+                client_timeout: options.client_timeout,
+                connections: Arc::new(Connections::new(options.max_connections)),
                 metrics: Metrics::default(),
             }),
         })
     }
 
-    pub(crate) fn address(&self) -> SocketAddr {
+    /// Returns the address that the server listens on.
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Returns the address as a URL.
-    pub(crate) fn url(&self) -> String {
-        let scheme = if self.server.tls.is_some() {
+    pub fn url(&self) -> String {
+        let scheme = if self.service.tls.is_some() {
             "https"
         } else {
             "http"
@@ -149,23 +169,25 @@ impl Listening {
         format!("{scheme}://{}/", self.address)
     }
 
-    /// Serves until a signal arrives, and then ends responses in progress within a second.
-    pub(crate) fn run(&self, interrupt: &Interrupt) {
-        while interrupt.check().is_ok() {
+    /// Serves until `stops_within` returns true, and then ends responses in progress within a
+    /// second. That function waits for a request to stop, at most as long as its argument says, and
+    /// returns whether there is one. It is called several times a second.
+    pub fn run(&self, stops_within: impl Fn(Duration) -> bool) {
+        while !stops_within(Duration::ZERO) {
             // Above the limit, clients wait in the kernel's queue.
-            if self.server.connections.has_room(STEP) && self.has_client() {
+            if self.service.connections.has_room(STEP) && self.has_client() {
                 match self.listener.accept() {
                     Ok((stream, _)) => self.begin(stream),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
                         // The client has gone, or the process has no descriptors left.
                         tracing::warn!("cannot accept a connection: {error}");
-                        drop(interrupt.wait(STEP));
+                        stops_within(STEP);
                     }
                 }
             }
         }
-        let ended = self.server.connections.stop(STOP_GRACE);
+        let ended = self.service.connections.stop(STOP_GRACE);
         tracing::info!("stopped; {ended} responses were cut off");
     }
 
@@ -186,12 +208,15 @@ impl Listening {
                 return;
             }
         };
-        let admission = self.server.connections.admit(twin);
-        self.server.metrics.accepted.fetch_add(1, Ordering::Relaxed);
-        let server = Arc::clone(&self.server);
+        let admission = self.service.connections.admit(twin);
+        self.service
+            .metrics
+            .accepted
+            .fetch_add(1, Ordering::Relaxed);
+        let service = Arc::clone(&self.service);
         let thread = thread::Builder::new()
             .name("tload-serve".to_owned())
-            .spawn(move || server.serve(stream, &admission));
+            .spawn(move || service.serve(stream, &admission));
         if let Err(error) = thread {
             // The connection is closed with the closure.
             tracing::warn!("cannot start a thread: {error}");
@@ -199,7 +224,7 @@ impl Listening {
     }
 }
 
-impl Server {
+impl Service {
     fn serve(&self, stream: TcpStream, admission: &Admission) {
         match Connection::new(self, admission, stream) {
             Ok(connection) => connection.run(),
@@ -243,3 +268,46 @@ const HINTS: [(io::ErrorKind, &str); 4] = [
         "write an address and a port: 127.0.0.1:8080",
     ),
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::sync::mpsc::{self, RecvTimeoutError};
+
+    use super::*;
+
+    #[test]
+    fn server_answers_until_it_is_told_to_stop() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        let server = Server::bind(&ServeOptions {
+            location: Some(Location::from_path(folder.path())),
+            store: StoreOptions::new(),
+            listen: "127.0.0.1:0".to_owned(),
+            token_file: None,
+            tls: None,
+            max_connections: 4,
+            client_timeout: Duration::from_secs(60),
+        })
+        .unwrap();
+        assert_eq!(server.url(), format!("http://{}/", server.address()));
+        let (running, ended) = mpsc::channel::<()>();
+        let address = server.address();
+        let response = thread::scope(|scope| {
+            // Dropped at the end, also by a panic.
+            let _running = running;
+            let stops =
+                move |timeout| ended.recv_timeout(timeout) != Err(RecvTimeoutError::Timeout);
+            scope.spawn(move || server.run(stops));
+            let mut client = TcpStream::connect(address).unwrap();
+            client
+                .write_all(b"GET /config.json HTTP/1.0\r\n\r\n")
+                .unwrap();
+            let mut response = String::new();
+            client.read_to_string(&mut response).unwrap();
+            response
+        });
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+        assert!(response.ends_with("\r\n\r\n{}"), "{response}");
+    }
+}

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tload::storage::ConfinedEntry;
 use tload::verify::{Digest, Manifest};
 
-use super::version::Version;
+use crate::version::Version;
 
 /// Length of a manifest that is read, bytes: of more than 100,000 tensors.
 const BYTES_MAX: u64 = 64 << 20;
@@ -21,7 +21,7 @@ const MANIFESTS_MAX: usize = 1000;
 
 /// Digests of the manifests read so far, by directory.
 #[derive(Debug, Default)]
-pub(super) struct Digests {
+pub(crate) struct Digests {
     known: Mutex<HashMap<PathBuf, Arc<Stated>>>,
     /// Locked while a manifest is read, which takes several times its length. All clients of a
     /// fleet that starts ask for the same one.
@@ -30,7 +30,7 @@ pub(super) struct Digests {
 
 /// Digests that one manifest states, of the files beside it.
 #[derive(Debug)]
-pub(super) struct Stated {
+pub(crate) struct Stated {
     version: Version,
     /// Time of the manifest, in seconds and nanoseconds.
     written: (i64, i64),
@@ -40,7 +40,7 @@ pub(super) struct Stated {
 impl Digests {
     /// Returns what the `manifest` of a directory states; `None` if there is none. It is read again
     /// when it has changed. One request reads at a time; the others wait.
-    pub(super) fn of(&self, directory: &Path, manifest: &ConfinedEntry) -> Option<Arc<Stated>> {
+    pub(crate) fn of(&self, directory: &Path, manifest: &ConfinedEntry) -> Option<Arc<Stated>> {
         let known = || {
             let metadata = manifest.metadata().ok()?;
             let known = lock(&self.known).get(directory).map(Arc::clone);
@@ -57,8 +57,7 @@ impl Digests {
         let mut text = Vec::new();
         file.take(BYTES_MAX).read_to_end(&mut text).ok()?;
         // One that cannot be read states nothing.
-        let files = Manifest::parse(&text).unwrap_or_default().files;
-        let files = files.into_iter();
+        let files = Manifest::parse(&text).unwrap_or_default().files.into_iter();
         let stated = Arc::new(Stated {
             version: Version::new(&metadata),
             written: times(&metadata).into_iter().min()?,
@@ -85,7 +84,7 @@ impl Stated {
     /// The times of the last write and of the last change of the inode count: `cp -p` and `rsync
     /// -a` set the first, and of the manifest, `chmod` changes the second. So the later one of the
     /// file is compared with the earlier one of the manifest.
-    pub(super) fn of(&self, name: &OsStr, file: &Metadata) -> Option<Digest> {
+    pub(crate) fn of(&self, name: &OsStr, file: &Metadata) -> Option<Digest> {
         let (bytes, digest) = self.files.get(name.to_str()?)?;
         let changed = times(file).into_iter().max()?;
         (*bytes == file.len() && changed <= self.written).then_some(*digest)
