@@ -2,6 +2,8 @@
 
 use object_store::ObjectMeta;
 
+use super::store::obs_text::of_list;
+
 /// Identity of one state of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectIdentity {
@@ -19,7 +21,7 @@ impl ObjectIdentity {
     pub(crate) fn from_meta(meta: &ObjectMeta) -> Self {
         // Lists state both in JSON or XML, where any text is possible; requests send them back.
         let is_header = |text: &String| !text.contains(char::is_control);
-        let e_tag = meta.e_tag.clone().filter(is_header);
+        let e_tag = meta.e_tag.clone().filter(is_header).map(of_list);
         let version = meta.version.clone().filter(is_header);
         Self {
             len: meta.size,
