@@ -116,7 +116,7 @@ try:
         once()
 except KeyboardInterrupt:
     pass
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 120
 while threading.active_count() > 1 and time.monotonic() < deadline:
     time.sleep(0.002)
 gc.collect()
@@ -461,7 +461,7 @@ def held():
     return resident(), len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 def settled(wanted):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         now = held()
         if all(one <= most for one, most in zip(now, wanted)) or time.monotonic() > deadline:

@@ -78,8 +78,9 @@ class CopyReport:
     `allow_unversioned`)."""
     unusable: tuple[str, ...]
     """Names at the source that cannot be those of files in a directory, and were left out: keys of
-    stores with empty components, dots or control characters, names that are not UTF-8, and files
-    with the name of a folder."""
+    stores with empty components, dots or control characters, names that are not UTF-8, names that
+    are too long for the target's file system (files in progress have 24 bytes more), and files with
+    the name of a folder."""
     seconds: float
     """Seconds from the call to the last byte on disk."""
     plan: CopyPlan | None = None

@@ -110,7 +110,7 @@ pub(crate) fn drain(driver: &mut Lock, ordinal: i32) {
     let device = driver.known(ordinal);
     clock.join(&device.retired);
     driver.wait_while(|driver| !driver.has_run(&clock));
-    driver.reached(&clock);
+    driver.reached(&clock, ordinal);
 }
 
 /// Implements `cuCtxSynchronize`.

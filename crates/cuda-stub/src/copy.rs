@@ -217,6 +217,12 @@ fn pace(driver: &mut Lock, ordinal: i32, len: usize) {
         if bandwidth > 0 && driver.settings.bandwidth == bandwidth {
             end = end.max(engine);
         }
+        if driver.settings.stalled.contains(&ordinal) {
+            driver.wait_while(|driver| {
+                driver.settings.stalled.contains(&ordinal) && driver.lost(ordinal).is_ok()
+            });
+            continue;
+        }
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
             break;

@@ -183,7 +183,7 @@ pub(crate) fn synchronize(driver: &mut Lock, id: u64) -> Outcome {
     let ordinal = event.ordinal;
     if let Some(record) = event.record.clone() {
         driver.wait_while(|driver| !driver.has_run(&record.clock));
-        driver.reached(&record.clock);
+        driver.reached(&record.clock, ordinal);
     }
     driver.lost(ordinal)
 }

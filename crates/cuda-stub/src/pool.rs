@@ -86,9 +86,11 @@ impl Driver {
         }
     }
 
-    /// Frees what pools hold beyond their threshold, as every synchronisation does.
-    pub(crate) fn trim_pools(&mut self) {
-        for pool in self.pools.values_mut() {
+    /// Frees what a device's pools hold beyond their threshold, as every synchronisation with it
+    /// does.
+    pub(crate) fn trim_pools(&mut self, ordinal: i32) {
+        let own = self.pools.values_mut();
+        for pool in own.filter(|pool| pool.ordinal == ordinal) {
             pool.trim(usize::try_from(pool.threshold).unwrap_or(usize::MAX));
         }
     }

@@ -7,12 +7,13 @@ use crate::status::Status;
 
 /// All keys: lower case in `tload_cuda_stub_set`, upper case after `TLOAD_CUDA_STUB_` in the
 /// environment.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "devices",
     "memory",
     "busy",
     "version",
     "copy_delay_us",
+    "stalled",
     "bandwidth",
     "register_max",
     "missing",
@@ -33,6 +34,8 @@ pub(crate) struct Settings {
     pub(crate) version: i32,
     /// Minimum duration of each copy.
     pub(crate) copy_delay: Duration,
+    /// Devices whose copies do not end while they are here.
+    pub(crate) stalled: Vec<i32>,
     /// Bytes per second of all copies of a device together; 0 is without limit.
     pub(crate) bandwidth: u64,
     /// Longest range that can be registered, in bytes.
@@ -66,6 +69,7 @@ impl Default for Settings {
             busy: 0,
             version: 12_080,
             copy_delay: Duration::ZERO,
+            stalled: Vec::new(),
             bandwidth: 0,
             register_max: usize::MAX,
             missing: Vec::new(),
@@ -105,6 +109,10 @@ impl Settings {
             "busy" => self.busy = value.parse().ok()?,
             "version" => self.version = value.parse().ok()?,
             "copy_delay_us" => self.copy_delay = Duration::from_micros(value.parse().ok()?),
+            "stalled" => {
+                let ordinals = items(value).map(|item| item.parse().ok());
+                self.stalled = ordinals.collect::<Option<_>>()?;
+            }
             "bandwidth" => self.bandwidth = value.parse().ok()?,
             "register_max" => self.register_max = value.parse().ok()?,
             "missing" => self.missing = items(value).map(str::to_owned).collect(),

@@ -185,10 +185,10 @@ impl Driver {
         })
     }
 
-    /// Records that the host has waited for these points.
-    pub(crate) fn reached(&mut self, clock: &Clock) {
+    /// Records that the host has waited for these points of work of a device.
+    pub(crate) fn reached(&mut self, clock: &Clock, ordinal: i32) {
         self.host.join(clock);
-        self.trim_pools();
+        self.trim_pools(ordinal);
     }
 
     /// Implements `cuStreamDestroy`: queued work still runs, and the call does not wait for it.
@@ -227,7 +227,7 @@ pub(crate) fn wait(driver: &mut Lock, id: u64) -> Outcome {
     let ordinal = driver.ordinal_of(id);
     let clock = driver.streams[&id].clock.clone();
     driver.wait_while(|driver| !driver.has_run(&clock));
-    driver.reached(&clock);
+    driver.reached(&clock, ordinal);
     driver.lost(ordinal)
 }
 

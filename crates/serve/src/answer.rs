@@ -19,7 +19,7 @@ use crate::request::Request;
 use crate::response::{Body, Response};
 use crate::target::Target;
 use crate::token::Token;
-use crate::tree::{Found, Tree};
+use crate::tree::{Found, Tree, lacks_descriptors};
 use crate::version::{Version, http_date};
 
 /// Path of the metrics. A file of this name is not served.
@@ -116,7 +116,7 @@ impl Site {
             Served::Objects(objects) => !objects.is_cache(),
         };
         let response = match (error.kind(), error.errno()) {
-            (_, Some(EMFILE | ENFILE)) => {
+            _ if lacks_descriptors(error) => {
                 Response::plain(StatusCode::SERVICE_UNAVAILABLE).with("Retry-After", "1")
             }
             // The options of the store, or a request that it does not understand.
@@ -258,8 +258,6 @@ fn moved(target: &Target, query: Option<&str>) -> String {
     target.directory() + &query
 }
 
-const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
-const ENFILE: i32 = rustix::io::Errno::NFILE.raw_os_error();
 const ENOTDIR: i32 = rustix::io::Errno::NOTDIR.raw_os_error();
 const ELOOP: i32 = rustix::io::Errno::LOOP.raw_os_error();
 const ENAMETOOLONG: i32 = rustix::io::Errno::NAMETOOLONG.raw_os_error();

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use tload::storage::{ConfinedDir, ConfinedEntry};
 use tload::verify::{Digest, MANIFEST_NAME};
 use tload::{Error, ErrorKind, Location, Result};
@@ -137,12 +138,13 @@ impl Tree {
                 continue;
             }
             let found = locate(root, &path.join(&name));
-            let metadata = found.and_then(|it| it.metadata());
-            // One that cannot be examined, or is gone by now, cannot be fetched either.
-            if let Ok(metadata) = metadata.as_ref()
-                && (metadata.is_dir() || metadata.is_file())
-            {
-                entries.push(listed(&name, metadata, stated.as_deref()));
+            match found.and_then(|it| it.metadata()) {
+                Ok(metadata) if metadata.is_dir() || metadata.is_file() => {
+                    entries.push(listed(&name, &metadata, stated.as_deref()));
+                }
+                Err(error) if lacks_descriptors(&error) => return Err(error),
+                // One that cannot be examined, or is gone by now, cannot be fetched either.
+                Ok(_) | Err(_) => {}
             }
         }
         entries.sort_by(|one, other| one.name.cmp(&other.name));
@@ -174,6 +176,13 @@ fn locate(root: &ConfinedDir, path: &Path) -> Result<ConfinedEntry> {
     };
     let mut names = below.iter().map(OsStr::as_bytes);
     names.all(is_visible).then_some(found).ok_or_else(not_found)
+}
+
+/// Returns whether an error is that this process or the system has too many files open.
+pub(super) fn lacks_descriptors(error: &Error) -> bool {
+    const SCARCE: [Errno; 2] = [Errno::MFILE, Errno::NFILE];
+    let found = error.errno();
+    found.is_some_and(|errno| SCARCE.map(Errno::raw_os_error).contains(&errno))
 }
 
 fn listed(name: &OsStr, metadata: &Metadata, stated: Option<&Stated>) -> Entry {

@@ -30,8 +30,9 @@ JSON: {location, target, copied_files, copied_bytes, resumed_bytes, skipped_file
   requests, retries, unversioned_files, unusable, seconds, plan}; `copied_bytes` were read by this
   copy, `resumed_bytes` by earlier ones. `unusable` are names that cannot be those of files, and are
   left out: keys of stores with empty components, dots or control characters, names that are not
-  UTF-8, and files with the name of a folder. Without --skip-unusable, the command copies everything
-  else and then fails.
+  UTF-8, names that are too long for the file system of DST (files in progress have 24 bytes more),
+  and files with the name of a folder. Without --skip-unusable, the command copies everything else
+  and then fails.
   `plan` is null, or with --dry-run {files: [{name, action, bytes, resumed_bytes}], needed_bytes,
   free_bytes}; the counters then say what the copy would do. An action is copy, resume or skip.")]
 #[expect(clippy::struct_excessive_bools, reason = "independent flags")]

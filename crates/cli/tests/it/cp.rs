@@ -490,6 +490,39 @@ fn copy_larger_than_free_space_is_rejected_before_first_write() {
     assert_eq!(names(&target), Vec::<String>::new());
 }
 
+/// A name that the target's file system does not take keeps no other file from being copied.
+#[test]
+fn names_that_are_too_long_are_left_out_and_fail_the_copy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, target) = (directory.path().join("from"), directory.path().join("to"));
+    let fits = format!("{}.bin", "f".repeat(227));
+    // As long as a name may be; that of its file in progress is not possible.
+    let long = format!("{}.bin", "n".repeat(251));
+    for name in ["a", "z/config.json", &fits, &long] {
+        write(&source.join(name), "{}");
+    }
+    let paths = [source.to_str().unwrap(), target.to_str().unwrap()];
+    refused(
+        &paths,
+        2,
+        &["nnnn", "everything else was copied", "--skip-unusable"],
+    );
+    assert_eq!(names(&target), ["a", &fits, "z/config.json"]);
+    let plan = copy(&source, &target, &["--dry-run"]);
+    assert_eq!(plan["unusable"], json!([long]));
+    let elsewhere = directory.path().join("none/yet");
+    let plan = copy(&source, &elsewhere, &["--dry-run"]);
+    assert_eq!(
+        (&plan["unusable"], elsewhere.exists()),
+        (&json!([long]), false)
+    );
+    let report = copy(&source, &target, &["--skip-unusable"]);
+    assert_eq!(
+        (&report["unusable"], &report["skipped_files"]),
+        (&json!([long]), &json!(3))
+    );
+}
+
 /// Names that are not UTF-8 cannot be shown or recorded.
 #[test]
 fn names_that_cannot_be_copied_are_left_out_and_fail_the_copy() {

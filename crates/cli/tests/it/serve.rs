@@ -1,5 +1,6 @@
 //! `tload serve`: the server as a process of its own, asked by sockets, curl and tload itself.
 
+mod descriptors;
 #[cfg(feature = "object")]
 mod loads;
 #[cfg(feature = "object")]

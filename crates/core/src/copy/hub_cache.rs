@@ -345,12 +345,11 @@ impl Cache {
             let mut above = vec!["snapshots", &self.commit.name];
             above.extend(&folders);
             let (links, blobs) = (self.make(&above)?, self.make(&["blobs"])?);
-            let staged = self.staged(&folders, false);
+            let mut staged = self.staged(&folders, false);
             if !blob.exists() {
-                staged.as_ref().map_or_else(
-                    |error| Err(error.kind().into()),
-                    |staged| staged.rename(name, &blobs, &tag),
-                )?;
+                let folder = staged?;
+                folder.rename(name, &blobs, &tag)?;
+                staged = Ok(folder);
             }
             if let Ok(staged) = staged {
                 // Remove a second file of equal contents, and what an interrupted copy left of it:

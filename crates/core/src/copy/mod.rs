@@ -165,7 +165,8 @@ pub struct CopyReport {
     /// length, first and last bytes were compared once more at the end.
     pub unversioned_files: u64,
     /// Names at the source that cannot be those of files in a directory, and were left out: keys of
-    /// stores with empty components, dots or control characters, names that are not UTF-8, and
+    /// stores with empty components, dots or control characters, names that are not UTF-8, names
+    /// that are too long for the target's file system (files in progress have 24 bytes more), and
     /// files with the name of a folder. Never copied; a copy that is not a dry run fails after it
     /// has copied everything else, unless [`CopyOptions::skip_unusable`] is set.
     pub unusable: Vec<String>,
@@ -313,16 +314,43 @@ impl Copy {
             }
         }
         if self.options.dry_run {
+            let existing = self.target.ancestors().find(|path| path.is_dir());
+            let here = existing.filter(|path| !path.as_os_str().is_empty());
+            let root = TargetDir::find(here.unwrap_or(Path::new(".")))?;
+            let entries = match root {
+                Some(root) => self.fitting(&root, entries, &mut unusable)?,
+                None => entries,
+            };
             let plan = plan::plan(entries, &self.target, &sources, &self.options, &self.shared)?;
             return Ok(self.report(started, Some(plan), unusable));
         }
         let root = self.open_target()?;
+        let entries = self.fitting(&root, entries, &mut unusable)?;
         let entries = self.absent(entries, &root)?;
         executor::run(entries, &root, &sources, &self.options, &self.shared)?;
         if unusable.is_empty() || self.options.skip_unusable {
             return Ok(self.report(started, None, unusable));
         }
         Err(unusable::error(&unusable, &self.source))
+    }
+
+    /// Returns the entries with names that the file system of the target takes.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] if there are none.
+    fn fitting(
+        &self,
+        root: &TargetDir,
+        entries: Vec<Entry>,
+        unusable: &mut Vec<String>,
+    ) -> Result<Vec<Entry>> {
+        let (entries, others) = unusable::split_at(root, entries)?;
+        unusable.extend(others);
+        if entries.is_empty() {
+            return Err(unusable::error(unusable, &self.source));
+        }
+        Ok(entries)
     }
 
     #[cfg(feature = "object")]

@@ -115,6 +115,20 @@ impl TargetDir {
         .with_hint("free some space, or copy to another disk"))
     }
 
+    /// Returns whether the file system takes a name, and those of the files beside it while it is
+    /// copied. Its limit may depend on the characters (UTF-16, encryption), so it is asked for each
+    /// name.
+    pub(super) fn takes(&self, name: &str) -> Result<bool> {
+        let components = paths::components(name)?;
+        let longest = components.last().map(|last| paths::next_journal(last));
+        let mut names = components.into_iter().chain(longest.as_deref());
+        let is_too_long = |name: &str| {
+            let found = statat(self.folder.folder(), name, AtFlags::SYMLINK_NOFOLLOW);
+            found.is_err_and(|errno| errno == Errno::NAMETOOLONG)
+        };
+        Ok(!names.any(is_too_long))
+    }
+
     /// Returns the source of a file that a copy finished and recorded, and that has not changed
     /// since. An unreadable file does not count, nor does a symbolic link.
     pub(super) fn held(&self, name: &str) -> Result<Option<Origin>> {
@@ -145,7 +159,9 @@ impl TargetDir {
         Ok(units.saturating_mul(STAT_UNIT))
     }
 
-    /// Returns the bytes of `origin` that a copy would not request again.
+    /// Returns the bytes of `origin` that a copy would not request again: none of another user's
+    /// file in progress, which it would refuse. The owner that new files get is not looked for, as
+    /// that would create one.
     pub(super) fn resumable_bytes(&self, name: &str, origin: &Origin) -> Result<u64> {
         let Some((folder, last)) = self.folder_of(name, false)? else {
             return Ok(0);
@@ -153,6 +169,9 @@ impl TargetDir {
         let Some(stat) = self.stat_of_partial(name)? else {
             return Ok(0);
         };
+        if !is_regular(&stat) || stat.st_nlink > 1 || stat.st_uid != geteuid().as_raw() {
+            return Ok(0);
+        }
         let len = u64::try_from(stat.st_size).unwrap_or(0);
         let journal = read_journal(&folder, last, stat.st_uid);
         let done = journal.and_then(|journal| journal.resume(origin, len));
@@ -585,9 +604,12 @@ mod tests {
         done.add(0..2);
         partial.record(&origin(), &done).expect("records");
         drop(partial);
+        let resumable = || root.resumable_bytes("x", &origin()).expect("looks");
+        assert_eq!(resumable(), 2);
         for path in [&begun, &journal] {
             chown(path, Some(OTHER), None).expect("root may");
         }
+        assert_eq!(resumable(), 0);
         let inode = || std::fs::metadata(&begun).expect("is there").ino();
         let of_other = File::options().read(true).open(&begun).expect("opens");
         let error = root.begin("x", &origin(), false).expect_err("of another");

@@ -1,12 +1,14 @@
 //! Names at the source that cannot be the names of files in a directory: keys of stores with empty
-//! components, dots or control characters, names that are not UTF-8, and files with the name of a
-//! folder. A copy leaves them out, and then fails unless `skip_unusable` is set.
+//! components, dots or control characters, names that are not UTF-8, names that are too long for
+//! the file system of the target, and files with the name of a folder. A copy leaves them out, and
+//! then fails unless `skip_unusable` is set.
 
 use std::collections::HashSet;
 
 use super::list::Entry;
 use super::paths;
-use crate::error::{Error, shortened};
+use super::target::TargetDir;
+use crate::error::{Error, Result, shortened};
 use crate::options::Location;
 
 /// Longest list in an error.
@@ -37,6 +39,20 @@ pub(super) fn split(entries: Vec<Entry>) -> (Vec<Entry>, Vec<String>) {
         }
     }
     (usable, unusable)
+}
+
+/// Splits entries into those whose names the file system of `root` takes, and the names of the
+/// others, which are too long for it.
+pub(super) fn split_at(root: &TargetDir, entries: Vec<Entry>) -> Result<(Vec<Entry>, Vec<String>)> {
+    let (mut usable, mut unusable) = (Vec::new(), Vec::new());
+    for entry in entries {
+        if root.takes(&entry.name)? {
+            usable.push(entry);
+        } else {
+            unusable.push(entry.name);
+        }
+    }
+    Ok((usable, unusable))
 }
 
 /// Returns the error for names that were left out of a copy.

@@ -494,6 +494,18 @@ mod tests {
         Pool::new(limit, Arc::default())
     }
 
+    /// Returns a pool of 64 KiB with 4 and 56 KiB free, and the region between them: mappings that
+    /// the system happens to place side by side would be joined.
+    fn scattered() -> (Pool, RegionWriter) {
+        let pool = pool(64 << 10);
+        let region = |len| pool.try_region(len, 1).expect("maps").expect("fits");
+        drop(region(64 << 10));
+        let [front, between, back] = [4 << 10, 4 << 10, 56 << 10].map(region);
+        drop((front, back));
+        assert_eq!((pool.usage().fresh, pool.usage().recycled), (1, 3));
+        (pool, between)
+    }
+
     #[test]
     fn pool_at_limit_rejects_until_region_dropped() {
         let pool = pool(64 << 10);
@@ -622,10 +634,8 @@ mod tests {
 
     #[test]
     fn evicted_memory_is_charged_until_it_is_unmapped() {
-        let pool = pool(64 << 10);
-        drop(pool.try_region(4096, 1).expect("maps").expect("fits"));
-        drop(pool.try_region(60 << 10, 1).expect("maps").expect("fits"));
-        let begun = pool.begin_region(64 << 10, 1).expect("no system error");
+        let (pool, _between) = scattered();
+        let begun = pool.begin_region(60 << 10, 1).expect("no system error");
         let Begun::Evicts(evicted) = begun else {
             panic!("both are too small")
         };
@@ -635,18 +645,16 @@ mod tests {
         assert!(matches!(other, Begun::Full));
         let events = pool.events().count();
         drop(evicted);
-        assert_eq!(pool.usage().charged, 0);
+        assert_eq!(pool.usage().charged, 4 << 10);
         assert_ne!(pool.events().count(), events, "it is woken");
-        let begun = pool.begin_region(64 << 10, 1).expect("maps");
+        let begun = pool.begin_region(60 << 10, 1).expect("maps");
         assert!(matches!(begun, Begun::Region(_)));
     }
 
     #[test]
     fn free_mapping_too_small_is_evicted() {
-        let pool = pool(64 << 10);
-        drop(pool.try_region(4096, 1).expect("maps").expect("fits"));
-        drop(pool.try_region(60 << 10, 1).expect("maps").expect("fits"));
-        assert!(pool.try_region(64 << 10, 1).expect("maps").is_some());
-        assert_eq!(pool.usage().charged, 64 << 10);
+        let (pool, _between) = scattered();
+        assert!(pool.try_region(60 << 10, 1).expect("maps").is_some());
+        assert_eq!((pool.usage().fresh, pool.usage().recycled), (2, 3));
     }
 }

@@ -1,6 +1,7 @@
 //! Messages between ranks that are longer than a record.
 
 use std::error::Error as _;
+use std::io;
 
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +73,7 @@ pub(crate) struct Failure {
     tensor: Option<String>,
     hint: Option<String>,
     cause: Option<String>,
+    errno: Option<i32>,
 }
 
 impl Failure {
@@ -94,6 +96,7 @@ impl Failure {
             tensor: error.tensor().map(short),
             hint: error.marked_hint().as_deref().map(short),
             cause: error.source().map(|cause| short(&cause.to_string())),
+            errno: error.errno(),
         }
     }
 
@@ -140,9 +143,11 @@ impl Failure {
         if let Some(hint) = &self.hint {
             error = error.with_hint(hint);
         }
-        if let Some(cause) = &self.cause {
-            error = error.with_source(cause.as_str());
-        }
+        error = match (self.errno, &self.cause) {
+            (Some(errno), _) => error.with_source(io::Error::from_raw_os_error(errno)),
+            (None, Some(cause)) => error.with_source(cause.as_str()),
+            (None, None) => error,
+        };
         error.with_ranks(self.ranks.iter().copied())
     }
 }
@@ -168,6 +173,16 @@ mod tests {
             error.chain(),
             "m/a.safetensors: tensor \"w\": rank 3: the digest differs\n  caused by: the disk is gone\n  hint: load it again, or use verify=off"
         );
+    }
+
+    #[test]
+    fn failure_keeps_the_error_number() {
+        let cause = io::Error::from_raw_os_error(libc::EMFILE);
+        let failure = Failure::new(3, &Error::from_io("cannot open", cause));
+        for error in [failure.error(), failure.not_begun()] {
+            assert_eq!(error.errno(), Some(libc::EMFILE));
+            assert!(error.chain().contains("Too many open files"), "{error}");
+        }
     }
 
     #[test]

@@ -31,6 +31,13 @@ pub(crate) const DEPTH_MAX: usize = 64;
 /// The part of a directory's permissions that its files get.
 const OF_FILES: Mode = Mode::from_raw_mode(0o666);
 
+/// Returns whether an error of the file system is that the process or the system lacks descriptors
+/// or memory: it says nothing about the file.
+pub(crate) fn is_scarcity(error: &io::Error) -> bool {
+    let scarce = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| scarce.contains(&errno))
+}
+
 /// Users whose files are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use tload::cuda::Context;
-use tload::{Device, ErrorKind};
+use tload::{Device, DeviceMap, ErrorKind, Order};
 
 use crate::fixtures::{Files, MIB, failure, load, options};
 use crate::foreign::Stream;
@@ -120,6 +120,76 @@ fn wait_for_freed_memory_blocks_no_caller() {
         assert_eq!(stream.flatten().count(), if is_cancelled { 0 } else { 7 });
         other.free(busy);
         drop(other);
+        cuda.stub.set("memory", "1073741824");
+    }
+}
+
+/// Two lanes and two full GPUs: each lane waits for the GPU whose memory it needs, and for the other
+/// one afterwards.
+#[test]
+fn wait_for_freed_memory_is_that_of_its_gpu() {
+    let cuda = cuda();
+    // Cancelled while both lanes wait for the first GPU, or for the second one; or not at all.
+    for cancelled_at in [Some(0), Some(1), None] {
+        let small = Files::even(1, 1, MIB);
+        let before = |ordinal| {
+            let loaded = load(&small.loader().device(Device::Cuda(ordinal)));
+            loaded.expect("loads").0
+        };
+        let before = [before(0), before(1)];
+        let others = [Stream::new(0), Stream::new(1)];
+        let busy = [&others[0], &others[1]].map(|other| other.allocate(MIB).expect("room"));
+        cuda.stub.set("memory", &(3 * MIB).to_string());
+        let files = Files::even(2, 4, MIB);
+        let rules = [("t[02]", Device::Cuda(0)), ("t[13]", Device::Cuda(1))];
+        let options = options(|it| {
+            it.device_memory_limit = Some(MIB as u64);
+            it.lanes = Some(2);
+            it.order = Order::File;
+        });
+        let rules = DeviceMap::new(rules).expect("globs");
+        let loader = files.loader().device_map(rules).options(options);
+        let mut stream = loader.stream().expect("starts");
+        wait_until(|| {
+            let devices = stream.report().devices;
+            devices.iter().all(|it| it.copied_bytes == MIB as u64) && devices.len() == 2
+        });
+        // The first GPU's memory is freed without the second one, and not the other way round.
+        let stalled = ["0", "0,1"];
+        for (((ordinal, other), before), busy) in others.iter().enumerate().zip(before).zip(busy) {
+            cuda.stub.set("stalled", stalled[ordinal]);
+            other.dally(busy);
+            drop(before);
+        }
+        let tried = || cuda.stub.count("cuMemAllocAsync");
+        let mut tried_before = tried();
+        let mut held: Vec<_> = stream.by_ref().take(2).collect();
+        for (ordinal, stalled) in ["1", ""].into_iter().enumerate() {
+            wait_until(|| tried() >= tried_before + 2);
+            if cancelled_at == Some(ordinal) {
+                stream.canceller().cancel();
+                let error = stream
+                    .by_ref()
+                    .find_map(Result::err)
+                    .expect("was cancelled");
+                assert_eq!(error.kind(), ErrorKind::Cancelled, "{}", error.chain());
+                break;
+            }
+            tried_before = tried();
+            cuda.stub.set("stalled", stalled);
+            held.push(stream.next().expect("two are left"));
+        }
+        cuda.stub.set("stalled", "");
+        held.extend(stream);
+        let tensors: Vec<_> = held.into_iter().map(|it| it.expect("loads")).collect();
+        let names: Vec<_> = tensors.iter().map(tload::Tensor::name).collect();
+        let count = cancelled_at.map_or(4, |ordinal| 2 + ordinal);
+        assert_eq!(names, ["t0", "t1", "t2", "t3"][..count], "{cancelled_at:?}");
+        drop(tensors);
+        for (other, busy) in others.iter().zip(busy) {
+            other.free(busy);
+        }
+        drop(others);
         cuda.stub.set("memory", "1073741824");
     }
 }

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use tload::storage::{ObjectSource, Source};
@@ -562,4 +563,39 @@ fn index_written_on_windows_names_objects() {
     let checkpoint = site.checkpoint("m").expect("opens");
     let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
     assert_all(&tensors, &[&file]);
+}
+
+/// HTTP permits bytes beyond ASCII in an entity tag. It is sent back as it came.
+#[test]
+fn entity_tag_may_have_bytes_beyond_ascii() {
+    let whole = text(1_000_000);
+    let changes = Arc::new(AtomicBool::new(false));
+    let (body, is_other) = (whole.clone(), Arc::clone(&changes));
+    let server = Listener::start(move |head| {
+        let range = Asked::parse(head, body.len()).range.expect("a range");
+        let tag = if is_other.load(Ordering::Relaxed) {
+            "\"cafÉ\""
+        } else {
+            "\"café %E9\""
+        };
+        let (first, last, len) = (range.start, range.end - 1, body.len());
+        format!(
+            "HTTP/1.1 206 Partial Content\r\nETag: {tag}\r\nContent-Range: bytes {first}-{last}/{len}\r\n\
+             Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
+            range.len(),
+            &body[range]
+        )
+    });
+    let location = Location::parse(&format!("{}/m.bin", server.url())).expect("a URL");
+    let source = ObjectSource::at(&location, &sites::options(&[])).expect("opens");
+    server.received();
+    let read = || source.fetch(500_000, 100);
+    assert_eq!(read().expect("reads"), whole.as_bytes()[500_000..500_100]);
+    let heads = server.received();
+    let sent = |head: &String| head.contains("\"café %E9\"\r\n");
+    assert!(!heads.is_empty() && heads.iter().all(sent), "{heads:?}");
+    changes.store(true, Ordering::Relaxed);
+    let error = read().expect_err("another state");
+    assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+    assert!(error.chain().contains("caf%C3%89"), "{}", error.chain());
 }

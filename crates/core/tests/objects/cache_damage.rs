@@ -368,12 +368,18 @@ fn no_secret_reaches_the_directory() {
         .url()
         .replace("http://", &format!("http://me:{SECRET}@"));
     let query = format!("X-Amz-Signature={SECRET}&X-Amz-Credential={SECRET}");
-    let web = options(&[("cache_dir", directory), ("header.x-team", SECRET)]);
+    let waiting = ("cache_wait", "true");
+    let web = options(&[("cache_dir", directory), waiting, ("header.x-team", SECRET)]);
     let token = format!("Bearer {SECRET}");
-    let tokens = options(&[("cache_dir", directory), ("header.authorization", &token)]);
+    let tokens = options(&[
+        ("cache_dir", directory),
+        waiting,
+        ("header.authorization", &token),
+    ]);
     let keys = StoreOptions::from_pairs([
         ("environment", "false"),
         ("cache_dir", directory),
+        waiting,
         ("endpoint", &*server.url()),
         ("region", "us-east-1"),
         ("access_key_id", SECRET),

@@ -292,7 +292,7 @@ fn ages_of_objects_are_by_the_clock_of_their_server() {
         let dated = Dated::start(has_date);
         let folder = folder();
         let directory = folder.path().to_str().expect("UTF-8");
-        let options = options(&[("cache_dir", directory)]);
+        let options = options(&[("cache_dir", directory), ("cache_wait", "true")]);
         let url = format!("{}/{KEY}", dated.server.url());
         let location = Location::parse(&url).expect("a URL");
         let load_all = || {

@@ -30,9 +30,12 @@ use crate::sites::{Site, faulty_at, faulty_web_at, on_sites, s3_options};
 pub(crate) const KEY: &str = "m.safetensors";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Gives a site a cache that leaves nothing out: tests that run at the same time share its buffers.
 pub(crate) fn cached_in(site: &mut Site, folder: &Path) {
     let folder = folder.to_str().expect("UTF-8");
-    site.options.set("cache_dir", folder).expect("an option");
+    for (key, value) in [("cache_dir", folder), ("cache_wait", "true")] {
+        site.options.set(key, value).expect("an option");
+    }
 }
 
 /// Loads everything, and waits until the cache has it.
@@ -71,12 +74,12 @@ on_sites!(second_load_sends_no_request:
     versitygw, versitygw_tls, s3s_fs, moto, fake_gcs, azurite, nginx, nginx_redirect, registry, faulty, sliced);
 fn second_load_sends_no_request(site: &Rc<Site>) {
     let folder = folder();
-    // Less than the buffers hold: nothing is dropped, however slow the disk.
     let files = [mixed("a", 1, 24, 2 << 20), even("b", 2, 3, 3_000_001)];
     let names = ["m/one.safetensors", "m/two.safetensors"];
     let mut options = site.options.clone();
     let directory = folder.path().to_str().expect("UTF-8");
     options.set("cache_dir", directory).expect("an option");
+    options.set("cache_wait", "true").expect("an option");
     for (name, file) in names.iter().zip(&files) {
         site.put(name, file);
     }
@@ -671,6 +674,8 @@ fn bytes_that_a_slow_disk_does_not_take_are_left_out() {
     };
     let file = even("t", 1, 20, 8 << 20);
     bench.site.put(KEY, &file);
+    let not_waiting = bench.site.options.set("cache_wait", "false");
+    not_waiting.expect("an option");
     let checkpoint = bench.site.checkpoint(KEY).expect("opens");
     disk.freeze(true);
     let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
@@ -934,8 +939,7 @@ fn directory_lists_and_removes_what_is_not_in_use() {
 /// More than the buffers hold: nothing is dropped, however slow the disk.
 #[test]
 fn load_that_waits_for_the_disk_caches_everything() {
-    let mut bench = Bench::new();
-    bench.site.options.set("cache_wait", "true").expect("set");
+    let bench = Bench::new();
     let file = even("t", 1, 24, 8 << 20);
     bench.site.put(KEY, &file);
     let (tensors, _) = load_cached(&bench.site, KEY);

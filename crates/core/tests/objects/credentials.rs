@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use serde_json::json;
 use tempfile::TempDir;
 use tload::{Checkpoint, Location, Options, Report, Result, StoreOptions};
 use tload_testbed::{Fault, FaultyServer, Issue, Nginx, Rule, require};
@@ -493,31 +494,137 @@ fn role_is_assumed_with_options_of_store() {
     );
 }
 
+/// Returns the hosts that a case asks for credentials, in vain.
+fn hosts_asked(case: Case, variables: &[(&'static str, String)]) -> Vec<String> {
+    let proxy = Listener::start(|_| "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n".to_owned());
+    let mut case = case
+        .with("CASE_OPTIONS", "retries=0")
+        .with("all_proxy", proxy.url())
+        .with("AWS_REGION", "us-east-1");
+    for (name, value) in variables {
+        case = case.with(name, value);
+    }
+    let outcome = case.run();
+    assert!(outcome.contains("cannot get credentials from"), "{outcome}");
+    assert!(!outcome.contains("hunter2"), "{outcome}");
+    let host = |head: &String| {
+        let target = head.split(' ').nth(1)?;
+        let authority = target.strip_prefix("http://").unwrap_or(target);
+        Some(authority.split([':', '/']).next()?.to_owned())
+    };
+    let mut hosts: Vec<_> = proxy.received().iter().filter_map(host).collect();
+    hosts.dedup();
+    hosts
+}
+
+/// The region of the session and variants of endpoints select the hosts of IAM Identity Center, and
+/// variables others. A token that has expired is renewed first, at another host.
+#[test]
+fn identity_center_is_asked_at_its_endpoint() {
+    /// SHA-1 of the start URL, and of the session's name.
+    const NAMES: [&str; 2] = [
+        "0c54b6c27e90660baa89eaad85ac1d5dae26cb7d",
+        "3953f9ddf975ab5097ee468d99555c5b441169bf",
+    ];
+    let role = "sso_account_id = 123456789012\nsso_role_name = x\n";
+    let start = "sso_start_url = https://d-1.awsapps.com/start\n";
+    let asked = |region: &str, is_valid: bool, is_session: bool, set: &[(&'static str, &str)]| {
+        let case = Case::new();
+        let place = format!("{start}sso_region = {region}\n");
+        let config = if is_session {
+            format!("[default]\n{role}sso_session = lab\n[sso-session lab]\n{place}")
+        } else {
+            format!("[default]\n{role}{place}")
+        };
+        let profile = set.iter().filter(|(name, _)| name.is_empty());
+        let profile: String = profile.map(|(_, line)| format!("{line}\n")).collect();
+        let config = config.replacen("[default]\n", &format!("[default]\n{profile}"), 1);
+        case.write("config", &config);
+        let folder = case.home.path().join(".aws/sso/cache");
+        std::fs::create_dir_all(&folder).expect("a temporary folder");
+        let year = if is_valid { 2199 } else { 2020 };
+        let token = json!({
+            "accessToken": "hunter2",
+            "expiresAt": format!("{year}-01-01T00:00:00Z"),
+            "clientId": "id",
+            "clientSecret": "hunter2",
+            "refreshToken": "hunter2",
+            "registrationExpiresAt": "2199-01-01T00:00:00Z",
+            "region": region,
+            "startUrl": "https://d-1.awsapps.com/start",
+        });
+        let name = NAMES[usize::from(is_session)];
+        let written = std::fs::write(folder.join(format!("{name}.json")), token.to_string());
+        written.expect("a temporary folder");
+        let set = set.iter().filter(|(name, _)| !name.is_empty());
+        let set: Vec<_> = set
+            .map(|(name, value)| (*name, (*value).to_owned()))
+            .collect();
+        hosts_asked(case, &set)
+    };
+    let fips = ("AWS_USE_FIPS_ENDPOINT", "true");
+    let dual_stack = ("AWS_USE_DUALSTACK_ENDPOINT", "true");
+    let fips_of_profile = ("", "use_fips_endpoint = true");
+    let portal = ("AWS_ENDPOINT_URL_SSO", "http://portal.invalid");
+    let tokens = ("AWS_ENDPOINT_URL_SSO_OIDC", "http://oidc.invalid");
+    for is_session in [false, true] {
+        for (region, set, wanted) in [
+            ("eu-west-1", &[][..], "portal.sso.eu-west-1.amazonaws.com"),
+            ("cn-north-1", &[], "portal.sso.cn-north-1.amazonaws.com.cn"),
+            (
+                "eu-west-1",
+                &[fips],
+                "portal.sso-fips.eu-west-1.amazonaws.com",
+            ),
+            (
+                "eu-west-1",
+                &[fips_of_profile],
+                "portal.sso-fips.eu-west-1.amazonaws.com",
+            ),
+            (
+                "us-gov-west-1",
+                &[fips],
+                "portal.sso.us-gov-west-1.amazonaws.com",
+            ),
+            ("eu-west-1", &[dual_stack], "portal.sso.eu-west-1.api.aws"),
+            (
+                "eu-west-1",
+                &[fips, dual_stack],
+                "portal.sso-fips.eu-west-1.api.aws",
+            ),
+            ("eu-west-1", &[portal], "portal.invalid"),
+        ] {
+            let found = asked(region, true, is_session, set);
+            assert_eq!(found, [wanted], "{region} {set:?} {is_session}");
+        }
+    }
+    for (region, set, wanted) in [
+        ("eu-west-1", &[][..], "oidc.eu-west-1.amazonaws.com"),
+        ("eu-west-1", &[fips], "oidc-fips.eu-west-1.amazonaws.com"),
+        ("eu-west-1", &[dual_stack], "oidc.eu-west-1.api.aws"),
+        ("eu-west-1", &[tokens, portal], "oidc.invalid"),
+    ] {
+        let found = asked(region, false, true, set);
+        assert_eq!(
+            found.first().map(String::as_str),
+            Some(wanted),
+            "{region} {set:?}"
+        );
+    }
+}
+
 /// Variants of AWS's endpoints count for STS, too, whether variables or the profile select them.
 #[test]
 fn variants_of_endpoints_count_for_sts() {
     let asked = |variables: &[(&'static str, &str)], config: &str| {
-        let proxy = Listener::start(|_| "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n".to_owned());
-        let url = proxy.url();
-        let mut case = Case::new()
-            .with("CASE_OPTIONS", "retries=0")
-            .with("https_proxy", url)
-            .with("AWS_REGION", "us-east-1");
+        let case = Case::new();
         case.write("config", config);
         let token = case.write("token", "hunter2");
-        let token = token.to_str().expect("UTF-8").to_owned();
-        for (name, value) in variables {
-            case = case.with(name, value.replace("TOKEN", &token));
-        }
-        let outcome = case.run();
-        assert!(outcome.contains("cannot get credentials from"), "{outcome}");
-        let mut hosts: Vec<_> = proxy
-            .received()
-            .iter()
-            .filter_map(|head| Some(head.strip_prefix("CONNECT ")?.split(':').next()?.to_owned()))
+        let token = token.to_str().expect("UTF-8");
+        let variables: Vec<_> = (variables.iter())
+            .map(|(name, value)| (*name, value.replace("TOKEN", token)))
             .collect();
-        hosts.dedup();
-        hosts
+        hosts_asked(case, &variables)
     };
     let identity = [
         ("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/x"),

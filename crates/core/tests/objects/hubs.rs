@@ -471,7 +471,11 @@ fn cached_model_opens_without_the_hub() {
     let folder = folder();
     let cache = folder.path().to_str().expect("UTF-8");
     let load_with = |check: &str| {
-        let options = [("cache_dir", cache), ("cache_check", check)];
+        let options = [
+            ("cache_dir", cache),
+            ("cache_check", check),
+            ("cache_wait", "true"),
+        ];
         let checkpoint = open(&hub, "", &options).expect("opens");
         let tensors = load(&checkpoint, in_file_order()).expect("loads").0;
         assert!(tload::finish_caching(Duration::from_secs(60)));
@@ -575,7 +579,11 @@ fn cached_bucket_opens_without_the_hub() {
     let folder = folder();
     let cache = folder.path().to_str().expect("UTF-8");
     for check in ["always", "offline"] {
-        let options = [("cache_dir", cache), ("cache_check", check)];
+        let options = [
+            ("cache_dir", cache),
+            ("cache_check", check),
+            ("cache_wait", "true"),
+        ];
         let before = hub.requests().len();
         let checkpoint = in_bucket(&hub, "/runs/step 7", &options).expect("opens");
         let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");

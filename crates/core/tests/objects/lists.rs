@@ -386,6 +386,46 @@ fn pages_of_hubs_that_never_end_are_an_error() {
     }
 }
 
+/// Links may be relative (RFC 8288); the token goes to no other host.
+#[test]
+fn pages_of_hubs_may_have_relative_links() {
+    for (link, files) in [
+        ("?page=2", Some(2)),
+        ("/api/buckets/org/name/tree?page=2", Some(2)),
+        ("../name/tree?page=2", Some(2)),
+        ("//HOST/api/buckets/org/name/tree?page=2", Some(2)),
+        ("//other.invalid/api/buckets/org/name/tree?page=2", None),
+        ("../other?page=2", None),
+        ("/api/buckets/org/other/tree?page=2", None),
+    ] {
+        let server = Listener::start(move |request| {
+            let host = request.lines().find_map(|line| {
+                line.to_ascii_lowercase()
+                    .strip_prefix("host: ")
+                    .map(|host| host.trim().to_owned())
+            });
+            let link = link.replace("HOST", &host.unwrap_or_default());
+            let (link, name) = match queries(&target(request)).get("page") {
+                Some(_) => (String::new(), "b"),
+                None => (format!("Link: <{link}>; rel=\"next\"\r\n"), "a"),
+            };
+            let item = format!(r#"[{{"type": "file", "path": "{name}.json", "size": 1}}]"#);
+            response("application/json", &link, &item)
+        });
+        let (location, mut options) = hub_bucket(&server);
+        options.set("token", "hf_hunter2").expect("an option");
+        let found = list_files(&location, &options);
+        match files {
+            Some(files) => assert_eq!(found.expect(link).len(), files, "{link}"),
+            None => {
+                let error = found.expect_err(link);
+                assert!(error.chain().contains("is elsewhere"), "{}", error.chain());
+                assert_eq!(server.received().len(), 1, "{link}");
+            }
+        }
+    }
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "a pause between two looks at the server"

@@ -247,7 +247,6 @@ fn slow_caller_stops_requests_at_memory_limit() {
 fn loads_run_inside_async_runtime() {
     let (plain, mut cached, folder) = (sites::faulty(), sites::faulty(), folder());
     cached_in(&mut cached, folder.path());
-    cached.options.set("cache_wait", "true").expect("an option");
     let multi = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .build();

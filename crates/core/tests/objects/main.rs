@@ -59,3 +59,4 @@ mod tokens;
 mod unversioned;
 mod verified;
 mod xet;
+mod xet_proxies;

@@ -342,7 +342,9 @@ fn wrong_bytes_in_the_cache_are_read_again_from_the_origin() {
         let server = Arc::new(FaultyServer::start());
         let (mut site, folder) = (faulty_at(&server), folder());
         let directory = folder.path().to_str().expect("UTF-8");
-        site.options.set("cache_dir", directory).expect("an option");
+        for (key, value) in [("cache_dir", directory), ("cache_wait", "true")] {
+            site.options.set(key, value).expect("an option");
+        }
         site.put("m.safetensors", &file);
         let run = |of: &dyn Fn(&Checkpoint) -> Loader| {
             let checkpoint = site.checkpoint("m.safetensors").expect("opens");

@@ -46,12 +46,7 @@ impl Write for Stopped {
 /// from nothing, and every byte is requested once.
 #[test]
 fn stopped_client_holds_nothing_of_the_cache() {
-    let mut bench = Bench::new();
-    bench
-        .site
-        .options
-        .set("cache_wait", "true")
-        .expect("an option");
+    let bench = Bench::new();
     let file = even("t", 1, 7, 5 << 20);
     bench.site.put(KEY, &file);
     let objects = [bench.site.object(KEY), bench.site.object(KEY)];

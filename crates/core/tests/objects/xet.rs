@@ -8,9 +8,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tload::storage::{ObjectSource, Source};
 use tload::testing::fixtures::Rng;
-use tload::{Checkpoint, Error, ErrorKind, Location};
+use tload::{Checkpoint, Error, ErrorKind, Location, finish_caching};
 use tload_testbed::{Fault, Hub, Request, Rule, reconstruction};
 
+use crate::caching::PATIENCE;
 use crate::fixtures::{assert_all, even, folder, in_file_order, load, options};
 use crate::hosts::outcome;
 use crate::hubs::{MODEL, Model, assert_copied, copy, store};
@@ -711,11 +712,13 @@ fn copy_comes_from_content_store() {
 fn cache_is_filled_and_used() {
     let ((hub, model), folder) = (hub(), folder());
     let cache = folder.path().to_str().expect("UTF-8");
-    let open = || Checkpoint::open_with(&location(""), store(&hub, &[("cache_dir", cache)]));
+    let pairs = [("cache_dir", cache), ("cache_wait", "true")];
+    let open = || Checkpoint::open_with(&location(""), store(&hub, &pairs));
     for is_cached in [false, true] {
         let before = hub.queries().len();
         let (tensors, _) = load(&open().expect("opens"), in_file_order()).expect("loads");
         assert_all(&tensors, &model.shards());
+        assert!(finish_caching(PATIENCE));
         assert_eq!(hub.queries().len() == before, is_cached);
     }
 }

@@ -6,11 +6,11 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::Value;
 use tempfile::TempDir;
 use tload::verify::{Algorithm, Digest};
 
+use super::descriptors::ask_with_few;
 use super::{PATIENCE, Reply, Server, curl, send};
 use crate::{run, secrets, stderr, succeed};
 
@@ -446,38 +446,11 @@ fn cache_alone_tells_failures_from_what_it_does_not_have() {
     let file = "model/model-00001-of-00003.safetensors";
     cached.fetch(file, "5-9");
     let (serving, path) = (&cached.serving, cached.path(file));
-    let mut stream = serving.connect();
-    let mut ask = || {
-        send(&mut stream, "GET", &path, &["Range: bytes=5-9"]);
-        Reply::read(&mut stream, false)
-    };
-    assert_eq!(ask().status, 206);
-    // The connection is there, and fewer and fewer descriptors are missing.
-    let server = Pid::from_child(&serving.child);
-    let limits = getrlimit(Resource::Nofile);
-    let mut refused = 0;
-    for descriptors in 3.. {
-        let limit = Rlimit {
-            current: Some(descriptors),
-            ..limits
-        };
-        prlimit(Some(server), Resource::Nofile, limit).unwrap();
-        let reply = ask();
-        if reply.status == 206 {
-            break;
-        }
-        // A few numbers of descriptors suffice to open the entry, and not its files.
-        assert!(
-            [500, 503].contains(&reply.status),
-            "{descriptors} descriptors"
-        );
-        if reply.status == 503 {
-            assert_eq!(reply.header("retry-after"), "1");
-            refused += 1;
-        }
-    }
+    let range = ["Range: bytes=5-9"];
+    let (reply, refused) = ask_with_few(serving, &path, &range);
+    assert_eq!(reply.status, 206);
     assert!(refused > 2);
-    prlimit(Some(server), Resource::Nofile, limits).unwrap();
+    let ask = || serving.ask("GET", &path, &range);
     for entry in cached.entries() {
         fs::remove_file(entry.join("stamps")).unwrap();
         fs::create_dir(entry.join("stamps")).unwrap();
@@ -487,6 +460,23 @@ fn cache_alone_tells_failures_from_what_it_does_not_have() {
         fs::remove_dir_all(entry).unwrap();
     }
     assert_eq!(ask().status, 404);
+}
+
+#[test]
+fn list_of_a_cache_is_whole_or_refused() {
+    let (folder, _) = checkpoint();
+    let origin = Server::start(folder.path(), &[]);
+    let cached = Cached::start(&folder, &origin);
+    let names = ["1", "2", "3"].map(|shard| format!("model-0000{shard}-of-00003.safetensors"));
+    for name in &names {
+        cached.fetch(&format!("model/{name}"), "0-");
+    }
+    let list = cached.path("model/?format=json");
+    let (reply, refused) = ask_with_few(&cached.serving, &list, &[]);
+    let text = reply.text();
+    assert!(names.iter().all(|name| text.contains(name)), "{text}");
+    assert_eq!(reply.status, 200);
+    assert!(refused > 2);
 }
 
 /// The files of which a cache has only a part say nothing about the others.

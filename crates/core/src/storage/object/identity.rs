@@ -2,6 +2,8 @@
 
 use object_store::ObjectMeta;
 
+use super::store::obs_text::of_list;
+
 /// Identity of one state of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectIdentity {
@@ -20,7 +22,7 @@ impl ObjectIdentity {
         // ETags and versions of lists come from JSON or XML, where any text is possible. Requests
         // send them in headers.
         let is_header = |text: &String| !text.contains(char::is_control);
-        let e_tag = meta.e_tag.clone().filter(is_header);
+        let e_tag = meta.e_tag.clone().filter(is_header).map(of_list);
         let version = meta.version.clone().filter(is_header);
         Self {
             len: meta.size,

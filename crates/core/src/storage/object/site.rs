@@ -1,6 +1,7 @@
 //! Objects below a location, opened again and again: for a server that passes them on.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -146,11 +147,16 @@ impl ObjectSite {
         let Some(root) = &self.root else {
             let directory = self.options.get("cache_dir").unwrap_or_default();
             let cache = CacheDirectory::trusting(Path::new(directory), trust(&self.options))?;
-            let objects = self.remembered.lock().get(Instant::now, || cache.objects());
+            let objects = self
+                .remembered
+                .lock()
+                .get(Instant::now, || cache.objects())?;
             let objects = objects
                 .iter()
                 .map(|it| (&*it.location, || it.is_complete()));
-            return one_level(objects, names).ok_or_else(not_found);
+            let failed = |error| Error::from_io("cannot read from the cache", error);
+            let found = one_level(objects, names).map_err(failed)?;
+            return found.ok_or_else(not_found);
         };
         if is_file(root) {
             return Err(not_found());
@@ -241,15 +247,15 @@ impl Remembered {
     fn get(
         &mut self,
         clock: impl Fn() -> Instant,
-        read: impl FnOnce() -> Vec<CachedObject>,
-    ) -> Arc<Vec<CachedObject>> {
+        read: impl FnOnce() -> Result<Vec<CachedObject>>,
+    ) -> Result<Arc<Vec<CachedObject>>> {
         let begun = clock();
         if self.until.is_none_or(|until| begun >= until) {
-            self.objects = Arc::new(read());
+            self.objects = Arc::new(read()?);
             let read = clock();
             self.until = Some(read + FRESH.max(read - begun));
         }
-        Arc::clone(&self.objects)
+        Ok(Arc::clone(&self.objects))
     }
 }
 
@@ -304,9 +310,9 @@ fn names_of(location: &str) -> Option<Vec<String>> {
 /// objects of a cache; `None` if there is nothing. Each object has a location, and a function that
 /// says whether it is complete, which is called only if the list depends on it.
 fn one_level<'o>(
-    objects: impl Iterator<Item = (&'o str, impl Fn() -> bool)>,
+    objects: impl Iterator<Item = (&'o str, impl Fn() -> io::Result<bool>)>,
     names: &[&str],
-) -> Option<(Vec<String>, Vec<String>)> {
+) -> io::Result<Option<(Vec<String>, Vec<String>)>> {
     let (mut directories, mut files) = (BTreeSet::new(), BTreeSet::new());
     for (location, is_complete) in objects {
         let Some(path) = names_of(location) else {
@@ -320,13 +326,13 @@ fn one_level<'o>(
             Some([directory, _, ..]) => (&mut directories, directory),
             Some([]) | None => continue,
         };
-        if !list.contains(name) && is_complete() {
+        if !list.contains(name) && is_complete()? {
             list.insert(name.clone());
         }
     }
     let is_something = names.is_empty() || !directories.is_empty() || !files.is_empty();
     let list = |set: BTreeSet<String>| set.into_iter().collect();
-    is_something.then(|| (list(directories), list(files)))
+    Ok(is_something.then(|| (list(directories), list(files))))
 }
 
 /// Returns whether a location is one file, by its name.
@@ -442,11 +448,11 @@ mod tests {
                 let looked = &looked;
                 let is_complete = move || {
                     looked.set(looked.get() + 1);
-                    location != "s3://b/m/y"
+                    Ok(location != "s3://b/m/y")
                 };
                 (location, is_complete)
             });
-            one_level(objects.into_iter(), names)
+            one_level(objects.into_iter(), names).expect("no failure")
         };
         let names = |names: &[&str]| names.iter().map(|&it| it.to_owned()).collect::<Vec<_>>();
         assert_eq!(list(&[]), Some((names(&["gs", "s3"]), vec![])));
@@ -470,9 +476,10 @@ mod tests {
             let read = || {
                 reads.set(reads.get() + 1);
                 passed.set(millis + takes);
-                Vec::new()
+                Ok(Vec::new())
             };
-            remembered.get(|| at(passed.get()), read);
+            let got = remembered.get(|| at(passed.get()), read);
+            got.expect("is read");
             reads.get()
         };
         assert_eq!([0, 0, 999].map(|millis| ask(millis, 0)), [1; 3]);

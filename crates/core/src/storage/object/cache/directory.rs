@@ -11,7 +11,7 @@ use super::answers::{forget_within, trim};
 use super::entry::{DESCRIPTION, STAMPS, seed_of};
 use super::files::{DESCRIPTION_BYTES_MAX, Place, Root, TEXT_BYTES_MAX};
 use super::key::FORMAT;
-use super::room::{Occupied, empty_trash, occupied, occupied_in_order, remove};
+use super::room::{Occupied, empty_trash, occupied, occupied_in_order, remove, unless_scarce};
 use super::stamp::{STAMP_BYTES, TILE_BYTES, bytes_of, stamped, tiles};
 use super::{CONTENTS, CONTENTS_PLAIN, VERSION};
 use crate::error::{Error, ErrorKind, Result};
@@ -71,12 +71,18 @@ pub(crate) struct CachedObject {
 impl CachedObject {
     /// Returns whether all bytes of the object were in the cache when this was called first. That
     /// reads all its stamps.
-    pub(crate) fn is_complete(&self) -> bool {
-        let look = || {
-            let folder = self.place.open(false);
-            folder.is_ok_and(|folder| cached_bytes(&folder, &self.place.name, self.len) == self.len)
-        };
-        *self.is_complete.get_or_init(look)
+    ///
+    /// # Errors
+    ///
+    /// The process or the system lacks what opens them.
+    pub(crate) fn is_complete(&self) -> io::Result<bool> {
+        if let Some(known) = self.is_complete.get() {
+            return Ok(*known);
+        }
+        let folder = self.place.open(false);
+        let found = folder.and_then(|it| cached_bytes(&it, &self.place.name, self.len));
+        let found = unless_scarce(found)? == Some(self.len);
+        Ok(*self.is_complete.get_or_init(|| found))
     }
 }
 
@@ -123,7 +129,8 @@ impl CacheDirectory {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] if `path` is not the directory of a cache.
+    /// [`ErrorKind::NotFound`] if `path` is not the directory of a cache, and errors of the file
+    /// system.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         // Lists and removals do not trust the contents, so the owner does not matter.
         Self::trusting(path.as_ref(), Trust::All)
@@ -139,18 +146,18 @@ impl CacheDirectory {
         let root = Arc::new(Root::new(path, trust));
         let error = match root.open() {
             Ok(_) => return Ok(Self { root }),
-            Err(error)
-                if trust == Trust::Own && error.kind() == io::ErrorKind::PermissionDenied =>
-            {
-                let failed = Error::from_io("cannot open the cache", error);
-                return Err(failed.with_location(path.display()));
-            }
             Err(error) => error,
         };
         let message = format!("is not the directory of a cache: it has no directory {VERSION}");
-        let failed = match error.raw_os_error() {
-            Some(_) => Error::new(ErrorKind::NotFound, message),
-            None => Error::new(ErrorKind::NotFound, message).with_source(error),
+        let missing = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+        let failed = if missing.contains(&error.kind()) {
+            Error::new(ErrorKind::NotFound, message)
+        } else if error.kind() == io::ErrorKind::Other {
+            // A link.
+            Error::new(ErrorKind::NotFound, message).with_source(error)
+        } else {
+            let failed = Error::from_io("cannot open the cache", error);
+            return Err(failed.with_location(path.display()));
         };
         Err(failed
             .with_location(path.display())
@@ -158,10 +165,10 @@ impl CacheDirectory {
     }
 
     /// Returns the entries, in no order. None if the directory is gone.
-    fn occupied(&self) -> Vec<(Place, Occupied)> {
-        let root = self.root.open();
-        let occupied = root.map_or_else(|_| Vec::new(), |root| occupied(&root));
-        self.placed(occupied)
+    fn occupied(&self) -> io::Result<Vec<(Place, Occupied)>> {
+        let root = unless_scarce(self.root.open())?;
+        let occupied = root.map_or_else(|| Ok(Vec::new()), |root| occupied(&root))?;
+        Ok(self.placed(occupied))
     }
 
     fn placed(&self, occupied: Vec<Occupied>) -> Vec<(Place, Occupied)> {
@@ -177,24 +184,38 @@ impl CacheDirectory {
 
     /// Returns the objects in the cache, the least recently used ones first.
     pub fn entries(&self) -> Vec<CacheEntry> {
-        let occupied = self.occupied().into_iter();
+        self.try_entries().unwrap_or_default()
+    }
+
+    fn try_entries(&self) -> io::Result<Vec<CacheEntry>> {
+        let occupied = self.occupied()?.into_iter();
         let mut entries: Vec<_> = occupied.map(|(place, it)| describe(&place, it)).collect();
         entries.sort_by_key(|entry| entry.last_used);
-        entries
+        Ok(entries)
     }
 
     /// Returns the objects in the cache. That reads the description of each.
-    pub(crate) fn objects(&self) -> Vec<CachedObject> {
-        let described = self.occupied().into_iter().filter_map(|(place, _)| {
-            let description = description(&place.open(false).ok()?)?;
-            Some(CachedObject {
-                location: description.location,
-                len: description.len,
+    ///
+    /// # Errors
+    ///
+    /// The process or the system lacks what opens them.
+    pub(crate) fn objects(&self) -> Result<Vec<CachedObject>> {
+        let described = |place: Place| {
+            let text = place.open(false).and_then(|it| description_text(&it));
+            let Some(found) = unless_scarce(text)?.and_then(|it| parse(&it)) else {
+                return Ok(None);
+            };
+            Ok(Some(CachedObject {
+                location: found.location,
+                len: found.len,
                 place,
                 is_complete: OnceLock::new(),
-            })
-        });
-        described.collect()
+            }))
+        };
+        let occupied = self.occupied().map_err(|error| self.failed(error))?;
+        let objects = occupied.into_iter().map(|(place, _)| described(place));
+        let objects: io::Result<Vec<_>> = objects.filter_map(io::Result::transpose).collect();
+        objects.map_err(|error| self.failed(error))
     }
 
     /// Removes objects at and below `location`, and what is known about them; all if it is `None`.
@@ -211,7 +232,8 @@ impl CacheDirectory {
         };
         let root = self.look()?;
         let mut removing = Removing::new(&root, dry_run);
-        for entry in self.entries().into_iter().filter(chosen) {
+        let entries = self.try_entries().map_err(|error| self.failed(error))?;
+        for entry in entries.into_iter().filter(chosen) {
             removing.remove(entry);
         }
         if !dry_run {
@@ -236,7 +258,7 @@ impl CacheDirectory {
     /// The first error of the file system, once all objects that can be removed are.
     pub fn prune(&self, rules: &Pruning) -> Result<CacheRemoval> {
         let root = self.look()?;
-        let entries = self.placed(occupied_in_order(&root));
+        let entries = self.placed(occupied_in_order(&root).map_err(|error| self.failed(error))?);
         let mut used = entries.iter().map(|(_, entry)| entry.bytes).sum::<u64>();
         let now = SystemTime::now();
         let mut removing = Removing::new(&root, rules.dry_run);
@@ -258,9 +280,12 @@ impl CacheDirectory {
     }
 
     fn look(&self) -> Result<GuardedDir> {
-        let failed = |error| Error::from_io("cannot open the cache", error);
-        let root = self.root.look();
-        root.map_err(|error| failed(error).with_location(self.root.path().display()))
+        self.root.look().map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        let failed = Error::from_io("cannot open the cache", error);
+        failed.with_location(self.root.path().display())
     }
 }
 
@@ -368,7 +393,8 @@ fn holds(outer: &RemoteUrl, inner: &str) -> bool {
 fn describe(place: &Place, occupied: Occupied) -> CacheEntry {
     let folder = place.open(false).ok();
     let folder = folder.as_ref();
-    let description = folder.and_then(description);
+    let text = folder.and_then(|it| description_text(it).ok());
+    let description = text.and_then(|it| parse(&it));
     let stat = |name: &str| folder?.stat(name).ok();
     let names = [CONTENTS, CONTENTS_PLAIN].into_iter();
     let contents = { names }.find(|name| stat(name).is_some());
@@ -381,7 +407,9 @@ fn describe(place: &Place, occupied: Occupied) -> CacheEntry {
     CacheEntry {
         location,
         object_bytes,
-        cached_bytes: folder.map_or(0, |it| cached_bytes(it, &place.name, object_bytes)),
+        cached_bytes: folder.map_or(0, |it| {
+            cached_bytes(it, &place.name, object_bytes).unwrap_or(0)
+        }),
         disk_bytes: occupied.bytes,
         last_used: occupied.used,
         e_tag,
@@ -391,21 +419,24 @@ fn describe(place: &Place, occupied: Occupied) -> CacheEntry {
     }
 }
 
-/// Returns the description of an entry, unless it is missing, damaged or of another version.
-fn description(folder: &GuardedDir) -> Option<Description> {
-    let text = folder.read(DESCRIPTION, DESCRIPTION_BYTES_MAX).ok()?;
-    let found: Description = serde_json::from_slice(&text).ok()?;
+fn description_text(folder: &GuardedDir) -> io::Result<Vec<u8>> {
+    folder.read(DESCRIPTION, DESCRIPTION_BYTES_MAX)
+}
+
+/// Returns the description of an entry, unless it is damaged or of another version.
+fn parse(text: &[u8]) -> Option<Description> {
+    let found: Description = serde_json::from_slice(text).ok()?;
     (found.format == FORMAT && found.tile_bytes == TILE_BYTES).then_some(found)
 }
 
 /// Returns how many bytes of an object of `len` bytes have a stamp.
-fn cached_bytes(folder: &GuardedDir, name: &str, len: u64) -> u64 {
-    let stamps = folder.read(STAMPS, TEXT_BYTES_MAX).unwrap_or_default();
+fn cached_bytes(folder: &GuardedDir, name: &str, len: u64) -> io::Result<u64> {
+    let stamps = folder.read(STAMPS, TEXT_BYTES_MAX)?;
     let seed = seed_of(name);
     let stamps = tiles(&(0..len)).zip(stamps.chunks(STAMP_BYTES));
     let present = stamps.filter(|(tile, stamp)| stamped(seed, *tile, stamp).is_some());
     let bytes = present.map(|(tile, _)| bytes_of(&(tile..tile + 1), len));
-    bytes.map(|bytes| bytes.end - bytes.start).sum()
+    Ok(bytes.map(|bytes| bytes.end - bytes.start).sum())
 }
 
 fn serialize_seconds<S: Serializer>(

@@ -147,10 +147,11 @@ impl Entry {
                 pause();
                 continue;
             };
-            // Detect an eviction that happened before the lock was taken.
-            let there = place.open(false).and_then(|folder| folder.stat(STAMPS));
-            if there.map_or(0, |there| there.st_ino) != stamps.metadata()?.ino() {
-                continue;
+            match place.open(false).and_then(|folder| folder.stat(STAMPS)) {
+                Ok(there) if there.st_ino == stamps.metadata()?.ino() => {}
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                // Evicted before the lock was taken.
+                Ok(_) | Err(_) => continue,
             }
             let (contents, is_also_writable) = open_file(&folder, name)?;
             let is_writable = is_writable && is_also_writable;

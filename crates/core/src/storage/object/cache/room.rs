@@ -15,7 +15,7 @@ use super::entry::STAMPS;
 use super::files::{Root, components};
 use super::open_entries::OpenEntry;
 use crate::options::format_bytes;
-use crate::storage::guarded_dir::GuardedDir;
+use crate::storage::guarded_dir::{GuardedDir, is_scarcity};
 use crate::sync::lock::{Condvar, Mutex};
 
 /// Bytes that are written before space is measured again: other processes write to the disk too.
@@ -114,8 +114,8 @@ impl Room {
         let most = MEASURED_BYTES.min(limit).max(wanted);
         if self.limit.is_some() && free.saturating_sub(kept) < wanted {
             // The disk is smaller than the limit, or other programs fill it: evict older entries.
-            let used = self.make_room(u64::MAX);
-            self.make_room(used.saturating_sub(most + kept.saturating_sub(free)));
+            let used = self.make_room(u64::MAX)?;
+            self.make_room(used.saturating_sub(most + kept.saturating_sub(free)))?;
             (free, _) = self.free()?;
         }
         let room = free.saturating_sub(kept).min(most);
@@ -129,7 +129,7 @@ impl Room {
         let Some(limit) = self.limit else {
             return Ok(room);
         };
-        let used = self.make_room(limit.saturating_sub(room));
+        let used = self.make_room(limit.saturating_sub(room))?;
         let room = limit.saturating_sub(used).min(room);
         if room < wanted {
             let limit = format_bytes(limit);
@@ -152,12 +152,17 @@ impl Room {
 
     /// Evicts entries, the least recently used ones first, until the others take at most `most`
     /// bytes or are in use. Returns the bytes that they take.
-    pub(super) fn make_room(&self, most: u64) -> u64 {
-        let Ok(root) = self.root.look() else {
-            return 0;
+    ///
+    /// # Errors
+    ///
+    /// The bytes cannot be counted.
+    fn make_room(&self, most: u64) -> Result<u64, String> {
+        let listed = |error| format!("its entries cannot be listed: {error}");
+        let Some(root) = unless_scarce(self.root.look()).map_err(listed)? else {
+            return Ok(0);
         };
         empty_trash(&root);
-        let entries = occupied_in_order(&root);
+        let entries = occupied_in_order(&root).map_err(listed)?;
         let mut used = entries.iter().map(|entry| entry.bytes).sum::<u64>();
         for entry in entries {
             if used <= most {
@@ -172,7 +177,7 @@ impl Room {
                 Err(error) => tracing::debug!(%error, "cannot evict an entry of the cache"),
             }
         }
-        used
+        Ok(used)
     }
 }
 
@@ -180,8 +185,12 @@ impl Room {
 ///
 /// A time in the future is that of a clock that was wrong. It counts as now, and becomes that:
 /// otherwise its entry would outlive all others.
-pub(super) fn occupied_in_order(root: &GuardedDir) -> Vec<Occupied> {
-    let mut entries = occupied(root);
+///
+/// # Errors
+///
+/// As [`occupied`].
+pub(super) fn occupied_in_order(root: &GuardedDir) -> io::Result<Vec<Occupied>> {
+    let mut entries = occupied(root)?;
     let now = SystemTime::now();
     for entry in entries.iter_mut().filter(|entry| entry.used > now) {
         // A cache that cannot be written to is not shrunk either.
@@ -190,7 +199,7 @@ pub(super) fn occupied_in_order(root: &GuardedDir) -> Vec<Occupied> {
         entry.used = now;
     }
     entries.sort_by_key(|entry| entry.used);
-    entries
+    Ok(entries)
 }
 
 /// Returns the bytes that a file takes on disk.
@@ -219,30 +228,43 @@ pub(super) fn is_hex(name: &str, len: usize) -> bool {
     name.len() == len && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Returns the entries of a cache. Links are not followed.
-pub(super) fn occupied(root: &GuardedDir) -> Vec<Occupied> {
+/// Returns the entries of a cache. Links are not followed. Those that cannot be opened are left
+/// out: they may belong to another user, or be gone by now.
+///
+/// # Errors
+///
+/// The process or the system lacks what opens them.
+pub(super) fn occupied(root: &GuardedDir) -> io::Result<Vec<Occupied>> {
     let list = |folder: &GuardedDir, len: usize| {
-        let names = folder.names().unwrap_or_default().into_iter();
-        names.filter(move |name| is_hex(name, len))
+        let names = unless_scarce(folder.names())?.unwrap_or_default();
+        io::Result::Ok(names.into_iter().filter(move |name| is_hex(name, len)))
     };
     let mut occupied = Vec::new();
-    for group in list(root, 2) {
-        let Ok(group) = root.below(&group) else {
+    for group in list(root, 2)? {
+        let Some(group) = unless_scarce(root.below(&group))? else {
             continue;
         };
-        for name in list(&group, 64) {
-            let Ok(folder) = group.below(&name) else {
+        for name in list(&group, 64)? {
+            let Some(folder) = unless_scarce(group.below(&name))? else {
                 continue;
             };
-            let files = folder.names().unwrap_or_default().into_iter();
-            let bytes = files.filter_map(|file| Some(disk_bytes(&folder.stat(&file).ok()?)));
-            let bytes = bytes.sum();
+            let files = unless_scarce(folder.names())?.unwrap_or_default();
+            let bytes = files.iter().flat_map(|file| folder.stat(file));
+            let bytes = bytes.map(|stat| disk_bytes(&stat)).sum();
             let stamps = folder.stat(STAMPS);
             let used = stamps.map_or(SystemTime::UNIX_EPOCH, |stamps| modified(&stamps));
             occupied.push(Occupied { name, bytes, used });
         }
     }
-    occupied
+    Ok(occupied)
+}
+
+/// Returns `None` for a failure that is about the file, and not a lack of descriptors or memory.
+pub(super) fn unless_scarce<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if is_scarcity(&error) => Err(error),
+        result => Ok(result.ok()),
+    }
 }
 
 /// Removes an entry. Returns false if it stays because it is in use. It disappears from its place
@@ -270,9 +292,11 @@ pub(super) fn remove(root: &GuardedDir, name: &str) -> io::Result<bool> {
             let locked = flock(&stamps, FlockOperation::NonBlockingLockExclusive);
             // Between opening and locking, another process may have evicted the entry, and a third
             // one may have created it again.
-            let there = group.below(name).and_then(|entry| entry.stat(STAMPS));
-            let there = there.map_or(0, |there| there.st_ino);
-            let is_other = stamps.metadata().map_or(0, |it| it.ino()) != there;
+            let there = match group.below(name).and_then(|entry| entry.stat(STAMPS)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                there => Some(there?.st_ino),
+            };
+            let is_other = there != Some(stamps.metadata()?.ino());
             if locked == Err(Errno::WOULDBLOCK) || is_other {
                 return Ok(false);
             }

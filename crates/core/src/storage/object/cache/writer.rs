@@ -1,6 +1,7 @@
 //! Threads that write to the files of a cache. Bytes that find no free buffer are not written,
 //! unless the load waits for one.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,27 +23,55 @@ const THREADS: usize = 4;
 /// Buffers of this process that are still to be written.
 static PENDING: PerProcess<Arc<Pending>> = PerProcess::new();
 
-/// Number of buffers that have not been written yet.
+/// Buffers that have not been written yet.
 #[derive(Debug, Default)]
 struct Pending {
-    buffers: Mutex<usize>,
+    buffers: Mutex<Numbers>,
     written: Condvar,
 }
 
+/// Numbers of buffers, in the order in which they were queued: a wait for those so far does not
+/// last as long as other loads go on.
+#[derive(Debug, Default)]
+struct Numbers {
+    next: u64,
+    unwritten: BTreeSet<u64>,
+}
+
 /// A buffer that is counted until it is written, whatever becomes of its thread.
-struct Counted(Arc<Pending>);
+struct Counted {
+    pending: Arc<Pending>,
+    number: u64,
+}
 
 impl Counted {
     fn new(pending: &Arc<Pending>) -> Self {
-        *pending.buffers.lock() += 1;
-        Self(Arc::clone(pending))
+        let mut buffers = pending.buffers.lock();
+        let number = buffers.next;
+        buffers.next += 1;
+        buffers.unwritten.insert(number);
+        Self {
+            pending: Arc::clone(pending),
+            number,
+        }
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        *self.0.buffers.lock() -= 1;
-        self.0.written.notify_all();
+        self.pending.buffers.lock().unwritten.remove(&self.number);
+        self.pending.written.notify_all();
+    }
+}
+
+impl Pending {
+    /// Waits for the buffers that have been queued so far. Returns whether they are written.
+    fn wait(&self, timeout: Duration) -> bool {
+        let buffers = self.buffers.lock();
+        let end = buffers.next;
+        let is_busy = |buffers: &Numbers| buffers.unwritten.first().is_some_and(|it| *it < end);
+        let waited = self.written.wait_timeout_while(buffers, timeout, is_busy);
+        !is_busy(&waited)
     }
 }
 
@@ -145,12 +174,7 @@ impl Write {
 /// load to fetch.
 pub fn finish_caching(timeout: Duration) -> bool {
     let pending = Arc::clone(&PENDING.lock());
-    let is_busy = |buffers: &usize| *buffers > 0;
-    let buffers = pending.buffers.lock();
-    *pending
-        .written
-        .wait_timeout_while(buffers, timeout, is_busy)
-        == 0
+    pending.wait(timeout)
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -226,6 +250,31 @@ mod tests {
     }
 
     #[test]
+    fn wait_lasts_for_what_was_queued_before() {
+        let pending = Arc::<Pending>::default();
+        let first = Counted::new(&pending);
+        assert!(!pending.wait(Duration::ZERO));
+        let (begun, waits) = std::sync::mpsc::channel();
+        let waiting = {
+            let pending = Arc::clone(&pending);
+            std::thread::spawn(move || {
+                begun.send(()).expect("is received");
+                pending.wait(Duration::MAX)
+            })
+        };
+        waits.recv().expect("begins");
+        // Other loads never pause.
+        let mut next = Counted::new(&pending);
+        drop(first);
+        while !waiting.is_finished() {
+            let last = std::mem::replace(&mut next, Counted::new(&pending));
+            drop(last);
+        }
+        assert!(waiting.join().expect("ends"));
+        assert!(!pending.wait(Duration::ZERO));
+    }
+
+    #[test]
     fn write_that_panics_is_no_longer_pending_and_stops_its_cache() {
         let folder = tempfile::tempdir().expect("a folder");
         let (cache, entry) = open(folder.path(), "1GiB", 0);
@@ -242,7 +291,7 @@ mod tests {
         }
         drop(sender);
         run(&receiver, |_| panic!("a test"));
-        assert_eq!(*pending.buffers.lock(), 0);
+        assert!(pending.buffers.lock().unwritten.is_empty());
         let reason = cache.report().reason.expect("is stopped");
         assert!(reason.contains("panicked"), "{reason}");
     }

@@ -26,6 +26,7 @@ mod gcs;
 mod hub;
 mod lists;
 mod object_list;
+pub(super) mod obs_text;
 mod oci;
 mod pages;
 mod path;

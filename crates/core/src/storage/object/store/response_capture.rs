@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use chrono::{DateTime, NaiveDateTime};
 use futures_util::StreamExt;
 use http::header::{
-    CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LANGUAGE, CONTENT_TYPE, HeaderName, HeaderValue,
-    LAST_MODIFIED, RANGE,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LANGUAGE, CONTENT_TYPE, ETAG,
+    HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH, LAST_MODIFIED, RANGE,
 };
 use http::{HeaderMap, Method, Uri};
 use object_store::client::{
@@ -25,6 +25,7 @@ use object_store::client::{
 use super::addresses::Reach;
 use super::checksums::{Asks, stated};
 use super::error_body::Reply;
+use super::obs_text;
 use super::pages::{self, ANSWER_MAX, TooLong};
 use super::proxy::{Proxies, UsedProxy};
 use super::ranged_response::{NoRange, WantedRange, encoding_of, refused, require_plain};
@@ -201,6 +202,11 @@ impl HttpService for Capturing {
         if let Some(asks) = &asks {
             asks.prepare(&mut request).await?;
         }
+        // A signature would cover a tag as a text.
+        let is_signed = is_signed(request.headers());
+        if !is_signed {
+            send_tags(request.headers_mut());
+        }
         record(|mut sent| {
             sent.add(&request);
             let (scheme, host) = (request.uri().scheme_str(), host_of(request.uri()));
@@ -237,6 +243,9 @@ impl HttpService for Capturing {
                 require_plain(response.headers(), &path)?;
             }
             make_acceptable(response.headers_mut());
+            if !is_signed && let Some(tag) = text_of_tag(response.headers()) {
+                response.headers_mut().insert(ETAG, tag);
+            }
             if let Some(wanted) = wanted {
                 let answered = wanted.of_response(response).await;
                 return answered.map_err(|(error, no_range)| {
@@ -278,6 +287,29 @@ const UNREAD: [HeaderName; 4] = [
 
 /// Prefixes of further unread headers: metadata of the object's owner at S3, Google and Azure.
 const UNREAD_METADATA: [&str; 3] = ["x-amz-meta-", "x-goog-meta-", "x-ms-meta-"];
+
+/// Returns whether a signature covers the request's headers.
+fn is_signed(headers: &HeaderMap) -> bool {
+    let signed = text(headers, AUTHORIZATION.as_str()).unwrap_or_default();
+    ["AWS4-", "SharedKey"]
+        .iter()
+        .any(|scheme| signed.starts_with(scheme))
+}
+
+/// Puts entity tags in place of their texts.
+fn send_tags(headers: &mut HeaderMap) {
+    for name in [IF_MATCH, IF_NONE_MATCH] {
+        if let Some(tag) = headers.get(&name).and_then(obs_text::to_tag) {
+            headers.insert(name, tag);
+        }
+    }
+}
+
+/// Returns the text in place of an entity tag that is none.
+fn text_of_tag(headers: &HeaderMap) -> Option<HeaderValue> {
+    let text = obs_text::to_text(headers.get(ETAG)?.as_bytes())?;
+    HeaderValue::try_from(text).ok()
+}
 
 /// Changes headers for which `object_store` would refuse the bytes: removes unread ones that are
 /// not ASCII, such as the name of a file, and writes a date in the preferred form.

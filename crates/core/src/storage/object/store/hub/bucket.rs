@@ -8,11 +8,12 @@
 
 use std::collections::BTreeSet;
 
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 use object_store::client::HttpClient;
 use object_store::path::Path;
 use percent_encoding::utf8_percent_encode;
 use serde::Deserialize;
+use url::Url;
 
 use super::repository::{ask, failed, refused};
 use crate::options::location::RESERVED;
@@ -61,32 +62,47 @@ impl Bucket {
 }
 
 /// Requests every page of a listing once: the first one, and those that links lead to, which must
-/// be at or below `tree`. `pages.rs` bounds their number.
+/// be at or below `tree`: another place would receive the token. `pages.rs` bounds their number.
 pub(super) async fn pages(
     client: &HttpClient,
     first: String,
     tree: &str,
 ) -> object_store::Result<Vec<Vec<u8>>> {
-    let mut url = first;
+    let parsed = |url: &str| Url::parse(url).map_err(|_| failed("a URL that is none".into()));
+    let (mut url, tree) = (parsed(&first)?, parsed(tree)?);
     let mut pages = Vec::new();
     loop {
-        let parsed = url
-            .parse()
-            .map_err(|_| failed("a URL that is none".into()))?;
-        let (headers, page) = ask(client, parsed, refused).await?;
+        let asked = Uri::try_from(url.as_str());
+        let asked = asked.map_err(|_| failed("a URL that is none".into()))?;
+        let (headers, page) = ask(client, asked, refused).await?;
         pages.push(page);
-        let is_listing = |url: &str| {
-            let rest = url.strip_prefix(tree);
-            rest.is_some_and(|rest| rest.starts_with(['/', '?']))
+        let Some(next) = next_page(&headers).map_err(|what| failed(what.into()))? else {
+            return Ok(pages);
         };
-        match next_page(&headers).map_err(|what| failed(what.into()))? {
-            // Refuse a link to another place, which would receive the token.
-            Some(next) if !is_listing(&next) => {
-                return Err(failed("the next page is elsewhere".into()));
-            }
-            Some(next) => url = next,
-            None => return Ok(pages),
-        }
+        url = next_url(&url, &next, &tree).map_err(|what| failed(what.into()))?;
+    }
+}
+
+/// Returns the URL that a link in the response to `asked` leads to. It may be relative (RFC 8288,
+/// section 3.1).
+fn next_url(asked: &Url, link: &str, tree: &Url) -> Result<Url, &'static str> {
+    let mut next = asked
+        .join(link)
+        .map_err(|_| "a link to the next page that is no URL")?;
+    next.set_fragment(None);
+    let place = |url: &Url| {
+        (
+            url.origin(),
+            url.username().to_owned(),
+            url.password().map(str::to_owned),
+        )
+    };
+    let rest = next.path().strip_prefix(tree.path());
+    let is_below = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    if is_below && place(&next) == place(tree) {
+        Ok(next)
+    } else {
+        Err("the next page is elsewhere")
     }
 }
 
@@ -235,6 +251,62 @@ mod tests {
     fn headers(links: &[&str]) -> HeaderMap {
         let links = links.iter().map(|link| link.parse().expect("a header"));
         links.map(|link| (http::header::LINK, link)).collect()
+    }
+
+    #[test]
+    fn next_page_is_at_or_below_the_tree() {
+        let url = |text: &str| Url::parse(text).expect("a URL");
+        let tree = url("https://h.co/api/buckets/o/n/tree");
+        let asked = url("https://h.co/api/buckets/o/n/tree/a%20b?cursor=1");
+        let at = |rest: &str| Ok(url(&format!("https://h.co/api/buckets/o/n/tree{rest}")));
+        let elsewhere = Err("the next page is elsewhere");
+        for (link, wanted) in [
+            (
+                "https://h.co/api/buckets/o/n/tree/a%20b?cursor=2",
+                at("/a%20b?cursor=2"),
+            ),
+            (
+                "https://H.co:443/api/buckets/o/n/tree?cursor=2#x",
+                at("?cursor=2"),
+            ),
+            ("//h.co/api/buckets/o/n/tree?cursor=2", at("?cursor=2")),
+            (
+                "/api/buckets/o/n/tree/a%20b?cursor=2",
+                at("/a%20b?cursor=2"),
+            ),
+            ("?cursor=2", at("/a%20b?cursor=2")),
+            ("a%20b?cursor=2", at("/a%20b?cursor=2")),
+            ("./c?cursor=2", at("/c?cursor=2")),
+            ("../tree?cursor=2", at("?cursor=2")),
+            ("", at("/a%20b?cursor=1")),
+            (
+                "http://h.co/api/buckets/o/n/tree?cursor=2",
+                elsewhere.clone(),
+            ),
+            (
+                "https://h.co:444/api/buckets/o/n/tree?cursor=2",
+                elsewhere.clone(),
+            ),
+            (
+                "https://other.co/api/buckets/o/n/tree?cursor=2",
+                elsewhere.clone(),
+            ),
+            (
+                "https://u@h.co/api/buckets/o/n/tree?cursor=2",
+                elsewhere.clone(),
+            ),
+            (
+                "//other.co/api/buckets/o/n/tree?cursor=2",
+                elsewhere.clone(),
+            ),
+            ("/api/buckets/o/n/trees?cursor=2", elsewhere.clone()),
+            ("/?cursor=2", elsewhere.clone()),
+            ("../../x", elsewhere.clone()),
+            ("%2e%2e/%2e%2e/x", elsewhere.clone()),
+            ("https://[", Err("a link to the next page that is no URL")),
+        ] {
+            assert_eq!(next_url(&asked, link, &tree), wanted, "{link}");
+        }
     }
 
     #[test]
