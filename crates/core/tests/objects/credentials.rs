@@ -520,6 +520,7 @@ fn hosts_asked(case: Case, variables: &[(&'static str, String)]) -> Vec<String> 
 /// The region of the session and variants of endpoints select the hosts of IAM Identity Center, and
 /// variables others. A token that has expired is renewed first, at another host.
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn identity_center_is_asked_at_its_endpoint() {
     /// SHA-1 of the start URL, and of the session's name.
     const NAMES: [&str; 2] = [
@@ -537,7 +538,7 @@ fn identity_center_is_asked_at_its_endpoint() {
             format!("[default]\n{role}{place}")
         };
         let profile = set.iter().filter(|(name, _)| name.is_empty());
-        let profile: String = profile.map(|(_, line)| format!("{line}\n")).collect();
+        let profile: String = profile.flat_map(|(_, line)| [line, "\n"]).collect();
         let config = config.replacen("[default]\n", &format!("[default]\n{profile}"), 1);
         case.write("config", &config);
         let folder = case.home.path().join(".aws/sso/cache");

@@ -415,13 +415,12 @@ fn pages_of_hubs_may_have_relative_links() {
         let (location, mut options) = hub_bucket(&server);
         options.set("token", "hf_hunter2").expect("an option");
         let found = list_files(&location, &options);
-        match files {
-            Some(files) => assert_eq!(found.expect(link).len(), files, "{link}"),
-            None => {
-                let error = found.expect_err(link);
-                assert!(error.chain().contains("is elsewhere"), "{}", error.chain());
-                assert_eq!(server.received().len(), 1, "{link}");
-            }
+        if let Some(files) = files {
+            assert_eq!(found.expect(link).len(), files, "{link}");
+        } else {
+            let error = found.expect_err(link);
+            assert!(error.chain().contains("is elsewhere"), "{}", error.chain());
+            assert_eq!(server.received().len(), 1, "{link}");
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::hubs::{MODEL, Model};
 const CHILD: &str = "credentials::loads_case_location";
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn content_store_is_read_through_proxy_as_other_hosts() {
     let (hub, model) = (Hub::start(), Model::new(1));
     hub.keep_in_xet();

@@ -144,9 +144,8 @@ impl CacheDirectory {
     /// Also [`ErrorKind::PermissionDenied`] if another user owns it or may write to it.
     pub(crate) fn trusting(path: &Path, trust: Trust) -> Result<Self> {
         let root = Arc::new(Root::new(path, trust));
-        let error = match root.open() {
-            Ok(_) => return Ok(Self { root }),
-            Err(error) => error,
+        let Err(error) = root.open() else {
+            return Ok(Self { root });
         };
         let message = format!("is not the directory of a cache: it has no directory {VERSION}");
         let missing = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];

@@ -195,20 +195,11 @@ fn host_of(uri: &Uri) -> Option<String> {
     Some(host.to_owned())
 }
 
-#[async_trait]
-impl HttpService for Capturing {
-    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let asks = request.extensions().get::<Asks>().cloned();
-        if let Some(asks) = &asks {
-            asks.prepare(&mut request).await?;
-        }
-        // A signature would cover a tag as a text.
-        let is_signed = is_signed(request.headers());
-        if !is_signed {
-            send_tags(request.headers_mut());
-        }
+impl Capturing {
+    /// Begins the record of a request that is about to be sent.
+    fn begin(&self, request: &HttpRequest) {
         record(|mut sent| {
-            sent.add(&request);
+            sent.add(request);
             let (scheme, host) = (request.uri().scheme_str(), host_of(request.uri()));
             ResponseCapture {
                 endpoint: scheme
@@ -222,6 +213,22 @@ impl HttpService for Capturing {
                 ..ResponseCapture::default()
             }
         });
+    }
+}
+
+#[async_trait]
+impl HttpService for Capturing {
+    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let asks = request.extensions().get::<Asks>().cloned();
+        if let Some(asks) = &asks {
+            asks.prepare(&mut request).await?;
+        }
+        // A signature would cover a tag as a text.
+        let is_signed = is_signed(request.headers());
+        if !is_signed {
+            send_tags(request.headers_mut());
+        }
+        self.begin(&request);
         let is_page = pages::asked(&mut request).await?;
         let is_ranged = request.headers().contains_key(RANGE);
         let is_get = request.method() == Method::GET;
