@@ -77,8 +77,8 @@ pub(crate) fn join_deadline(options: &Options, started: Instant) -> Instant {
 pub fn give_up(group: &dyn Group, error: &Error, options: &Options) {
     let hello = Hello::given_up(Failure::new(group.rank(), error));
     let deadline = join_deadline(options, Instant::now());
-    // Return the error itself, not an error of announcing it. Ranks that sent the message of an
-    // opening also announce that they do not begin.
+    // The error itself counts, not another one of telling it. Ranks whose message was that of an
+    // opening tell that they do not begin either.
     while exchange(group, &hello, deadline)
         .is_ok_and(|hellos: Vec<Hello>| hellos.iter().any(Hello::is_opening))
     {}

@@ -100,7 +100,7 @@ impl Reader {
         let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others)?;
         // The divisor is that of the ranks, so that a limit that suffices here suffices for them.
         prepared.limit_divisor = 2 * ranks as u64;
-        // Tensors of other nodes are compared by their owners.
+        // Their owners compare them.
         let tensors = verify::Loaded::new(
             &prepared.plan,
             &prepared.tensors,

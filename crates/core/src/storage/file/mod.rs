@@ -264,7 +264,7 @@ pub(super) fn retry_transient<T>(
         };
         tracing::debug!(%error, ?pause, "retrying");
         retry_counter.count(&error);
-        // Nothing is ever sent on this channel, so this sleeps.
+        // Sleeps: nothing is ever sent on this channel.
         let _ = crossbeam_channel::never::<()>().recv_timeout(pause);
     }
 }

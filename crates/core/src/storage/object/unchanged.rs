@@ -120,7 +120,7 @@ impl ObjectSource {
         };
         let by_version = self.0.by_version.load(Ordering::Relaxed);
         let (meta, captured) = match ask(by_version).await {
-            // Naming a version takes a separate permission, here as for reads.
+            // As for reads, naming the version takes a separate permission.
             Err(fault) if by_version && status(&fault.error) == Some(403) => {
                 ask(false).await.map_err(judge)?
             }

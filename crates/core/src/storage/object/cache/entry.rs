@@ -147,7 +147,7 @@ impl Entry {
                 pause();
                 continue;
             };
-            // Detect an eviction that happened before the lock was taken.
+            // Evicted before the lock?
             let there = place.open(false).and_then(|folder| folder.stat(STAMPS));
             if there.map_or(0, |there| there.st_ino) != stamps.metadata()?.ino() {
                 continue;

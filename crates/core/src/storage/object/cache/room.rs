@@ -113,7 +113,7 @@ impl Room {
         let limit = self.limit.map_or(u64::MAX, |limit| limit / LIMIT_DIVISOR);
         let most = MEASURED_BYTES.min(limit).max(wanted);
         if self.limit.is_some() && free.saturating_sub(kept) < wanted {
-            // The disk is smaller than the limit, or other programs fill it: evict older entries.
+            // The disk is smaller than the limit, or others write to it: older entries make way.
             let used = self.make_room(u64::MAX);
             self.make_room(used.saturating_sub(most + kept.saturating_sub(free)));
             (free, _) = self.free()?;
@@ -268,8 +268,8 @@ pub(super) fn remove(root: &GuardedDir, name: &str) -> io::Result<bool> {
             // system has no locks: other processes may then read the entry while it is evicted, and
             // it stays readable for them.
             let locked = flock(&stamps, FlockOperation::NonBlockingLockExclusive);
-            // Between opening and locking, another process may have evicted the entry, and a third
-            // one may have created it again.
+            // Another process may have evicted the entry between the two calls, and a third one
+            // made it anew.
             let there = group.below(name).and_then(|entry| entry.stat(STAMPS));
             let there = there.map_or(0, |there| there.st_ino);
             let is_other = stamps.metadata().map_or(0, |it| it.ino()) != there;

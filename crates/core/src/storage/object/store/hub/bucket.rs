@@ -80,7 +80,7 @@ pub(super) async fn pages(
             rest.is_some_and(|rest| rest.starts_with(['/', '?']))
         };
         match next_page(&headers).map_err(|what| failed(what.into()))? {
-            // Refuse a link to another place, which would receive the token.
+            // Another place would receive the token.
             Some(next) if !is_listing(&next) => {
                 return Err(failed("the next page is elsewhere".into()));
             }
