@@ -38,7 +38,7 @@ pub enum Expectation {
 
 impl Expectation {
     /// Returns the part of the expectation that is secure against deliberate changes.
-    pub(super) fn secure(&self) -> Self {
+    pub(crate) fn secure(&self) -> Self {
         let Self::Of(expected) = self else {
             return self.clone();
         };
