@@ -362,10 +362,15 @@ const OPTIONS: [&str; 10] = [
     "verify=",
 ];
 
-/// Complains about texts of the core that name an option without a mark, which the command would
-/// show by its name in Rust, and about marks that [`tload::Error`] does not know.
+/// Complains about texts of the core and of the crates below it that name an option without a mark,
+/// which the command would show by its name in Rust, and about marks that [`tload::Error`] does not
+/// know.
 fn unmarked_options(source: &Source) -> Vec<String> {
-    if !source.path.starts_with("crates/core/src/") || source.path.contains("/testing/") {
+    let is_checked = ["base", "core"].iter().any(|name| {
+        let folder = format!("crates/{name}/src/");
+        source.path.starts_with(&folder)
+    });
+    if !is_checked || source.path.contains("/testing/") {
         return Vec::new();
     }
     // Log messages are for developers.
