@@ -18,10 +18,11 @@
 //!
 //! # A tensor's life, in seven files
 //!
-//! `format/header.rs` finds it in a file's header. `plan/split.rs` decides which memory it shares
-//! and `plan/place.rs` which reads fetch it. `load/pipeline/mod.rs` moves each read's window of
-//! memory from `memory/` to an engine (`engine/uring/mod.rs`) and on to `sink/host.rs` or
-//! `sink/cuda/mod.rs`, which completes the tensor. `load/stream/mod.rs` hands it over.
+//! `header.rs` of the crate `tload-format` finds it in a file's header. `plan/split.rs` decides
+//! which memory it shares and `plan/place.rs` which reads fetch it. `load/pipeline/mod.rs` moves
+//! each read's window of memory from `memory/` to an engine (`engine/uring/mod.rs`) and on to
+//! `sink/host.rs` or `sink/cuda/mod.rs`, which completes the tensor. `load/stream/mod.rs` hands it
+//! over.
 //!
 //! # Stability
 //!
@@ -49,7 +50,6 @@ pub mod testing;
 pub mod verify;
 
 mod checkpoint;
-mod format;
 mod load;
 mod options;
 mod report;
@@ -57,10 +57,12 @@ mod tensor;
 
 // Paths of modules that are in crates below.
 pub(crate) use tload_base::{crc, error, files, sync};
+pub(crate) use tload_format as format;
 
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
 #[doc(inline)]
 pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, nearest_name, printable};
+#[doc(inline)]
 pub use format::{Dtype, HeaderError, Precedence, Slice, Steps, TensorInfo};
 pub use load::Loader;
 pub use load::device_alloc::DeviceAllocator;

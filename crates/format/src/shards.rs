@@ -19,15 +19,15 @@ use super::header_error::clip;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Suffix of a shard's name.
-pub(crate) const SUFFIX: &str = ".safetensors";
+pub const SUFFIX: &str = ".safetensors";
 
 /// Longest index file that is read. The largest published ones are under 30 MB; the bound is the
 /// header's, for the same reason: both list every tensor once.
-pub(crate) const INDEX_BYTES_MAX: u64 = super::HEADER_BYTES_MAX;
+pub const INDEX_BYTES_MAX: u64 = super::HEADER_BYTES_MAX;
 
 /// Contents of an index file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Index {
+pub struct Index {
     /// Pairs of tensor and shard, in the order of the file.
     pub weight_map: Vec<(String, String)>,
     /// Shards, each once, in natural order: relative paths with `/`, below the directory of the
@@ -42,7 +42,7 @@ pub(crate) struct Index {
 }
 
 /// Parses the bytes of an index file.
-pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index> {
+pub fn parse_index(bytes: &[u8]) -> Result<Index> {
     if bytes.len() as u64 > INDEX_BYTES_MAX {
         let found = bytes.len();
         return Err(invalid(format!(
@@ -118,7 +118,7 @@ pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index> {
 /// Compares names in natural order: `model-2` comes before `model-10`. Runs of ASCII digits compare
 /// by their value, however long, all else by bytes. The order is total: names that differ only in
 /// leading zeros (`m-2`, `m-02`) are compared by their bytes.
-pub(crate) fn natural_cmp(a: &str, b: &str) -> Ordering {
+pub fn natural_cmp(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a.as_bytes(), b.as_bytes());
     while let (&[first, ref left_rest @ ..], &[second, ref right_rest @ ..]) = (left, right) {
         let order = if first.is_ascii_digit() && second.is_ascii_digit() {
@@ -154,7 +154,7 @@ fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
 
 /// Gap in a set of shards whose names state how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Gap<'a> {
+pub struct Gap<'a> {
     /// Lowest number that is missing.
     pub number: u64,
     /// Number of shards that the names state.
@@ -169,7 +169,7 @@ pub(crate) struct Gap<'a> {
 ///
 /// Files named `…-00002-of-00004.safetensors` belong to a set of four. One pass: a directory may
 /// hold any number of names, in any number of sets.
-pub(crate) fn missing_shard<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<Gap<'a>> {
+pub fn missing_shard<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<Gap<'a>> {
     let mut places: HashMap<(&str, u64), usize> = HashMap::new();
     let mut sets: Vec<(&str, u64, BTreeSet<u64>)> = Vec::new();
     for name in names {

@@ -11,11 +11,11 @@ use super::shards::{SUFFIX, natural_cmp, numbered};
 use crate::error::{printable, shortened};
 
 /// Suffix of an index's name.
-pub(crate) const INDEX_SUFFIX: &str = ".safetensors.index.json";
+pub const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// Index name that `transformers` writes; it takes precedence over other indexes in the directory.
-pub(crate) const INDEX_NAME: &str = "model.safetensors.index.json";
+pub const INDEX_NAME: &str = "model.safetensors.index.json";
 /// Name that `transformers` writes when one file is enough.
-pub(crate) const SINGLE_NAME: &str = "model.safetensors";
+pub const SINGLE_NAME: &str = "model.safetensors";
 
 /// Most names in a note.
 const NAMES_SHOWN: usize = 4;
@@ -73,7 +73,7 @@ pub enum Precedence {
 
 /// Result of choosing among the names in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Choice<'a> {
+pub enum Choice<'a> {
     /// The index with this name decides.
     Index(&'a str),
     /// Neither index is the model's, or both are.
@@ -83,7 +83,7 @@ pub(crate) enum Choice<'a> {
 }
 
 /// Chooses among the names of all files of a directory.
-pub(crate) fn choose_files<'a>(
+pub fn choose_files<'a>(
     names: impl IntoIterator<Item = &'a str>,
     precedence: Precedence,
 ) -> Choice<'a> {
@@ -114,16 +114,16 @@ pub(crate) fn choose_files<'a>(
 
 /// Files of one model, and those beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ModelFiles<'a> {
+pub struct ModelFiles<'a> {
     /// Files to load, in natural order.
-    pub(crate) chosen: Vec<&'a str>,
+    pub chosen: Vec<&'a str>,
     /// Indexes that do not count, then files of other models, in natural order.
-    pub(crate) left_out: Vec<&'a str>,
+    pub left_out: Vec<&'a str>,
 }
 
 impl<'a> ModelFiles<'a> {
     /// Returns the files beside `index`, which names `shards`.
-    pub(crate) fn of_index(
+    pub fn of_index(
         index: &'a str,
         shards: &[String],
         names: impl IntoIterator<Item = &'a str>,
@@ -159,7 +159,7 @@ impl<'a> ModelFiles<'a> {
 
     /// Returns a note for the report if files were left out, or if the chosen ones may not belong
     /// together.
-    pub(crate) fn note(&self) -> Option<String> {
+    pub fn note(&self) -> Option<String> {
         if !self.left_out.is_empty() {
             return Some(format!(
                 "the directory has several models; read: {}; left out: {}; to read others, pass their paths",

@@ -20,7 +20,8 @@ struct Described {
 }
 
 impl TensorInfo {
-    pub(crate) fn new(entry: Entry, shard: usize) -> Self {
+    /// Creates the description of a tensor of the shard with this index.
+    pub fn new(entry: Entry, shard: usize) -> Self {
         Self(Arc::new(Described {
             entry,
             shard,
@@ -34,7 +35,7 @@ impl TensorInfo {
     ///
     /// [`ErrorKind::InvalidRequest`](crate::error::ErrorKind::InvalidRequest) for indices that the
     /// tensor does not have.
-    pub(crate) fn sliced(&self, slice: &Slice) -> Result<Self> {
+    pub fn sliced(&self, slice: &Slice) -> Result<Self> {
         let Described { entry, shard, .. } = &*self.0;
         let cut = slice.cut(&entry.shape, entry.dtype.bits());
         let cut = cut.map_err(|error| error.with_tensor(self.name()))?;
@@ -52,7 +53,7 @@ impl TensorInfo {
 
     /// Returns the bytes `range` of its file, which the tensor has, under its name. The shape is
     /// that of the tensor.
-    pub(crate) fn ranged(&self, range: Range<u64>) -> Self {
+    pub fn ranged(&self, range: Range<u64>) -> Self {
         let Described { entry, shard, .. } = &*self.0;
         if range == entry.range {
             return self.clone();
@@ -68,16 +69,19 @@ impl TensorInfo {
     }
 
     /// Returns the tensor's name. It comes from a file: escape it (`{:?}`) before printing.
+    #[inline]
     pub fn name(&self) -> &str {
         &self.0.entry.name
     }
 
     /// Returns the element type.
+    #[inline]
     pub fn dtype(&self) -> Dtype {
         self.0.entry.dtype
     }
 
     /// Returns the number of elements along each dimension, row-major; empty for a scalar.
+    #[inline]
     pub fn shape(&self) -> &[usize] {
         &self.0.entry.shape
     }
@@ -88,24 +92,28 @@ impl TensorInfo {
     }
 
     /// Returns the length in bytes.
+    #[inline]
     pub fn byte_len(&self) -> u64 {
         let all = self.0.entry.range.end - self.0.entry.range.start;
         self.strides().map_or(all, Strides::bytes)
     }
 
     /// Returns the index of its shard among those of the checkpoint.
+    #[inline]
     pub fn shard(&self) -> usize {
         self.0.shard
     }
 
     /// Returns the range of its bytes in that shard, from the start of the file; for a slice, from
     /// its first byte to its last.
+    #[inline]
     pub fn file_range(&self) -> Range<u64> {
         self.0.entry.range.clone()
     }
 
     /// Returns the strides of a slice with gaps: which bytes of its range it has.
-    pub(crate) fn strides(&self) -> Option<&Strides> {
+    #[inline]
+    pub fn strides(&self) -> Option<&Strides> {
         self.0.strides.as_ref()
     }
 }

@@ -31,11 +31,11 @@ mod fields;
 mod tests;
 
 /// Bytes of the header length, the little-endian `u64` that every file begins with.
-pub(crate) const LENGTH_BYTES: u64 = 8;
+pub const LENGTH_BYTES: u64 = 8;
 
 /// Contents of the header of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub struct Header {
     /// Tensors in file order; those without bytes at the same offset by name.
     pub tensors: Vec<Entry>,
     /// `__metadata__`.
@@ -47,7 +47,7 @@ pub(crate) struct Header {
 
 /// One tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub struct Entry {
     /// Name: any text, including the empty one.
     pub name: String,
     /// Element type.
@@ -60,7 +60,7 @@ pub(crate) struct Entry {
 
 /// Returns the header length N, from the first bytes of a file: `min(8, file_bytes)` of them, or
 /// more, from which other formats are told.
-pub(crate) fn header_len(prefix: &[u8], file_bytes: u64) -> Result<u64, HeaderError> {
+pub fn header_len(prefix: &[u8], file_bytes: u64) -> Result<u64, HeaderError> {
     let Some(&length) = prefix.first_chunk::<8>() else {
         return Err(HeaderError::FileTooSmall { file_bytes });
     };
@@ -84,7 +84,7 @@ pub(crate) fn header_len(prefix: &[u8], file_bytes: u64) -> Result<u64, HeaderEr
 ///
 /// Uses memory for its result: at worst about eight times the header, when that is one shape of
 /// countless dimensions.
-pub(crate) fn parse(header: &[u8], file_bytes: u64) -> Result<Header, HeaderError> {
+pub fn parse(header: &[u8], file_bytes: u64) -> Result<Header, HeaderError> {
     let bytes = header.len() as u64;
     if LENGTH_BYTES + bytes > file_bytes {
         return Err(HeaderError::LengthBeyondFile { bytes, file_bytes });

@@ -77,6 +77,7 @@ impl Dtype {
     }
 
     /// Returns the bits of one element: 4 and 6 exist, so a single element need not be whole bytes.
+    #[inline]
     pub fn bits(self) -> usize {
         safetensors::Dtype::from(self).bitsize()
     }
@@ -86,6 +87,7 @@ impl Dtype {
     ///
     /// `C64` is 8 although numpy only requires 4: torch's `c10::complex<float>` is declared with an
     /// alignment of 8.
+    #[inline]
     pub fn alignment(self) -> usize {
         (self.bits() / 8).max(1)
     }

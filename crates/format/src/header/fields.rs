@@ -311,8 +311,8 @@ impl<'de> Deserialize<'de> for Offsets {
 /// Not `serde::de::IgnoredAny`: `serde_json` skips over that one without checks, so that nesting is
 /// not limited, and accepts bad escapes and numbers that the reference reader rejects.
 #[derive(Default)]
-pub(in crate::format) struct AnyValue {
-    pub(in crate::format) whole: Option<u64>,
+pub(crate) struct AnyValue {
+    pub(crate) whole: Option<u64>,
 }
 
 impl<'de> Deserialize<'de> for AnyValue {

@@ -52,6 +52,7 @@ impl From<Range<usize>> for Steps {
 /// dimensions are whole.
 ///
 /// ```
+/// # use tload_format as tload;
 /// use tload::{Slice, Steps};
 ///
 /// // Rows 8 to 15 of a matrix, and of those every second column of the first hundred.
@@ -64,13 +65,13 @@ pub struct Slice(Vec<Steps>);
 
 /// Position of the bytes of a slice in its tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub struct Cut {
     /// Elements along each dimension.
-    pub(crate) shape: Vec<usize>,
+    pub shape: Vec<usize>,
     /// Range in the tensor from the first wanted byte to the last.
-    pub(crate) range: Range<u64>,
+    pub range: Range<u64>,
     /// Wanted bytes of that range; all if `None`.
-    pub(crate) strides: Option<Strides>,
+    pub strides: Option<Strides>,
 }
 
 /// Runs of bytes at even distances, in nested levels.
@@ -107,7 +108,7 @@ impl Slice {
     ///
     /// [`ErrorKind::InvalidRequest`] for indices that the tensor does not have, and for sub-byte
     /// elements that do not begin and end on bytes.
-    pub(crate) fn cut(&self, shape: &[usize], element_bits: usize) -> Result<Cut> {
+    pub fn cut(&self, shape: &[usize], element_bits: usize) -> Result<Cut> {
         if self.0.len() > shape.len() {
             return Err(invalid(format!(
                 "the slice has {} dimensions, but the tensor has {}",
@@ -238,17 +239,17 @@ impl Strides {
     }
 
     /// Returns the number of contiguous bytes of each repetition.
-    pub(crate) fn run(&self) -> u64 {
+    pub fn run(&self) -> u64 {
         self.run
     }
 
     /// Returns whether the runs of both are at the same distances.
-    pub(crate) fn repeats_as(&self, other: &Self) -> bool {
+    pub fn repeats_as(&self, other: &Self) -> bool {
         self.levels == other.levels
     }
 
     /// Returns the number of runs, if runs of `reach` bytes in their places would not overlap.
-    pub(crate) fn repetitions(&self, mut reach: u64) -> Option<u64> {
+    pub fn repetitions(&self, mut reach: u64) -> Option<u64> {
         let mut repetitions = 1;
         for level in self.levels.iter().rev() {
             if reach > level.stride {
@@ -327,13 +328,13 @@ impl Strides {
     }
 
     /// Returns the maximum number of spans.
-    pub(crate) fn spans_of(&self, gap: u64) -> u64 {
+    pub fn spans_of(&self, gap: u64) -> u64 {
         self.dense(gap).1.bytes()
     }
 
     /// Returns the spans to read, in order: wanted bytes with gaps of at most `gap` bytes between
     /// them.
-    pub(crate) fn spans(&self, gap: u64) -> impl Iterator<Item = Range<u64>> {
+    pub fn spans(&self, gap: u64) -> impl Iterator<Item = Range<u64>> {
         let (span, outer) = self.dense(gap);
         let mut next = 0;
         std::iter::from_fn(move || {
@@ -355,13 +356,13 @@ impl Strides {
 
     /// Finds the bytes of the slice in a window: returns the offset in the window of its first
     /// wanted byte, that byte's number, and how many there are; `None` if there are none.
-    pub(crate) fn found(&self, window: Range<u64>) -> Option<(u64, u64, u64)> {
+    pub fn found(&self, window: Range<u64>) -> Option<(u64, u64, u64)> {
         let (first, end) = (self.before(window.start), self.before(window.end));
         (first < end).then(|| (self.position(first) - window.start, first, end - first))
     }
 
     /// Returns the end of the last wanted byte before `offset`.
-    pub(crate) fn end_before(&self, offset: u64) -> u64 {
+    pub fn end_before(&self, offset: u64) -> u64 {
         self.before(offset)
             .checked_sub(1)
             .map_or(0, |last| self.position(last) + 1)
@@ -369,7 +370,7 @@ impl Strides {
 
     /// Moves the wanted bytes of a window together, behind the first of them. The window shows the
     /// tensor from `offset` on, relative to the slice's first byte; a negative offset is before it.
-    pub(crate) fn gather(&self, window: &mut [u8], offset: i64, first: u64, len: u64) {
+    pub fn gather(&self, window: &mut [u8], offset: i64, first: u64, len: u64) {
         for (run, to) in self.moves(offset, first, len) {
             if to != run.start {
                 window.copy_within(run, to);
@@ -379,7 +380,7 @@ impl Strides {
 
     /// Copies the wanted bytes of a window to the places in another one that [`Self::gather`] moves
     /// them to.
-    pub(crate) fn gather_from(
+    pub fn gather_from(
         &self,
         from: &[u8],
         window: &mut [u8],

@@ -90,7 +90,7 @@ fn is_onnx(first: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{HEADER_BYTES_MAX, HeaderError, header_len};
+    use crate::{HEADER_BYTES_MAX, HeaderError, header_len};
 
     #[test]
     fn magic_of_other_formats_is_never_a_valid_length() {
