@@ -274,7 +274,7 @@ valgrind: ## test under valgrind
 		cargo test --package tload-soundness --test engines --test simulated -- --test-threads=1)
 
 # Searches for lines whose changes no test detects; takes hours. With ARGS, for example:
-# make mutants ARGS='--file crates/core/src/format/slice.rs'
+# make mutants ARGS='--file crates/core/src/plan/split.rs'
 mutants: ## look for lines without a test (hours)
 	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(ARGS))
 

@@ -18,10 +18,11 @@
 //!
 //! # A tensor's life, in seven files
 //!
-//! `format/header.rs` finds it in a file's header. `plan/split.rs` decides which memory it shares
-//! and `plan/place.rs` which reads fetch it. `load/pipeline/mod.rs` moves each read's window of
-//! memory from `memory/` to an engine (`engine/uring/mod.rs`) and on to `sink/host.rs` or
-//! `sink/cuda/mod.rs`, which completes the tensor. `load/stream/mod.rs` hands it over.
+//! `header.rs` of the crate `tload-format` finds it in a file's header. `plan/split.rs` decides
+//! which memory it shares and `plan/place.rs` which reads fetch it. `load/pipeline/mod.rs` moves
+//! each read's window of memory from `memory/` to an engine (`engine/uring/mod.rs`) and on to
+//! `sink/host.rs` or `sink/cuda/mod.rs`, which completes the tensor. `load/stream/mod.rs` hands it
+//! over.
 //!
 //! # Stability
 //!
@@ -49,18 +50,19 @@ pub mod testing;
 pub mod verify;
 
 mod checkpoint;
-mod crc;
-mod error;
-mod files;
-mod format;
 mod load;
 mod options;
 mod report;
-mod sync;
 mod tensor;
 
+// Paths of modules that are in crates below.
+pub(crate) use tload_base::{crc, error, files, sync};
+pub(crate) use tload_format as format;
+
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
+#[doc(inline)]
 pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, nearest_name, printable};
+#[doc(inline)]
 pub use format::{Dtype, HeaderError, Precedence, Slice, Steps, TensorInfo};
 pub use load::Loader;
 pub use load::device_alloc::DeviceAllocator;
@@ -71,6 +73,7 @@ pub use load::orphaned::parked_bytes;
 pub use load::pipeline;
 pub use load::stream::{Canceller, Progress, TensorStream};
 pub use memory::{KeepAlive, Target, release_staging};
+#[doc(inline)]
 pub use options::{
     CacheMode, Device, EngineChoice, Location, OnPeerLoss, OptionKey, OptionKind, OptionValue,
     Options, Order, Protocol, Share, StoreKey, StoreOptions, format_bytes, parse_bytes,
@@ -86,8 +89,11 @@ pub use report::{
 pub use sink::DeviceMemory;
 #[cfg(feature = "object")]
 pub use storage::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};
+#[doc(inline)]
 pub use sync::cancel::CancelFlag;
+#[doc(inline)]
 pub use sync::descriptors::reserve_descriptors;
+#[doc(inline)]
 pub use sync::per_process::process_id;
 pub use tensor::Tensor;
 pub use verify::Verify;

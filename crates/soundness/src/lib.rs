@@ -11,30 +11,33 @@
 #![cfg(not(test))]
 
 /// Locks and atomics of loom; the core has the standard library's here.
-#[path = "../../core/src/sync"]
+#[path = "../../base/src/sync"]
 pub mod sync {
     pub(crate) use loom::sync::Arc;
     pub(crate) use loom::sync::atomic::AtomicU32;
 
-    pub(crate) mod primitives {
-        pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+    /// Locks beneath those of `lock`.
+    pub mod primitives {
+        pub use loom::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
     }
 
     #[expect(dead_code, reason = "the module is compiled as a whole")]
     pub mod address_space;
     pub mod event_count;
-    #[expect(dead_code, reason = "the module is compiled as a whole")]
     pub mod lock;
     pub mod per_process;
 }
 
-#[expect(dead_code, reason = "the module is compiled as a whole")]
-#[path = "../../core/src/crc.rs"]
+#[expect(
+    dead_code,
+    unreachable_pub,
+    reason = "the module is compiled as a whole"
+)]
+#[path = "../../base/src/crc.rs"]
 mod crc;
 #[path = "../../core/src/no_cuda.rs"]
 pub mod cuda;
-#[expect(dead_code, unused_imports, reason = "as above")]
-#[path = "../../core/src/error/mod.rs"]
+#[path = "../../base/src/error/mod.rs"]
 pub mod error;
 #[expect(
     dead_code,

@@ -8,10 +8,8 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-use super::Options;
-use super::bytes::parse_bytes;
-use super::duration::parse_duration;
 use super::flag::parse_flag;
+use super::{Options, parse_bytes, parse_duration};
 use crate::error::{Error, ErrorKind, Result};
 use crate::verify::Verify;
 

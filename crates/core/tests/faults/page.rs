@@ -116,7 +116,7 @@ const ELSEWHERE: [(&str, &str, &str); 26] = [
     (
         "a directory has half a million numbered names",
         "they are checked in one pass",
-        "crates/core/src/format/shards.rs::missing_shard_is_linear",
+        "crates/format/src/shards.rs::missing_shard_is_linear",
     ),
     (
         "a list of a store never ends",

@@ -315,8 +315,12 @@ fn directions(source: &Source) -> Vec<String> {
     complaints
 }
 
-/// Modules that decide without I/O, so that tests need none.
-const PURE: [&str; 3] = ["format", "plan", "schedule"];
+/// Folders of modules that decide without I/O, so that tests need none.
+const PURE: [&str; 3] = [
+    "crates/core/src/plan/",
+    "crates/core/src/schedule/",
+    "crates/format/src/",
+];
 
 /// Names that do I/O, start threads, or look at clocks and the environment.
 const IMPURE: [&str; 9] = [
@@ -332,11 +336,7 @@ const IMPURE: [&str; 9] = [
 ];
 
 fn impurities(source: &Source) -> Vec<String> {
-    let below = |name: &&str| {
-        let folder = format!("crates/core/src/{name}/");
-        source.path.starts_with(&folder)
-    };
-    if !PURE.iter().any(below) {
+    if !PURE.iter().any(|folder| source.path.starts_with(folder)) {
         return Vec::new();
     }
     let found = IMPURE.iter().filter(|name| {
@@ -362,10 +362,15 @@ const OPTIONS: [&str; 10] = [
     "verify=",
 ];
 
-/// Complains about texts of the core that name an option without a mark, which the command would
-/// show by its name in Rust, and about marks that [`tload::Error`] does not know.
+/// Complains about texts of the core and of the crates below it that name an option without a mark,
+/// which the command would show by its name in Rust, and about marks that [`tload::Error`] does not
+/// know.
 fn unmarked_options(source: &Source) -> Vec<String> {
-    if !source.path.starts_with("crates/core/src/") || source.path.contains("/testing/") {
+    let is_checked = ["base", "core", "format"].iter().any(|name| {
+        let folder = format!("crates/{name}/src/");
+        source.path.starts_with(&folder)
+    });
+    if !is_checked || source.path.contains("/testing/") {
         return Vec::new();
     }
     // Log messages are for developers.

@@ -347,12 +347,8 @@ impl ObjectSource {
     }
 
     fn too_slow(&self, came: u64, patience: Duration) -> Fault {
-        let request = FailedRequest {
-            operation: "GET".to_owned(),
-            attempts: 1,
-            credentials: Some(self.0.store.credentials()),
-            ..FailedRequest::default()
-        };
+        let mut request = FailedRequest::new("GET");
+        request.credentials = Some(self.0.store.credentials());
         let message = format!("the store sent {came} bytes in {patience:?}, too slow to continue");
         let error = Error::new(ErrorKind::TimedOut, message)
             .with_request(request)

@@ -166,7 +166,8 @@ impl Mirrors {
             | ErrorKind::Device
             | ErrorKind::TimedOut
             | ErrorKind::Cancelled
-            | ErrorKind::Peer => Severity::Passing,
+            | ErrorKind::Peer
+            | _ => Severity::Passing,
         };
         let (mirror, why) = (self.places.lock()[lane - 1].clone(), error.chain());
         tracing::warn!(%mirror, error = why, "a mirror failed; its ranges are read elsewhere");

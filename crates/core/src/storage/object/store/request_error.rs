@@ -63,10 +63,10 @@ impl Fault {
     /// Returns the error after `attempts` attempts.
     pub(crate) fn into_error(self, attempts: u32) -> Error {
         match self.error.request().cloned() {
-            Some(request) => self.error.with_request(FailedRequest {
-                attempts,
-                ..request
-            }),
+            Some(mut request) => {
+                request.attempts = attempts;
+                self.error.with_request(request)
+            }
             None => self.error,
         }
     }
@@ -115,14 +115,12 @@ pub(in crate::storage) fn failed_request(
     asked: &RequestContext,
 ) -> FailedRequest {
     let clean = |text: &String| asked.redactor.clean(text, &captured.sent);
-    FailedRequest {
-        operation: asked.operation.to_owned(),
-        status: captured.status,
-        code: captured.code.as_ref().map(clean),
-        request_id: captured.request_id.as_ref().map(clean),
-        attempts: 1,
-        credentials: (!asked.credentials.is_empty()).then(|| asked.credentials.to_owned()),
-    }
+    let mut request = FailedRequest::new(asked.operation);
+    request.status = captured.status;
+    request.code = captured.code.as_ref().map(clean);
+    request.request_id = captured.request_id.as_ref().map(clean);
+    request.credentials = (!asked.credentials.is_empty()).then(|| asked.credentials.to_owned());
+    request
 }
 
 fn judge(

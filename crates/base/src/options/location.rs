@@ -1,0 +1,635 @@
+//! Locations: where bytes live, as the user wrote it.
+//!
+//! Parses and shows locations; opens nothing. The displayed text is safe to print: it leaves out
+//! user names, passwords and query strings, which is where URLs carry secrets.
+
+mod remote_url;
+mod signature;
+
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use percent_encoding::percent_decode_str;
+use sha2::{Digest as _, Sha256};
+
+pub use self::remote_url::RESERVED;
+pub use self::remote_url::RemoteUrl;
+pub use self::signature::is_signature;
+use self::signature::without_signature;
+use super::oci_reference;
+use crate::error::{Error, Result, printable, shortened};
+
+/// A path, a `file://` URL, the URL of an object or of a prefix of objects, a model or bucket on a
+/// hub (`hf://org/name`), or a model in an OCI registry (`oci://registry/repository:tag`).
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Location {
+    place: Place,
+    shown: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Place {
+    Path(PathBuf),
+    Remote(RemoteUrl),
+}
+
+/// Protocol of an object store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// `s3://bucket/key`; also `s3a://`.
+    S3,
+    /// `gs://bucket/key`; also `gcs://`.
+    Gcs,
+    /// `az://container/key`, also `azure://` and `adl://`;
+    /// `abfss://container@account.dfs.core.windows.net/key`, also `abfs://`.
+    Azure,
+    /// `http://host/path` and `https://host/path`.
+    Http,
+    /// A model on the Hugging Face Hub or on a server with the same API: `hf://org/name`,
+    /// `hf://org/name@revision`, each also with the path of a file or directory in it. Read from the
+    /// local cache of `huggingface_hub` if it is complete there. Else the revision is resolved to
+    /// a commit once, and that commit is read by ranges. Also a bucket: `hf://buckets/org/name/path`.
+    Hub,
+    /// A model in an OCI registry: `oci://registry/repository:tag` or
+    /// `oci://registry/repository@sha256:…`, each also with the path of a file or directory in it.
+    /// The manifest is requested once; its layers are files, read by ranges.
+    Oci,
+    /// A store that the caller opened.
+    Custom,
+}
+
+/// Every protocol that a URL can name, with its schemes.
+const SCHEMES: [(Protocol, &[&str]); 6] = [
+    (Protocol::S3, &["s3", "s3a"]),
+    (Protocol::Gcs, &["gs", "gcs"]),
+    (Protocol::Azure, &["az", "azure", "adl", "abfs", "abfss"]),
+    (Protocol::Http, &["http", "https"]),
+    (Protocol::Hub, &["hf"]),
+    (Protocol::Oci, &["oci"]),
+];
+
+/// Scheme of URLs of files.
+const FILE: &str = "file";
+
+impl Protocol {
+    /// Every protocol that a URL can name.
+    pub const ALL: [Self; SCHEMES.len()] = {
+        let mut all = [Self::Custom; SCHEMES.len()];
+        let mut row = 0;
+        while row < all.len() {
+            all[row] = SCHEMES[row].0;
+            row += 1;
+        }
+        all
+    };
+
+    /// Returns the protocol of a scheme in lower case.
+    fn of_scheme(scheme: &str) -> Option<Self> {
+        let row = SCHEMES.iter().find(|(_, own)| own.contains(&scheme));
+        row.map(|(protocol, _)| *protocol)
+    }
+}
+
+impl Location {
+    /// Parses a path or a URL.
+    pub fn parse(text: &str) -> Result<Self> {
+        if text.is_empty() {
+            return Err(Error::invalid_request("the location is empty"));
+        }
+        if text.contains('\0') {
+            return Err(Error::invalid_request("the location contains a zero byte"));
+        }
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return match text.split_once(":/") {
+                Some((scheme, _))
+                    if Protocol::of_scheme(&scheme.to_ascii_lowercase()).is_some() =>
+                {
+                    Err(
+                        Error::invalid_request(format!("{scheme}:/ is neither a path nor a URL"))
+                            .with_hint(format!("write {scheme}://, with two slashes")),
+                    )
+                }
+                _ => Ok(Self::from_path(text)),
+            };
+        };
+        let scheme = scheme.to_ascii_lowercase();
+        if scheme == FILE {
+            return Self::from_file_url(text, rest);
+        }
+        let Some(protocol) = Protocol::of_scheme(&scheme) else {
+            // Do not show the whole text: a URL may carry credentials. Nor a prefix that is not a
+            // scheme: that may be most of the text.
+            let message = if is_scheme(&scheme) {
+                format!("locations that begin with {scheme}:// cannot be read")
+            } else {
+                "the location contains :// but does not begin with a URL scheme".to_owned()
+            };
+            return Err(Error::unsupported(message).with_hint(
+                "pass a path, or a URL of s3, gs, az, abfss, http, https, hf, oci or file",
+            ));
+        };
+        let url = RemoteUrl::parse(protocol, scheme, rest)?;
+        Ok(Self {
+            shown: url.shown(),
+            place: Place::Remote(url),
+        })
+    }
+
+    /// Returns the schemes of the URLs that [`Self::parse`] accepts, in lower case.
+    pub fn schemes() -> impl Iterator<Item = &'static str> {
+        let of_stores = SCHEMES.iter().flat_map(|(_, schemes)| *schemes);
+        std::iter::once(FILE).chain(of_stores.copied())
+    }
+
+    fn from_file_url(text: &str, rest: &str) -> Result<Self> {
+        let path = rest.strip_prefix("localhost").unwrap_or(rest);
+        if !path.starts_with('/') {
+            return Err(Error::invalid_request(format!(
+                "file URL {text:?} names a host or a relative path"
+            ))
+            .with_hint("write file:///absolute/path"));
+        }
+        let path = percent_decode_str(path).decode_utf8().map_err(|error| {
+            Error::invalid_request(format!("file URL {text:?} is not UTF-8")).with_source(error)
+        })?;
+        Ok(Self {
+            place: Place::Path(PathBuf::from(path.as_ref())),
+            shown: text.to_owned(),
+        })
+    }
+
+    /// Creates the location of a path, taken as it is.
+    pub fn from_path(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        let shown = path.display().to_string();
+        Self {
+            place: Place::Path(path),
+            shown,
+        }
+    }
+
+    /// Returns the path, if the location is on a file system.
+    pub fn as_path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Path(path) => Some(path),
+            Place::Remote(_) => None,
+        }
+    }
+
+    /// Returns the protocol, if the location is in an object store.
+    pub fn protocol(&self) -> Option<Protocol> {
+        self.remote().map(|url| url.protocol)
+    }
+
+    /// Returns the parts of the URL, if the location is in an object store. They may be secret.
+    pub fn remote(&self) -> Option<&RemoteUrl> {
+        match &self.place {
+            Place::Path(_) => None,
+            Place::Remote(url) => Some(url),
+        }
+    }
+
+    /// Returns the location of `name` inside this directory or below this prefix.
+    pub fn join(&self, name: &str) -> Self {
+        match &self.place {
+            Place::Path(path) => Self::from_path(path.join(name)),
+            Place::Remote(url) => Self::from_remote(url.join(name)),
+        }
+    }
+
+    /// Returns the location of the object with this key or path in the same store.
+    pub fn at_path(&self, path: &str) -> Self {
+        match &self.place {
+            Place::Path(_) => self.clone(),
+            Place::Remote(url) => Self::from_remote(RemoteUrl {
+                path: path.to_owned(),
+                ..url.clone()
+            }),
+        }
+    }
+
+    /// Returns the directory or prefix that contains this file or object.
+    pub fn parent(&self) -> Self {
+        match &self.place {
+            Place::Path(path) => Self::from_path(path.parent().unwrap_or(Path::new(""))),
+            Place::Remote(url) => Self::from_remote(url.parent()),
+        }
+    }
+
+    /// Returns the path of this file or object relative to `folder`, with `/`; `None` if it is
+    /// elsewhere, or has a name that is not UTF-8.
+    pub fn below(&self, folder: &Self) -> Option<String> {
+        match (&self.place, &folder.place) {
+            (Place::Path(path), Place::Path(folder)) => {
+                let components = path.strip_prefix(folder).ok()?.components();
+                let names: Option<Vec<_>> = components
+                    .map(|component| component.as_os_str().to_str())
+                    .collect();
+                names.map(|names| names.join("/"))
+            }
+            (Place::Remote(url), Place::Remote(folder)) => url.below(folder),
+            (Place::Path(_), Place::Remote(_)) | (Place::Remote(_), Place::Path(_)) => None,
+        }
+    }
+
+    /// Returns whether it holds more than is displayed: a user, a password, or a query.
+    pub fn has_secret(&self) -> bool {
+        self.remote()
+            .is_some_and(|url| url.host() != url.authority || url.shown().ends_with("?…"))
+    }
+
+    /// Returns the URL of a location in an object store, neither truncated nor escaped as it is for
+    /// display; `None` for one that [`Self::has_secret`].
+    pub fn url(&self) -> Option<String> {
+        let url = self.remote().filter(|_| !self.has_secret());
+        url.map(RemoteUrl::shown)
+    }
+
+    /// Returns a digest of all that selects the file or object: the whole path, or the URL without
+    /// user, password and signature, and `origin`, the address of its server beyond the URL. The
+    /// displayed text has no query and may be cut.
+    pub fn digest(&self, origin: &str) -> String {
+        let query = self.query();
+        let fields: Vec<&[u8]> = match &self.place {
+            Place::Path(path) => vec![path.as_os_str().as_bytes()],
+            Place::Remote(url) => vec![
+                url.scheme.as_bytes(),
+                origin.as_bytes(),
+                url.host().as_bytes(),
+                url.path.as_bytes(),
+                query.as_bytes(),
+            ],
+        };
+        let mut hash = Sha256::new();
+        for field in fields {
+            // Each field is preceded by its length, so that no two lists of fields have the same
+            // bytes.
+            hash.update((field.len() as u64).to_le_bytes());
+            hash.update(field);
+        }
+        hexadecimal(&hash.finalize())
+    }
+
+    /// Returns the query without a signature. It may be a secret.
+    fn query(&self) -> String {
+        let query = self.remote().and_then(|url| url.query.as_deref());
+        query.map_or_else(String::new, without_signature)
+    }
+
+    /// Returns a digest of the query, if it may select the object.
+    pub fn query_digest(&self) -> Option<String> {
+        let query = self.query();
+        (!query.is_empty()).then(|| hexadecimal(&Sha256::digest(query)))
+    }
+
+    /// Returns the same file or directory of a hub at a commit, or of a registry in the artifact
+    /// with this digest.
+    pub fn at_commit(&self, commit: &str) -> Self {
+        match &self.place {
+            Place::Remote(url) if url.protocol == Protocol::Hub => {
+                let repository = url.authority.split('@').next().unwrap_or_default();
+                Self::from_remote(RemoteUrl {
+                    authority: format!("{repository}@{commit}"),
+                    ..url.clone()
+                })
+            }
+            Place::Remote(url) if url.protocol == Protocol::Oci => {
+                let place = oci_reference::place(&url.authority);
+                Self::from_remote(RemoteUrl {
+                    authority: format!("{place}@{commit}"),
+                    ..url.clone()
+                })
+            }
+            Place::Path(_) | Place::Remote(_) => self.clone(),
+        }
+    }
+
+    /// Returns the root of the store of a URL; a path as it is.
+    pub fn root(&self) -> Self {
+        match &self.place {
+            Place::Remote(url) => Self::from_remote(RemoteUrl {
+                path: String::new(),
+                ..url.clone()
+            }),
+            Place::Path(_) => self.clone(),
+        }
+    }
+
+    /// Creates a location that is only displayed, as `text`: for something that no single path or
+    /// URL denotes.
+    pub fn shown_as(text: impl Into<String>) -> Self {
+        Self {
+            place: Place::Path(PathBuf::new()),
+            shown: text.into(),
+        }
+    }
+
+    /// Returns whether this is a location made by [`Self::shown_as`].
+    pub fn is_shown_only(&self) -> bool {
+        self.as_path() == Some(Path::new(""))
+    }
+
+    /// Returns the location of `path` in a store that the caller opened and whose display name is
+    /// `name`.
+    pub fn custom(name: &str, path: &str) -> Self {
+        Self::from_remote(RemoteUrl {
+            protocol: Protocol::Custom,
+            scheme: "store".to_owned(),
+            authority: name.to_owned(),
+            path: path.to_owned(),
+            query: None,
+        })
+    }
+
+    /// Returns the last component, without the query string.
+    pub fn file_name(&self) -> &str {
+        match &self.place {
+            Place::Path(path) => path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or(""),
+            Place::Remote(url) => url.path.rsplit('/').next().unwrap_or(""),
+        }
+    }
+
+    /// Returns whether the name ends in a dot and `extension`.
+    pub fn has_extension(&self, extension: &str) -> bool {
+        Path::new(self.file_name())
+            .extension()
+            .is_some_and(|found| found == extension)
+    }
+
+    fn from_remote(url: RemoteUrl) -> Self {
+        Self {
+            shown: url.shown(),
+            place: Place::Remote(url),
+        }
+    }
+}
+
+/// Returns bytes as hexadecimal digits.
+pub fn hexadecimal(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Returns whether a text can be the scheme of a URL (RFC 3986, section 3.1).
+fn is_scheme(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    text.len() <= 32
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.bytes().all(allowed)
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&printable(&shortened(&self.shown)))
+    }
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Location({:?})", shortened(&self.shown))
+    }
+}
+
+impl FromStr for Location {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Self::parse(text)
+    }
+}
+
+impl From<&Path> for Location {
+    fn from(path: &Path) -> Self {
+        Self::from_path(path)
+    }
+}
+
+impl From<PathBuf> for Location {
+    fn from(path: PathBuf) -> Self {
+        Self::from_path(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn digests_differ_in_all_that_selects_bytes() {
+        let digest = |text: &str| Location::parse(text).expect(text).digest("");
+        let long = "/x".repeat(1000);
+        let mut digests = std::collections::BTreeSet::new();
+        for text in [
+            "http://h/get",
+            "http://h/get?id=1",
+            "http://h/get?id=2",
+            "http://h/get?versionId=3&X-Amz-Signature=s",
+            "https://h/get",
+            "http://other/get",
+            &format!("http://h{long}/a"),
+            &format!("http://h{long}/b"),
+            "s3://h/get",
+            "h/get",
+            &format!("{long}/a"),
+            &format!("{long}/b"),
+            "hf://o/m@main/get",
+            "hf://o/m@v2/get",
+        ] {
+            assert!(digests.insert(digest(text)), "{text}");
+        }
+        let elsewhere = Location::parse("s3://h/get").expect("a URL");
+        assert!(digests.insert(elsewhere.digest("http://minio:9000")));
+        for (one, other) in [
+            ("http://h/get", "http://user:hunter2@h/get"),
+            (
+                "http://h/get",
+                "http://h/get?X-Amz-Signature=s&X-Amz-Date=d",
+            ),
+            ("http://h/get?id=1", "http://h/get?sig=s&id=1&se=2"),
+        ] {
+            assert_eq!(digest(one), digest(other), "{other}");
+        }
+        assert!(digests.iter().all(|digest| digest.len() == 64));
+    }
+
+    #[test]
+    fn locations_with_hidden_parts_have_secrets() {
+        for (text, has_secret) in [
+            ("model?a=b@c", false),
+            ("s3://bucket/key", false),
+            ("s3://bucket/key?X-Amz-Signature=hunter2", true),
+            ("https://host/a.safetensors", false),
+            ("https://host/a.safetensors?sig=hunter2", true),
+            ("https://user:hunter2@host/a.safetensors", true),
+            ("hf://org/name@main/a", false),
+            ("abfss://container@account.dfs.core.windows.net/a", false),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.has_secret(), has_secret, "{text}");
+        }
+    }
+
+    #[test]
+    fn url_without_secret_is_whole() {
+        let long = format!("s3://bucket/\u{200b}{}/model", "a".repeat(2000));
+        for (text, url) in [
+            (&*long, Some(&*long)),
+            ("hf://org/name@main/a", Some("hf://org/name@main/a")),
+            ("https://host/a.safetensors?sig=hunter2", None),
+            ("model", None),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.url().as_deref(), url, "{text}");
+        }
+    }
+
+    #[test]
+    fn commits_replace_revisions() {
+        for (text, wanted) in [
+            ("hf://org/name", "hf://org/name@c0ffee"),
+            ("hf://org/name@refs/pr/1/a/b", "hf://org/name@c0ffee/a/b"),
+            ("oci://h:1/a/b:v1/c", "oci://h:1/a/b@c0ffee/c"),
+            ("s3://bucket/key", "s3://bucket/key"),
+            ("a/b", "a/b"),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.at_commit("c0ffee").to_string(), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn location_parses_paths_and_file_urls() {
+        for (text, path) in [
+            ("model", "model"),
+            ("/m/a b", "/m/a b"),
+            ("file:///m/a%20b", "/m/a b"),
+            ("file://localhost/m", "/m"),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.as_path(), Some(Path::new(path)));
+            assert_eq!(location.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn location_parses_object_store_urls() {
+        for (text, protocol, authority, path) in [
+            ("s3://bucket/a/b c", Protocol::S3, "bucket", "a/b c"),
+            ("S3A://bucket", Protocol::S3, "bucket", ""),
+            ("gs://bucket/a?b#c", Protocol::Gcs, "bucket", "a?b#c"),
+            ("az://container/a/", Protocol::Azure, "container", "a/"),
+            (
+                "abfss://container@account.dfs.core.windows.net/a",
+                Protocol::Azure,
+                "container@account.dfs.core.windows.net",
+                "a",
+            ),
+            ("https://host:80/a%20b", Protocol::Http, "host:80", "a%20b"),
+            ("hf://org/name", Protocol::Hub, "org/name", ""),
+            ("hf://buckets/o/n/a", Protocol::Hub, "buckets/o/n", "a"),
+            (
+                "hf://org/name@v1/a%20b",
+                Protocol::Hub,
+                "org/name@v1",
+                "a%20b",
+            ),
+            ("oci://h:1/a/b/", Protocol::Oci, "h:1/a/b:latest", ""),
+            ("oci://h/a:v1/a b", Protocol::Oci, "h/a:v1", "a b"),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.protocol(), Some(protocol), "{text}");
+            assert_eq!(location.as_path(), None);
+            let url = location.remote().expect("a URL");
+            assert_eq!((&*url.authority, &*url.path), (authority, path), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_scheme_is_accepted() {
+        let mut protocols = Vec::new();
+        for scheme in Location::schemes() {
+            let slash = if scheme == FILE { "/" } else { "" };
+            let url = format!("{}://{slash}o/n", scheme.to_uppercase());
+            protocols.extend(Location::parse(&url).expect(scheme).protocol());
+        }
+        protocols.dedup();
+        assert_eq!(protocols, Protocol::ALL);
+    }
+
+    #[test]
+    fn displayed_location_hides_secrets() {
+        let text = "https://user:secret@host/a?X-Amz-Signature=secret#secret";
+        let location = Location::parse(text).expect("a URL");
+        assert_eq!(location.to_string(), "https://host/a?…");
+        assert!(!format!("{location:?} {:?}", location.remote()).contains("secret"));
+        let odd = Location::parse("az://c/a?sv=1&sig=secret").expect("a URL");
+        assert_eq!(odd.to_string(), "az://c/a?…");
+        let url = location.remote().expect("a URL");
+        assert_eq!(url.authority, "user:secret@host");
+        assert_eq!(url.query.as_deref(), Some("X-Amz-Signature=secret"));
+    }
+
+    #[test]
+    fn join_and_parent_follow_the_protocol() {
+        let odd = Location::parse("http://h/m").expect("a URL").join("a b%?é");
+        assert_eq!(odd.to_string(), "http://h/m/a%20b%25%3F%C3%A9");
+        let nested = Location::parse("http://h/m").expect("a URL").join("a/b");
+        assert_eq!(nested.to_string(), "http://h/m/a/b");
+        for (text, below, above) in [
+            ("s3://b", "s3://b/x", "s3://b"),
+            ("s3://b/", "s3://b/x", "s3://b"),
+            ("s3://b/m", "s3://b/m/x", "s3://b"),
+            ("s3://b/m/n/", "s3://b/m/n/x", "s3://b/m"),
+            ("http://h/m?q", "http://h/m/x?…", "http://h?…"),
+            ("hf://o/n", "hf://o/n/x", "hf://o/n"),
+            ("hf://o/n@v1/m", "hf://o/n@v1/m/x", "hf://o/n@v1"),
+            (
+                "hf://buckets/o/n/m",
+                "hf://buckets/o/n/m/x",
+                "hf://buckets/o/n",
+            ),
+            ("m/n", "m/n/x", "m"),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.join("x").to_string(), below);
+            assert_eq!(location.parent().to_string(), above);
+        }
+    }
+
+    #[test]
+    fn rejected_locations_report_kind_and_hide_secrets() {
+        for (text, kind) in [
+            ("", ErrorKind::InvalidRequest),
+            ("file://host/x", ErrorKind::InvalidRequest),
+            ("s3://key:secret@bucket/x", ErrorKind::InvalidRequest),
+            ("s3:///x", ErrorKind::InvalidRequest),
+            ("az://user:secret@container/x", ErrorKind::InvalidRequest),
+            ("https://user:secret@/x", ErrorKind::InvalidRequest),
+            ("ftp://user:secret@host/x", ErrorKind::Unsupported),
+            ("https:/user:secret@host/x", ErrorKind::InvalidRequest),
+            ("HTTPS:/user:secret@host/x", ErrorKind::InvalidRequest),
+            ("https:/user:secret@host/x://y", ErrorKind::Unsupported),
+            (
+                "abfss://user:secret@account.dfs.core.windows.net/x",
+                ErrorKind::InvalidRequest,
+            ),
+            ("hf://user:secret@org/name", ErrorKind::InvalidRequest),
+            ("hf://org", ErrorKind::InvalidRequest),
+            ("hf:/org/name", ErrorKind::InvalidRequest),
+        ] {
+            let error = Location::parse(text).expect_err(text);
+            assert_eq!(error.kind(), kind, "{text}");
+            assert!(!error.chain().contains("secret"), "{}", error.chain());
+        }
+    }
+}
