@@ -175,7 +175,7 @@ pub(super) const CREDENTIALS: Section = Section {
                    named after one cloud are used for that cloud only.",
             tests: &[
                 "crates/core/src/storage/object/store/environment.rs::explicit_credentials_exclude_ambient_ones",
-                "crates/core/src/options/store_options.rs::keys_of_object_store_go_to_their_protocol_only",
+                "crates/base/src/options/store_options.rs::keys_of_object_store_go_to_their_protocol_only",
             ],
         },
         Promise {

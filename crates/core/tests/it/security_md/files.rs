@@ -10,7 +10,7 @@ pub(super) const FILES: Section = Section {
             says: "A header has at most 100,000,000 bytes and ends within its file. A larger \
                    length is refused after the first eight bytes are read.",
             tests: &[
-                "crates/core/src/format/header/tests.rs::header_len_needs_only_the_first_eight_bytes",
+                "crates/format/src/header/tests.rs::header_len_needs_only_the_first_eight_bytes",
                 "crates/core/tests/it/hostile.rs::hostile_files_are_rejected_with_exact_message",
             ],
         },
@@ -50,8 +50,8 @@ pub(super) const FILES: Section = Section {
                    they are parsed as a header. None of them is accepted unless the safetensors \
                    crate accepts it.",
             tests: &[
-                "crates/core/src/format/header/tests.rs::any_bytes_are_read_without_a_panic",
-                "crates/core/src/format/header/tests.rs::damaged_headers_are_judged_like_safetensors_crate",
+                "crates/format/src/header/tests.rs::any_bytes_are_read_without_a_panic",
+                "crates/format/src/header/tests.rs::damaged_headers_are_judged_like_safetensors_crate",
                 "crates/core/tests/it/fuzz.rs::corpora_replay_without_failure",
                 "crates/core/tests/it/fuzz.rs::seeded_inputs_run_without_failure",
             ],
@@ -85,8 +85,8 @@ pub(super) const FILES: Section = Section {
                    are escaped in errors, in `repr` in Python, and in the output of the \
                    commands.",
             tests: &[
-                "crates/core/src/error/display.rs::location_with_control_characters_is_escaped",
-                "crates/core/src/error/display.rs::error_texts_are_escaped_and_truncated",
+                "crates/base/src/error/display.rs::location_with_control_characters_is_escaped",
+                "crates/base/src/error/display.rs::error_texts_are_escaped_and_truncated",
                 "crates/core/tests/it/checkpoints.rs::control_characters_in_shard_name_are_escaped",
                 "crates/cli/src/output/table.rs::names_cannot_move_the_cursor",
                 "crates/cli/tests/it/terminal_escapes.rs::hostile_names_are_escaped_in_every_command",
@@ -99,7 +99,7 @@ pub(super) const FILES: Section = Section {
             says: "The text of an error is shorter than 16,000 bytes, however long the names in \
                    a file are.",
             tests: &[
-                "crates/core/src/error/display.rs::error_texts_are_escaped_and_truncated",
+                "crates/base/src/error/display.rs::error_texts_are_escaped_and_truncated",
                 "crates/core/tests/alloc_limits.rs::opening_takes_memory_for_file_length_and_not_for_claims",
                 "tests/test_hostile.py::test_long_name_is_truncated",
             ],

@@ -70,7 +70,7 @@ pub(super) const OBJECTS: Section = Section {
                 "crates/core/tests/objects/lists.rs::endless_list_ends_at_cancel",
                 "crates/core/src/storage/object/store/steps.rs::work_is_linear_in_the_answers_of_servers",
                 "crates/core/src/storage/object/store/pages.rs::list_over_page_or_byte_limit_fails",
-                "crates/core/src/format/shards.rs::missing_shard_is_linear",
+                "crates/format/src/shards.rs::missing_shard_is_linear",
                 "crates/core/src/storage/object/store/hub/listing.rs::level_of_large_commit_visits_only_folder",
             ],
         },

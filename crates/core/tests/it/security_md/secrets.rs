@@ -32,8 +32,8 @@ pub(super) const SECRETS: Section = Section {
             says: "No error about a malformed option or location shows a secret.",
             tests: &[
                 "crates/core/tests/objects/secrets.rs::malformed_options_and_urls_show_no_secret",
-                "crates/core/src/options/location.rs::rejected_locations_report_kind_and_hide_secrets",
-                "crates/core/src/options/store_options.rs::wrong_values_of_secrets_are_not_shown",
+                "crates/base/src/options/location.rs::rejected_locations_report_kind_and_hide_secrets",
+                "crates/base/src/options/store_options.rs::wrong_values_of_secrets_are_not_shown",
             ],
         },
         Promise {
@@ -55,8 +55,8 @@ pub(super) const SECRETS: Section = Section {
         Promise {
             says: "Options and locations are shown without secrets.",
             tests: &[
-                "crates/core/src/options/store_options.rs::debug_shows_no_secret",
-                "crates/core/src/options/location.rs::displayed_location_hides_secrets",
+                "crates/base/src/options/store_options.rs::debug_shows_no_secret",
+                "crates/base/src/options/location.rs::displayed_location_hides_secrets",
                 "crates/core/src/verify/choice.rs::secrets_of_a_manifests_url_are_not_shown",
             ],
         },
