@@ -1,8 +1,6 @@
 //! Opened sources of one load, in groups that share limits and engines: the files of one file
 //! system, or the objects of one store.
 
-#[cfg_attr(not(feature = "object"), path = "groups/no_other_places.rs")]
-mod other_places;
 mod ranks;
 
 use std::collections::HashSet;
@@ -12,9 +10,9 @@ use std::sync::Arc;
 use self::ranks::REMOTE_HINTS;
 pub(crate) use self::ranks::{RemoteSources, SharedRegions};
 use crate::checkpoint::ShardSource;
-use crate::error::Result;
 #[cfg(feature = "object")]
-use crate::error::{Error, ErrorKind};
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
 use crate::memory::FileView;
 use crate::options::CacheMode;
 #[cfg(feature = "object")]
@@ -32,6 +30,7 @@ use crate::sync::parallel::parallel_map;
 use crate::sync::retry::Retries;
 use crate::sync::retry_counter::RetryCounter;
 use crate::sync::timeline::Span;
+use crate::load::check::Blame;
 
 /// Number of files opened at a time. On a network file system each takes one or two round trips.
 const OPENED_AT_A_TIME: usize = 16;
@@ -256,20 +255,6 @@ impl Sources {
         (None, Vec::new())
     }
 
-    /// Makes the cache forget the object that `error` is about: its bytes turned out to be wrong,
-    /// and may have come from the cache or gone there.
-    #[cfg(feature = "object")]
-    pub(crate) fn clear_cached(&self, error: &Error) {
-        for object in self.objects().filter(|it| error.is_about(it.location())) {
-            object.clear_cached();
-        }
-    }
-
-    /// Does nothing: only objects are cached.
-    #[cfg(not(feature = "object"))]
-    #[expect(clippy::unused_self, reason = "has a cache with objects")]
-    pub(crate) fn clear_cached(&self, _: &crate::Error) {}
-
     /// Returns the number of retries outside of reads, and the reason of the last one.
     pub(crate) fn opening_retries(&self) -> (u64, Option<String>) {
         // Objects of one checkpoint share a counter.
@@ -303,6 +288,22 @@ impl Sources {
             .iter()
             .map(|member| view(member).cloned())
             .collect()
+    }
+}
+
+impl Blame for Sources {
+    fn blame(&self, mismatch: Error) -> Error {
+        #[cfg(feature = "object")]
+        if let (ErrorKind::Corrupt, Some(range)) = (mismatch.kind(), mismatch.range()) {
+            // Without a range, an error is about the length of a file, or the list of files.
+            let objects = self.objects();
+            let wrong: Vec<_> = objects
+                .filter(|it| mismatch.is_about(it.location()))
+                .collect();
+            let distrust = |error, object: &ObjectSource| object.distrust(&range, error);
+            return wrong.into_iter().fold(mismatch, distrust);
+        }
+        mismatch
     }
 }
 

@@ -57,8 +57,9 @@ const RANKS: [(&str, &[&str]); 26] = [
             "load::open_defaults",
         ],
     ),
-    ("tload", &["load::groups", "load::load_target", "sink"]),
+    ("tload", &["load::load_target", "sink"]),
     ("tload", &["load::check"]),
+    ("tload", &["load::groups"]),
     ("tload", &["load::pipeline", "load::shares"]),
     (
         "tload",

@@ -4,15 +4,13 @@
 //! [`verify::find`](crate::verify::find) returns the expectation for each source, `coverage.rs`
 //! selects the part of it that can be compared with what is read, `setup.rs` compares everything
 //! that needs no reading, and [`Check`] (`compare.rs`) does the rest: CRCs and BLAKE3 (`sum.rs`,
-//! `tree.rs`) in any order and on all lanes at once, SHA-256 in file order (`in_order.rs`). Tensors
-//! that came from elsewhere than their origin and do not match are read again from there
-//! (`origin.rs`). A tensor with a digest of its own is never handed over unless its bytes match;
-//! with a digest of the whole file, the load fails before its stream ends.
+//! `tree.rs`) in any order and on all lanes at once, SHA-256 in file order (`in_order.rs`). A tensor
+//! with a digest of its own is never handed over unless its bytes match; with a digest of the whole
+//! file, the load fails before its stream ends.
 
 mod compare;
 mod coverage;
 mod in_order;
-mod origin;
 mod setup;
 mod sum;
 mod tree;
@@ -21,12 +19,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use compare::{Check, Onward};
+pub(crate) use compare::{Blame, Check};
 pub(crate) use coverage::SourceFacts;
 
-use origin::OriginReads;
-
-use super::groups::Sources;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::TensorInfo;
@@ -48,22 +43,22 @@ pub(crate) struct Loaded {
     by_name: bool,
     /// Shards that another node reads and compares.
     elsewhere: HashSet<usize>,
-    sources: Arc<Sources>,
+    blame: Arc<dyn Blame>,
 }
 
 impl Loaded {
-    /// Describes the load of `tensors` by `plan` from `sources`; `by_name` tells how the caller
-    /// selected them.
+    /// Describes the load of `tensors` by `plan`; `blame` knows who sends the bytes, and `by_name`
+    /// tells how the caller selected the tensors.
     pub(crate) fn new(
         plan: &Arc<Plan>,
         tensors: &Arc<[TensorInfo]>,
-        sources: &Arc<Sources>,
+        blame: Arc<dyn Blame>,
         by_name: bool,
     ) -> Self {
         Self {
             plan: Arc::clone(plan),
             tensors: Arc::clone(tensors),
-            sources: Arc::clone(sources),
+            blame,
             by_name,
             elsewhere: HashSet::new(),
         }
@@ -97,6 +92,7 @@ pub(crate) fn check(
     let (checkpoint, choice, given) = (checkpoint.clone(), choice.clone(), given.cloned());
     let pending = PendingOps::of(checkpoint.location());
     let waits = pending.clone();
+    let blame = Arc::clone(&loaded.blame);
     let check = run_with_timeout(limit, &pending, TOO_LONG, move || {
         let found = match given {
             Some(given) => given,
@@ -104,7 +100,8 @@ pub(crate) fn check(
         };
         new_check(&checkpoint, loaded, &found, &choice, &waits)
     });
-    check.map(|check| Some(Arc::new(check)))
+    let check = check.map_err(|error| blame.blame(error))?;
+    Ok(Some(Arc::new(check)))
 }
 
 /// As [`require_files`], but takes no longer than `limit`.
@@ -156,10 +153,10 @@ fn new_check(
     let Loaded {
         plan,
         tensors,
-        sources,
+        blame,
         ..
     } = loaded;
     let mut check = Check::new(plan, tensors, &facts, expectations, choice, pending)?;
-    check.origin_reads = OriginReads::new(sources, &check.plan);
+    check.blame = Some(blame);
     Ok(check)
 }

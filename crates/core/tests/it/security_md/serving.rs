@@ -96,6 +96,13 @@ pub(super) const SERVING: Section = Section {
             ],
         },
         Promise {
+            says: "A mirror or peer whose bytes do not match a digest is named, and the process does \
+                   not ask it again.",
+            tests: &[
+                "crates/core/tests/objects/wrong_senders.rs::lying_mirror_is_named_and_not_asked_again",
+            ],
+        },
+        Promise {
             says: "Mirrors and peers get no credentials of the origin.",
             tests: &["crates/core/tests/objects/mirrors.rs::credentials_stay_with_the_origin"],
         },
