@@ -84,6 +84,12 @@ fn serve(mut client: TcpStream, asked: &Mutex<Vec<String>>) -> io::Result<()> {
         // One request for each connection: the next one may be for another server.
         let head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n{rest}");
         server.write_all(head.as_bytes())?;
+        if method == "GET" || method == "HEAD" {
+            // Nothing follows, also for a server that would keep the connection.
+            server.shutdown(Shutdown::Write)?;
+            io::copy(&mut server, &mut client)?;
+            return client.shutdown(Shutdown::Both);
+        }
     }
     let (mut from_client, mut to_server) = (client.try_clone()?, server.try_clone()?);
     thread::spawn(move || {

@@ -124,8 +124,8 @@ fn wait_for_freed_memory_blocks_no_caller() {
     }
 }
 
-/// Two lanes and two full GPUs: each lane waits for the GPU whose memory it needs, and for the other
-/// one afterwards.
+/// Two lanes and two full GPUs: each lane waits for the GPU whose memory it needs, and for the
+/// other one afterwards.
 #[test]
 fn wait_for_freed_memory_is_that_of_its_gpu() {
     let cuda = cuda();

@@ -72,7 +72,7 @@ fn content_store_is_read_through_proxy_as_other_hosts() {
         let options = options
             .iter()
             .map(|(name, value)| format!("{name}={value}"));
-        let options = [format!("endpoint={} token=hf_x retries=0", hub.url())]
+        let options = [format!("endpoint={} token=hf_x", hub.url())]
             .into_iter()
             .chain(options)
             .collect::<Vec<_>>()
