@@ -29,7 +29,7 @@ const NAMES_OF_OTHERS: [(&str, &str); 2] = [
 /// stands above all; only tests may use it. The folder `load` has ranks of its own, since it holds
 /// a load from the request to the stream, and so have the options of a load, which are beside those
 /// of stores.
-const RANKS: [(&str, &[&str]); 26] = [
+const RANKS: [(&str, &[&str]); 27] = [
     ("base", &["crc", "error"]),
     ("base", &["sync"]),
     ("base", &["files", "options"]),
