@@ -12,6 +12,16 @@ use crate::sink::Sink;
 use crate::tensor::TensorInfo;
 use crate::testing::fixtures::{Rng, tensor_info};
 
+/// Seeds of each check at most. Miri takes seconds for one.
+const SEEDS_MAX: usize = if cfg!(miri) { 4 } else { usize::MAX };
+
+/// Numbers of elements of tensors. Miri makes and compares their bytes one by one.
+const ELEMENTS: &[usize] = if cfg!(miri) {
+    &[0, 1, 3, 100, 2500]
+} else {
+    &[0, 1, 3, 100, 4096, 20_001]
+};
+
 /// Input for the sinks of one load.
 #[derive(Clone, Debug)]
 pub struct SinkRequest {
@@ -71,7 +81,7 @@ impl Storage {
                 offset += rng.below(9000);
             }
             let dtype = rng.pick(&[Dtype::U8, Dtype::Bf16, Dtype::F32, Dtype::I64]);
-            let elements = rng.pick(&[0, 1, 3, 100, 4096, 20_001]);
+            let elements = rng.pick(ELEMENTS);
             let bytes = (elements * dtype.bits() / 8) as u64;
             tensors.push(tensor_info(
                 format!("t{index}"),
@@ -173,7 +183,7 @@ fn each_tensor_once<S: Sink>(
     open: Open<'_, S>,
     describe: Describe<'_, S::Tensor>,
 ) {
-    for seed in 0..100 {
+    for seed in (0..100).take(SEEDS_MAX) {
         let mut rng = Rng::new(seed);
         let storage = Storage::new(&mut rng, arrangement);
         let lanes = 1 + rng.index(3);
@@ -228,7 +238,7 @@ fn tensors_outlive<S: Sink>(
     open: Open<'_, S>,
     describe: Describe<'_, S::Tensor>,
 ) {
-    for seed in 100..120 {
+    for seed in (100..120).take(SEEDS_MAX) {
         let storage = Storage::new(&mut Rng::new(seed), arrangement);
         let mut sink = open(&storage.request, 1).remove(0);
         let mut ready = Vec::new();
@@ -251,7 +261,7 @@ fn tensors_outlive<S: Sink>(
 }
 
 fn dropped_halfway<S: Sink>(arrangement: Arrangement, open: Open<'_, S>) {
-    for seed in 120..140 {
+    for seed in (120..140).take(SEEDS_MAX) {
         let mut rng = Rng::new(seed);
         let storage = Storage::new(&mut rng, arrangement);
         let mut sink = open(&storage.request, 1).remove(0);

@@ -264,7 +264,9 @@ impl CacheDirectory {
         for (place, entry) in entries {
             let idle = now.duration_since(entry.used).unwrap_or_default();
             let is_old = rules.unused_for.is_some_and(|limit| idle >= limit);
-            if is_old || rules.max_bytes.is_some_and(|most| used > most) {
+            // Killed processes leave entries without bytes, and a limit of 0 is one for them too.
+            let is_beyond = rules.max_bytes.is_some_and(|most| most == 0 || used > most);
+            if is_old || is_beyond {
                 let bytes = entry.bytes;
                 if removing.remove(describe(&place, entry)) {
                     used -= bytes;
