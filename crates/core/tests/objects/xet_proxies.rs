@@ -22,7 +22,7 @@ fn content_store_is_read_through_proxy_as_other_hosts() {
     let (address, gone) = (proxy.address(), "127.0.0.1:1");
     let (location, home) = (format!("hf://{MODEL}"), folder());
     let home = home.path().to_str().expect("UTF-8");
-    // PROXY, HUB, STORE and FILES are addresses. The last words are those that the proxy is asked for.
+    // PROXY, HUB, STORE and FILES are addresses; the proxy is asked for the last ones.
     let table = "
         no_proxy=a : -
         http_proxy=http://PROXY : HUB STORE FILES
