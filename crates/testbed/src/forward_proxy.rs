@@ -85,8 +85,11 @@ fn serve(mut client: TcpStream, asked: &Mutex<Vec<String>>) -> io::Result<()> {
         let head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n{rest}");
         server.write_all(head.as_bytes())?;
         if method == "GET" || method == "HEAD" {
-            // Nothing follows, also for a server that would keep the connection.
-            server.shutdown(Shutdown::Write)?;
+            // The client must not reuse the connection, which the server may keep open.
+            let answer = self::head(&mut server)?;
+            let line = answer.iter().position(|byte| *byte == b'\n');
+            let (line, rest) = answer.split_at(line.map_or(0, |at| at + 1));
+            client.write_all(&[line, b"Connection: close\r\n", rest].concat())?;
             io::copy(&mut server, &mut client)?;
             return client.shutdown(Shutdown::Both);
         }

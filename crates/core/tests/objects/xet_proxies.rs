@@ -17,43 +17,47 @@ fn content_store_is_read_through_proxy_as_other_hosts() {
     hub.commit(MODEL, "main", &model.files());
     let proxy = ForwardProxy::start();
     let authority = |url: String| url.strip_prefix("http://").expect("no TLS").to_owned();
-    // The content store is at the hub's address. Xorbs and the bridge are at the other one.
-    let (front, files) = (authority(hub.url()), authority(hub.files().url()));
+    // Xorbs and the bridge are at one address.
+    let (front, store) = (authority(hub.url()), authority(hub.store_url()));
+    let files = authority(hub.files().url());
     let (address, gone) = (proxy.address(), "127.0.0.1:1");
     let (location, home) = (format!("hf://{MODEL}"), folder());
     let home = home.path().to_str().expect("UTF-8");
-    // PROXY, HUB and FILES are addresses. The last words are those that the proxy is asked for.
+    // PROXY, HUB, STORE and FILES are addresses; the proxy is asked for the last ones.
     let table = "
         no_proxy=a : -
-        http_proxy=http://PROXY : HUB FILES
-        http_proxy=PROXY : HUB FILES
-        http_proxy=me:pw@PROXY : HUB FILES
-        HTTP_PROXY=PROXY : HUB FILES
+        http_proxy=http://PROXY : HUB STORE FILES
+        http_proxy=PROXY : HUB STORE FILES
+        http_proxy=me:pw@PROXY : HUB STORE FILES
+        HTTP_PROXY=PROXY : HUB STORE FILES
         HTTP_PROXY=PROXY REQUEST_METHOD=GET : -
-        all_proxy=PROXY : HUB FILES
-        ALL_PROXY=http://PROXY : HUB FILES
-        http_proxy=PROXY all_proxy=GONE : HUB FILES
-        HTTP_PROXY=GONE http_proxy=PROXY : HUB FILES
+        all_proxy=PROXY : HUB STORE FILES
+        ALL_PROXY=http://PROXY : HUB STORE FILES
+        http_proxy=PROXY all_proxy=GONE : HUB STORE FILES
+        HTTP_PROXY=GONE http_proxy=PROXY : HUB STORE FILES
         https_proxy=PROXY : -
         HTTPS_PROXY=PROXY : -
         all_proxy=PROXY no_proxy=* : -
         all_proxy=PROXY NO_PROXY=* : -
-        all_proxy=PROXY NO_PROXY=* no_proxy=a : HUB FILES
+        all_proxy=PROXY NO_PROXY=* no_proxy=a : HUB STORE FILES
         all_proxy=PROXY no_proxy=127.0.0.1 : -
         all_proxy=PROXY no_proxy=127.9.9.9/8 : -
-        all_proxy=PROXY no_proxy=127.0.0.2/31 : HUB FILES
-        all_proxy=PROXY no_proxy=localhost : HUB FILES
-        all_proxy=PROXY no_proxy=a,FILES : HUB
-        all_proxy=PROXY no_proxy=HUB,a : FILES
-        all_proxy=PROXY no_proxy=HUB,FILES : -
-        all_proxy=PROXY proxy=http://PROXY : HUB FILES
-        proxy=http://PROXY : HUB FILES
-        no_proxy=FILES proxy=http://PROXY : HUB";
+        all_proxy=PROXY no_proxy=127.0.0.2/31 : HUB STORE FILES
+        all_proxy=PROXY no_proxy=localhost : HUB STORE FILES
+        all_proxy=PROXY no_proxy=a,FILES : HUB STORE
+        all_proxy=PROXY no_proxy=HUB,a : STORE FILES
+        all_proxy=PROXY no_proxy=STORE : HUB FILES
+        all_proxy=PROXY no_proxy=HUB,FILES : STORE
+        all_proxy=PROXY no_proxy=HUB,FILES,STORE : -
+        all_proxy=PROXY proxy=http://PROXY : HUB STORE FILES
+        proxy=http://PROXY : HUB STORE FILES
+        no_proxy=FILES proxy=http://PROXY : HUB STORE";
     for row in table.trim().lines() {
         let addressed = |word: &str| {
             let pairs = [
                 ("PROXY", &*address),
                 ("HUB", &front),
+                ("STORE", &store),
                 ("FILES", &files),
                 ("GONE", gone),
             ];

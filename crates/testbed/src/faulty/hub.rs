@@ -225,6 +225,11 @@ impl Hub {
         format!("http://{}", self.address)
     }
 
+    /// Returns the URL of the content store.
+    pub fn store_url(&self) -> String {
+        format!("http://{}", self.store)
+    }
+
     /// Returns the server of large files: for faults, and for its requests.
     pub fn files(&self) -> &FaultyServer {
         &self.files
