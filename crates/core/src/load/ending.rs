@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::groups::{Group, Sources};
+use super::groups::{RemoteReports, Sources};
 use super::lane::LaneEvents;
 use super::outputs::Complete;
 use super::pipeline::Feed;
@@ -38,7 +38,8 @@ pub(super) fn completion(
             check.report(report);
         }
         add_depths(report, &feed, &sources);
-        (report.cache, report.mirrors) = sources.remote_reports();
+        let RemoteReports { cache, mirrors } = sources.remote_reports();
+        (report.cache, report.mirrors) = (cache, mirrors);
         report.set_opening_retries(sources.opening_retries());
         report.notes.extend(sources.notes());
         if let Some(joined) = &joined {
@@ -104,7 +105,7 @@ pub(super) fn phases(
 /// Adds the depth and the number of lanes of each group to the report.
 pub(crate) fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
     report.lanes = feed.lanes();
-    let groups = sources.groups().iter().map(Group::name);
+    let groups = sources.groups().iter().map(|group| group.name());
     report.set_depths(groups.zip(feed.depths()));
 }
 
@@ -116,10 +117,10 @@ pub(super) fn settlement(
     options: &Options,
 ) -> Box<dyn Fn(bool) -> Result<()> + Send + Sync> {
     let link = prepared
-        .shared
+        .leader
         .as_ref()
-        .filter(|shared| options.verify != Verify::Off && !shared.regions.regions.is_empty())
-        .map(|shared| Arc::clone(&shared.link));
+        .filter(|leader| options.verify != Verify::Off && leader.has_regions())
+        .map(|leader| Arc::clone(&leader.link));
     let cancel = Arc::clone(feed.cancel());
     let reads = options.on_peer_loss == OnPeerLoss::Read;
     Box::new(move |is_whole| {
@@ -149,9 +150,9 @@ pub(super) fn verification(
 ) -> Box<dyn Fn(bool) -> Result<()> + Send + Sync> {
     let (sources, check) = (Arc::clone(&prepared.sources), check.cloned());
     let link = prepared
-        .shared
+        .leader
         .as_ref()
-        .map(|shared| Arc::clone(&shared.link));
+        .map(|leader| Arc::clone(&leader.link));
     let (index, counters) = (index.cloned(), Arc::clone(counters));
     Box::new(move |is_whole| {
         if let Some(link) = &link {

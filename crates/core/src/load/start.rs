@@ -12,7 +12,7 @@ use super::outputs::Outputs;
 use super::pipeline::Feed;
 use super::prepare::Prepared;
 use super::shared::Joined;
-use super::shares::Others;
+use super::source_table::Others;
 use super::stream::{Shared, StreamSetup, TensorStream};
 use crate::error::Result;
 use crate::memory::Slab;
@@ -147,7 +147,7 @@ impl Loader {
         let timeout = self.options.timeout;
         let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
         let choice = &self.options.verify;
-        if prepared.shared.is_some() {
+        if prepared.leader.is_some() {
             // The leader verifies what it reads for all ranks, but may have selected tensors by
             // name, where files may be missing.
             if !self.by_name && self.expectations.is_none() {

@@ -15,6 +15,7 @@ use std::fmt;
 use std::ops::AddAssign;
 use std::time::Instant;
 
+pub(crate) use cache::CACHE_TOTALS;
 pub use cache::CacheReport;
 pub use group::GroupReport;
 pub use mirror::MirrorReport;

@@ -42,8 +42,6 @@ pub use file::FileSource;
 pub(crate) use file::{cannot_open, descriptors, of_many, path_of};
 pub use memory::MemorySource;
 #[cfg(feature = "object")]
-pub(crate) use object::cache::cache_totals;
-#[cfg(feature = "object")]
 pub use object::cache::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};
 #[cfg(feature = "object")]
 pub(crate) use object::{Events, Hedging, OpenedState, Receive, unversioned_note, with_retries};
@@ -70,4 +68,14 @@ pub trait Source: std::fmt::Debug + Send + Sync {
 
     /// Returns the bytes at `offset`: `len` of them, or up to the end of the source.
     fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>>;
+
+    /// Checks that the source is unchanged since it was opened, where fetches have not checked
+    /// that.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Changed`], and any error of the check itself.
+    fn verify_unchanged(&self) -> Result<()> {
+        Ok(())
+    }
 }

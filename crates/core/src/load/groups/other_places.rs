@@ -2,25 +2,29 @@
 
 use std::ops::Range;
 
-use super::{Group, Sources};
+use super::Sources;
 use crate::error::{Error, Result};
 use crate::memory::Provenance;
 use crate::schedule::Member;
-use crate::storage::{ObjectSource, Source};
 use crate::sync::cancel::CancelFlag;
 
+/// Source whose bytes may come from elsewhere than its origin.
+pub(crate) trait OtherPlaces {
+    fn exist(&self) -> bool;
+    fn read_origin(&self, range: Range<u64>, cancel: &CancelFlag) -> Result<Vec<u8>>;
+    fn distrust(&self, places: Provenance, range: &Range<u64>, error: &Error) -> String;
+}
+
 impl Sources {
-    fn object(&self, source: usize) -> Option<&ObjectSource> {
+    fn other_places(&self, source: usize) -> Option<&dyn OtherPlaces> {
         let Member { group, index } = *self.members.get(source)?;
-        match &self.groups[group] {
-            Group::Objects(objects) | Group::Cached(_, objects) => objects.get(index),
-            Group::Files(_) | Group::Shared(_) | Group::Remote(_) => None,
-        }
+        self.groups[group].other_places(index)
     }
 
     /// Returns whether any bytes may come from elsewhere than their origin.
     pub(crate) fn have_other_places(&self) -> bool {
-        self.objects().any(ObjectSource::has_other_places)
+        let mut sources = 0..self.members.len();
+        sources.any(|source| self.other_places(source).is_some_and(OtherPlaces::exist))
     }
 
     /// Reads a range of a source from its origin. Blocks, until `cancel` is set.
@@ -34,7 +38,8 @@ impl Sources {
         range: Range<u64>,
         cancel: &CancelFlag,
     ) -> Result<Vec<u8>> {
-        let object = self.object(source).expect("only objects have other places");
+        let object = self.other_places(source);
+        let object = object.expect("only objects have other places");
         object.read_origin(range, cancel)
     }
 
@@ -47,9 +52,9 @@ impl Sources {
         range: &Range<u64>,
         error: &Error,
     ) -> String {
-        let object = self.object(source);
+        let object = self.other_places(source);
         object.map_or_else(String::new, |object| {
-            tracing::warn!(location = %object.location(), %error, "wrong bytes came from elsewhere");
+            tracing::warn!(%error, "wrong bytes came from elsewhere");
             object.distrust(places, range, error)
         })
     }

@@ -18,7 +18,7 @@ use across::Across;
 use reader::Reader;
 
 use super::Loader;
-use super::shares::Shares;
+use super::groups::Shares;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{
     CacheMode, OnPeerLoss, OptionValue, Options, Order, Share, Verify, format_bytes,

@@ -11,12 +11,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
 use crate::load::destinations::Destinations;
 use crate::load::ending::{forget_wrong, forgetting};
-use crate::load::groups::Group;
+use crate::load::groups::{NodeShares, RemoteReports};
 use crate::load::lane::{self, LaneEvents, OpenSink, Refused};
 use crate::load::outputs::published;
 use crate::load::pipeline::{Feed, LeaseOrigin};
 use crate::load::prepare::Prepared;
-use crate::load::shares::{Others, RemoteShares};
+use crate::load::source_table::Others;
 use crate::memory::{PublishedPool, Region, Slab};
 use crate::options::{OnPeerLoss, Options, Order, Verify};
 use crate::plan::{RankWant, RegionPlan, SharePlan};
@@ -90,7 +90,7 @@ impl Reader {
         let reread_bytes = Arc::<AtomicU64>::default();
         let received = owners.filter(|owners| owners.iter().any(Option::is_some));
         let others = received.zip(peers.as_ref()).map(|(owners, peers)| {
-            Others::Nodes(RemoteShares {
+            Others::Nodes(NodeShares {
                 peers: Arc::clone(peers),
                 owners,
                 reread_bytes: Arc::clone(&reread_bytes),
@@ -179,10 +179,7 @@ impl Reader {
     /// them the rest of what it wants.
     fn planned_bytes(&self, wants: &[Vec<RankWant>], shared: &SharePlan) -> u64 {
         let sources = &self.prepared.sources;
-        let is_read_here = |source: usize| {
-            let group = sources.members()[source].group;
-            !matches!(sources.groups()[group], Group::Remote(_))
-        };
+        let is_read_here = |source: usize| !sources.group_of(source).is_received();
         let extents = self.prepared.plan.extents.iter();
         let extents = extents.filter(|extent| is_read_here(extent.source));
         let together: u64 = extents.map(|extent| extent.needed as u64).sum();
@@ -368,7 +365,7 @@ impl Reader {
             report.engine.add(own);
         }
         let sources = &self.prepared.sources;
-        let (cache, mirrors) = sources.remote_reports();
+        let RemoteReports { cache, mirrors } = sources.remote_reports();
         report.cache = report.cache.take().or(cache);
         if report.mirrors.is_empty() {
             report.mirrors = mirrors;

@@ -224,6 +224,10 @@ impl Source for FileSource {
         );
         bytes.map_err(|error| error.with_location(&self.location).with_range(range))
     }
+
+    fn verify_unchanged(&self) -> Result<()> {
+        Self::verify_unchanged(self)
+    }
 }
 
 /// Default retries: on a network file system, long enough for its server to be repaired; else none.
