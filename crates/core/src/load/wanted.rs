@@ -45,7 +45,8 @@ pub(super) fn wanted(
     tensors.iter().enumerate().map(wanted).collect()
 }
 
-/// Returns the layout of a source with these hints. `staged`: its bytes pass through staging memory.
+/// Returns the layout of a source with these hints. With `staged`, its bytes pass through staging
+/// memory.
 pub(super) fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
     let extent_bytes = match options.extent_bytes {
         // No tensor is too large for staging memory: it passes through in smaller reads, at least
