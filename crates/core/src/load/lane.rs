@@ -49,9 +49,6 @@ pub(crate) type OpenSink<S> = dyn Fn() -> Result<S> + Send + Sync;
 /// Callback that takes finished tensors.
 type Deliver<T> = Box<dyn Fn(&mut Vec<T>) + Send>;
 
-/// Callbacks for finished tensors and for failures.
-type Listeners<'a, T> = (&'a dyn Fn(&mut Vec<T>), &'a dyn Fn(&Error));
-
 /// Callbacks of a lane.
 pub(crate) struct LaneEvents<T> {
     /// Takes every finished tensor out of the list.
@@ -245,7 +242,7 @@ where
                 failing,
                 ended,
             } = events;
-            let result = caught(|| run(&setup, &*sink, (&*deliver, &*failing), opened));
+            let result = caught(|| run(&setup, &*sink, &*deliver, &*failing, opened));
             let told = caught(|| {
                 if let Err(error) = &result {
                     setup.feed.stop();
@@ -268,7 +265,8 @@ where
 fn run<S: Sink>(
     setup: &LaneSetup,
     sink: &OpenSink<S>,
-    (deliver, failing): Listeners<'_, S::Tensor>,
+    deliver: &dyn Fn(&mut Vec<S::Tensor>),
+    failing: &dyn Fn(&Error),
     opened: Option<Sender<Result<OpenedEngine>>>,
 ) -> Result<()> {
     if opened.is_none() && !setup.feed.wait_to_begin(setup.group, setup.index) {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Loader;
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
-use super::ending::{completion, forget_wrong, forgetting, phases, settlement, verification};
+use super::ending::{LoadEnd, forget_wrong, forgetting};
 use super::lane::{self, OpenedEngine, Refused};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
@@ -78,8 +78,7 @@ impl Loader {
         let counters = Arc::<Counters>::default();
         let lanes = prepared.lanes(&options, &feed, &counters, outputs.slab.as_ref());
         timeline.record("memory", planned);
-        let loading = (started, &timeline);
-        let phases = phases(&self.checkpoint, &prepared.sources, loading, &counters);
+        let (opened_at, opening) = self.checkpoint.opening();
         let shared = Shared::new(StreamSetup {
             started,
             feed: Arc::clone(&feed),
@@ -89,21 +88,21 @@ impl Loader {
             order: options.order,
             lanes: lanes.len(),
             report: self.report(&prepared),
-            complete: completion(
-                &feed,
-                outputs.complete,
-                &prepared.sources,
-                check.as_ref(),
+            end: Box::new(LoadEnd {
+                started,
+                timeline: timeline.clone(),
+                opened_at,
+                opening: opening.clone(),
+                feed: Arc::clone(&feed),
+                counters: Arc::clone(&counters),
+                sources: Arc::clone(&prepared.sources),
+                leader: prepared.leader.clone(),
+                check,
+                destinations: outputs.complete,
                 joined,
-                phases,
-            ),
-            settle: settlement(&feed, &prepared, &options),
-            verify: verification(
-                self.indexed(),
-                &prepared,
-                check.as_ref(),
-                (started, &counters),
-            ),
+                index: self.indexed().cloned(),
+                options: options.clone(),
+            }),
         });
         self.canceller.begin(&shared, lanes.len())?;
         if lanes.is_empty() {

@@ -60,12 +60,12 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Plans the reads of everything that several ranks want. `rank` leads `ranks` of them.
+    /// Plans the reads of everything that several ranks want, which `rank` leads.
     pub(super) fn new(
         loader: &Loader,
         shared: &SharePlan,
         hub: Hub,
-        (rank, ranks): (usize, usize),
+        rank: usize,
         across: Option<&Across>,
     ) -> Result<Arc<Self>> {
         let checkpoint: &Checkpoint = &loader.checkpoint;
@@ -99,7 +99,7 @@ impl Reader {
         });
         let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others)?;
         // As for the ranks, so that a limit that suffices here suffices for them.
-        prepared.limit_divisor = 2 * ranks as u64;
+        prepared.limit_divisor = 2 * shared.by_rank.len() as u64;
         // Their owners compare them.
         let tensors = verify::Loaded::new(
             &prepared.plan,
@@ -509,7 +509,7 @@ mod tests {
             gap_bytes: 0,
         };
         let shared = plan::share(&[vec![want.clone()], vec![want]], &rules);
-        Reader::new(&loader, &shared, hub.clone(), (0, 2), across).expect("opens")
+        Reader::new(&loader, &shared, hub.clone(), 0, across).expect("opens")
     }
 
     /// One lane has begun a read that never completes; another lane could not be started.
