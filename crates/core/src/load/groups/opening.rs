@@ -154,3 +154,16 @@ pub(super) fn grouped<T>(
     }
     groups
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_beside_each_other_are_one_group() {
+        let opened = vec![(0, "nvme"), (2, "nfs"), (3, "nvme")];
+        let groups = grouped(opened, |one, other| one == other);
+        let nvme = (vec![0, 3], vec!["nvme", "nvme"]);
+        assert_eq!(groups, [nvme, (vec![2], vec!["nfs"])]);
+    }
+}
