@@ -14,7 +14,7 @@ use std::time::Instant;
 use super::object::{ObjectEngine, ObjectSetup};
 use super::{Done, Engine, Job, Wait};
 use crate::error::ErrorKind;
-use crate::memory::{Lease, Provenance};
+use crate::memory::Lease;
 use crate::storage::Source;
 use crate::storage::object::cache::{Entry, TILE_CRC};
 use crate::sync::cancel::CancelFlag;
@@ -161,7 +161,8 @@ impl Engine for CachedEngine {
                 let transfer = &mut done.transfer;
                 let direct = std::mem::take(&mut transfer.direct_bytes);
                 transfer.cached_bytes = direct + std::mem::take(&mut transfer.buffered_bytes);
-                Ok(filled.with_provenance(Provenance::CACHE))
+                self.setup.objects[reading.source].senders().add_cache();
+                Ok(filled)
             }
             Err(error) => Err(error),
         };

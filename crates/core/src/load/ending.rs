@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::groups::{LeaderGroup, RemoteReports, Sources};
-use super::lane::LaneEvents;
 use super::outputs::Complete;
 use super::pipeline::Feed;
 use super::shared::Joined;
@@ -121,27 +120,6 @@ impl LoadEnd {
         spans.extend(self.timeline.spans());
         spans.extend(steps);
         report.set_phases(self.opened_at, spans);
-    }
-}
-
-/// Makes the cache forget an object of a load whose bytes turn out to be wrong.
-pub(super) fn forgetting<T: 'static>(
-    events: LaneEvents<T>,
-    sources: &Arc<Sources>,
-) -> LaneEvents<T> {
-    let (failing, sources) = (events.failing, Arc::clone(sources));
-    let failing = Box::new(move |error: &Error| {
-        forget_wrong(&sources, error);
-        failing(error);
-    });
-    LaneEvents { failing, ..events }
-}
-
-/// Makes the cache forget an object if `error` says that some of its bytes are wrong: not just
-/// their number, or the list of files.
-pub(super) fn forget_wrong(sources: &Sources, error: &Error) {
-    if error.kind() == ErrorKind::Corrupt && error.range().is_some() {
-        sources.clear_cached(error);
     }
 }
 

@@ -12,7 +12,6 @@ mod nodes;
 #[cfg(feature = "object")]
 mod objects;
 mod opening;
-mod other_places;
 mod reread;
 
 use std::collections::HashSet;
@@ -23,9 +22,8 @@ use std::sync::Arc;
 pub(crate) use self::leader::{LeaderGroup, Regions, Shares, is_shown};
 pub(crate) use self::nodes::{NodeGroup, NodeShares};
 pub(crate) use self::opening::{WantedShard, open};
-use self::other_places::OtherPlaces;
 use crate::engine::{Engine, OpenedEngine};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileView, Slab};
 use crate::options::Options;
 use crate::plan::Plan;
@@ -35,6 +33,7 @@ use crate::storage::{ReadFile, ReadHints};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::retry_counter::RetryCounter;
 use crate::sync::timeline::{Span, Timeline};
+use crate::verify::Blame;
 
 /// Sources that share limits and that one engine can read. Sources are numbered within the group.
 pub(crate) trait SourceGroup: fmt::Debug + Send + Sync {
@@ -108,13 +107,10 @@ pub(crate) trait SourceGroup: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Makes the cache forget the source that `error` is about: its bytes turned out to be wrong,
-    /// and may have come from the cache or gone there.
-    fn clear_cached(&self, _error: &Error) {}
-
-    /// Returns the other places that bytes of a source may come from.
-    fn other_places(&self, _index: usize) -> Option<&dyn OtherPlaces> {
-        None
+    /// Distrusts the places that the wrong bytes of `mismatch` came from, if it is about a source
+    /// of the group, and returns the error with their names.
+    fn blame(&self, mismatch: Error) -> Error {
+        mismatch
     }
 }
 
@@ -271,13 +267,6 @@ impl Sources {
         reports.unwrap_or_default()
     }
 
-    /// Makes the cache forget the object that `error` is about.
-    pub(crate) fn clear_cached(&self, error: &Error) {
-        for group in &self.groups {
-            group.clear_cached(error);
-        }
-    }
-
     /// Returns the number of retries outside of reads, and the reason of the last one.
     pub(crate) fn opening_retries(&self) -> (u64, Option<String>) {
         // Objects of one checkpoint share a counter.
@@ -303,5 +292,16 @@ impl Sources {
             .iter()
             .map(|member| view(member).cloned())
             .collect()
+    }
+}
+
+impl Blame for Sources {
+    fn blame(&self, mismatch: Error) -> Error {
+        // Without a range, an error is about the length of a file, or the list of files.
+        if mismatch.kind() != ErrorKind::Corrupt || mismatch.range().is_none() {
+            return mismatch;
+        }
+        let groups = self.groups.iter();
+        groups.fold(mismatch, |error, group| group.blame(error))
     }
 }

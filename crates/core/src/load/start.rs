@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Loader;
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
-use super::ending::{LoadEnd, forget_wrong, forgetting};
+use super::ending::LoadEnd;
 use super::lane::{self, OpenedEngine, Refused};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
@@ -60,8 +60,7 @@ impl Loader {
         let (prepared, options, joined) = self.prepare(started)?;
         let timeline = Timeline::default();
         let planned = timeline.record("plan", started);
-        let check = self.check(&prepared, started);
-        let check = check.inspect_err(|error| forget_wrong(&prepared.sources, error))?;
+        let check = self.check(&prepared, started)?;
         let given = allocator.as_deref_mut();
         let outputs = Outputs::new(&prepared, &options, &self.region_cache, given)?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
@@ -109,7 +108,7 @@ impl Loader {
             return TensorStream::empty(shared);
         }
         let allocator = bridge(allocator, outputs.regions, feed, &shared, lanes.len())?;
-        let events = || forgetting(shared.lane_events(), &prepared.sources);
+        let events = || shared.lane_events();
         let start = || lane::start(lanes, &outputs.open_sink, events);
         let (threads, opened) = match timeline.time("lanes", start) {
             Ok(started) => started,
@@ -157,7 +156,7 @@ impl Loader {
         let loaded = verify::Loaded::new(
             &prepared.plan,
             &prepared.tensors,
-            &prepared.sources,
+            Arc::clone(&prepared.sources) as _,
             self.by_name,
         );
         verify::check(

@@ -18,7 +18,6 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use super::Provenance;
 use super::region::Region;
 use super::slab::SlotGuard;
 use crate::crc::{Polynomial, Prefixes};
@@ -223,7 +222,6 @@ impl Lease {
             lease: self,
             len,
             is_gathered: false,
-            provenance: Provenance::ORIGIN,
             prefixes: None,
         }
     }
@@ -245,7 +243,6 @@ impl Lease {
         Filling {
             lease: self,
             len: 0,
-            provenance: Provenance::ORIGIN,
         }
     }
 }
@@ -255,7 +252,6 @@ impl Lease {
 pub struct Filling {
     lease: Lease,
     len: usize,
-    provenance: Provenance,
 }
 
 impl Filling {
@@ -289,17 +285,10 @@ impl Filling {
         self.len += bytes.len();
     }
 
-    /// Declares that some of the bytes came from elsewhere than their origin.
-    #[cfg(feature = "object")]
-    pub(crate) fn came_from(&mut self, places: Provenance) {
-        self.provenance = self.provenance.and(places);
-    }
-
     /// Returns the lease with the written bytes.
     pub fn finish(self) -> Filled {
         // SAFETY: `push` wrote the first `len` bytes and cannot be called any more.
-        let filled = unsafe { self.lease.assume_filled(self.len) };
-        filled.with_provenance(self.provenance)
+        unsafe { self.lease.assume_filled(self.len) }
     }
 }
 
@@ -309,7 +298,6 @@ pub struct Filled {
     lease: Lease,
     len: usize,
     is_gathered: bool,
-    provenance: Provenance,
     /// CRCs that the engine has computed of the bytes.
     prefixes: Option<Prefixes>,
 }
@@ -344,18 +332,6 @@ impl Filled {
         }
     }
 
-    /// Declares where the bytes came from, if not from their origin alone.
-    #[must_use]
-    pub(crate) fn with_provenance(mut self, provenance: Provenance) -> Self {
-        self.provenance = provenance;
-        self
-    }
-
-    /// Places that the bytes came from.
-    pub(crate) fn provenance(&self) -> Provenance {
-        self.provenance
-    }
-
     /// Declares that the engine has joined the bytes of slices. See [`crate::plan::Plan::gather`].
     #[must_use]
     pub(crate) fn gathered(mut self) -> Self {
@@ -381,8 +357,7 @@ impl Filled {
         unsafe { std::slice::from_raw_parts(self.lease.start.as_ptr(), self.len) }
     }
 
-    /// Bytes that were read, for moving or replacing them within the window. Their CRCs are
-    /// computed anew.
+    /// Bytes that were read, for moving them within the window. Their CRCs are computed anew.
     ///
     /// # Panics
     ///

@@ -14,7 +14,6 @@ mod mapping;
 #[cfg(miri)]
 mod miri_alloc;
 mod pool;
-mod provenance;
 mod published;
 mod region;
 mod shared;
@@ -31,7 +30,6 @@ pub use lease::{Filled, Filling, Lease};
 pub use mapping::mapped_bytes;
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
 pub use pool::{Begun, Evicted, Pool, PoolUsage, RegionCache};
-pub(crate) use provenance::Provenance;
 pub use published::PublishedPool;
 pub use region::{Region, RegionBytes, RegionWriter};
 pub use shared::{SharedMemory, SharedView, ViewEnd};

@@ -159,29 +159,6 @@ impl Region {
         }
     }
 
-    /// Writes filled bytes again, from `offset` on.
-    ///
-    /// # Panics
-    ///
-    /// For a view, which a load never writes to, and when the bytes leave the region.
-    ///
-    /// # Safety
-    ///
-    /// The bytes must have been filled, no lease over them may be left, and nothing may read or
-    /// write them meanwhile.
-    pub(crate) unsafe fn overwrite(&self, offset: usize, bytes: &[u8]) {
-        assert!(!self.is_view(), "a load never writes to a view");
-        assert!(
-            offset <= self.len() && bytes.len() <= self.len() - offset,
-            "bytes outside of the region"
-        );
-        // SAFETY: inside the mapping, asserted above.
-        let to = unsafe { self.start().add(offset) };
-        // SAFETY: the caller has promised sole access; `bytes` are elsewhere, since nothing refers
-        // to those of the region.
-        unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
-    }
-
     /// Records that the caller has received one of the region's tensors.
     pub(crate) fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {

@@ -16,7 +16,7 @@ use super::Sink;
 use crate::engine::Wait;
 use crate::error::Result;
 use crate::memory::{Filled, RegionBytes};
-use crate::plan::{Extent, Piece, Plan};
+use crate::plan::{Extent, Plan};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
 /// Alignment of tensors that are moved in memory, bytes: a cache line, and the widest vectors.
@@ -114,28 +114,6 @@ impl Sink for HostSink {
                 .push((piece.tensor, Tensor::new(info, TensorBytes::Host(bytes))));
         }
         Ok(())
-    }
-
-    fn replace(
-        &mut self,
-        _extent: &Extent,
-        piece: &Piece,
-        bytes: &[u8],
-        beside: &Filled,
-    ) -> Result<bool> {
-        let shared = &*self.shared;
-        let (region, _) = beside.region().expect("host loads lease from regions");
-        let target = &shared.plan.targets[piece.tensor];
-        let (_, offset) = target.place.expect("a tensor with pieces has a place");
-        let at = usize::try_from(piece.tensor_offset).expect("mapped, so it fits");
-        assert!(
-            shared.missing[piece.tensor].load(Ordering::Acquire) > 0,
-            "a complete tensor belongs to the caller"
-        );
-        // SAFETY: the extent was submitted, so the lease over these bytes is gone, and no tensor
-        // reads them before its last piece, which is in `beside`, has been submitted.
-        unsafe { region.overwrite(offset + at, bytes) };
-        Ok(true)
     }
 
     fn reap(&mut self, _wait: Wait, ready: &mut Vec<Self::Tensor>) -> Result<()> {

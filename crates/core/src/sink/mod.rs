@@ -24,7 +24,7 @@ pub use target::TargetSink;
 use crate::engine::Wait;
 use crate::error::Result;
 use crate::memory::Filled;
-use crate::plan::{Extent, Piece};
+use crate::plan::Extent;
 
 /// Takes filled leases and turns them into tensors in some memory.
 pub trait Sink {
@@ -41,17 +41,6 @@ pub trait Sink {
     ///
     /// The extent's bytes cannot be taken; the load is over.
     fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()>;
-
-    /// Replaces the bytes of a piece of an extent that was submitted before, on any lane. Its
-    /// tensor is not complete: `beside`, an extent with another piece of it, has not been
-    /// submitted. Blocks. Returns false if the bytes have left the load's hands.
-    ///
-    /// # Errors
-    ///
-    /// A copy failed; the load is over.
-    fn replace(&mut self, _: &Extent, _: &Piece, _bytes: &[u8], _beside: &Filled) -> Result<bool> {
-        Ok(false)
-    }
 
     /// Releases leases whose bytes have been copied out, and moves finished tensors into `ready`.
     ///

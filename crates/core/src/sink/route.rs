@@ -7,7 +7,7 @@ use super::Sink;
 use crate::engine::Wait;
 use crate::error::Result;
 use crate::memory::Filled;
-use crate::plan::{Extent, Piece, Plan};
+use crate::plan::{Extent, Plan};
 use crate::tensor::Tensor;
 
 /// Interval at which a lane polls several devices when it has nothing to read: a copy of 1 MiB
@@ -37,17 +37,6 @@ impl Sink for RouteSink {
     fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
         let destination = self.plan.regions[extent.region].destination;
         self.sinks[destination].submit(extent, filled)
-    }
-
-    fn replace(
-        &mut self,
-        extent: &Extent,
-        piece: &Piece,
-        bytes: &[u8],
-        beside: &Filled,
-    ) -> Result<bool> {
-        let destination = self.plan.regions[extent.region].destination;
-        self.sinks[destination].replace(extent, piece, bytes, beside)
     }
 
     #[expect(

@@ -12,7 +12,7 @@ use super::Sink;
 use crate::engine::Wait;
 use crate::error::Result;
 use crate::memory::{Filled, Target, WriteGate};
-use crate::plan::{Extent, Piece, Plan};
+use crate::plan::{Extent, Plan};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
 /// Sink that fills the caller's memory on one lane of a load; clones share the counts.
@@ -99,28 +99,6 @@ impl Sink for TargetSink {
             }
         }
         Ok(())
-    }
-
-    fn replace(
-        &mut self,
-        _extent: &Extent,
-        piece: &Piece,
-        bytes: &[u8],
-        _beside: &Filled,
-    ) -> Result<bool> {
-        let shared = &*self.shared;
-        let Some(_inside) = shared.gate.enter() else {
-            // The load is over, and the memory is the caller's again.
-            return Ok(true);
-        };
-        let target = shared.targets[piece.tensor].as_ref();
-        let target = target.expect("tensors of this destination have targets");
-        let offset = usize::try_from(piece.tensor_offset).expect("inside the target's memory");
-        // SAFETY: the lane that submitted the extent has written these bytes and does so no more.
-        unsafe { target.write(offset, bytes) };
-        let copied = &shared.copied_bytes;
-        copied.fetch_add(piece.len as u64, Ordering::Relaxed);
-        Ok(true)
     }
 
     fn reap(&mut self, _wait: Wait, ready: &mut Vec<Self::Tensor>) -> Result<()> {

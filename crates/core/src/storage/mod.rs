@@ -44,7 +44,9 @@ pub use memory::MemorySource;
 #[cfg(feature = "object")]
 pub use object::cache::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};
 #[cfg(feature = "object")]
-pub(crate) use object::{Events, Hedging, OpenedState, Receive, unversioned_note, with_retries};
+pub(crate) use object::{
+    Events, Hedging, OpenedState, Provenance, Receive, unversioned_note, with_retries,
+};
 #[cfg(feature = "object")]
 pub use object::{ObjectIdentity, ObjectSite, ObjectSource};
 pub use store_probe::{ConnectionRate, StoreProbe};

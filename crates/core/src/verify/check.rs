@@ -15,7 +15,6 @@ use sha2::{Digest as _, Sha256};
 
 use super::Digest;
 use super::in_order::InOrder;
-use super::origin::OriginReads;
 use super::sum::Sum;
 use crate::crc::Polynomial;
 use crate::error::{Comparison, Error, ErrorKind, Result};
@@ -38,24 +37,18 @@ pub(crate) struct Check {
     pub(super) sources: Vec<SourceCheck>,
     pub(super) verified_bytes: AtomicU64,
     pub(super) account: Account,
-    /// `None` if all bytes come from their origins.
-    pub(super) origin_reads: Option<OriginReads>,
+    pub(super) blame: Option<Arc<dyn Blame>>,
 }
 
-/// Way of extents that match: to the sink.
-pub(crate) trait Onward {
-    /// Passes an extent on.
-    fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()>;
-
-    /// Replaces the bytes of a piece that was passed on, as [`crate::sink::Sink::replace`].
-    fn replace(
-        &mut self,
-        extent: &Extent,
-        piece: &Piece,
-        bytes: &[u8],
-        beside: &Filled,
-    ) -> Result<bool>;
+/// Knows who sent the bytes that a load compares.
+pub(crate) trait Blame: Send + Sync {
+    /// Uses the places no more that may have sent wrong bytes, whose location and range `mismatch`
+    /// has, and returns the error with their names.
+    fn blame(&self, mismatch: Error) -> Error;
 }
+
+/// Passes an extent on to a sink.
+type Onward<'a> = dyn FnMut(&Extent, Filled) -> Result<()> + 'a;
 
 /// State of a check before the first read.
 #[derive(Debug, Default)]
@@ -91,27 +84,20 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Corrupt`] that names the tensor or the file and its bytes, unless the tensor
-    /// could be read again from its origin (`origin.rs`); errors of `onward`.
-    pub(crate) fn pass(
-        &self,
-        index: usize,
-        mut filled: Filled,
-        onward: &mut dyn Onward,
-    ) -> Result<()> {
+    /// [`ErrorKind::Corrupt`] that names the tensor or the file, its bytes, and the mirrors that
+    /// may have sent them; errors of `onward`.
+    pub(crate) fn pass(&self, index: usize, filled: Filled, onward: &mut Onward<'_>) -> Result<()> {
         let extent = &self.plan.extents[index];
         let source = &self.sources[extent.source];
-        if let Some(reads) = &self.origin_reads {
-            reads.came(index, extent, &self.plan, &filled);
-        }
-        self.add(index, &mut filled, onward)?;
+        self.add(extent, &filled)?;
         let Some(in_order) = &source.in_order else {
-            return self.submit(index, filled, onward);
+            return onward(extent, filled);
         };
         let mut turn = in_order.arrived(index, filled);
         while let Some(mut now) = turn {
-            self.hash(now.extent, &mut now.filled, &mut now.hasher, onward)?;
-            self.submit(now.extent, now.filled, onward)?;
+            let extent = &self.plan.extents[now.extent];
+            self.hash(extent, &now.filled, &mut now.hasher)?;
+            onward(extent, now.filled)?;
             turn = in_order.hashed(now.hasher);
         }
         Ok(())
@@ -128,25 +114,15 @@ impl Check {
         sum.and_then(Sum::polynomial)
     }
 
-    fn submit(&self, index: usize, filled: Filled, onward: &mut dyn Onward) -> Result<()> {
-        onward.submit(&self.plan.extents[index], filled)?;
-        if let Some(reads) = &self.origin_reads {
-            reads.submitted(index);
-        }
-        Ok(())
-    }
-
     /// Adds an extent to the digests that combine.
-    fn add(&self, index: usize, filled: &mut Filled, onward: &mut dyn Onward) -> Result<()> {
-        let extent = &self.plan.extents[index];
+    fn add(&self, extent: &Extent, filled: &Filled) -> Result<()> {
         let source = &self.sources[extent.source];
         let pieces = &self.plan.pieces[extent.pieces.clone()];
         if let Some((expected, Some(sum))) = &source.whole {
             for run in runs(pieces) {
                 let offset = extent.offset + run.start as u64;
                 if let Some(found) = sum.add_filled(offset, filled, run) {
-                    let compared = self.compare_whole(source, *expected, found);
-                    compared.map_err(|error| self.blame_whole(extent.source, error))?;
+                    self.compare_whole(source, *expected, found)?;
                 }
             }
             return Ok(());
@@ -159,23 +135,14 @@ impl Check {
             let sum = check.sum.as_ref();
             let found = sum.and_then(|sum| sum.add_filled(piece.tensor_offset, filled, own));
             if let Some(found) = found {
-                let compared = self.compare_tensor(source, piece.tensor, found);
-                compared
-                    .or_else(|error| self.mend((index, piece.tensor), error, filled, onward))?;
+                self.compare_tensor(source, piece.tensor, found)?;
             }
         }
         Ok(())
     }
 
     /// Adds an extent to the digests that do not combine.
-    fn hash(
-        &self,
-        index: usize,
-        filled: &mut Filled,
-        hasher: &mut Sha256,
-        onward: &mut dyn Onward,
-    ) -> Result<()> {
-        let extent = &self.plan.extents[index];
+    fn hash(&self, extent: &Extent, filled: &Filled, hasher: &mut Sha256) -> Result<()> {
         let source = &self.sources[extent.source];
         for piece in &self.plan.pieces[extent.pieces.clone()] {
             let own = piece.extent_offset..piece.extent_offset + piece.len;
@@ -186,8 +153,7 @@ impl Check {
                 let tensor = &self.tensors[piece.tensor];
                 if is_last(tensor.byte_len()) && tensor.file_range().end == source.len {
                     let found = Digest::from_hasher(hasher.clone());
-                    let compared = self.compare_whole(source, expected, found);
-                    compared.map_err(|error| self.blame_whole(extent.source, error))?;
+                    self.compare_whole(source, expected, found)?;
                 }
                 continue;
             }
@@ -201,9 +167,7 @@ impl Check {
             hasher.update(own);
             if is_last(self.tensors[piece.tensor].byte_len()) {
                 let found = Digest::from_hasher(hasher.clone());
-                let compared = self.compare_tensor(source, piece.tensor, found);
-                compared
-                    .or_else(|error| self.mend((index, piece.tensor), error, filled, onward))?;
+                self.compare_tensor(source, piece.tensor, found)?;
             }
         }
         Ok(())
@@ -224,11 +188,12 @@ impl Check {
             self.count(info.byte_len());
             return Ok(());
         }
-        let range = info.file_range();
-        Err(corrupt(&source.by, expected, found)
-            .with_location(&source.location)
-            .with_range(range)
-            .with_tensor(info.name()))
+        Err(self.blamed(
+            corrupt(&source.by, expected, found)
+                .with_location(&source.location)
+                .with_range(info.file_range())
+                .with_tensor(info.name()),
+        ))
     }
 
     pub(super) fn compare_whole(
@@ -241,9 +206,18 @@ impl Check {
             self.count(source.len);
             return Ok(());
         }
-        Err(corrupt(&source.by, expected, found)
-            .with_location(&source.location)
-            .with_range(0..source.len))
+        Err(self.blamed(
+            corrupt(&source.by, expected, found)
+                .with_location(&source.location)
+                .with_range(0..source.len),
+        ))
+    }
+
+    fn blamed(&self, mismatch: Error) -> Error {
+        match &self.blame {
+            Some(blame) => blame.blame(mismatch),
+            None => mismatch,
+        }
     }
 
     fn count(&self, bytes: u64) {
@@ -279,9 +253,6 @@ impl Check {
         sources
             .filter_map(|source| source.in_order.as_ref())
             .for_each(InOrder::close);
-        if let Some(reads) = &self.origin_reads {
-            reads.close();
-        }
     }
 
     /// Adds the result of the comparison to a report.
@@ -293,9 +264,6 @@ impl Check {
             unverified,
         } = &self.account;
         report.set_verification(choice, bytes, by, unverified);
-        if let Some(reads) = &self.origin_reads {
-            reads.report(report);
-        }
     }
 }
 

@@ -6,9 +6,8 @@
 //! returns the expectation for each source, `coverage.rs` selects the part of it that can be
 //! compared with what is read, `setup.rs` compares everything that needs no reading, and `Check`
 //! does the rest: CRCs and BLAKE3 (`tree.rs`) in any order and on all lanes at once, SHA-256 in
-//! file order (`in_order.rs`). Tensors that came from elsewhere than their origin and do not match
-//! are read again from there (`origin.rs`). A tensor with a digest of its own is never handed over
-//! unless its bytes match; with a digest of the whole file, the load fails before its stream ends.
+//! file order (`in_order.rs`). A tensor with a digest of its own is never handed over unless its
+//! bytes match; with a digest of the whole file, the load fails before its stream ends.
 
 mod check;
 mod claims;
@@ -19,13 +18,12 @@ mod expected;
 mod full_scan;
 mod in_order;
 mod manifest;
-mod origin;
 mod setup;
 mod sum;
 mod tree;
 mod write;
 
-pub(crate) use check::{Check, Onward};
+pub(crate) use check::{Blame, Check};
 pub(crate) use coverage::SourceFacts;
 pub use digest::{Algorithm, Digest};
 #[cfg(feature = "testing")]
@@ -42,11 +40,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use origin::OriginReads;
-
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
-use crate::load::groups::Sources;
 pub use crate::options::Verify;
 use crate::plan::Plan;
 use crate::sync::detached::{PendingOps, run_with_timeout};
@@ -66,22 +61,22 @@ pub(crate) struct Loaded {
     by_name: bool,
     /// Shards that another node reads and compares.
     elsewhere: HashSet<usize>,
-    sources: Arc<Sources>,
+    blame: Arc<dyn Blame>,
 }
 
 impl Loaded {
-    /// Describes the load of `tensors` by `plan` from `sources`; `by_name` tells how the caller
-    /// selected them.
+    /// Describes the load of `tensors` by `plan`; `blame` knows who sends the bytes, and `by_name`
+    /// tells how the caller selected the tensors.
     pub(crate) fn new(
         plan: &Arc<Plan>,
         tensors: &Arc<[TensorInfo]>,
-        sources: &Arc<Sources>,
+        blame: Arc<dyn Blame>,
         by_name: bool,
     ) -> Self {
         Self {
             plan: Arc::clone(plan),
             tensors: Arc::clone(tensors),
-            sources: Arc::clone(sources),
+            blame,
             by_name,
             elsewhere: HashSet::new(),
         }
@@ -115,6 +110,7 @@ pub(crate) fn check(
     let (checkpoint, choice, given) = (checkpoint.clone(), choice.clone(), given.cloned());
     let pending = PendingOps::of(checkpoint.location());
     let waits = pending.clone();
+    let blame = Arc::clone(&loaded.blame);
     let check = run_with_timeout(limit, &pending, TOO_LONG, move || {
         let found = match given {
             Some(given) => given,
@@ -122,7 +118,8 @@ pub(crate) fn check(
         };
         new_check(&checkpoint, loaded, &found, &choice, &waits)
     });
-    check.map(|check| Some(Arc::new(check)))
+    let check = check.map_err(|error| blame.blame(error))?;
+    Ok(Some(Arc::new(check)))
 }
 
 /// As [`require_files`], but takes no longer than `limit`.
@@ -174,10 +171,10 @@ fn new_check(
     let Loaded {
         plan,
         tensors,
-        sources,
+        blame,
         ..
     } = loaded;
     let mut check = Check::new(plan, tensors, &facts, expectations, choice, pending)?;
-    check.origin_reads = OriginReads::new(sources, &check.plan);
+    check.blame = Some(blame);
     Ok(check)
 }

@@ -59,7 +59,7 @@ impl Check {
                 choice: choice.to_string(),
                 ..Account::default()
             },
-            origin_reads: None,
+            blame: None,
             plan,
             tensors,
         };

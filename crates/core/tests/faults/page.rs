@@ -134,6 +134,21 @@ const ELSEWHERE: [(&str, &str, &str); 26] = [
         "crates/core/tests/objects/mirrors.rs::version_that_a_peer_had_before_is_not_read",
     ),
     (
+        "a mirror sends wrong bytes, with `verify=`",
+        "`corrupt`: names tensor, bytes and mirror, which the process does not ask again",
+        "crates/core/tests/objects/wrong_senders.rs::lying_mirror_is_named_and_not_asked_again",
+    ),
+    (
+        "one of several mirrors sends wrong bytes, with `verify=`",
+        "`corrupt`: names all that sent bytes of the tensor; none of them is asked again",
+        "crates/core/tests/objects/wrong_senders.rs::all_mirrors_that_may_have_lied_are_named",
+    ),
+    (
+        "the cache has wrong bytes with right checksums, and a manifest has digests",
+        "`corrupt`: names tensor and bytes; the cache forgets the object",
+        "crates/core/tests/objects/wrong_senders.rs::wrong_bytes_in_the_cache_are_forgotten",
+    ),
+    (
         "a file that `tload serve` sends is written to, and its times are set back",
         "the response ends early",
         "crates/cli/tests/it/serve.rs::changed_file_ends_the_response",

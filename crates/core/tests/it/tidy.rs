@@ -43,8 +43,8 @@ const RANKS: [&[&str]; 17] = [
         "load::destinations",
         "load::metrics",
     ],
-    &["load::groups", "load::load_target", "sink"],
-    &["verify"],
+    &["load::load_target", "sink", "verify"],
+    &["load::groups"],
     &["load::pipeline", "load::wanted"],
     &[
         "load::device_alloc",

@@ -10,9 +10,8 @@ use crate::copy::Shared;
 use crate::copy::cancel::{ask_unless_stopped, unless_stopped};
 use crate::copy::target::cannot_write;
 use crate::error::Result;
-use crate::memory::Provenance;
 use crate::options::{Location, StoreOptions};
-use crate::storage::{Events, ObjectSource, Receive, Remote, Source};
+use crate::storage::{Events, ObjectSource, Provenance, Receive, Remote, Source};
 
 /// Bytes that opening an object fetches with it: all of most configuration files.
 const FIRST_BYTES: u64 = 64 << 10;

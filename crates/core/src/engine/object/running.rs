@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use super::{News, Request};
 use crate::engine::{Done, Job, Transfer, cancelled};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{Filling, Provenance};
-use crate::storage::{Events, Receive};
+use crate::memory::Filling;
+use crate::storage::{Events, Provenance, Receive};
 
 /// Latency and speed of a response.
 #[derive(Debug)]
@@ -157,9 +157,9 @@ impl Running {
 
 impl Receive for Running {
     fn bytes(&mut self, bytes: &[u8], from: Provenance) {
-        let is_cached = from == Provenance::CACHE;
+        let is_cached = from == Provenance::Cache;
         self.transfer.received(bytes.len() as u64, is_cached);
-        self.distribute(bytes, from);
+        self.distribute(bytes);
     }
 
     fn events(&mut self) -> &mut dyn Events {
@@ -203,7 +203,7 @@ impl Events for Running {
 
 impl Running {
     /// Copies the next bytes to their jobs.
-    fn distribute(&mut self, bytes: &[u8], from: Provenance) {
+    fn distribute(&mut self, bytes: &[u8]) {
         let end = self.at + bytes.len() as u64;
         for job in &mut self.jobs {
             if job.offset >= end {
@@ -217,7 +217,6 @@ impl Running {
             };
             let missing = job.needed - job.filling.len();
             job.filling.push(&wanted[..wanted.len().min(missing)]);
-            job.filling.came_from(from);
         }
         self.at = end;
         self.send_finished();

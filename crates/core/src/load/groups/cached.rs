@@ -7,7 +7,6 @@ use std::sync::Arc;
 use super::files::{FileEngine, FileGroup, REREAD_DEPTH};
 use super::objects::ObjectGroup;
 use super::opening::Opening;
-use super::other_places::OtherPlaces;
 use super::{
     GroupLanes, LaneContext, LimitsRequest, OpenEngine, RemoteReports, SourceGroup, StorageGroup,
 };
@@ -132,12 +131,8 @@ impl SourceGroup for CachedGroup {
         self.objects.notes()
     }
 
-    fn clear_cached(&self, error: &Error) {
-        self.objects.clear_cached(error);
-    }
-
-    fn other_places(&self, index: usize) -> Option<&dyn OtherPlaces> {
-        self.objects.other_places(index)
+    fn blame(&self, mismatch: Error) -> Error {
+        self.objects.blame(mismatch)
     }
 }
 

@@ -7,14 +7,12 @@ use std::sync::Arc;
 use super::cached::{self, CachedGroup};
 use super::files::{REREAD_DEPTH, share_device};
 use super::opening::{OPENED_AT_A_TIME, OpenedGroup, Opening, grouped};
-use super::other_places::OtherPlaces;
 use super::{
     GroupLanes, LaneContext, LimitsRequest, OpenEngine, RemoteReports, SourceGroup, StorageGroup,
 };
 use crate::checkpoint::ShardSource;
 use crate::engine::{self, Engine, ObjectSetup, OpenedEngine};
 use crate::error::{Error, Result};
-use crate::memory::Provenance;
 use crate::options::{CacheMode, Options};
 use crate::schedule::{Depth, InFlight, LaneCount, Limits};
 use crate::storage::{ObjectSource, ReadFile, ReadHints, Source, unversioned_note};
@@ -196,15 +194,16 @@ impl SourceGroup for ObjectGroup {
         self.notes.clone()
     }
 
-    fn clear_cached(&self, error: &Error) {
+    fn blame(&self, mismatch: Error) -> Error {
+        let Some(range) = mismatch.range() else {
+            return mismatch;
+        };
         let objects = self.objects.iter();
-        for object in objects.filter(|it| error.is_about(it.location())) {
-            object.clear_cached();
-        }
-    }
-
-    fn other_places(&self, index: usize) -> Option<&dyn OtherPlaces> {
-        Some(&self.objects[index])
+        let wrong: Vec<_> = objects
+            .filter(|it| mismatch.is_about(it.location()))
+            .collect();
+        let distrust = |error, object: &ObjectSource| object.distrust(&range, error);
+        wrong.into_iter().fold(mismatch, distrust)
     }
 }
 
@@ -212,20 +211,6 @@ impl StorageGroup for ObjectGroup {
     fn open_engine(&self, options: &Options, cancel: &Arc<CancelFlag>) -> Result<Box<dyn Engine>> {
         let setup = self.occasional_requests(REREAD_DEPTH, options, cancel);
         Ok(engine::open_objects(&setup).engine)
-    }
-}
-
-impl OtherPlaces for ObjectSource {
-    fn exist(&self) -> bool {
-        self.has_other_places()
-    }
-
-    fn read_origin(&self, range: Range<u64>, cancel: &CancelFlag) -> Result<Vec<u8>> {
-        self.read_origin(range, cancel)
-    }
-
-    fn distrust(&self, places: Provenance, range: &Range<u64>, error: &Error) -> String {
-        self.distrust(places, range, error)
     }
 }
 

@@ -27,12 +27,9 @@ pub use in_flight::Waiting;
 
 use crate::engine::{Done, Engine, Wait};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Filled;
-use crate::plan::{Extent, Piece};
 use crate::report::{Counters, Stage};
 use crate::schedule::WINDOW;
 use crate::sink::Sink;
-use crate::verify::Onward;
 
 /// Runs one lane of `group` until nothing is left to read, or until the first failure.
 ///
@@ -225,8 +222,6 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             if let Some(done) = confirmed {
                 if let Err(error) = self.complete(done) {
                     self.failure.get_or_insert(error);
-                    // Now: the next extent may wait for one that has not been passed on.
-                    self.tell_failure();
                 }
             } else {
                 self.held += self.feed.plan.extents[extent].window as u64;
@@ -266,11 +261,12 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
             watch.lap(Stage::Deliver);
             // Passes on this extent; none if it must wait for others of its file; or several that
             // waited for it.
-            let mut onward = ToSink {
-                sink: &mut **sink,
-                watch: &mut *watch,
-            };
-            let compared = check.pass(done.extent, filled, &mut onward);
+            let compared = check.pass(done.extent, filled, &mut |extent, filled| {
+                watch.lap(Stage::Verify);
+                let submitted = sink.submit(extent, filled);
+                watch.lap(Stage::Deliver);
+                submitted
+            });
             watch.lap(Stage::Verify);
             compared
         });
@@ -319,31 +315,6 @@ pub struct LaneWork<'a, T> {
 impl<T> std::fmt::Debug for LaneWork<'_, T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LaneWork").finish_non_exhaustive()
-    }
-}
-
-/// Way of verified extents to the lane's sink.
-struct ToSink<'a, 'c, S> {
-    sink: &'a mut S,
-    watch: &'a mut StageTimer<'c>,
-}
-
-impl<S: Sink> Onward for ToSink<'_, '_, S> {
-    fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
-        self.watch.lap(Stage::Verify);
-        let submitted = self.sink.submit(extent, filled);
-        self.watch.lap(Stage::Deliver);
-        submitted
-    }
-
-    fn replace(
-        &mut self,
-        extent: &Extent,
-        piece: &Piece,
-        bytes: &[u8],
-        beside: &Filled,
-    ) -> Result<bool> {
-        self.sink.replace(extent, piece, bytes, beside)
     }
 }
 

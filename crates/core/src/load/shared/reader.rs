@@ -10,7 +10,6 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
 use crate::load::destinations::Destinations;
-use crate::load::ending::{forget_wrong, forgetting};
 use crate::load::groups::{NodeShares, RemoteReports};
 use crate::load::lane::{self, LaneEvents, OpenSink, Refused};
 use crate::load::outputs::published;
@@ -104,13 +103,12 @@ impl Reader {
         let tensors = verify::Loaded::new(
             &prepared.plan,
             &prepared.tensors,
-            &prepared.sources,
+            Arc::clone(&prepared.sources) as _,
             loader.by_name,
         )
         .without(elsewhere);
         let given = loader.expectations.as_ref();
-        let check = verify::check(checkpoint, tensors, given, &options.verify, options.timeout)
-            .inspect_err(|error| forget_wrong(&prepared.sources, error))?;
+        let check = verify::check(checkpoint, tensors, given, &options.verify, options.timeout)?;
         // Those that the lane for other nodes waits for: it claims more once there is memory.
         let events = peers.as_ref().map(|peers| Arc::clone(peers.events()));
         let events = events.unwrap_or_default();
@@ -313,12 +311,11 @@ impl Reader {
         });
         let events = || {
             let (failing, ended) = (Arc::clone(self), Arc::clone(self));
-            let events = LaneEvents {
+            LaneEvents {
                 deliver: Box::new(Vec::clear),
                 failing: Box::new(move |error| failing.fail(error)),
                 ended: Box::new(move |result| ended.lane_ended(&result)),
-            };
-            forgetting(events, &self.prepared.sources)
+            }
         };
         let started = lane::start(lanes, &open_sink, events);
         // The lanes end by themselves: the hub serves the other ranks also when this one is done.

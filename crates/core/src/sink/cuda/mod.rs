@@ -35,14 +35,11 @@ use crate::engine::Wait;
 use crate::error::Result;
 use crate::memory::{DeviceRegion, Filled, WriteGate};
 use crate::plan::{Extent, Piece, Plan};
-use crate::sync::lock::Mutex;
 use crate::tensor::{Tensor, TensorInfo};
 
 /// State shared by the sinks of one load and one device.
 #[derive(Debug)]
 pub struct CudaLoad {
-    /// Streams of its sinks. Declared before the context.
-    streams: Mutex<Vec<Arc<Stream>>>,
     plan: Arc<Plan>,
     tensors: Arc<[TensorInfo]>,
     context: Context,
@@ -90,7 +87,6 @@ impl CudaLoad {
             copied_bytes: AtomicU64::new(0),
             timed_bytes: AtomicU64::new(0),
             timed_nanos: AtomicU64::new(0),
-            streams: Mutex::default(),
         })
     }
 
@@ -177,7 +173,6 @@ impl CudaSink {
     pub fn new(load: Arc<CudaLoad>) -> Result<Self> {
         let stream = Arc::new(Stream::new(&load.context)?);
         load.places.order(&stream)?;
-        load.streams.lock().push(Arc::clone(&stream));
         let timer = Marks {
             began: Some(Event::timed(&load.context)?),
             ended: Event::timed(&load.context)?,
@@ -350,37 +345,6 @@ impl Sink for CudaSink {
             _ => self.abandon(),
         }
         queued
-    }
-
-    fn replace(
-        &mut self,
-        extent: &Extent,
-        piece: &Piece,
-        bytes: &[u8],
-        _beside: &Filled,
-    ) -> Result<bool> {
-        let load = &*self.load;
-        let inside = load.places.gate().map(WriteGate::enter);
-        if matches!(inside, Some(None)) {
-            // The load is over, and the memory is the caller's again.
-            return Ok(true);
-        }
-        let open = load.places.open(extent.region);
-        // The copy of the other bytes may still be queued, in the stream of any lane.
-        let streams = load.streams.lock().clone();
-        for stream in streams {
-            stream.synchronize()?;
-        }
-        let _bound = load.context.bind()?;
-        let to = load.address(open.as_deref().map(|open| &*open.memory), piece);
-        // SAFETY: the context is bound, and the stream is waited for below, whatever happens; the
-        // piece has been copied there before, so its memory may be used, and `open` keeps it.
-        let copied = unsafe { self.stream.copy_in(to, bytes) };
-        self.stream.synchronize().and(copied)?;
-        load.copies.fetch_add(1, Ordering::Relaxed);
-        load.copied_bytes
-            .fetch_add(piece.len as u64, Ordering::Relaxed);
-        Ok(true)
     }
 
     fn reap(&mut self, wait: Wait, ready: &mut Vec<Self::Tensor>) -> Result<()> {

@@ -19,11 +19,11 @@ mod asking;
 mod elsewhere;
 mod identity;
 mod opening;
-mod other_places;
 mod reading;
 mod receive;
 mod retrying;
 mod revalidation;
+mod senders;
 mod sending;
 mod site;
 mod unchanged;
@@ -54,9 +54,10 @@ pub(crate) use opening::unversioned_note;
 use opening::{Seen, look_unless, question};
 use reading::Collected;
 pub(crate) use reading::Hedging;
-pub(crate) use receive::{Events, Receive};
+pub(crate) use receive::{Events, Provenance, Receive};
 pub(crate) use retrying::with_retries;
 use revalidation::Known;
+use senders::Senders;
 pub use site::ObjectSite;
 
 /// Object of a store, in the state in which it was opened. Cheap to clone.
@@ -81,6 +82,8 @@ struct Opened {
     /// Its file in each mirror.
     replicas: Arc<Replicas>,
     ends: Arc<Ends>,
+    /// Places that have sent its bytes to the load.
+    senders: Arc<Senders>,
 }
 
 impl ObjectSource {
@@ -214,19 +217,23 @@ impl ObjectSource {
             claims: None,
             ends: Arc::default(),
             replicas: Arc::default(),
+            senders: Arc::default(),
         }))
     }
 
     /// Returns the same opening for one load. Loads at the same time do not request the same bytes
     /// if the object is cached.
     pub(crate) fn for_load(&self) -> Self {
-        let Some(entry) = self.entry() else {
-            return self.clone();
-        };
         Self(Arc::new(Opened {
-            claims: entry.claims_of_load(),
+            claims: self.entry().and_then(|entry| entry.claims_of_load()),
+            senders: Arc::default(),
             ..Opened::clone(&self.0)
         }))
+    }
+
+    /// Returns the places that have sent its bytes to the load.
+    pub(crate) fn senders(&self) -> &Senders {
+        &self.0.senders
     }
 
     fn claims(&self) -> Option<&Arc<File>> {

@@ -21,9 +21,8 @@ use tokio::time::Instant;
 
 use super::retrying::wait;
 use super::store::{Arrived, EndsAt, Fault, READ_TIMEOUT, ResponseCapture};
-use super::{Events, ObjectSource, Receive};
+use super::{Events, ObjectSource, Provenance, Receive};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
-use crate::memory::Provenance;
 use crate::sync::latency::{Hedges, LatencyHistogram};
 use crate::sync::lock::Mutex;
 use crate::sync::retry::{PROGRESS_BYTES, Retries, Transient};
@@ -256,7 +255,7 @@ impl ObjectSource {
                         continue;
                     };
                     let handed = Instant::now();
-                    to.bytes(new, Provenance::ORIGIN);
+                    to.bytes(new, Provenance::Origin);
                     // The receiver may have waited for the cache's disk.
                     pace.skip(handed.elapsed());
                     *at += new.len() as u64;

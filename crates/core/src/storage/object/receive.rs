@@ -3,7 +3,15 @@
 use tokio::sync::Semaphore;
 
 use crate::error::Error;
-use crate::memory::Provenance;
+
+/// Place that received bytes came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Provenance {
+    Origin,
+    Mirror,
+    /// The cache on this machine.
+    Cache,
+}
 
 /// Receiver of the bytes of a read.
 pub(crate) trait Receive: Send {

@@ -9,9 +9,8 @@ use std::time::Duration;
 use crossbeam_channel::{RecvTimeoutError, Sender, unbounded};
 use tokio::sync::{Semaphore, oneshot};
 
-use super::{Events, ObjectSource, Receive, Source};
+use super::{Events, ObjectSource, Provenance, Receive, Source};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Provenance;
 
 /// Most bytes of one read: as many as most requests of a load. Between two reads, nothing of the
 /// cache is held.

@@ -7,7 +7,7 @@ use super::run_all;
 use crate::engine::Wait;
 use crate::format::Dtype;
 use crate::memory::{Filled, Pool, RegionWriter, Slab};
-use crate::plan::{Arrangement, Layout, Piece, Plan, Wanted, build};
+use crate::plan::{Arrangement, Layout, Plan, Wanted, build};
 use crate::sink::Sink;
 use crate::tensor::TensorInfo;
 use crate::testing::fixtures::{Rng, tensor_info};
@@ -43,9 +43,6 @@ pub fn sink_suite<S: Sink>(
             }),
             ("tensors outlive the sink", &|| {
                 tensors_outlive(arrangement, open, describe);
-            }),
-            ("replaced pieces are those of the tensor", &|| {
-                replaced_pieces(arrangement, open, describe);
             }),
             ("dropped halfway", &|| dropped_halfway(arrangement, open)),
         ],
@@ -124,11 +121,6 @@ impl Storage {
 
     /// Returns every extent, filled from the source.
     fn extents(&self) -> Vec<(usize, Filled)> {
-        self.extents_of(&self.bytes)
-    }
-
-    /// Returns every extent, filled from `bytes`.
-    fn extents_of(&self, bytes: &[u8]) -> Vec<(usize, Filled)> {
         let plan = &*self.request.plan;
         let mut filled = Vec::new();
         for region in &plan.regions {
@@ -142,13 +134,13 @@ impl Storage {
             for index in region.extents.clone() {
                 let extent = &plan.extents[index];
                 let start = usize::try_from(extent.offset).expect("small");
-                let end = (start + extent.window).min(bytes.len());
+                let end = (start + extent.window).min(self.bytes.len());
                 let lease = match (&mut writer, &self.memory) {
                     (Some(writer), _) => writer.carve(extent.window),
                     (None, Memory::Slots(slab)) => slab.try_lease(extent.window).expect("a slot"),
                     (None, Memory::Regions(_)) => unreachable!("regions have writers"),
                 };
-                filled.push((index, lease.fill_from(&bytes[start..end])));
+                filled.push((index, lease.fill_from(&self.bytes[start..end])));
             }
         }
         filled
@@ -227,83 +219,6 @@ fn each_tensor_once<S: Sink>(
             "seed {seed}: all of them"
         );
         drop((sinks, finished));
-        storage.assert_memory_is_back();
-    }
-}
-
-/// Replaces the wrong bytes of a tensor, on any lane, before its last piece is submitted.
-fn replaced_pieces<S: Sink>(
-    arrangement: Arrangement,
-    open: Open<'_, S>,
-    describe: Describe<'_, S::Tensor>,
-) {
-    for seed in 200..260 {
-        let mut rng = Rng::new(seed);
-        let storage = Storage::new(&mut rng, arrangement);
-        let plan = &*storage.request.plan;
-        let Some(tensor) = plan.targets.iter().position(|target| target.pieces > 1) else {
-            continue;
-        };
-        let has_piece = |index: usize| {
-            let pieces = &plan.pieces[plan.extents[index].pieces.clone()];
-            pieces.iter().find(|piece| piece.tensor == tensor)
-        };
-        let mut wrong = storage.bytes.clone();
-        let range = storage.request.tensors[tensor].file_range();
-        let range = usize::try_from(range.start).expect("small")
-            ..usize::try_from(range.end).expect("small");
-        wrong[range].iter_mut().for_each(|byte| *byte = !*byte);
-        let mut extents = storage.extents_of(&wrong);
-        rng.shuffle(&mut extents);
-        let last = extents
-            .iter()
-            .rposition(|(index, _)| has_piece(*index).is_some());
-        let (last, mut beside) = extents.remove(last.expect("it has pieces"));
-        let lanes = 1 + rng.index(3);
-        let mut sinks = open(&storage.request, lanes);
-        let others: Vec<usize> = extents.iter().map(|(index, _)| *index).collect();
-        for (index, filled) in extents {
-            let sink = &mut sinks[rng.index(lanes)];
-            let submitted = sink.submit(&plan.extents[index], filled);
-            submitted.expect("a good extent");
-        }
-        let sink = &mut sinks[rng.index(lanes)];
-        let right = |piece: &Piece| {
-            let start = usize::try_from(piece.tensor_offset).expect("small");
-            &storage.wanted(tensor)[start..start + piece.len]
-        };
-        let mut is_replaced = true;
-        for index in others {
-            if let Some(piece) = has_piece(index) {
-                let replaced = sink.replace(&plan.extents[index], piece, right(piece), &beside);
-                is_replaced &= replaced.expect("nothing fails");
-            }
-        }
-        // Other ranks may have read what was published.
-        let can_replace = !matches!(arrangement, Arrangement::Published);
-        assert_eq!(is_replaced, can_replace, "seed {seed}");
-        if !is_replaced {
-            return;
-        }
-        let piece = has_piece(last).expect("the last one");
-        let own = piece.extent_offset..piece.extent_offset + piece.len;
-        beside.bytes_mut()[own].copy_from_slice(right(piece));
-        let submitted = sink.submit(&plan.extents[last], beside);
-        submitted.expect("a good extent");
-        let mut ready = Vec::new();
-        for sink in &mut sinks {
-            while sink.in_flight() > 0 {
-                sink.reap(Wait::ForOne, &mut ready).expect("nothing fails");
-            }
-            sink.reap(Wait::No, &mut ready).expect("nothing fails");
-        }
-        let found = ready
-            .iter()
-            .map(describe)
-            .find(|(index, _)| *index == tensor);
-        let (_, found) = found.expect("it is complete");
-        assert!(found == storage.wanted(tensor), "seed {seed}: wrong bytes");
-        drop((sinks, ready));
         storage.assert_memory_is_back();
     }
 }

@@ -485,11 +485,6 @@ impl Entry {
         self.is_cleared.load(Ordering::SeqCst)
     }
 
-    /// Counts a range as damaged.
-    pub(crate) fn count_damaged(&self, range: &Range<u64>) {
-        tiles(range).for_each(|_| self.shared.count_damaged_tile());
-    }
-
     /// Makes all tiles absent: the object's bytes turned out to be wrong. Returns false if they
     /// were before.
     pub(crate) fn clear(&self) -> bool {

@@ -21,8 +21,8 @@ use super::entry::{Entry, Found, PATIENCE};
 use super::stamp::{TILE_BYTES, bytes_of, tiles};
 use super::waiting::Announcement;
 use crate::error::Result;
-use crate::memory::{Lease, Provenance};
-use crate::storage::object::{Events, Hedging, ObjectSource, Receive};
+use crate::memory::Lease;
+use crate::storage::object::{Events, Hedging, ObjectSource, Provenance, Receive};
 use crate::sync::retry::Retries;
 
 /// First pause before looking again for what another load requests; each is twice as long as
@@ -52,7 +52,8 @@ impl ObjectSource {
             match find(entry, at..range.end).await {
                 Found::Bytes(buffer, shown) => {
                     let bytes = &buffer.bytes()[shown];
-                    to.bytes(bytes, Provenance::CACHE);
+                    self.senders().add_cache();
+                    to.bytes(bytes, Provenance::Cache);
                     waits = Waits::default();
                     at += bytes.len() as u64;
                 }
@@ -327,10 +328,9 @@ impl<'a, R: Receive> Tee<'a, R> {
         }
         let passed = last.saturating_sub(first);
         self.events().surplus(bytes.len() as u64 - passed);
-        if from.of_mirrors() == Provenance::ORIGIN {
-            self.copy(bytes);
-        } else {
-            self.leave_out();
+        match from {
+            Provenance::Mirror => self.leave_out(),
+            Provenance::Origin | Provenance::Cache => self.copy(bytes),
         }
         self.at = end;
     }
@@ -377,13 +377,13 @@ mod tests {
         let mut tee = Tee::new(&mut to, &entry, all.clone(), &all, claim);
         let bytes = vec![7; BUFFER_BYTES];
         let dropped = || cache.report().dropped_bytes;
-        tee.bytes(&bytes, Provenance::CACHE);
+        tee.bytes(&bytes, Provenance::Origin);
         let held: Vec<_> = std::iter::from_fn(|| entry.buffer()).collect();
-        tee.bytes(&bytes, Provenance::CACHE);
+        tee.bytes(&bytes, Provenance::Origin);
         assert_eq!(dropped(), BUFFER_BYTES as u64);
         drop(held);
-        tee.bytes(&bytes, Provenance::CACHE);
-        tee.bytes(&bytes, Provenance::CACHE);
+        tee.bytes(&bytes, Provenance::Origin);
+        tee.bytes(&bytes, Provenance::Origin);
         tee.finish();
         assert_eq!(dropped(), 3 * BUFFER_BYTES as u64);
     }
@@ -395,18 +395,18 @@ mod tests {
         let (cache, entry) = opened(folder.path(), all.end);
         let bytes = vec![7; BUFFER_BYTES];
         for (from, kept) in [
-            ([Provenance::mirror(0); 4], 0),
+            ([Provenance::Mirror; 4], 0),
             // Neither the stretch in which the mirror's bytes begin nor those behind it.
             (
                 [
-                    Provenance::ORIGIN,
-                    Provenance::mirror(63),
-                    Provenance::ORIGIN,
-                    Provenance::ORIGIN,
+                    Provenance::Origin,
+                    Provenance::Mirror,
+                    Provenance::Origin,
+                    Provenance::Origin,
                 ],
                 1,
             ),
-            ([Provenance::ORIGIN; 4], 4),
+            ([Provenance::Origin; 4], 4),
         ] {
             let mut to = Nothing;
             let claim = Claim::without_lock(tiles(&all));

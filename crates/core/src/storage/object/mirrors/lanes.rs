@@ -23,7 +23,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 const FAILURES_MAX: u32 = 3;
 
 /// Number of the origin's lane; mirrors follow.
-pub(super) const ORIGIN: usize = 0;
+pub(in super::super) const ORIGIN: usize = 0;
 
 /// The origin and its mirrors.
 #[derive(Debug)]

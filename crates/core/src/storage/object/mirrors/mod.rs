@@ -11,19 +11,21 @@ mod names;
 mod reading;
 mod replica;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use self::lanes::{Lanes, ORIGIN, Severity, owner};
+pub(super) use self::lanes::ORIGIN;
+use self::lanes::{Lanes, Severity, owner};
 use self::names::Names;
 pub(super) use self::replica::{Ends, Replicas};
 use super::remote::Remote;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Provenance;
 use crate::options::location::Protocol;
 use crate::options::{Location, StoreOptions, split_locations};
 use crate::report::MirrorReport;
 use crate::sync::lock::Mutex;
+use crate::sync::per_process::PerProcess;
 
 /// Options that requests to mirrors obey too. Credentials and headers are for the origin only.
 const SHARED: [&str; 6] = [
@@ -40,6 +42,9 @@ const RETRIES: &str = "1";
 
 /// Length of the parts of a file that peers own, bytes.
 const OWNED_BYTES: u64 = 16 << 20;
+
+/// Mirrors of this process that may have sent wrong bytes, by location, and the mismatch.
+static DISTRUSTED: PerProcess<BTreeMap<String, String>> = PerProcess::new();
 
 /// Mirrors of one opened checkpoint.
 #[derive(Debug)]
@@ -173,17 +178,41 @@ impl Mirrors {
         self.lanes.lock().fail(lane, &why, severity, Instant::now());
     }
 
-    /// Drops the mirrors among `places`, whose bytes are wrong, and returns their names.
-    pub(super) fn distrust(&self, places: Provenance, error: &Error) -> Vec<String> {
-        let all = self.places.lock().clone();
-        let numbered = all.iter().enumerate();
-        let wrong = numbered.filter(|(index, _)| places.meets(Provenance::mirror(*index)));
+    /// Drops the mirrors among `lanes`, some bytes of which are wrong, and returns their names. No
+    /// load of this process uses them any more.
+    pub(super) fn distrust(&self, lanes: &BTreeSet<usize>, mismatch: &Error) -> Vec<String> {
+        let wrong: Vec<_> = {
+            let places = self.places.lock();
+            let numbered = (1..).zip(places.iter());
+            let wrong = numbered.filter(|(lane, _)| lanes.contains(lane));
+            wrong.map(|(_, place)| place.to_string()).collect()
+        };
+        let why = mismatch.chain();
+        for mirror in &wrong {
+            tracing::warn!(
+                mirror,
+                error = why,
+                "a mirror may have sent wrong bytes; this process does not read from it any more"
+            );
+            DISTRUSTED.lock().insert(mirror.clone(), why.clone());
+        }
+        self.drop_distrusted();
         wrong
-            .map(|(index, place)| {
-                self.fail(index + 1, error);
-                place.to_string()
-            })
-            .collect()
+    }
+
+    /// Drops the mirrors that have been distrusted by any load of this process.
+    fn drop_distrusted(&self) {
+        let distrusted = DISTRUSTED.lock();
+        if distrusted.is_empty() {
+            return;
+        }
+        let places = self.places.lock();
+        let mut lanes = self.lanes.lock();
+        for (place, lane) in places.iter().zip(1..) {
+            if let Some(why) = distrusted.get(&place.to_string()) {
+                lanes.fail(lane, why, Severity::Final, Instant::now());
+            }
+        }
     }
 
     /// Returns the reports of all mirrors.

@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{Events, Hedging, ObjectSource, Receive, Source};
+use super::super::{Events, Hedging, ObjectSource, Provenance, Receive, Source};
 use super::Mirrors;
 use super::lanes::ORIGIN;
 use super::replica::is_without_file;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Provenance;
 use crate::sync::retry::Retries;
 
 /// Time between two looks at the speed of a request.
@@ -42,6 +41,7 @@ impl ObjectSource {
             return self.read_remote(range, retries, hedging, to).await;
         };
         mirrors.refresh();
+        mirrors.drop_distrusted();
         self.begin_replicas(mirrors);
         if mirrors.names.is_some() {
             self.await_replicas().await;
@@ -60,7 +60,7 @@ impl ObjectSource {
                 continue;
             }
             let (replica, rest) = (replica.flatten(), at..range.end.min(end));
-            let turn = Turn::begin(mirrors, lane);
+            let turn = Turn::begin(mirrors, lane, self.senders().add(lane, at));
             let mut counted = Counted { to, turn: &turn };
             let reading = self.read_lane(replica, rest.clone(), (retries, hedging), &mut counted);
             let len = rest.end - rest.start;
@@ -165,17 +165,17 @@ struct Turn<'m> {
     mirrors: &'m Arc<Mirrors>,
     lane: usize,
     begun: Instant,
-    came: AtomicU64,
+    came: Arc<AtomicU64>,
 }
 
 impl<'m> Turn<'m> {
-    fn begin(mirrors: &'m Arc<Mirrors>, lane: usize) -> Self {
+    fn begin(mirrors: &'m Arc<Mirrors>, lane: usize, came: Arc<AtomicU64>) -> Self {
         mirrors.lanes.lock().begin(lane);
         Self {
             mirrors,
             lane,
             begun: Instant::now(),
-            came: AtomicU64::new(0),
+            came,
         }
     }
 
@@ -196,7 +196,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Receiver that counts, and names the mirror that bytes come from.
+/// Receiver that counts, and tells bytes of mirrors from those of the origin.
 struct Counted<'a, R> {
     to: &'a mut R,
     turn: &'a Turn<'a>,
@@ -204,12 +204,14 @@ struct Counted<'a, R> {
 
 impl<R: Receive> Receive for Counted<'_, R> {
     fn bytes(&mut self, bytes: &[u8], _from: Provenance) {
-        let lane = self.turn.lane.checked_sub(1);
-        let from = lane.map_or(Provenance::ORIGIN, Provenance::mirror);
+        let from = match self.turn.lane {
+            ORIGIN => Provenance::Origin,
+            _ => Provenance::Mirror,
+        };
+        // First: another lane may find them wrong at once.
+        let came = &self.turn.came;
+        came.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.to.bytes(bytes, from);
-        self.turn
-            .came
-            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
 
     fn events(&mut self) -> &mut dyn Events {
