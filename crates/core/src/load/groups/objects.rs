@@ -1,7 +1,6 @@
 //! Objects of one store, read by requests. The checkpoint's threads run these, so one lane is
 //! enough.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::cached::{self, CachedGroup};

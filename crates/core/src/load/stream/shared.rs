@@ -46,8 +46,8 @@ pub(crate) trait LastSteps: Send + Sync {
         Ok(())
     }
 
-    /// Closes the files. If the argument is true, the load was complete and has been settled: checks
-    /// that the sources are unchanged and that everything was verified. Called once.
+    /// Closes the files. If the argument is true, the load was complete and has been settled: then
+    /// checks that the sources are unchanged and that everything was verified. Called once.
     ///
     /// # Errors
     ///
