@@ -115,6 +115,15 @@ impl ShardSource {
         }
     }
 
+    /// Returns the file, if it is one.
+    pub(crate) fn as_file(&self) -> Option<&Arc<FileSource>> {
+        match self {
+            Self::File(file) => Some(file),
+            #[cfg(feature = "object")]
+            Self::Object(_) => None,
+        }
+    }
+
     /// Returns the object, if it is one.
     #[cfg(feature = "object")]
     pub(crate) fn object(&self) -> Option<&ObjectSource> {
@@ -154,6 +163,10 @@ impl Source for ShardSource {
 
     fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
         self.inner().fetch(offset, len)
+    }
+
+    fn verify_unchanged(&self) -> Result<()> {
+        self.inner().verify_unchanged()
     }
 }
 

@@ -1,17 +1,17 @@
 //! Steps at the end of a load: closes its files, detects changes, completes its report.
 //!
-//! Created with the load (`load/start.rs`) and run by the stream: when its last lane ends, and when
-//! the stream ends.
+//! Created with the load (`load/start.rs`) and called by the stream: when its last lane ends, and
+//! for each report.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::check::Check;
-use super::groups::{Group, Sources};
+use super::groups::{LeaderGroup, RemoteReports, Sources};
 use super::outputs::Complete;
 use super::pipeline::Feed;
-use super::prepare::Prepared;
 use super::shared::Joined;
+use super::stream::LastSteps;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{OnPeerLoss, Options};
@@ -21,47 +21,91 @@ use crate::storage::ReadFile;
 use crate::sync::timeline::{Span, Timeline};
 use crate::verify::Verify;
 
-/// Returns a function that adds what only the destinations and the files know to a report.
-pub(super) fn completion(
-    feed: &Arc<Feed>,
-    destinations: Complete,
-    sources: &Arc<Sources>,
-    check: Option<&Arc<Check>>,
-    joined: Option<Joined>,
-    phases: impl Fn(&mut Report) + Send + Sync + 'static,
-) -> Box<dyn Fn(&mut Report) + Send + Sync> {
-    let (feed, sources, check) = (Arc::clone(feed), Arc::clone(sources), check.cloned());
-    Box::new(move |report| {
-        destinations(report, feed.origins());
-        phases(report);
-        if let Some(check) = &check {
-            check.report(report);
-        }
-        add_depths(report, &feed, &sources);
-        (report.cache, report.mirrors) = sources.remote_reports();
-        report.set_opening_retries(sources.opening_retries());
-        report.notes.extend(sources.notes());
-        if let Some(joined) = &joined {
-            joined.complete(report);
-        }
-    })
+/// Parts of a load that its end needs.
+pub(super) struct LoadEnd {
+    pub(super) started: Instant,
+    /// Phases of the preparation.
+    pub(super) timeline: Timeline,
+    /// Beginning and phases of the checkpoint's opening.
+    pub(super) opened_at: Instant,
+    pub(super) opening: Timeline,
+    pub(super) feed: Arc<Feed>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) sources: Arc<Sources>,
+    /// The part that the leader of the node reads.
+    pub(super) leader: Option<Arc<LeaderGroup>>,
+    pub(super) check: Option<Arc<Check>>,
+    /// Completes a report with what only the destinations know.
+    pub(super) destinations: Complete,
+    pub(super) joined: Option<Joined>,
+    /// Checkpoint whose index must not change during the load.
+    pub(super) index: Option<Checkpoint>,
+    pub(super) options: Options,
 }
 
-/// Returns a function that adds the phases of the opening and of the load, which began at `started`
-/// and records its preparation in `timeline`, to a report.
-pub(super) fn phases(
-    checkpoint: &Checkpoint,
-    sources: &Arc<Sources>,
-    (started, timeline): (Instant, &Timeline),
-    counters: &Arc<Counters>,
-) -> impl Fn(&mut Report) + Send + Sync + 'static {
-    let (opened_at, opening) = checkpoint.opening();
-    let (opening, sources) = (opening.clone(), Arc::clone(sources));
-    let (timeline, counters) = (timeline.clone(), Arc::clone(counters));
-    move |report| {
-        let at = |seconds| started + Duration::from_secs_f64(seconds);
-        let reading = counters.reading_since.get().copied();
-        let first_read = counters.first_read.get().copied();
+impl LastSteps for LoadEnd {
+    /// Waits until the leader of the node has verified what it has read for this rank, if that is
+    /// requested.
+    fn settle(&self, is_whole: bool) -> Result<()> {
+        let leader = self.leader.as_ref().filter(|leader| leader.has_regions());
+        let Some(leader) = leader.filter(|_| is_whole && self.options.verify != Verify::Off) else {
+            return Ok(());
+        };
+        let settled = leader.link.wait_until_whole(self.feed.cancel());
+        settled.map_err(|error| {
+            if error.kind() != ErrorKind::Peer || self.options.on_peer_loss != OnPeerLoss::Read {
+                return error;
+            }
+            let message = format!("{}, and had not verified what it read", error.message());
+            Error::new(ErrorKind::Peer, message)
+                .with_hint("load again, or use ‹verify=off›")
+                .with_ranks(error.ranks().to_vec())
+                .with_source(error)
+        })
+    }
+
+    /// Closes the files. After a complete load, checks that neither the sources nor the index
+    /// changed meanwhile, and that everything was verified.
+    fn verify(&self, is_whole: bool) -> Result<()> {
+        if let Some(leader) = &self.leader {
+            leader.link.finish(&RankStatistics {
+                read_bytes: self.counters.read_bytes(),
+                seconds: self.started.elapsed().as_secs_f64(),
+            });
+        }
+        self.sources.files().for_each(ReadFile::finish);
+        if !is_whole {
+            return Ok(());
+        }
+        self.sources.verify_unchanged()?;
+        (self.index.as_ref()).map_or(Ok(()), Checkpoint::verify_index)?;
+        (self.check.as_ref()).map_or(Ok(()), |check| check.finish())
+    }
+
+    /// Adds what only the destinations, the sources and other ranks know.
+    fn complete(&self, report: &mut Report) {
+        (self.destinations)(report, self.feed.origins());
+        self.add_phases(report);
+        if let Some(check) = &self.check {
+            check.report(report);
+        }
+        add_depths(report, &self.feed, &self.sources);
+        let RemoteReports { cache, mirrors } = self.sources.remote_reports();
+        (report.cache, report.mirrors) = (cache, mirrors);
+        report.set_opening_retries(self.sources.opening_retries());
+        report.notes.extend(self.sources.notes());
+        if let Some(joined) = &self.joined {
+            joined.complete(report);
+        }
+    }
+}
+
+impl LoadEnd {
+    /// Adds the phases of the opening and of the load.
+    fn add_phases(&self, report: &mut Report) {
+        let at = |seconds| self.started + Duration::from_secs_f64(seconds);
+        let reading = self.counters.reading_since.get().copied();
+        let first_read = self.counters.first_read.get().copied();
         let first_tensor = report.first_tensor_seconds.map(at);
         let steps = [
             ("first read", reading, first_read),
@@ -72,79 +116,17 @@ pub(super) fn phases(
             let (start, end) = (start?, end?);
             Some(Span { phase, start, end })
         });
-        let mut spans = opening.spans();
-        spans.extend(sources.spans());
-        spans.extend(timeline.spans());
+        let mut spans = self.opening.spans();
+        spans.extend(self.sources.spans());
+        spans.extend(self.timeline.spans());
         spans.extend(steps);
-        report.set_phases(opened_at, spans);
+        report.set_phases(self.opened_at, spans);
     }
 }
 
 /// Adds the depth and the number of lanes of each group to the report.
 pub(crate) fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
     report.lanes = feed.lanes();
-    let groups = sources.groups().iter().map(Group::name);
+    let groups = sources.groups().iter().map(|group| group.name());
     report.set_depths(groups.zip(feed.depths()));
-}
-
-/// Returns a function that waits until the leader of the node has verified what it has read for
-/// this rank, if that is requested.
-pub(super) fn settlement(
-    feed: &Arc<Feed>,
-    prepared: &Prepared,
-    options: &Options,
-) -> Box<dyn Fn(bool) -> Result<()> + Send + Sync> {
-    let link = prepared
-        .shared
-        .as_ref()
-        .filter(|shared| options.verify != Verify::Off && !shared.regions.regions.is_empty())
-        .map(|shared| Arc::clone(&shared.link));
-    let cancel = Arc::clone(feed.cancel());
-    let reads = options.on_peer_loss == OnPeerLoss::Read;
-    Box::new(move |is_whole| {
-        let Some(link) = link.as_ref().filter(|_| is_whole) else {
-            return Ok(());
-        };
-        link.wait_until_whole(&cancel).map_err(|error| {
-            if error.kind() != ErrorKind::Peer || !reads {
-                return error;
-            }
-            let message = format!("{}, and had not verified what it read", error.message());
-            Error::new(ErrorKind::Peer, message)
-                .with_hint("load again, or use ‹verify=off›")
-                .with_ranks(error.ranks().to_vec())
-                .with_source(error)
-        })
-    })
-}
-
-/// Returns a function that closes the files at the end. After a complete load, it checks that
-/// neither the files nor the `index` changed meanwhile, and that everything was verified.
-pub(super) fn verification(
-    index: Option<&Checkpoint>,
-    prepared: &Prepared,
-    check: Option<&Arc<Check>>,
-    (started, counters): (Instant, &Arc<Counters>),
-) -> Box<dyn Fn(bool) -> Result<()> + Send + Sync> {
-    let (sources, check) = (Arc::clone(&prepared.sources), check.cloned());
-    let link = prepared
-        .shared
-        .as_ref()
-        .map(|shared| Arc::clone(&shared.link));
-    let (index, counters) = (index.cloned(), Arc::clone(counters));
-    Box::new(move |is_whole| {
-        if let Some(link) = &link {
-            link.finish(&RankStatistics {
-                read_bytes: counters.read_bytes(),
-                seconds: started.elapsed().as_secs_f64(),
-            });
-        }
-        sources.files().for_each(ReadFile::finish);
-        if !is_whole {
-            return Ok(());
-        }
-        sources.verify_unchanged()?;
-        index.as_ref().map_or(Ok(()), Checkpoint::verify_index)?;
-        check.as_ref().map_or(Ok(()), |check| check.finish())
-    })
 }

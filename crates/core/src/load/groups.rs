@@ -1,152 +1,204 @@
 //! Opened sources of one load, in groups that share limits and engines: the files of one file
-//! system, or the objects of one store.
+//! system, the objects of one store, bytes that other ranks read.
+//!
+//! [`SourceGroup`] is the seam between a load and the places that bytes come from: each kind of
+//! group is one file of `groups/`, and the rest of `load/` does not tell them apart.
 
-mod ranks;
+#[cfg(feature = "object")]
+mod cached;
+mod files;
+mod leader;
+mod nodes;
+#[cfg(feature = "object")]
+mod objects;
+mod opening;
+mod reread;
 
 use std::collections::HashSet;
-use std::ops::Range;
+use std::fmt;
+use std::ptr;
 use std::sync::Arc;
 
-use self::ranks::REMOTE_HINTS;
-pub(crate) use self::ranks::{RemoteSources, SharedRegions};
-use crate::checkpoint::ShardSource;
-#[cfg(feature = "object")]
-use crate::error::ErrorKind;
-use crate::error::{Error, Result};
-use crate::memory::FileView;
-use crate::options::CacheMode;
-#[cfg(feature = "object")]
-use crate::options::Location;
-use crate::options::Options;
-use crate::report::{CacheReport, MirrorReport};
-use crate::schedule::Member;
-#[cfg(feature = "object")]
-use crate::storage::object::cache::{Entry, TILE_BYTES};
-#[cfg(feature = "object")]
-use crate::storage::{FileSource, ObjectSource, unversioned_note};
-use crate::storage::{FileSystem, ReadFile, ReadHints, RefusedDirect, Source, of_many};
-use crate::sync::detached::{PendingOps, run_with_timeout};
-use crate::sync::parallel::parallel_map;
-use crate::sync::retry::Retries;
-use crate::sync::retry_counter::RetryCounter;
-use crate::sync::timeline::Span;
+pub(crate) use self::leader::{LeaderGroup, Regions, Shares, is_shown};
+pub(crate) use self::nodes::{NodeGroup, NodeShares};
+pub(crate) use self::opening::{WantedShard, open};
+use crate::engine::{Engine, OpenedEngine};
+use crate::error::{Error, ErrorKind, Result};
 use crate::load::check::Blame;
+use crate::memory::{FileView, Slab};
+use crate::options::Options;
+use crate::plan::Plan;
+use crate::report::{CacheReport, MirrorReport};
+use crate::schedule::{LaneCount, Limits, Member};
+use crate::storage::{ReadFile, ReadHints};
+use crate::sync::cancel::CancelFlag;
+use crate::sync::retry_counter::RetryCounter;
+use crate::sync::timeline::{Span, Timeline};
 
-/// Number of files opened at a time. On a network file system each takes one or two round trips.
-const OPENED_AT_A_TIME: usize = 16;
+/// Sources that share limits and that one engine can read. Sources are numbered within the group.
+pub(crate) trait SourceGroup: fmt::Debug + Send + Sync {
+    /// Returns the name of what the sources share: `ext4 (8:1)`, `s3`.
+    fn name(&self) -> String;
 
-/// Error message and hint for files that do not open in time.
-const TOO_LONG: (&str, &str) = (
-    "opening the file took longer than the load's timeout",
-    "check its file system, or raise ‹timeout›",
-);
+    /// Returns the number of sources.
+    fn count(&self) -> usize;
 
-/// Sources that one engine can read.
-#[derive(Clone, Debug)]
-pub(crate) enum Group {
-    /// Files of one file system.
-    Files(Arc<[ReadFile]>),
-    /// Objects of one store.
-    #[cfg(feature = "object")]
-    Objects(Arc<[ObjectSource]>),
-    /// Objects that the cache has most bytes of, and its files of them, on one file system.
-    #[cfg(feature = "object")]
-    Cached(Arc<[ReadFile]>, Arc<[ObjectSource]>),
-    /// Regions that the leader of the node reads.
-    Shared(Arc<SharedRegions>),
-    /// Bytes that other nodes read.
-    Remote(Arc<RemoteSources>),
+    /// Returns the location of a source, as reports and errors name it.
+    fn location(&self, index: usize) -> String;
+
+    /// Returns the read hints of a source.
+    fn hints(&self, index: usize) -> ReadHints;
+
+    /// Returns the in-flight limits of the group.
+    fn limits(&self, request: &LimitsRequest<'_>) -> Limits;
+
+    /// Returns the lanes that read the group. The load needs `needed_bytes` of it.
+    fn lanes(&self, context: &LaneContext<'_>, needed_bytes: u64) -> GroupLanes;
+
+    /// Returns the sources, if they are files.
+    fn files(&self) -> &[ReadFile] {
+        &[]
+    }
+
+    /// Returns whether other ranks read the bytes, not an engine for storage.
+    fn is_received(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the group must be read in file order, whatever the order of the load.
+    fn reads_in_file_order(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the load watches for reads that take long. Engines that also wait for
+    /// something else than storage do so themselves.
+    fn is_watched(&self) -> bool {
+        false
+    }
+
+    /// Checks that every source is unchanged since it was opened, where reads have not checked
+    /// that.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Changed`], and any error of the check itself.
+    fn verify_unchanged(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Returns the counters of retries outside of reads. Sources may share them.
+    fn retry_counters(&self) -> Vec<&RetryCounter> {
+        Vec::new()
+    }
+
+    /// Returns the phases that stores have recorded: clients, credentials, names, connections.
+    /// Sources may share them.
+    fn timelines(&self) -> Vec<&Timeline> {
+        Vec::new()
+    }
+
+    /// Returns the reports of cache and mirrors, if the group may use any.
+    fn remote_reports(&self) -> Option<RemoteReports> {
+        None
+    }
+
+    /// Returns notes on the sources for the user.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Distrusts the places that the wrong bytes of `mismatch` came from, if it is about a source
+    /// of the group, and returns the error with their names.
+    fn blame(&self, mismatch: Error) -> Error {
+        mismatch
+    }
+}
+
+/// Group that is read from storage.
+pub(crate) trait StorageGroup: SourceGroup {
+    /// Opens an engine for single reads in place of another rank, on the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// Those of opening an engine.
+    fn open_engine(&self, options: &Options, cancel: &Arc<CancelFlag>) -> Result<Box<dyn Engine>>;
+}
+
+/// Opens the engine of a lane.
+pub(crate) trait OpenEngine: fmt::Debug + Send + Sync {
+    /// Opens the engine on the calling thread, which must be the one that uses it. `lanes` is the
+    /// number of lanes that read the group from then on.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Unsupported`] when a ring was required and refused;
+    /// [`crate::ErrorKind::OutOfMemory`] when no thread can be started.
+    fn open(&self, lanes: usize) -> Result<OpenedEngine>;
+
+    /// Returns the reason for this engine.
+    fn reason(&self) -> String;
+}
+
+/// Facts that the in-flight limits of a group depend on.
+pub(crate) struct LimitsRequest<'a> {
+    pub(crate) options: &'a Options,
+    /// Length of the longest window that is read, in bytes.
+    pub(crate) window: usize,
+    /// Number of GPUs that tensors go to.
+    pub(crate) gpus: usize,
+    /// Reads go into fresh memory of the load, as much as fits: they may start with more in flight.
+    pub(crate) is_deep: bool,
+}
+
+/// Facts that the lanes of a group depend on.
+pub(crate) struct LaneContext<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) plan: &'a Arc<Plan>,
+    pub(crate) limits: &'a Limits,
+    /// Number of GPUs that tensors go to.
+    pub(crate) gpus: usize,
+    /// Memory that reads take place in, if it lives as long as the load.
+    pub(crate) slab: Option<&'a Arc<Slab>>,
+    pub(crate) cancel: &'a Arc<CancelFlag>,
+}
+
+impl LaneContext<'_> {
+    /// Returns the number of jobs in flight that an engine must accept.
+    fn depth(&self) -> usize {
+        let extents = self.plan.extents.len();
+        self.limits.depth.jobs().min(extents).max(1)
+    }
+}
+
+/// Lanes that read a group.
+pub(crate) struct GroupLanes {
+    pub(crate) engine: Arc<dyn OpenEngine>,
+    pub(crate) count: LaneCount,
+}
+
+/// Reports of the cache and the mirrors of a checkpoint.
+#[derive(Debug, Default)]
+pub(crate) struct RemoteReports {
+    pub(crate) cache: Option<CacheReport>,
+    pub(crate) mirrors: Vec<MirrorReport>,
 }
 
 /// All sources of a load.
 #[derive(Debug)]
 pub(crate) struct Sources {
-    groups: Vec<Group>,
+    groups: Vec<Arc<dyn SourceGroup>>,
     /// By source, in the order given.
     members: Vec<Member>,
 }
 
-/// One opened source.
-enum OpenedSource {
-    File(ReadFile),
-    #[cfg(feature = "object")]
-    Object(ObjectSource),
-    #[cfg(feature = "object")]
-    Cached(ReadFile, ObjectSource),
-}
-
 impl Sources {
-    /// Opens `shards` according to `options`, for reads of the ranges given with each. With
-    /// `is_alone`, no other rank arranges the same bytes, and an engine for files reads objects
-    /// of which the cache has most of these bytes, in whole tiles.
-    ///
-    /// # Errors
-    ///
-    /// Any error of opening a file for direct I/O or as a view; [`ErrorKind::Unsupported`] for
-    /// views of objects.
-    pub(crate) fn open(
-        shards: Vec<(ShardSource, Vec<Range<u64>>)>,
-        options: &Options,
-        is_alone: bool,
-    ) -> Result<Self> {
-        let count = shards.len();
-        let opened = {
-            let pending = shards
-                .first()
-                .map_or_else(PendingOps::default, |(shard, _)| {
-                    PendingOps::of(shard.location())
-                });
-            let options = options.clone();
-            let waits = pending.clone();
-            run_with_timeout(options.timeout, &pending, TOO_LONG, move || {
-                let refused = RefusedDirect::default();
-                Ok(parallel_map(
-                    &shards,
-                    OPENED_AT_A_TIME,
-                    |(shard, wanted)| {
-                        waits.during(shard.location(), "", || {
-                            open(shard, wanted, &options, &refused, is_alone)
-                        })
-                    },
-                ))
-            })?
-        };
-        let mut sources = Self {
-            groups: Vec::new(),
-            members: Vec::with_capacity(count),
-        };
-        let mut by_group: Vec<Vec<OpenedSource>> = Vec::new();
-        for source in opened {
-            let source = source.map_err(|error| of_many(error, count))?;
-            let of_group = |group: &Vec<OpenedSource>| group[0].is_beside(&source);
-            let group = by_group.iter().position(of_group).unwrap_or_else(|| {
-                by_group.push(Vec::new());
-                by_group.len() - 1
-            });
-            let index = by_group[group].len();
-            sources.members.push(Member { group, index });
-            by_group[group].push(source);
-        }
-        sources.groups = by_group.into_iter().map(Group::new).collect();
-        Ok(sources)
-    }
-
-    /// Adds shared regions, as the last sources.
-    pub(crate) fn add_shared(&mut self, shared: SharedRegions) {
+    /// Adds a group, whose sources come last.
+    pub(crate) fn add(&mut self, added: Arc<dyn SourceGroup>) {
         let group = self.groups.len();
-        let members = 0..shared.regions.len();
+        let members = 0..added.count();
         self.members
             .extend(members.map(|index| Member { group, index }));
-        self.groups.push(Group::Shared(Arc::new(shared)));
-    }
-
-    /// Adds bytes that other nodes read, as the last sources.
-    pub(crate) fn add_remote(&mut self, remote: RemoteSources) {
-        let group = self.groups.len();
-        let members = 0..remote.sources.len();
-        self.members
-            .extend(members.map(|index| Member { group, index }));
-        self.groups.push(Group::Remote(Arc::new(remote)));
+        self.groups.push(added);
     }
 
     /// Reorders the sources: source `i` becomes the old `order[i]`.
@@ -154,18 +206,13 @@ impl Sources {
         self.members = order.iter().map(|source| self.members[*source]).collect();
     }
 
-    /// Returns the shared regions, if there are any.
-    pub(crate) fn shared(&self) -> Option<Arc<SharedRegions>> {
-        self.groups.iter().find_map(|group| match group {
-            Group::Shared(shared) => Some(Arc::clone(shared)),
-            Group::Files(_) | Group::Remote(_) => None,
-            #[cfg(feature = "object")]
-            Group::Objects(_) | Group::Cached(..) => None,
-        })
+    pub(crate) fn groups(&self) -> &[Arc<dyn SourceGroup>] {
+        &self.groups
     }
 
-    pub(crate) fn groups(&self) -> &[Group] {
-        &self.groups
+    /// Returns the group of a source.
+    pub(crate) fn group_of(&self, source: usize) -> &dyn SourceGroup {
+        &*self.groups[self.members[source].group]
     }
 
     /// Returns the location of each source.
@@ -181,8 +228,7 @@ impl Sources {
 
     /// Returns the read hints of a source.
     pub(crate) fn hints(&self, source: usize) -> ReadHints {
-        let Member { group, index } = self.members[source];
-        self.groups[group].hints(index)
+        self.group_of(source).hints(self.members[source].index)
     }
 
     /// Returns all files, also those of the cache.
@@ -197,25 +243,8 @@ impl Sources {
     ///
     /// [`crate::ErrorKind::Changed`], and any error of the check itself.
     pub(crate) fn verify_unchanged(&self) -> Result<()> {
-        for group in &self.groups {
-            match group {
-                Group::Files(files) => files.iter().try_for_each(ReadFile::verify_unchanged)?,
-                Group::Shared(shared) => shared.verify_unchanged()?,
-                Group::Remote(_) => {}
-                // Files of the cache are not compared, because other processes may write to them.
-                // Each tile has been verified.
-                #[cfg(feature = "object")]
-                Group::Objects(_) | Group::Cached(..) => {}
-            }
-        }
-        #[cfg(feature = "object")]
-        {
-            let objects: Vec<_> = self.objects().collect();
-            let verify = |object: &&ObjectSource| object.verify_unchanged();
-            let verified = parallel_map(&objects, OPENED_AT_A_TIME, verify);
-            verified.into_iter().collect::<Result<()>>()?;
-        }
-        Ok(())
+        let mut groups = self.groups.iter();
+        groups.try_for_each(|group| group.verify_unchanged())
     }
 
     /// Returns notes on the sources for the user.
@@ -227,58 +256,33 @@ impl Sources {
                 file.source().file_system().name
             )
         });
-        #[cfg(feature = "object")]
-        let unversioned = unversioned_note(self.objects());
-        #[cfg(not(feature = "object"))]
-        let unversioned = None;
-        refused.into_iter().chain(unversioned).collect()
-    }
-
-    #[cfg(feature = "object")]
-    fn objects(&self) -> impl Iterator<Item = &ObjectSource> {
-        self.groups.iter().flat_map(|group| match group {
-            Group::Objects(objects) | Group::Cached(_, objects) => &**objects,
-            Group::Files(_) | Group::Shared(_) | Group::Remote(_) => &[],
-        })
+        let others = self.groups.iter().flat_map(|group| group.notes());
+        refused.into_iter().chain(others).collect()
     }
 
     /// Returns the reports of cache and mirrors, which all objects of a checkpoint share.
-    pub(crate) fn remote_reports(&self) -> (Option<CacheReport>, Vec<MirrorReport>) {
-        #[cfg(feature = "object")]
-        if let Some(remote) = self.objects().next().map(ObjectSource::remote) {
-            let mirrors = remote.mirrors().map(|mirrors| mirrors.reports());
-            let cache = remote.cache().map(|cache| cache.report());
-            return (cache, mirrors.unwrap_or_default());
-        }
-        // Without objects there is neither a cache nor a mirror.
-        let _ = self;
-        (None, Vec::new())
+    pub(crate) fn remote_reports(&self) -> RemoteReports {
+        let mut groups = self.groups.iter();
+        let reports = groups.find_map(|group| group.remote_reports());
+        reports.unwrap_or_default()
     }
 
     /// Returns the number of retries outside of reads, and the reason of the last one.
     pub(crate) fn opening_retries(&self) -> (u64, Option<String>) {
         // Objects of one checkpoint share a counter.
         let mut seen = HashSet::new();
-        let tallies = self.groups.iter().flat_map(Group::tallies);
-        let tallies = tallies.filter(|retry_counter| seen.insert(retry_counter.address()));
-        let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.map(RetryCounter::so_far).unzip();
+        let counters = self.groups.iter().flat_map(|group| group.retry_counters());
+        let counters = counters.filter(|counter| seen.insert(counter.address()));
+        let (counts, reasons): (Vec<u64>, Vec<_>) = counters.map(RetryCounter::so_far).unzip();
         (counts.iter().sum(), reasons.into_iter().flatten().last())
     }
 
-    /// Returns the phases of the stores: clients, credentials, names, connections.
-    #[cfg(feature = "object")]
+    /// Returns the phases of the stores.
     pub(crate) fn spans(&self) -> Vec<Span> {
         let mut seen = HashSet::new();
-        let remotes = self.objects().map(ObjectSource::remote);
-        let remotes = remotes.filter(|remote| seen.insert(Arc::as_ptr(remote)));
-        remotes.flat_map(|it| it.timeline().spans()).collect()
-    }
-
-    /// Returns no phases: only stores have any.
-    #[cfg(not(feature = "object"))]
-    #[expect(clippy::unused_self, reason = "has phases with objects")]
-    pub(crate) fn spans(&self) -> Vec<Span> {
-        Vec::new()
+        let timelines = self.groups.iter().flat_map(|group| group.timelines());
+        let timelines = timelines.filter(|timeline| seen.insert(ptr::from_ref(*timeline)));
+        timelines.flat_map(Timeline::spans).collect()
     }
 
     /// Returns each file as memory, by source; none unless the load uses views.
@@ -293,193 +297,11 @@ impl Sources {
 
 impl Blame for Sources {
     fn blame(&self, mismatch: Error) -> Error {
-        #[cfg(feature = "object")]
-        if let (ErrorKind::Corrupt, Some(range)) = (mismatch.kind(), mismatch.range()) {
-            // Without a range, an error is about the length of a file, or the list of files.
-            let objects = self.objects();
-            let wrong: Vec<_> = objects
-                .filter(|it| mismatch.is_about(it.location()))
-                .collect();
-            let distrust = |error, object: &ObjectSource| object.distrust(&range, error);
-            return wrong.into_iter().fold(mismatch, distrust);
+        // Without a range, an error is about the length of a file, or the list of files.
+        if mismatch.kind() != ErrorKind::Corrupt || mismatch.range().is_none() {
+            return mismatch;
         }
-        mismatch
+        let groups = self.groups.iter();
+        groups.fold(mismatch, |error, group| group.blame(error))
     }
-}
-
-impl OpenedSource {
-    /// Returns whether both sources share limits.
-    fn is_beside(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::File(one), Self::File(other)) => share_device(one, other),
-            #[cfg(feature = "object")]
-            (Self::Cached(one, _), Self::Cached(other, _)) => share_device(one, other),
-            #[cfg(feature = "object")]
-            (Self::Object(one), Self::Object(other)) => one.shares_store(other),
-            #[cfg(feature = "object")]
-            _ => false,
-        }
-    }
-}
-
-fn share_device(one: &ReadFile, other: &ReadFile) -> bool {
-    one.source().identity().device == other.source().identity().device
-}
-
-impl Group {
-    /// Creates a group of sources that share limits.
-    fn new(sources: Vec<OpenedSource>) -> Self {
-        let mut files = Vec::new();
-        #[cfg(feature = "object")]
-        let mut objects = Vec::new();
-        for source in sources {
-            match source {
-                OpenedSource::File(file) => files.push(file),
-                #[cfg(feature = "object")]
-                OpenedSource::Object(object) => objects.push(object),
-                #[cfg(feature = "object")]
-                OpenedSource::Cached(file, object) => {
-                    files.push(file);
-                    objects.push(object);
-                }
-            }
-        }
-        #[cfg(feature = "object")]
-        match (files.is_empty(), objects.is_empty()) {
-            (_, true) => {}
-            (true, false) => return Self::Objects(objects.into()),
-            (false, false) => return Self::Cached(files.into(), objects.into()),
-        }
-        Self::Files(files.into())
-    }
-
-    fn hints(&self, index: usize) -> ReadHints {
-        match self {
-            Self::Files(files) => files[index].hints(),
-            #[cfg(feature = "object")]
-            Self::Objects(objects) => objects[index].hints(),
-            #[cfg(feature = "object")]
-            Self::Cached(files, _) => ReadHints {
-                alignment: files[index].alignment().max(TILE_BYTES),
-                ..files[index].hints()
-            },
-            Self::Shared(shared) => shared.hints,
-            Self::Remote(_) => REMOTE_HINTS,
-        }
-    }
-
-    fn location(&self, index: usize) -> String {
-        match self {
-            Self::Files(files) => files[index].source().location().to_string(),
-            #[cfg(feature = "object")]
-            Self::Objects(objects) | Self::Cached(_, objects) => {
-                objects[index].location().to_string()
-            }
-            Self::Shared(shared) => shared.names[index].clone(),
-            Self::Remote(remote) => remote.names[index].clone(),
-        }
-    }
-
-    /// Returns the name of what they share: `ext4 (8:1)`, `s3`.
-    pub(crate) fn name(&self) -> String {
-        match self {
-            Self::Files(files) => name_of(files),
-            #[cfg(feature = "object")]
-            Self::Cached(files, _) => format!("cache on {}", name_of(files)),
-            #[cfg(feature = "object")]
-            Self::Objects(objects) => {
-                let url = objects
-                    .first()
-                    .and_then(|object| object.location().remote());
-                url.map_or_else(String::new, |url| url.scheme.clone())
-            }
-            Self::Shared(_) => "shared memory".to_owned(),
-            Self::Remote(_) => "other nodes".to_owned(),
-        }
-    }
-
-    /// Returns each source's counter of retries outside of reads.
-    fn tallies(&self) -> Vec<&RetryCounter> {
-        match self {
-            Self::Files(files) => files
-                .iter()
-                .map(|file| file.source().retry_counter())
-                .collect(),
-            #[cfg(feature = "object")]
-            Self::Objects(objects) | Self::Cached(_, objects) => objects
-                .iter()
-                .map(|object| object.remote().retry_counter())
-                .collect(),
-            Self::Shared(_) | Self::Remote(_) => Vec::new(),
-        }
-    }
-
-    /// Returns its sources, if they are files.
-    pub(crate) fn files(&self) -> &[ReadFile] {
-        match self {
-            Self::Files(files) => files,
-            #[cfg(feature = "object")]
-            Self::Cached(files, _) => files,
-            #[cfg(feature = "object")]
-            Self::Objects(_) => &[],
-            Self::Shared(_) | Self::Remote(_) => &[],
-        }
-    }
-}
-
-fn open(
-    shard: &ShardSource,
-    wanted: &[Range<u64>],
-    options: &Options,
-    refused: &RefusedDirect,
-    is_alone: bool,
-) -> Result<OpenedSource> {
-    // Without objects there is no cache.
-    let _ = is_alone;
-    match shard {
-        ShardSource::File(file) => {
-            let retries = options
-                .retries
-                .map_or_else(|| file.retries(), Retries::up_to);
-            let mut file =
-                ReadFile::open_with(Arc::clone(file), options.cache, refused, retries, wanted)?;
-            if options.cache == CacheMode::Map {
-                file.map(options.writable)?;
-            }
-            Ok(OpenedSource::File(file))
-        }
-        #[cfg(feature = "object")]
-        ShardSource::Object(object) if options.cache == CacheMode::Map => Err(Error::new(
-            ErrorKind::Unsupported,
-            "‹cache=map› maps files, and this is an object in a store",
-        )
-        .with_location(object.location())
-        .with_hint("use ‹cache=auto›, or copy the checkpoint to a disk first")),
-        #[cfg(feature = "object")]
-        ShardSource::Object(object) => {
-            let file = || object.entry().filter(|entry| entry.has_most_of(wanted));
-            let file = is_alone.then(file).flatten();
-            let open = |entry: &Arc<Entry>| {
-                let location = Location::from_path(entry.path());
-                let file = Arc::new(FileSource::open_with(&location, Some(0))?);
-                if !entry.is_file(file.identity()) {
-                    // The directory was replaced, so the bytes must come from the store.
-                    return Err(Error::new(ErrorKind::Changed, "is another file"));
-                }
-                ReadFile::open_with(file, options.cache, refused, Retries::NONE, wanted)
-            };
-            Ok(match file.map(open) {
-                Some(Ok(file)) => OpenedSource::Cached(file, object.for_load()),
-                None | Some(Err(_)) => OpenedSource::Object(object.for_load()),
-            })
-        }
-    }
-}
-
-/// Returns the name of the file system that files are on.
-fn name_of(files: &[ReadFile]) -> String {
-    files.first().map_or_else(String::new, |file| {
-        let FileSystem { name, device, .. } = file.source().file_system();
-        format!("{name} ({}:{})", device.0, device.1)
-    })
 }

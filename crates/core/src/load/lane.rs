@@ -8,10 +8,9 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use super::groups::OpenEngine;
 use super::pipeline::{self, Feed, LaneWork};
-#[cfg(feature = "object")]
-use crate::engine::ObjectSetup;
-use crate::engine::{self, Engine, EngineKind, EngineSetup, Refusal, RemoteSetup, SharedSetup};
+use crate::engine::{Engine, Refusal};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::EngineChoice;
 use crate::report::{Counters, EngineReport};
@@ -28,41 +27,12 @@ pub(crate) struct LaneSetup {
     pub(crate) index: usize,
     /// True if it begins with the load; others begin when the feed needs them.
     pub(crate) begins_now: bool,
-    pub(crate) engine: LaneEngine,
+    pub(crate) engine: Arc<dyn OpenEngine>,
+    /// The requested engine, which applies to files.
+    pub(crate) requested: EngineChoice,
+    /// Number of the group's lanes from the beginning of this one on.
+    pub(crate) lanes: usize,
     pub(crate) counters: Arc<Counters>,
-}
-
-/// Engine that a lane opens.
-#[derive(Clone, Debug)]
-pub(crate) enum LaneEngine {
-    Files {
-        setup: Arc<EngineSetup>,
-        kind: EngineKind,
-        choice: EngineChoice,
-        /// Reason for this kind.
-        reason: String,
-        /// The objects, if the files are those of the cache.
-        #[cfg(feature = "object")]
-        store: Option<Arc<ObjectSetup>>,
-    },
-    #[cfg(feature = "object")]
-    Objects {
-        setup: Arc<ObjectSetup>,
-        /// The requested engine, which applies to files.
-        choice: EngineChoice,
-    },
-    Remote {
-        setup: Arc<RemoteSetup>,
-        /// The requested engine, which applies to files.
-        choice: EngineChoice,
-    },
-    Shared {
-        setup: Arc<SharedSetup>,
-        /// Rank that reads for this one.
-        leader: usize,
-        /// The requested engine, which applies to files.
-        choice: EngineChoice,
-    },
 }
 
 /// Engine that a lane has opened. The engines of several lanes are merged into one.
@@ -78,9 +48,6 @@ pub(crate) type OpenSink<S> = dyn Fn() -> Result<S> + Send + Sync;
 
 /// Callback that takes finished tensors.
 type Deliver<T> = Box<dyn Fn(&mut Vec<T>) + Send>;
-
-/// Callbacks for finished tensors and for failures.
-type Listeners<'a, T> = (&'a dyn Fn(&mut Vec<T>), &'a dyn Fn(&Error));
 
 /// Callbacks of a lane.
 pub(crate) struct LaneEvents<T> {
@@ -275,7 +242,7 @@ where
                 failing,
                 ended,
             } = events;
-            let result = caught(|| run(&setup, &*sink, (&*deliver, &*failing), opened));
+            let result = caught(|| run(&setup, &*sink, &*deliver, &*failing, opened));
             let told = caught(|| {
                 if let Err(error) = &result {
                     setup.feed.stop();
@@ -298,13 +265,14 @@ where
 fn run<S: Sink>(
     setup: &LaneSetup,
     sink: &OpenSink<S>,
-    (deliver, failing): Listeners<'_, S::Tensor>,
+    deliver: &dyn Fn(&mut Vec<S::Tensor>),
+    failing: &dyn Fn(&Error),
     opened: Option<Sender<Result<OpenedEngine>>>,
 ) -> Result<()> {
     if opened.is_none() && !setup.feed.wait_to_begin(setup.group, setup.index) {
         return Ok(());
     }
-    let engine = setup.engine.open(setup.group);
+    let engine = setup.open();
     // A lane whose engine gets no threads is left out; a GPU that fails concerns all lanes.
     let is_needed = setup.index == 0 || engine.is_ok();
     let both = engine.and_then(|(engine, report)| {
@@ -340,78 +308,17 @@ fn run<S: Sink>(
     pipeline::run(&setup.feed, setup.group, &mut engine, &mut sink, &work)
 }
 
-impl LaneEngine {
-    /// Requests from a store what files of the cache turn out not to have.
-    #[cfg(feature = "object")]
-    pub(crate) fn with_store(mut self, objects: ObjectSetup) -> Self {
-        if let Self::Files { store, .. } = &mut self {
-            *store = Some(Arc::new(objects));
-        }
-        self
-    }
-
-    /// Sets the number of lanes from the beginning of this one on.
-    pub(crate) fn among(mut self, lanes: usize) -> Self {
-        match &mut self {
-            Self::Files { setup, .. } => Arc::make_mut(setup).lanes = lanes,
-            #[cfg(feature = "object")]
-            Self::Objects { .. } => {}
-            Self::Remote { .. } | Self::Shared { .. } => {}
-        }
-        self
-    }
-
+impl LaneSetup {
     /// Opens the engine on the calling thread, which must be the one that uses it.
-    fn open(&self, group: usize) -> Result<(Box<dyn Engine>, OpenedEngine)> {
-        let (opened, requested, reason) = match self {
-            Self::Files {
-                setup,
-                kind,
-                choice,
-                reason,
-                #[cfg(feature = "object")]
-                store,
-            } => {
-                let required = *choice;
-                // The caller requires an engine for files only: objects need no ring.
-                #[cfg(feature = "object")]
-                let required = store.as_ref().map_or(required, |_| EngineChoice::Auto);
-                let opened = engine::open(*kind, required, setup)?;
-                #[cfg(feature = "object")]
-                let opened = match store {
-                    Some(store) => engine::open_cached(opened, store),
-                    None => opened,
-                };
-                (opened, choice.name(), reason.clone())
-            }
-            #[cfg(feature = "object")]
-            Self::Objects { setup, choice } => (
-                engine::open_objects(setup),
-                choice.name(),
-                "for object stores".to_owned(),
-            ),
-            Self::Remote { setup, choice } => (
-                engine::open_remote(setup),
-                choice.name(),
-                "other nodes read for this one".to_owned(),
-            ),
-            Self::Shared {
-                setup,
-                leader,
-                choice,
-            } => (
-                engine::open_shared(setup),
-                choice.name(),
-                format!("rank {leader} reads for the ranks of this node"),
-            ),
-        };
+    fn open(&self) -> Result<(Box<dyn Engine>, OpenedEngine)> {
+        let opened = self.engine.open(self.lanes)?;
         let reason = match &opened.refusal {
             Some(refusal) => format!("a ring could not be set up: {}", refusal.reason),
-            None => reason,
+            None => self.engine.reason(),
         };
         let report = EngineReport {
             name: opened.name.to_owned(),
-            requested: requested.to_owned(),
+            requested: self.requested.name().to_owned(),
             reason,
             features: opened.features,
         };
@@ -419,7 +326,7 @@ impl LaneEngine {
         Ok((
             opened.engine,
             OpenedEngine {
-                group,
+                group: self.group,
                 report,
                 refusal,
             },
@@ -455,25 +362,33 @@ mod tests {
     use crossbeam_channel::unbounded;
 
     use super::*;
+    use crate::engine::{self, EngineKind, EngineSetup};
     use crate::options::Order;
     use crate::plan::{Arrangement, build};
     use crate::schedule::{Depth, Groups, LaneCount, Schedule};
     use crate::sink::DiscardSink;
 
-    fn files(kind: EngineKind, choice: EngineChoice, depth: usize) -> LaneEngine {
-        LaneEngine::Files {
-            setup: Arc::new(EngineSetup {
+    /// Opens an engine without files, or fails.
+    #[derive(Debug)]
+    struct Opens(bool);
+
+    impl OpenEngine for Opens {
+        fn open(&self, _lanes: usize) -> Result<engine::OpenedEngine> {
+            if !self.0 {
+                return Err(Error::unsupported("no engine"));
+            }
+            let setup = EngineSetup {
                 files: [].into(),
-                depth,
+                depth: 1,
                 copiers: None,
                 lanes: 1,
                 slab: None,
-            }),
-            kind,
-            choice,
-            reason: String::new(),
-            #[cfg(feature = "object")]
-            store: None,
+            };
+            engine::open(EngineKind::Pread, EngineChoice::Auto, &setup)
+        }
+
+        fn reason(&self) -> String {
+            String::new()
         }
     }
 
@@ -489,7 +404,9 @@ mod tests {
             group,
             index,
             begins_now,
-            engine: files(EngineKind::Pread, EngineChoice::Auto, 1),
+            engine: Arc::new(Opens(true)),
+            requested: EngineChoice::Auto,
+            lanes: 1,
             counters: Arc::default(),
         };
         let lanes = [
@@ -541,7 +458,7 @@ mod tests {
         for (failing, fails) in [(0, true), (1, false), (2, false), (3, true)] {
             let mut lanes = lanes();
             let feed = Arc::clone(&lanes[0].feed);
-            lanes[failing].engine = files(EngineKind::Uring, EngineChoice::Uring, usize::MAX);
+            lanes[failing].engine = Arc::new(Opens(false));
             let sink: Arc<OpenSink<DiscardSink>> = Arc::new(|| Ok(DiscardSink::recycling()));
             let (sender, ended) = unbounded();
             let started = start(lanes, &sink, || {

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
 use crate::report::Report;
-#[cfg(feature = "object")]
-use crate::storage::cache_totals;
+use crate::storage::CACHE_TOTALS;
 use crate::sync::per_process::PerProcess;
 
 /// Loads of this process that have ended, and its caches.
@@ -114,7 +113,6 @@ pub fn metrics_text() -> String {
     text.add_one("stalls_total", help, sum.stalls);
     let help = "Requests that were sent again because they stalled.";
     text.add_one("hedges_total", help, sum.hedges);
-    #[cfg(feature = "object")]
     text.add_cache();
     text.0
 }
@@ -132,9 +130,8 @@ impl Families {
         }
     }
 
-    #[cfg(feature = "object")]
     fn add_cache(&mut self) {
-        let totals = cache_totals();
+        let totals = CACHE_TOTALS.lock().clone();
         let events = [
             ("written", totals.written_bytes),
             ("dropped", totals.dropped_bytes),

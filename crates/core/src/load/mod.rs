@@ -28,7 +28,7 @@ mod wanted;
 mod loader;
 mod request;
 mod shared;
-pub(crate) mod shares;
+mod source_table;
 mod start;
 
 pub use loader::Loader;

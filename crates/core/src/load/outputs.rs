@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::budget::{Demand, HostBudget, MEMORY_LIMIT, RANK_MEMORY_LIMIT};
 use super::destinations::{Destination, Destinations};
 use super::device_alloc::DeviceAllocator;
+use super::groups::{LeaderGroup, is_shown};
 use super::lane::OpenSink;
 use super::pipeline::LeaseOrigin;
 use super::prepare::Prepared;
-use super::shares::{SharedSources, is_received};
 use crate::cuda::Context;
 use crate::error::Result;
 use crate::memory::cgroup::cgroup_memory;
@@ -86,7 +86,7 @@ impl Outputs {
         let demand = Demand {
             plan: &prepared.plan,
             tensors: &prepared.tensors,
-            default: match prepared.shared {
+            default: match prepared.leader {
                 Some(_) => RANK_MEMORY_LIMIT,
                 None => MEMORY_LIMIT,
             },
@@ -203,10 +203,10 @@ impl Output {
                 views: views.clone(),
                 pool,
             },
-            None => match &prepared.shared {
-                Some(shared) => LeaseOrigin::Received {
-                    shows: shows(prepared, shared),
-                    link: Arc::clone(&shared.link),
+            None => match &prepared.leader {
+                Some(leader) => LeaseOrigin::Received {
+                    shows: shows(prepared, leader),
+                    link: Arc::clone(&leader.link),
                     pool,
                 },
                 None => LeaseOrigin::Regions(pool),
@@ -246,10 +246,10 @@ impl Output {
 }
 
 /// Returns, by region of the plan, the region of the node that it shows.
-fn shows(prepared: &Prepared, shared: &SharedSources) -> Vec<Option<usize>> {
+fn shows(prepared: &Prepared, leader: &LeaderGroup) -> Vec<Option<usize>> {
     let shows = |region: &RegionPlan| {
-        let shown = shared.region(region.source)?;
-        is_received(&prepared.plan, &prepared.destinations, region).then_some(shown)
+        let shown = leader.region(region.source)?;
+        is_shown(&prepared.plan, &prepared.destinations, region).then_some(shown)
     };
     prepared.plan.regions.iter().map(shows).collect()
 }

@@ -6,7 +6,7 @@ use rustix::param::page_size;
 
 use super::Loader;
 use super::stream::Canceller;
-use crate::checkpoint::{Checkpoint, ShardSource};
+use crate::checkpoint::Checkpoint;
 use crate::engine::Wait;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Pool;
@@ -45,12 +45,8 @@ impl Checkpoint {
     /// Returns the file from which the calling thread would read this tensor, if it would.
     fn small(&self, info: &TensorInfo) -> Option<&Arc<FileSource>> {
         let range = info.file_range();
-        match self.shards()[info.shard()].source() {
-            ShardSource::File(file) if range.end - range.start <= READ_BYTES_MAX => Some(file),
-            ShardSource::File(_) => None,
-            #[cfg(feature = "object")]
-            ShardSource::Object(_) => None,
-        }
+        let file = self.shards()[info.shard()].source().as_file();
+        file.filter(|_| range.end - range.start <= READ_BYTES_MAX)
     }
 
     /// Reads one tensor, or a slice of it, into host memory. The calling thread reads small tensors

@@ -7,13 +7,13 @@ use std::time::Instant;
 use super::Loader;
 use super::check::{self, Check};
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
-use super::ending::{completion, phases, settlement, verification};
+use super::ending::LoadEnd;
 use super::lane::{self, OpenedEngine, Refused};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
 use super::prepare::Prepared;
 use super::shared::Joined;
-use super::shares::Others;
+use super::source_table::Others;
 use super::stream::{Shared, StreamSetup, TensorStream};
 use crate::error::Result;
 use crate::memory::Slab;
@@ -77,8 +77,7 @@ impl Loader {
         let counters = Arc::<Counters>::default();
         let lanes = prepared.lanes(&options, &feed, &counters, outputs.slab.as_ref());
         timeline.record("memory", planned);
-        let loading = (started, &timeline);
-        let phases = phases(&self.checkpoint, &prepared.sources, loading, &counters);
+        let (opened_at, opening) = self.checkpoint.opening();
         let shared = Shared::new(StreamSetup {
             started,
             feed: Arc::clone(&feed),
@@ -88,21 +87,21 @@ impl Loader {
             order: options.order,
             lanes: lanes.len(),
             report: self.report(&prepared),
-            complete: completion(
-                &feed,
-                outputs.complete,
-                &prepared.sources,
-                check.as_ref(),
+            end: Box::new(LoadEnd {
+                started,
+                timeline: timeline.clone(),
+                opened_at,
+                opening: opening.clone(),
+                feed: Arc::clone(&feed),
+                counters: Arc::clone(&counters),
+                sources: Arc::clone(&prepared.sources),
+                leader: prepared.leader.clone(),
+                check,
+                destinations: outputs.complete,
                 joined,
-                phases,
-            ),
-            settle: settlement(&feed, &prepared, &options),
-            verify: verification(
-                self.indexed(),
-                &prepared,
-                check.as_ref(),
-                (started, &counters),
-            ),
+                index: self.indexed().cloned(),
+                options: options.clone(),
+            }),
         });
         self.canceller.begin(&shared, lanes.len())?;
         if lanes.is_empty() {
@@ -146,7 +145,7 @@ impl Loader {
         let timeout = self.options.timeout;
         let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
         let choice = &self.options.verify;
-        if prepared.shared.is_some() {
+        if prepared.leader.is_some() {
             // The leader verifies what it reads for all ranks, but may have selected tensors by
             // name, where files may be missing.
             if !self.by_name && self.expectations.is_none() {

@@ -3,11 +3,6 @@
 use super::{Depth, InFlight, ReadHints};
 use crate::options::Options;
 
-/// Maximum number of jobs that an object engine takes at a time. Neighbours share a request, so
-/// there are more jobs than requests.
-#[cfg(feature = "object")]
-const OBJECT_JOBS_MAX: usize = 4096;
-
 /// Maximum number of reads of files in flight, whatever their length: the number of entries of a
 /// ring.
 const READS_MAX: usize = 512;
@@ -21,8 +16,7 @@ pub(crate) struct Limits {
     pub(crate) depth: Depth,
     /// Number of concurrent reads or requests of the largest size.
     pub(crate) reads: usize,
-    /// Length of the longest request, in bytes.
-    #[cfg(feature = "object")]
+    /// Length of the longest request, in bytes; 0 if reads are no requests.
     pub(crate) request_bytes: u64,
 }
 
@@ -55,44 +49,7 @@ impl Limits {
         Self {
             depth,
             reads: Depth::fixed(jobs, bytes).reads_of(window),
-            #[cfg(feature = "object")]
             request_bytes: 0,
-        }
-    }
-
-    /// Returns the limits of a group of objects. `window` is the length of its longest extent, in
-    /// bytes.
-    #[cfg(feature = "object")]
-    pub(crate) fn for_objects(options: &Options, hints: &ReadHints, window: usize) -> Self {
-        let reads = options.depth.unwrap_or(hints.depth);
-        let request_bytes = options.extent_bytes.unwrap_or(hints.request_bytes);
-        // The hints' bytes per request, scaled to the requested size; at least one extent for each
-        // request.
-        let each =
-            hints.in_flight_bytes * request_bytes / (hints.depth as u64 * hints.request_bytes);
-        let bytes_of = |reads: u64| (each * reads).max(window as u64 * (reads + 1));
-        let start = InFlight {
-            jobs: OBJECT_JOBS_MAX,
-            bytes: bytes_of(reads as u64),
-        };
-        let depth = match (options.depth, options.in_flight_bytes) {
-            (None, None) => {
-                let most = InFlight {
-                    bytes: bytes_of(
-                        hints.in_flight_bytes_max * reads as u64 / hints.in_flight_bytes,
-                    ),
-                    ..start
-                };
-                // Start with a quarter of the requests, which costs nothing if a single request
-                // saturates the network.
-                Depth::adaptive(start, start.bytes / 4, most)
-            }
-            (_, bytes) => Depth::fixed(OBJECT_JOBS_MAX, bytes.unwrap_or(start.bytes)),
-        };
-        Self {
-            depth: depth.with_stride(request_bytes),
-            reads,
-            request_bytes,
         }
     }
 }
@@ -145,21 +102,5 @@ mod tests {
                 .depth
                 .is_fixed()
         );
-    }
-
-    #[test]
-    #[cfg(feature = "object")]
-    fn bytes_of_objects_scale_with_request_size() {
-        let limits = |extent_bytes| {
-            let options = Options {
-                extent_bytes,
-                ..Options::default()
-            };
-            Limits::for_objects(&options, &HINTS, 1 << 20)
-        };
-        let (default, half) = (limits(None), limits(Some(2 << 20)));
-        assert_eq!(default.depth.start().bytes, 32 << 20);
-        assert_eq!(half.depth.start().bytes, 16 << 20);
-        assert_eq!((half.reads, half.request_bytes), (8, 2 << 20));
     }
 }

@@ -1,11 +1,30 @@
 //! Report of the cache of objects.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::error::printable;
 use crate::options::format_bytes;
+use crate::sync::per_process::PerProcess;
+
+/// Totals of all caches of this process.
+pub(crate) static CACHE_TOTALS: PerProcess<CacheTotals> = PerProcess::new();
+
+/// Counts of all caches of a process together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CacheTotals {
+    pub(crate) written_bytes: u64,
+    pub(crate) dropped_bytes: u64,
+    pub(crate) damaged_bytes: u64,
+    /// Bytes on disk of evicted entries.
+    pub(crate) evicted_bytes: u64,
+    /// Time of all reads that waited for a disk.
+    pub(crate) disk_wait: Duration,
+    /// Time of all reads that waited for what another opening requests.
+    pub(crate) claim_wait: Duration,
+}
 
 /// Cache of objects (store option `cache_dir`): statistics since the checkpoint was opened, by this
 /// load and by others of it. `Report::cached_bytes` counts what this load read

@@ -41,13 +41,12 @@ pub(crate) use crate::storage::object::store::{
     assert_content_store_is_bounded, assert_levels_are_whole,
 };
 pub use crate::sync::retry::Retries;
+pub(crate) use cache_report::CACHE_TOTALS;
 pub use cache_report::CacheReport;
 pub use file::FileSource;
 pub(crate) use file::{cannot_open, descriptors, of_many, path_of};
 pub use memory::MemorySource;
 pub use mirror_report::MirrorReport;
-#[cfg(feature = "object")]
-pub(crate) use object::cache::cache_totals;
 #[cfg(feature = "object")]
 pub use object::cache::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};
 #[cfg(feature = "object")]
@@ -77,4 +76,14 @@ pub trait Source: std::fmt::Debug + Send + Sync {
 
     /// Returns the bytes at `offset`: `len` of them, or up to the end of the source.
     fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>>;
+
+    /// Checks that the source is unchanged since it was opened, where fetches have not checked
+    /// that.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Changed`], and any error of the check itself.
+    fn verify_unchanged(&self) -> Result<()> {
+        Ok(())
+    }
 }

@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::load::check::{Check, SourceFacts};
 use crate::load::pipeline::{Feed, LaneWork, LeaseOrigin, run};
-use crate::load::stream::{Shared, StreamSetup, TensorStream};
+use crate::load::stream::{LastSteps, Shared, StreamSetup, TensorStream};
 use crate::memory::{Pool, PoolUsage};
 use crate::options::Order;
 use crate::plan::{Arrangement, Layout, Plan, Wanted, build};
@@ -52,6 +52,25 @@ pub struct Comparison(Arc<Check>);
 pub struct Watched {
     feed: Arc<Feed>,
     verifications: Arc<AtomicU32>,
+}
+
+/// End of a simulated load.
+struct CheckedEnd {
+    check: Option<Arc<Check>>,
+    verifications: Arc<AtomicU32>,
+}
+
+impl LastSteps for CheckedEnd {
+    fn verify(&self, _is_whole: bool) -> Result<()> {
+        self.verifications.fetch_add(1, Ordering::SeqCst);
+        self.check.as_ref().map_or(Ok(()), |check| check.finish())
+    }
+
+    fn complete(&self, report: &mut Report) {
+        if let Some(check) = &self.check {
+            check.report(report);
+        }
+    }
 }
 
 impl Watched {
@@ -202,12 +221,10 @@ impl Simulation {
         let check = compared.map(|Comparison(check)| check);
         let plan = Arc::new(self.plan());
         let feed = self.feed(&plan, check.clone());
-        let counting = check.clone();
         let tensors: Arc<[TensorInfo]> = self.tensors.clone().into();
         let sink = HostSink::new(plan, Arc::clone(&tensors));
         let counters = Arc::<Counters>::default();
         let verifications = Arc::<AtomicU32>::default();
-        let counted = Arc::clone(&verifications);
         let shared = Shared::new(StreamSetup {
             started: Instant::now(),
             feed: Arc::clone(&feed),
@@ -217,15 +234,9 @@ impl Simulation {
             order: self.order,
             lanes: engines.len(),
             report: Report::default(),
-            complete: Box::new(move |report| {
-                if let Some(check) = &counting {
-                    check.report(report);
-                }
-            }),
-            settle: Box::new(|_| Ok(())),
-            verify: Box::new(move |_| {
-                counted.fetch_add(1, Ordering::SeqCst);
-                check.as_ref().map_or(Ok(()), |check| check.finish())
+            end: Box::new(CheckedEnd {
+                check,
+                verifications: Arc::clone(&verifications),
             }),
         });
         let lanes = engines.into_iter().map(|mut engine| {

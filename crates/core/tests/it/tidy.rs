@@ -60,14 +60,14 @@ const RANKS: [(&str, &[&str]); 27] = [
     ("tload", &["load::load_target", "sink"]),
     ("tload", &["load::check"]),
     ("tload", &["load::groups"]),
-    ("tload", &["load::pipeline", "load::shares"]),
+    ("tload", &["load::pipeline", "load::wanted"]),
     (
         "tload",
         &[
             "load::device_alloc",
             "load::lane",
             "load::orphaned",
-            "load::wanted",
+            "load::source_table",
         ],
     ),
     ("tload", &["load::prepare", "load::stream"]),

@@ -110,7 +110,7 @@ pub(crate) fn matched<'a>(
             continue;
         };
         let is_slice = whole(info.name()).is_some_and(|whole| whole.shape() != info.shape());
-        faults.differences((info, is_slice), &load_target, rules);
+        faults.differences(info, is_slice, &load_target, rules);
         if let Some(bytes) = bytes
             && !taken.insert(bytes)
         {
@@ -195,7 +195,8 @@ impl Faults {
 
     fn differences(
         &mut self,
-        (info, is_slice): (&TensorInfo, bool),
+        info: &TensorInfo,
+        is_slice: bool,
         load_target: &LoadTarget,
         rules: LoadTargetRules,
     ) {

@@ -18,7 +18,7 @@ use across::Across;
 use reader::Reader;
 
 use super::Loader;
-use super::shares::Shares;
+use super::groups::Shares;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{CacheMode, OnPeerLoss, OptionValue, Options, Order, Share, format_bytes};
 use crate::plan::{self, RankWant, ShareRules, Slice};
@@ -87,7 +87,6 @@ impl Loader {
             share: "node".to_owned(),
             ..GroupReport::default()
         };
-        let nodes = (&node.ranks[..], &node.leaders[..]);
         let (mut joining, reader) = match node.role {
             Role::Alone => {
                 let reason = self.reason(node.reason);
@@ -96,7 +95,7 @@ impl Loader {
             Role::Follower(joining) => (joining, None),
             Role::Leader(hub, joining) => {
                 let mut closing = Closing(Some(&hub));
-                let led = self.lead(&hub, &**group, nodes, deadline);
+                let led = self.lead(&hub, &**group, &node.ranks, &node.leaders, deadline);
                 let reader = led.map_err(|error| {
                     hub.failed(group.rank(), &error);
                     match error.ranks() {
@@ -203,7 +202,8 @@ impl Loader {
         &self,
         hub: &Hub,
         group: &dyn Group,
-        (ranks, leaders): (&[usize], &[usize]),
+        ranks: &[usize],
+        leaders: &[usize],
         deadline: Instant,
     ) -> Result<Arc<Reader>> {
         let mut across = match leaders {
@@ -248,13 +248,7 @@ impl Loader {
         let is_apart = across.is_none() && ranks.len() < group.size();
         let reason = (options.share == Share::Cluster && is_apart)
             .then_some("this group cannot send bytes between nodes");
-        let reader = Reader::new(
-            self,
-            &shared,
-            hub.clone(),
-            (group.rank(), ranks.len()),
-            across,
-        )?;
+        let reader = Reader::new(self, &shared, hub.clone(), group.rank(), across)?;
         let plans = reader.plans(&wants, &shared, reason)?;
         let joined = across.map(|across| across.peers.join(hub, group.size()));
         let (others, joined): (Vec<usize>, Vec<_>) =

@@ -11,12 +11,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
 use crate::load::check::{self, Check};
 use crate::load::destinations::Destinations;
-use crate::load::groups::Group;
+use crate::load::groups::{NodeShares, RemoteReports};
 use crate::load::lane::{self, LaneEvents, OpenSink, Refused};
 use crate::load::outputs::published;
 use crate::load::pipeline::{Feed, LeaseOrigin};
 use crate::load::prepare::Prepared;
-use crate::load::shares::{Others, RemoteShares};
+use crate::load::source_table::Others;
 use crate::memory::{PublishedPool, Region, Slab};
 use crate::options::{OnPeerLoss, Options, Order};
 use crate::plan::{RankWant, RegionPlan, SharePlan};
@@ -60,12 +60,12 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Plans the reads of everything that several ranks want. `rank` leads `ranks` of them.
+    /// Plans the reads of everything that several ranks want, which `rank` leads.
     pub(super) fn new(
         loader: &Loader,
         shared: &SharePlan,
         hub: Hub,
-        (rank, ranks): (usize, usize),
+        rank: usize,
         across: Option<&Across>,
     ) -> Result<Arc<Self>> {
         let checkpoint: &Checkpoint = &loader.checkpoint;
@@ -90,7 +90,7 @@ impl Reader {
         let reread_bytes = Arc::<AtomicU64>::default();
         let received = owners.filter(|owners| owners.iter().any(Option::is_some));
         let others = received.zip(peers.as_ref()).map(|(owners, peers)| {
-            Others::Nodes(RemoteShares {
+            Others::Nodes(NodeShares {
                 peers: Arc::clone(peers),
                 owners,
                 reread_bytes: Arc::clone(&reread_bytes),
@@ -99,7 +99,7 @@ impl Reader {
         });
         let mut prepared = Prepared::new(checkpoint, tensors, destinations, &options, others)?;
         // The divisor is that of the ranks, so that a limit that suffices here suffices for them.
-        prepared.limit_divisor = 2 * ranks as u64;
+        prepared.limit_divisor = 2 * shared.by_rank.len() as u64;
         // Tensors of other nodes are compared by their owners.
         let tensors = check::Loaded::new(
             &prepared.plan,
@@ -178,10 +178,7 @@ impl Reader {
     /// them the rest of what it wants.
     fn planned_bytes(&self, wants: &[Vec<RankWant>], shared: &SharePlan) -> u64 {
         let sources = &self.prepared.sources;
-        let is_read_here = |source: usize| {
-            let group = sources.members()[source].group;
-            !matches!(sources.groups()[group], Group::Remote(_))
-        };
+        let is_read_here = |source: usize| !sources.group_of(source).is_received();
         let extents = self.prepared.plan.extents.iter();
         let extents = extents.filter(|extent| is_read_here(extent.source));
         let together: u64 = extents.map(|extent| extent.needed as u64).sum();
@@ -366,7 +363,7 @@ impl Reader {
             report.engine.add(own);
         }
         let sources = &self.prepared.sources;
-        let (cache, mirrors) = sources.remote_reports();
+        let RemoteReports { cache, mirrors } = sources.remote_reports();
         report.cache = report.cache.take().or(cache);
         if report.mirrors.is_empty() {
             report.mirrors = mirrors;
@@ -510,7 +507,7 @@ mod tests {
             gap_bytes: 0,
         };
         let shared = plan::share(&[vec![want.clone()], vec![want]], &rules);
-        Reader::new(&loader, &shared, hub.clone(), (0, 2), across).expect("opens")
+        Reader::new(&loader, &shared, hub.clone(), 0, across).expect("opens")
     }
 
     /// One lane has begun a read that never completes; another lane could not be started.

@@ -23,7 +23,7 @@ impl TensorStream {
     /// Creates the stream of a load that has nothing to read. Other processes are told that it has
     /// finished, which no lane does.
     pub(crate) fn empty(shared: Arc<Shared>) -> Result<Self> {
-        (shared.setup.verify)(false)?;
+        shared.setup.end.verify(false)?;
         Ok(Self::new(shared, Vec::new()))
     }
 
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use crate::format::{Dtype, Entry};
     use crate::load::pipeline::Feed;
-    use crate::load::stream::{Canceller, StreamSetup};
+    use crate::load::stream::{Canceller, LastSteps, StreamSetup};
     use crate::memory::WriteGate;
     use crate::options::Order;
     use crate::plan::{Arrangement, build};
@@ -244,10 +244,19 @@ mod tests {
             order: Order::Ready,
             lanes,
             report: Report::default(),
-            complete: Box::new(|_| ()),
-            settle: Box::new(|_| Ok(())),
-            verify: Box::new(verify),
+            end: Box::new(Verifies(verify)),
         }
+    }
+
+    /// Last steps that only verify.
+    struct Verifies<F>(F);
+
+    impl<F: Fn(bool) -> Result<()> + Send + Sync> LastSteps for Verifies<F> {
+        fn verify(&self, is_whole: bool) -> Result<()> {
+            self.0(is_whole)
+        }
+
+        fn complete(&self, _report: &mut Report) {}
     }
 
     fn error(message: &str) -> Error {

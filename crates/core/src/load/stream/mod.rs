@@ -39,7 +39,7 @@ use crate::report::Report;
 use crate::sync::threads::Builder;
 use crate::tensor::{Tensor, TensorInfo};
 pub use canceller::Canceller;
-pub(crate) use shared::{Shared, StreamSetup};
+pub(crate) use shared::{LastSteps, Shared, StreamSetup};
 
 /// Time for which dropping a stream waits for reads in flight. They complete within milliseconds
 /// unless storage hangs; then the lanes are orphaned with their memory, and end when the kernel

@@ -31,13 +31,31 @@ pub(crate) struct StreamSetup {
     pub(crate) lanes: usize,
     /// Report of the load before it begins.
     pub(crate) report: Report,
+    pub(crate) end: Box<dyn LastSteps>,
+}
+
+/// Steps at the end of a load.
+pub(crate) trait LastSteps: Send + Sync {
+    /// Waits for what other processes have to say about the load. Called once by the last lane that
+    /// ends; the argument is true if the load was complete.
+    ///
+    /// # Errors
+    ///
+    /// The failure of another process.
+    fn settle(&self, _is_whole: bool) -> Result<()> {
+        Ok(())
+    }
+
+    /// Closes the files. If the argument is true, the load was complete and has been settled: then
+    /// checks that the sources are unchanged and that everything was verified. Called once.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`], [`ErrorKind::Corrupt`], and errors of the check itself.
+    fn verify(&self, is_whole: bool) -> Result<()>;
+
     /// Completes a report: memory, copies, notes.
-    pub(crate) complete: Box<dyn Fn(&mut Report) + Send + Sync>,
-    /// Called once by the last lane that ends; its argument is true if the load was complete. Waits
-    /// for what other processes have to say about it.
-    pub(crate) settle: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
-    /// Called then, with the same argument. Checks that the files are unchanged.
-    pub(crate) verify: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
+    fn complete(&self, report: &mut Report);
 }
 
 /// State shared by the lanes and the caller.
@@ -159,9 +177,9 @@ impl Shared {
         // The lock is released, because this queries file systems and stores.
         let verified = lane::caught(|| {
             // Settle before the memory is freed, which sets the flag that ends this wait.
-            let settled = (self.setup.settle)(is_whole);
+            let settled = self.setup.end.settle(is_whole);
             self.setup.feed.close();
-            let verified = (self.setup.verify)(is_whole && settled.is_ok());
+            let verified = self.setup.end.verify(is_whole && settled.is_ok());
             settled.and(verified)
         });
         let mut inner = self.lock();
@@ -227,7 +245,7 @@ impl Shared {
         let feed = &self.setup.feed;
         self.setup.counters.fill(&mut report);
         report.stalls += feed.stalled();
-        (self.setup.complete)(&mut report);
+        self.setup.end.complete(&mut report);
         let held = feed.waiting();
         if is_early && held.reads > 0 {
             (report.parked_bytes, report.parked_reads) = (held.bytes, held.reads as u64);

@@ -223,6 +223,10 @@ impl Source for FileSource {
         );
         bytes.map_err(|error| error.with_location(&self.location).with_range(range))
     }
+
+    fn verify_unchanged(&self) -> Result<()> {
+        Self::verify_unchanged(self)
+    }
 }
 
 /// Returns the identity of a file that was opened at `location`.

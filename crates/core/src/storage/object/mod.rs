@@ -358,4 +358,8 @@ impl Source for ObjectSource {
             Ok(collected.bytes)
         })
     }
+
+    fn verify_unchanged(&self) -> Result<()> {
+        Self::verify_unchanged(self)
+    }
 }

@@ -28,7 +28,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 pub(crate) use self::answers::{Question, State};
 pub(crate) use self::directory::CachedObject;
@@ -46,10 +45,9 @@ use super::store::{Check, check, is_hub_offline};
 use crate::format::SUFFIX;
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::{Location, StoreOptions, parse_bytes};
-use crate::storage::CacheReport;
+use crate::storage::cache_report::{CACHE_TOTALS as TOTALS, CacheReport};
 use crate::storage::guarded_dir::Trust;
 use crate::sync::lock::Mutex;
-use crate::sync::per_process::PerProcess;
 
 /// Directory of the layout's version, below the cache's directory.
 const VERSION: &str = "v1";
@@ -59,23 +57,6 @@ const CONTENTS: &str = "contents.safetensors";
 
 /// Name of the file of any other object's bytes.
 const CONTENTS_PLAIN: &str = "contents";
-
-/// Totals of all caches of this process.
-static TOTALS: PerProcess<CacheTotals> = PerProcess::new();
-
-/// Counts of all caches of a process together.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct CacheTotals {
-    pub(crate) written_bytes: u64,
-    pub(crate) dropped_bytes: u64,
-    pub(crate) damaged_bytes: u64,
-    /// Bytes on disk of evicted entries.
-    pub(crate) evicted_bytes: u64,
-    /// Time of all reads that waited for a disk.
-    pub(crate) disk_wait: Duration,
-    /// Time of all reads that waited for what another opening requests.
-    pub(crate) claim_wait: Duration,
-}
 
 /// Cache of one opened checkpoint.
 #[derive(Debug)]
@@ -111,11 +92,6 @@ pub(crate) struct Shared {
     waits: bool,
     /// First reason why nothing more is written, or why an object has no entry.
     reason: Mutex<Option<String>>,
-}
-
-/// Returns the counts of all caches of this process so far.
-pub(crate) fn cache_totals() -> CacheTotals {
-    TOTALS.lock().clone()
 }
 
 impl Shared {

@@ -1,0 +1,286 @@
+//! Sources of a load while it is planned: files and objects that it reads itself, regions that the
+//! leader of the node reads, bytes that other nodes read; and the place of each tensor in them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::destinations::Destinations;
+use super::groups::{
+    self, LeaderGroup, NodeGroup, NodeShares, Regions, Shares, Sources, WantedShard,
+};
+use super::wanted::{Place, layout};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::options::Options;
+use crate::plan::{Layout, Plan, Wanted};
+use crate::storage::ReadHints;
+use crate::tensor::TensorInfo;
+
+/// Part of a load that others read, before it begins.
+pub(crate) enum Others {
+    /// The leader of the node.
+    Leader(Shares),
+    /// Leaders of other nodes, for this one.
+    Nodes(NodeShares),
+}
+
+/// Sources of a load, and the place of each tensor in them.
+pub(super) struct SourceTable {
+    /// All but the regions of the leader.
+    sources: Sources,
+    /// By tensor.
+    places: Vec<Place>,
+    received: Received,
+}
+
+/// Sources that others read.
+enum Received {
+    Nothing,
+    /// Behind all other sources, once the leader begins.
+    Regions(Shares, Regions),
+    /// Among the other sources.
+    Nodes,
+}
+
+/// Shards that a load reads itself.
+struct OwnShards {
+    shards: Vec<WantedShard>,
+    /// By shard of the checkpoint: its position among them.
+    source_of: Vec<Option<usize>>,
+}
+
+impl SourceTable {
+    /// Opens the sources of `tensors`. With `staged`, bytes pass through staging memory.
+    ///
+    /// # Errors
+    ///
+    /// Any error of opening a file for direct I/O or as a view; [`crate::ErrorKind::Unsupported`]
+    /// for views of objects.
+    pub(super) fn open(
+        checkpoint: &Checkpoint,
+        tensors: &[TensorInfo],
+        others: Option<Others>,
+        options: &Options,
+        staged: bool,
+    ) -> Result<Self> {
+        let own = |is_own: &dyn Fn(usize) -> bool| OwnShards::new(checkpoint, tensors, is_own);
+        match others {
+            None => {
+                let own = own(&|_| true);
+                Ok(Self {
+                    places: tensors.iter().map(|tensor| own.place(tensor)).collect(),
+                    sources: groups::open(own.shards, options, true)?.into(),
+                    received: Received::Nothing,
+                })
+            }
+            Some(Others::Leader(shares)) => {
+                let mut known = shares.plan.tensors.clone();
+                known.resize(tensors.len(), None);
+                let own = own(&|tensor| known[tensor].is_none());
+                let used: BTreeSet<usize> = known.iter().flatten().map(|place| place.0).collect();
+                let used = used.into_iter().collect();
+                let regions = Regions::new(used, &shares.plan, checkpoint.shards(), staged);
+                let first = own.shards.len();
+                let place = |(tensor, known): (&TensorInfo, &Option<(usize, u64)>)| {
+                    let Some((region, offset)) = *known else {
+                        return own.place(tensor);
+                    };
+                    let range = tensor.file_range();
+                    Place {
+                        source: first + regions.source_of(region),
+                        range: offset..offset + (range.end - range.start),
+                    }
+                };
+                Ok(Self {
+                    places: tensors.iter().zip(&known).map(place).collect(),
+                    sources: groups::open(own.shards, options, false)?.into(),
+                    received: Received::Regions(shares, regions),
+                })
+            }
+            Some(Others::Nodes(shares)) => {
+                let (group, of_nodes) = NodeGroup::new(shares, tensors);
+                let own = own(&|tensor| of_nodes[tensor].is_none());
+                let first = own.shards.len();
+                let place = |(tensor, number): (&TensorInfo, &Option<usize>)| match number {
+                    None => own.place(tensor),
+                    Some(number) => Place {
+                        source: first + number,
+                        range: tensor.file_range(),
+                    },
+                };
+                let places = tensors.iter().zip(&of_nodes).map(place).collect();
+                let mut sources = Sources::from(groups::open(own.shards, options, false)?);
+                sources.add(Arc::new(group));
+                Ok(Self {
+                    places,
+                    sources,
+                    received: Received::Nodes,
+                })
+            }
+        }
+    }
+
+    /// Returns the place of a tensor.
+    pub(super) fn place(&self, tensor: usize) -> Place {
+        self.places[tensor].clone()
+    }
+
+    /// Returns whether the load receives bytes from other nodes.
+    pub(super) fn has_nodes(&self) -> bool {
+        matches!(self.received, Received::Nodes)
+    }
+
+    /// Sorts the tensors in the order in which they are read, each with its index among `tensors`.
+    /// May number the sources anew, also in `wanted`.
+    pub(super) fn sort(&mut self, wanted: &mut [(usize, Wanted)], tensors: &[TensorInfo]) {
+        if self.has_nodes() {
+            // All nodes take what they share in the same order.
+            self.sources.arrange(&in_file_order(wanted, tensors));
+        } else {
+            // Shared regions come behind the files.
+            wanted.sort_by_key(|(_, wanted)| (wanted.source, wanted.range.start));
+        }
+    }
+
+    /// Returns the layout of each source.
+    pub(super) fn layouts(&self, options: &Options, staged: bool) -> Vec<Layout> {
+        let is_shared = !matches!(self.received, Received::Nothing);
+        let own = |source: usize| {
+            let hints = self.sources.hints(source);
+            if self.sources.group_of(source).is_received() {
+                received_layout(&hints, options, staged)
+            } else {
+                own_layout(hints, is_shared, options, staged)
+            }
+        };
+        let mut layouts: Vec<_> = (0..self.sources.members().len()).map(own).collect();
+        if let Received::Regions(_, regions) = &self.received {
+            let layout = received_layout(&regions.hints, options, staged);
+            layouts.resize(layouts.len() + regions.len(), layout);
+        }
+        layouts
+    }
+
+    /// Begins to receive what the leader reads. Returns the sources of `plan`, and those of the
+    /// leader if there are any.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`LeaderGroup::begin`].
+    pub(super) fn begin(
+        self,
+        checkpoint: &Checkpoint,
+        plan: &Plan,
+        destinations: &Destinations,
+        options: &Options,
+    ) -> Result<(Sources, Option<Arc<LeaderGroup>>)> {
+        let mut sources = self.sources;
+        let Received::Regions(shares, regions) = self.received else {
+            return Ok((sources, None));
+        };
+        let first = sources.members().len();
+        let leader = LeaderGroup::begin(
+            shares,
+            regions,
+            first,
+            plan,
+            destinations,
+            options,
+            checkpoint,
+        )?;
+        let leader = Arc::new(leader);
+        sources.add(Arc::clone(&leader) as _);
+        Ok((sources, Some(leader)))
+    }
+}
+
+impl OwnShards {
+    fn new(
+        checkpoint: &Checkpoint,
+        tensors: &[TensorInfo],
+        is_own: impl Fn(usize) -> bool,
+    ) -> Self {
+        let mut source_of = vec![None; checkpoint.shards().len()];
+        let mut shards: Vec<WantedShard> = Vec::new();
+        let own = tensors.iter().enumerate();
+        let own = own.filter(|(index, tensor)| is_own(*index) && tensor.byte_len() > 0);
+        for (_, tensor) in own {
+            let source = *source_of[tensor.shard()].get_or_insert_with(|| {
+                shards.push(WantedShard {
+                    source: checkpoint.shards()[tensor.shard()].source().clone(),
+                    ranges: Vec::new(),
+                });
+                shards.len() - 1
+            });
+            shards[source].ranges.push(tensor.file_range());
+        }
+        Self { shards, source_of }
+    }
+
+    /// Returns the place of a tensor of these shards.
+    fn place(&self, tensor: &TensorInfo) -> Place {
+        Place {
+            // A tensor without bytes may be in any source.
+            source: self.source_of[tensor.shard()].unwrap_or(0),
+            range: tensor.file_range(),
+        }
+    }
+}
+
+/// Numbers the sources of `wanted` anew, so that tensors are in the order of their files although
+/// several sources have bytes of one. Returns the old numbers.
+fn in_file_order(wanted: &mut [(usize, Wanted)], tensors: &[TensorInfo]) -> Vec<usize> {
+    wanted.sort_by_key(|(index, wanted)| (tensors[*index].shard(), wanted.range.start));
+    let mut order: Vec<usize> = Vec::new();
+    for (_, wanted) in wanted {
+        if order.last() != Some(&wanted.source) {
+            order.push(wanted.source);
+        }
+        wanted.source = order.len() - 1;
+    }
+    order
+}
+
+/// Returns the layout of a source of a load's own. With `is_shared`, other ranks read, too.
+fn own_layout(mut hints: ReadHints, is_shared: bool, options: &Options, staged: bool) -> Layout {
+    if is_shared {
+        // Other ranks may read the bytes between.
+        hints.gap_bytes = 0;
+    }
+    layout(&hints, options, staged)
+}
+
+/// Returns the layout of a source that others read. An extent is no read of a file: it is one
+/// message from another node, whose length is limited, or a slot of each rank.
+fn received_layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
+    let mut layout = layout(hints, options, staged);
+    layout.extent_bytes = layout.extent_bytes.min(hints.extent_bytes);
+    layout
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_extents_apply_to_own_reads_only() {
+        let hints = ReadHints {
+            extent_bytes: 4 << 20,
+            request_bytes: 4 << 20,
+            alignment: 4096,
+            gap_bytes: 16 << 10,
+            depth: 8,
+            in_flight_bytes: 32 << 20,
+            in_flight_bytes_max: 32 << 20,
+        };
+        let options = Options {
+            extent_bytes: Some(1 << 30),
+            ..Options::default()
+        };
+        let own = [false, true].map(|is_shared| own_layout(hints, is_shared, &options, false));
+        assert_eq!(own.map(|layout| layout.extent_bytes), [1 << 30; 2]);
+        assert_eq!(own.map(|layout| layout.gap_bytes), [16 << 10, 0]);
+        let received = received_layout(&hints, &options, false);
+        assert_eq!(received.extent_bytes, 4 << 20);
+    }
+}
