@@ -53,6 +53,7 @@ impl TensorInfo {
 
     /// Returns the bytes `range` of its file, which the tensor has, under its name. The shape is
     /// that of the tensor.
+    #[must_use]
     pub fn ranged(&self, range: Range<u64>) -> Self {
         let Described { entry, shard, .. } = &*self.0;
         if range == entry.range {

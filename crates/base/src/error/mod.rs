@@ -119,6 +119,7 @@ impl Error {
 
     /// Sets the object that the error is about, unless a location is set already (a certificate
     /// file, for example).
+    #[must_use]
     pub fn or_location(self, location: impl fmt::Display) -> Self {
         if self.0.location.is_some() {
             self
@@ -179,6 +180,7 @@ impl Error {
 
     /// Returns a copy of the error for another caller that ran into it. Only the `errno` or the
     /// text of the cause is kept.
+    #[must_use]
     pub fn again(&self) -> Self {
         let inner = &*self.0;
         Self(Box::new(Inner {

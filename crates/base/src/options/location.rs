@@ -192,6 +192,7 @@ impl Location {
     }
 
     /// Returns the location of `name` inside this directory or below this prefix.
+    #[must_use]
     pub fn join(&self, name: &str) -> Self {
         match &self.place {
             Place::Path(path) => Self::from_path(path.join(name)),
@@ -200,6 +201,7 @@ impl Location {
     }
 
     /// Returns the location of the object with this key or path in the same store.
+    #[must_use]
     pub fn at_path(&self, path: &str) -> Self {
         match &self.place {
             Place::Path(_) => self.clone(),
@@ -211,6 +213,7 @@ impl Location {
     }
 
     /// Returns the directory or prefix that contains this file or object.
+    #[must_use]
     pub fn parent(&self) -> Self {
         match &self.place {
             Place::Path(path) => Self::from_path(path.parent().unwrap_or(Path::new(""))),
@@ -286,6 +289,7 @@ impl Location {
 
     /// Returns the same file or directory of a hub at a commit, or of a registry in the artifact
     /// with this digest.
+    #[must_use]
     pub fn at_commit(&self, commit: &str) -> Self {
         match &self.place {
             Place::Remote(url) if url.protocol == Protocol::Hub => {
@@ -307,6 +311,7 @@ impl Location {
     }
 
     /// Returns the root of the store of a URL; a path as it is.
+    #[must_use]
     pub fn root(&self) -> Self {
         match &self.place {
             Place::Remote(url) => Self::from_remote(RemoteUrl {

@@ -161,6 +161,7 @@ impl StoreOptions {
     }
 
     /// Returns the options without a key.
+    #[must_use]
     pub fn without(&self, key: &str) -> Self {
         let mut others = self.clone();
         others.values.remove(key);

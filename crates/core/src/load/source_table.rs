@@ -37,7 +37,7 @@ pub(super) struct SourceTable {
 enum Received {
     Nothing,
     /// Behind all other sources, once the leader begins.
-    Regions(Shares, Regions),
+    Regions(Box<Shares>, Regions),
     /// Among the other sources.
     Nodes,
 }
@@ -94,7 +94,7 @@ impl SourceTable {
                 Ok(Self {
                     places: tensors.iter().zip(&known).map(place).collect(),
                     sources: groups::open(own.shards, options, false)?.into(),
-                    received: Received::Regions(shares, regions),
+                    received: Received::Regions(Box::new(shares), regions),
                 })
             }
             Some(Others::Nodes(shares)) => {
@@ -180,7 +180,7 @@ impl SourceTable {
         };
         let first = sources.members().len();
         let leader = LeaderGroup::begin(
-            shares,
+            *shares,
             regions,
             first,
             plan,
