@@ -116,6 +116,10 @@ impl ShardSource {
     }
 
     /// Returns the file, if it is one.
+    #[cfg_attr(
+        not(feature = "object"),
+        expect(clippy::unnecessary_wraps, reason = "objects are no files")
+    )]
     pub(crate) fn as_file(&self) -> Option<&Arc<FileSource>> {
         match self {
             Self::File(file) => Some(file),

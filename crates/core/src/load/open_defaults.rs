@@ -7,6 +7,10 @@ use crate::copy::hub_cache::fill_all;
 use crate::format::Precedence;
 use crate::options::StoreOptions;
 
+#[cfg_attr(
+    not(feature = "object"),
+    expect(clippy::derivable_impls, reason = "models of hubs are objects")
+)]
 impl Default for OpenOptions {
     fn default() -> Self {
         Self {
