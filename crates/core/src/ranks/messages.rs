@@ -6,7 +6,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, cut};
-use crate::plan::Slice;
+use crate::format::Slice;
 
 /// Most bytes of each text of a failure: all of them fit into one message of a group, also if JSON
 /// escapes the names in them.
