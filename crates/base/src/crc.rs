@@ -247,7 +247,7 @@ impl Sum {
 /// end of a range.
 const PREFIX_STEP: usize = 16 << 10;
 
-/// Remainders of the prefixes of some bytes, one for every [`PREFIX_STEP`]. As with prefix sums,
+/// Remainders of the prefixes of some bytes, one for every `PREFIX_STEP`. As with prefix sums,
 /// the CRC of any range follows from two of them, and only the range's ends are read again.
 #[derive(Debug)]
 pub struct Prefixes {

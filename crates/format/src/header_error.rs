@@ -250,7 +250,7 @@ impl HeaderError {
     ///
     /// The message says everything that `self` says, so that one line is enough; [`Error::chain`]
     /// leaves out a cause that the line before it already ends with. A name beyond
-    /// [`SHOWN_BYTES_MAX`] is truncated in the message, and complete in the source.
+    /// `SHOWN_BYTES_MAX` is truncated in the message, and complete in the source.
     pub fn into_error(self, location: impl fmt::Display) -> Error {
         let mut error = Error::new(ErrorKind::InvalidFormat, self.detail()).with_location(location);
         if let Some(tensor) = self.tensor() {

@@ -41,7 +41,7 @@ pub struct HubId {
 }
 
 impl HubId {
-    /// Parses the authority that [`split`] returned.
+    /// Parses the authority that `split` returned.
     pub fn from_authority(authority: &str) -> Self {
         let (repository, revision) = authority.split_once('@').unwrap_or((authority, REVISION));
         Self {

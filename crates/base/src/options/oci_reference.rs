@@ -30,7 +30,7 @@ pub struct OciReference {
 }
 
 impl OciReference {
-    /// Parses the authority that [`split`] returned.
+    /// Parses the authority that `split` returned.
     pub fn from_authority(authority: &str) -> Self {
         let (host, rest) = authority.split_once('/').unwrap_or((authority, ""));
         let (name, digest) = match rest.split_once('@') {
@@ -46,7 +46,7 @@ impl OciReference {
     }
 }
 
-/// Returns host and repository of an authority that [`split`] returned.
+/// Returns host and repository of an authority that `split` returned.
 pub fn place(authority: &str) -> &str {
     let host_len = authority.find('/').unwrap_or(authority.len());
     let reference = authority[host_len..].find([':', '@']);

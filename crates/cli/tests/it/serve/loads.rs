@@ -600,7 +600,8 @@ fn peers_fetch_each_byte_once() {
             .collect::<Vec<_>>()
     });
     assert_eq!(digests, [&*wanted; LOADS]);
-    // A load whose peers send in time asks the origin for the header and both ends, to compare them.
+    // A load whose peers send in time asks the origin for the header and both ends only, to compare
+    // them.
     let own = |_| {
         let before = sent(&origin);
         assert_eq!(load(), wanted);

@@ -4,9 +4,9 @@
 //! [`verify::find`](crate::verify::find) returns the expectation for each source, `coverage.rs`
 //! selects the part of it that can be compared with what is read, `setup.rs` compares everything
 //! that needs no reading, and [`Check`] (`compare.rs`) does the rest: CRCs and BLAKE3 (`sum.rs`,
-//! `tree.rs`) in any order and on all lanes at once, SHA-256 in file order (`in_order.rs`). A tensor
-//! with a digest of its own is never handed over unless its bytes match; with a digest of the whole
-//! file, the load fails before its stream ends.
+//! `tree.rs`) in any order and on all lanes at once, SHA-256 in file order (`in_order.rs`). A
+//! tensor with its own digest is never handed over unless its bytes match; with a digest of the
+//! whole file, the load fails before its stream ends.
 
 mod compare;
 mod coverage;

@@ -508,8 +508,8 @@ mod tests {
             assert!(linux::is_resident(&file, 0, Duration::MAX), "just written");
         }
         file.sync_all().expect("written back");
-        // A read counts as one that did not wait if the device answers while the thread has lost its
-        // core, so on a busy machine one answer says nothing.
+        // A read counts as one that did not wait if the device answers while the thread has lost
+        // its core, so on a busy machine one answer says nothing.
         let is_gone = |_| {
             let_go(&file, 0, 1 << 20);
             let evicted = mincore(&file, 0, 1 << 20).is_ok_and(|found| found.pages == 0);
