@@ -108,6 +108,15 @@ fn lock() -> Option<MutexGuard<'static, Queue>> {
 /// Receives the events of all threads.
 struct Listener;
 
+/// Returns the logger of events with this target. Those of all crates are below `tload`.
+fn logger_of(target: &str) -> String {
+    let target = target.replace("::", ".");
+    match target.strip_prefix("tload_") {
+        Some(rest) => format!("tload.{rest}"),
+        None => target,
+    }
+}
+
 impl<S: Subscriber> Layer<S> for Listener {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         let metadata = event.metadata();
@@ -121,7 +130,7 @@ impl<S: Subscriber> Layer<S> for Listener {
         event.record(&mut text);
         let queued = (
             level,
-            metadata.target().replace("::", "."),
+            logger_of(metadata.target()),
             printable(&(text.message + &text.fields)),
             metadata.file().unwrap_or_default(),
             metadata.line().unwrap_or_default(),

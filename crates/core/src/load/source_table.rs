@@ -137,7 +137,7 @@ impl SourceTable {
             // All nodes take what they share in the same order.
             self.sources.arrange(&in_file_order(wanted, tensors));
         } else {
-            // Shared regions come behind the files.
+            // Shared regions come after the files.
             wanted.sort_by_key(|(_, wanted)| (wanted.source, wanted.range.start));
         }
     }

@@ -98,6 +98,21 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// A process that is killed as it opens an entry leaves one without bytes.
+#[test]
+fn limit_of_zero_removes_entries_without_bytes() {
+    let bench = Bench::new();
+    let name = "a".repeat(64);
+    let entry = bench.folder.path().join("v1/aa").join(name);
+    std::fs::create_dir_all(&entry).expect("creates");
+    std::fs::write(entry.join("stamps"), "").expect("writes");
+    let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
+    cache.prune(&rules(1)).expect("prunes");
+    assert!(entry.exists(), "within the limit");
+    cache.prune(&rules(0)).expect("prunes");
+    assert!(!entry.exists());
+}
+
 /// Their entries are absent or right, not in use, and the next prune removes all files.
 #[test]
 fn killed_evictions_and_removals_leave_nothing_behind() {

@@ -50,7 +50,7 @@ fn open_entry(
     let location = Location::from_path(entry.path());
     let file = Arc::new(FileSource::open_with(&location, Some(0))?);
     if !entry.is_file(file.identity()) {
-        // The directory was replaced.
+        // The directory was replaced, so the bytes must come from the store.
         return Err(Error::new(ErrorKind::Changed, "is another file"));
     }
     ReadFile::open_with(file, options.cache, refused, Retries::NONE, wanted)
@@ -93,7 +93,7 @@ impl SourceGroup for CachedGroup {
     }
 
     fn lanes(&self, context: &LaneContext<'_>, _needed_bytes: u64) -> GroupLanes {
-        // Not by copying threads: lanes verify cached bytes.
+        // Lanes verify cached bytes, so no copying threads are used.
         let (mut files, count) = self.files.lanes_by(None, true, context);
         // The caller requires an engine for files only: objects need no ring.
         files.required = EngineChoice::Auto;

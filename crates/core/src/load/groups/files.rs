@@ -111,7 +111,7 @@ impl FileGroup {
             reason,
         };
         let fixed = options.lanes.map(LaneCount::fixed);
-        // Threads that copy for a GPU are as many as pay already.
+        // More lanes would not help if threads copy for a GPU: there are already as many as pay.
         let checks = checks && copiers.is_none();
         let count = fixed.unwrap_or_else(|| lanes_for(kind, &self.files, checks));
         (engine, count)

@@ -21,7 +21,7 @@ use crate::storage::{ReadHints, Source};
 use crate::sync::parallel::parallel_map;
 
 /// Hints on shared memory that tensors show: windows are whole pages, so that a rank can replace
-/// single ones.
+/// single pages.
 pub(super) const SHOWN_HINTS: ReadHints = ReadHints {
     extent_bytes: 4 << 20,
     request_bytes: 4 << 20,
@@ -180,7 +180,12 @@ impl SourceGroup for LeaderGroup {
     }
 
     fn limits(&self, request: &LimitsRequest<'_>) -> Limits {
-        Limits::for_files(&Options::default(), &self.regions.hints, request.window)
+        // A rank may share nothing with the others of its node.
+        let hints = match self.regions.len() {
+            0 => ReadHints::greatest([]),
+            _ => self.regions.hints,
+        };
+        Limits::for_files(&Options::default(), &hints, request.window)
     }
 
     fn lanes(&self, context: &LaneContext<'_>, _needed_bytes: u64) -> GroupLanes {
@@ -199,7 +204,7 @@ impl SourceGroup for LeaderGroup {
         };
         GroupLanes {
             engine: Arc::new(LeaderEngine(Arc::new(setup))),
-            // Bytes that tensors do not show are copied.
+            // One lane copies the bytes that tensors cannot show in place.
             count: LaneCount::fixed(1),
         }
     }
@@ -209,8 +214,8 @@ impl SourceGroup for LeaderGroup {
     }
 
     fn reads_in_file_order(&self) -> bool {
-        // The leader reads in file order, and keeps what it has read: a rank that waited for later
-        // regions without those before them could wait for ever.
+        // The leader reads in file order and keeps what it has read, so ranks take regions in file
+        // order too. A rank that waited for later regions first could wait forever.
         true
     }
 

@@ -26,7 +26,7 @@ const HINTS: ReadHints = ReadHints {
 /// Part of a leader's reads that other nodes make.
 pub(crate) struct NodeShares {
     pub(crate) peers: Arc<Peers>,
-    /// By tensor: the rank that leads the node which reads it; none for those of this node.
+    /// By tensor: the rank that leads the node which reads it; `None` if this node reads it.
     pub(crate) owners: Vec<Option<usize>>,
     /// Bytes that are read in place of other nodes.
     pub(crate) reread_bytes: Arc<AtomicU64>,
@@ -125,7 +125,7 @@ impl SourceGroup for NodeGroup {
         };
         GroupLanes {
             engine: Arc::new(NodeEngine(Arc::new(setup))),
-            // Another thread receives.
+            // One lane is enough, because another thread receives the bytes.
             count: LaneCount::fixed(1),
         }
     }

@@ -109,7 +109,7 @@ impl ObjectGroup {
             connections: options.depth.unwrap_or(hints.depth),
             in_flight_bytes: None,
             request_bytes: options.extent_bytes.unwrap_or(hints.request_bytes),
-            // Unknown: most of them come another way.
+            // The total is unknown, because most bytes come from the leader.
             total_bytes: hints.in_flight_bytes,
             retries: options.retries.map(Retries::up_to),
             hedge: options.hedge.unwrap_or(true),
@@ -247,7 +247,8 @@ fn limits(options: &Options, hints: &ReadHints, window: usize) -> Limits {
                 bytes: bytes_of(most),
                 ..start
             };
-            // A quarter of the requests: no worse where a single request saturates the network.
+            // Start with a quarter of the requests, which costs nothing if a single request
+            // saturates the network.
             Depth::adaptive(start, start.bytes / 4, most)
         }
         (_, bytes) => Depth::fixed(JOBS_MAX, bytes.unwrap_or(start.bytes)),

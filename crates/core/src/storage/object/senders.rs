@@ -79,7 +79,10 @@ impl ObjectSource {
         if hints.is_empty() {
             return mismatch;
         }
-        let mismatch = mismatch.with_hint(format!("load again: {}", hints.join(", and ")));
+        // The digest itself may be wrong: then loading again does not help.
+        let advice = mismatch.marked_hint();
+        let advice = advice.map_or_else(String::new, |it| format!("; if that fails too, {it}"));
+        let mismatch = mismatch.with_hint(format!("load again: {}{advice}", hints.join(", and ")));
         let others = [
             (has_cache, "the cache"),
             (lanes.contains(&ORIGIN), "the origin"),

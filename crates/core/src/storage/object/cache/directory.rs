@@ -91,7 +91,7 @@ impl CachedObject {
 #[non_exhaustive]
 pub struct Pruning {
     /// Removes the least recently used objects until the others take at most this many bytes on
-    /// disk.
+    /// disk. 0 also removes the entries without bytes that killed processes have left.
     pub max_bytes: Option<u64>,
     /// Removes objects that were not opened for this long, and what is known of others.
     pub unused_for: Option<Duration>,
@@ -264,7 +264,6 @@ impl CacheDirectory {
         for (place, entry) in entries {
             let idle = now.duration_since(entry.used).unwrap_or_default();
             let is_old = rules.unused_for.is_some_and(|limit| idle >= limit);
-            // Killed processes leave entries without bytes, and a limit of 0 is one for them too.
             let is_beyond = rules.max_bytes.is_some_and(|most| most == 0 || used > most);
             if is_old || is_beyond {
                 let bytes = entry.bytes;

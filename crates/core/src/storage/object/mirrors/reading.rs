@@ -41,7 +41,6 @@ impl ObjectSource {
             return self.read_remote(range, retries, hedging, to).await;
         };
         mirrors.refresh();
-        mirrors.drop_distrusted();
         self.begin_replicas(mirrors);
         if mirrors.names.is_some() {
             self.await_replicas().await;
@@ -49,6 +48,8 @@ impl ObjectSource {
         let (mut at, mut left) = (range.start, None);
         let mut has_origin_failed = false;
         while at < range.end {
+            // Another load may have found meanwhile that a mirror sends wrong bytes.
+            mirrors.drop_distrusted();
             let may = |lane: usize| {
                 let is_there = |index: usize| self.0.replicas.get(index).is_some();
                 left != Some(lane) && (lane == ORIGIN || is_there(lane - 1))
