@@ -3,9 +3,9 @@
 //! Directories and index files come from untrusted sources. Names are checked where they are read
 //! (`shards.rs` of `tload-format`). This module checks where symbolic links lead, for each file
 //! that the caller did not name: shards of a directory or an index, and the index of a directory.
-//! Always allowed: links that stay in the directory (Kubernetes mounts volumes so), links in the path of
-//! the directory itself, and links in a hub's cache from a snapshot to the blobs of its repository,
-//! or to those that all repositories of the cache share. Mounts do not count as links.
+//! Always allowed: links that stay in the directory (Kubernetes mounts volumes so), links in the
+//! path of the directory itself, and links in a hub's cache from a snapshot to the blobs of its
+//! repository, or to those that all repositories of the cache share. Mounts do not count as links.
 //!
 //! A file is checked before it is opened, and the checked file is the one opened:
 //! [`ConfinedDir::find`] takes a descriptor that reads nothing (`O_PATH`), resolves its path

@@ -176,7 +176,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("deep/model.safetensors");
         write(&file, "");
-        assert!(said(&file).expect_err("none").contains("nor downloaded"));
+        assert!(said(&file).expect_err("none").contains("nor a download"));
         let metadata = folder
             .path()
             .join(".cache/huggingface/download/deep/model.safetensors.metadata");

@@ -41,6 +41,7 @@ impl ObjectSource {
             return self.read_remote(range, retries, hedging, to).await;
         };
         mirrors.refresh();
+        mirrors.drop_distrusted();
         self.begin_replicas(mirrors);
         if mirrors.names.is_some() {
             self.await_replicas().await;
