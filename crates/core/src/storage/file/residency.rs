@@ -55,7 +55,7 @@ fn ask(file: &File) -> Result<Residency> {
         Method::Cachestat => linux::cachestat(file, 0, total_bytes),
         Method::Mincore => None,
     };
-    // Of the ways to count pages, only `mincore` states the reason of a failure.
+    // `cachestat` gives no reason when it fails. `mincore` does.
     let pages = counted.map_or_else(
         || mincore(file, 0, total_bytes).map(|found| found.pages),
         Ok,

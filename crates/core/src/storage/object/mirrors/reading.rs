@@ -224,7 +224,7 @@ impl<R: Receive> Receive for Counted<'_, R> {
 
 /// Returns whether a mirror may have the bytes that the origin failed to send.
 fn may_go_on(mirrors: &Mirrors, error: &Error, may: impl Fn(usize) -> bool) -> bool {
-    // What the origin says about the object is final. Mirrors help only if it cannot be reached.
+    // An answer of the origin is final. Mirrors help only if the origin cannot be reached.
     let is_answer = !matches!(error.kind(), ErrorKind::Remote | ErrorKind::TimedOut);
     let usable = mirrors.usable();
     let mut others = usable.iter().zip(1..);

@@ -75,7 +75,7 @@ mod tests {
             of_list("\"caf\u{e9}\"".to_owned()),
             "\"obs-text caf%C3%A9\""
         );
-        // What it stands for cannot be a header.
+        // A header cannot contain the line break that this text encodes.
         let control = HeaderValue::from_static("\"obs-text %0D%0A\"");
         assert_eq!(to_tag(&control), None);
     }
