@@ -15,17 +15,22 @@ use crate::error::{Error, ErrorKind};
 
 /// A rule of the safetensors format that a file breaks.
 ///
+/// Displays without the tensor's name, which [`Error`] shows by itself; see
+/// [`HeaderError::tensor`].
+///
 /// `begin` and `end` are offsets as the header writes them: from the first byte after the header.
 /// `range` fields and [`HeaderError::range`] count from the start of the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
     /// The file cannot even hold the length of a header.
+    #[error("found a file of {file_bytes} bytes, wanted at least 8 for the header length")]
     FileTooSmall {
         /// Length of the file.
         file_bytes: u64,
     },
     /// The first bytes are those of another well-known kind of file.
+    #[error("found {format}, wanted a safetensors file")]
     OtherFormat {
         /// Name of the format, with its article: `"a git-lfs pointer"`.
         format: &'static str,
@@ -33,13 +38,19 @@ pub enum HeaderError {
         hint: &'static str,
     },
     /// The header length is 0; the shortest header is `{}`.
+    #[error("found a header length of 0, wanted at least 2")]
     LengthZero,
     /// The header length is above the format's limit of 100,000,000 bytes.
+    #[error("found a header length of {bytes}, wanted at most {HEADER_BYTES_MAX}")]
     LengthTooLarge {
         /// The header length.
         bytes: u64,
     },
     /// The header does not fit into the file.
+    #[error(
+        "header length {bytes} does not fit the file: found {file_bytes} bytes, wanted at least {}",
+        bytes.saturating_add(8)
+    )]
     LengthBeyondFile {
         /// The header length.
         bytes: u64,
@@ -47,16 +58,22 @@ pub enum HeaderError {
         file_bytes: u64,
     },
     /// The header is not UTF-8.
+    #[error("header is not UTF-8 at byte {position} of the file")]
     NotUtf8 {
         /// The first bad byte, from the start of the file.
         position: u64,
     },
     /// The header does not begin with `{` (after white space).
+    #[error(
+        "found {}, wanted '{{'",
+        found.map_or("a blank header".to_owned(), |found| format!("a header that begins with {found:?}"))
+    )]
     NotAnObject {
         /// The first character that is not white space, if there is one.
         found: Option<char>,
     },
     /// The header is not JSON.
+    #[error("header is not JSON at line {line} column {column}: {what}")]
     NotJson {
         /// Line within the header, from 1.
         line: usize,
@@ -68,16 +85,22 @@ pub enum HeaderError {
         what: String,
     },
     /// Two tensors have the same name.
+    #[error("found its name twice, wanted distinct names")]
     DuplicateTensor {
         /// The name.
         tensor: String,
     },
     /// `__metadata__` itself, or a key in it, occurs twice.
+    #[error("{}", duplicate_metadata(key.as_deref()))]
     DuplicateMetadata {
         /// The key; `None` if it is `__metadata__` itself.
         key: Option<String>,
     },
     /// `__metadata__` is not an object of strings.
+    #[error(
+        "__metadata__{}: {what}",
+        key.as_ref().map_or(String::new(), |key| format!(" at {:?}", clip(key)))
+    )]
     InvalidMetadata {
         /// The key whose value is not a string; `None` if `__metadata__` itself is not an object.
         key: Option<String>,
@@ -85,6 +108,7 @@ pub enum HeaderError {
         what: String,
     },
     /// A tensor's entry lacks a field, or a field has the wrong type.
+    #[error("{what}")]
     InvalidEntry {
         /// The tensor.
         tensor: String,
@@ -92,6 +116,11 @@ pub enum HeaderError {
         what: String,
     },
     /// A dtype that the format does not have.
+    #[error(
+        "found the dtype {:?}, wanted one of the {} of the format",
+        clip(dtype),
+        Dtype::ALL.len()
+    )]
     UnknownDtype {
         /// The tensor.
         tensor: String,
@@ -99,6 +128,7 @@ pub enum HeaderError {
         dtype: String,
     },
     /// A tensor ends before it begins.
+    #[error("found offsets [{begin}, {end}], wanted an end that is not below the start")]
     ReversedOffsets {
         /// The tensor.
         tensor: String,
@@ -108,6 +138,10 @@ pub enum HeaderError {
         end: u64,
     },
     /// Bytes that belong to no tensor lie before this one.
+    #[error(
+        "found it at offset {found}, wanted {wanted}: the bytes {} belong to no tensor",
+        after.as_ref().map_or("before it".to_owned(), |after| format!("between {:?} and it", clip(after)))
+    )]
     Hole {
         /// The tensor behind the hole.
         tensor: String,
@@ -121,6 +155,10 @@ pub enum HeaderError {
         range: Range<u64>,
     },
     /// Two tensors share bytes.
+    #[error(
+        "found it at offset {found}, wanted {wanted}: it overlaps {:?}",
+        clip(other)
+    )]
     Overlap {
         /// The tensor that begins too early.
         tensor: String,
@@ -134,6 +172,7 @@ pub enum HeaderError {
         range: Range<u64>,
     },
     /// The number of elements, or of their bits, does not fit 64 bits.
+    #[error("counting the bits of {} of {dtype} overflows 64 bits", Shape(shape))]
     ShapeOverflow {
         /// The tensor.
         tensor: String,
@@ -143,6 +182,10 @@ pub enum HeaderError {
         shape: Vec<usize>,
     },
     /// Elements smaller than a byte do not fill whole bytes.
+    #[error(
+        "found {elements} elements of {dtype} ({} bits), wanted whole bytes",
+        elements.saturating_mul(dtype.bits())
+    )]
     SubByteSize {
         /// The tensor.
         tensor: String,
@@ -152,6 +195,10 @@ pub enum HeaderError {
         elements: usize,
     },
     /// A tensor's offsets span a different number of bytes than its shape and dtype need.
+    #[error(
+        "found {found} bytes between its offsets, wanted {wanted} for {} of {dtype}",
+        Shape(shape)
+    )]
     SizeMismatch {
         /// The tensor.
         tensor: String,
@@ -167,6 +214,7 @@ pub enum HeaderError {
         range: Range<u64>,
     },
     /// The file ends before its last tensor does.
+    #[error("file ends too early: found {found} bytes, wanted {wanted}")]
     Truncated {
         /// The first tensor that is not whole.
         tensor: String,
@@ -176,6 +224,7 @@ pub enum HeaderError {
         wanted: u64,
     },
     /// The file continues after its last tensor.
+    #[error("bytes follow the last tensor: found {found} bytes, wanted {wanted}")]
     TrailingBytes {
         /// Length of the file.
         found: u64,
@@ -252,7 +301,8 @@ impl HeaderError {
     /// leaves out a cause that the line before it already ends with. A name beyond
     /// `SHOWN_BYTES_MAX` is truncated in the message, and complete in the source.
     pub fn into_error(self, location: impl fmt::Display) -> Error {
-        let mut error = Error::new(ErrorKind::InvalidFormat, self.detail()).with_location(location);
+        let mut error =
+            Error::new(ErrorKind::InvalidFormat, self.to_string()).with_location(location);
         if let Some(tensor) = self.tensor() {
             error = error.with_tensor(clip(tensor));
         }
@@ -292,129 +342,18 @@ impl HeaderError {
             | Self::NotJson { .. } => "this is not a safetensors file, or its beginning is damaged",
         }
     }
-
-    /// Returns the failure without the tensor's name, which [`Error`] shows by itself.
-    #[expect(clippy::too_many_lines, reason = "one text per variant")]
-    fn detail(&self) -> String {
-        match self {
-            Self::FileTooSmall { file_bytes } => format!(
-                "found a file of {file_bytes} bytes, wanted at least 8 for the header length"
-            ),
-            Self::OtherFormat { format, .. } => {
-                format!("found {format}, wanted a safetensors file")
-            }
-            Self::LengthZero => "found a header length of 0, wanted at least 2".to_owned(),
-            Self::LengthTooLarge { bytes } => {
-                format!("found a header length of {bytes}, wanted at most {HEADER_BYTES_MAX}")
-            }
-            Self::LengthBeyondFile { bytes, file_bytes } => format!(
-                "header length {bytes} does not fit the file: found {file_bytes} bytes, \
-                 wanted at least {}",
-                bytes.saturating_add(8)
-            ),
-            Self::NotUtf8 { position } => {
-                format!("header is not UTF-8 at byte {position} of the file")
-            }
-            Self::NotAnObject { found: Some(found) } => {
-                format!("found a header that begins with {found:?}, wanted '{{'")
-            }
-            Self::NotAnObject { found: None } => "found a blank header, wanted '{'".to_owned(),
-            Self::NotJson {
-                line, column, what, ..
-            } => {
-                format!("header is not JSON at line {line} column {column}: {what}")
-            }
-            Self::DuplicateTensor { .. } => {
-                "found its name twice, wanted distinct names".to_owned()
-            }
-            Self::DuplicateMetadata { key: None } => {
-                "found __metadata__ twice, wanted it at most once".to_owned()
-            }
-            Self::DuplicateMetadata { key: Some(key) } => {
-                let key = clip(key);
-                format!("found {key:?} twice in __metadata__, wanted distinct keys")
-            }
-            Self::InvalidMetadata { key: None, what } => format!("__metadata__: {what}"),
-            Self::InvalidMetadata {
-                key: Some(key),
-                what,
-            } => {
-                format!("__metadata__ at {:?}: {what}", clip(key))
-            }
-            Self::InvalidEntry { what, .. } => what.clone(),
-            Self::UnknownDtype { dtype, .. } => format!(
-                "found the dtype {:?}, wanted one of the {} of the format",
-                clip(dtype),
-                Dtype::ALL.len()
-            ),
-            Self::ReversedOffsets { begin, end, .. } => {
-                format!("found offsets [{begin}, {end}], wanted an end that is not below the start")
-            }
-            Self::Hole {
-                after,
-                found,
-                wanted,
-                ..
-            } => {
-                let hole = after.as_ref().map_or_else(
-                    || "before it".to_owned(),
-                    |after| format!("between {:?} and it", clip(after)),
-                );
-                format!(
-                    "found it at offset {found}, wanted {wanted}: the bytes {hole} belong to no tensor"
-                )
-            }
-            Self::Overlap {
-                other,
-                found,
-                wanted,
-                ..
-            } => {
-                let other = clip(other);
-                format!("found it at offset {found}, wanted {wanted}: it overlaps {other:?}")
-            }
-            Self::ShapeOverflow { dtype, shape, .. } => {
-                let shape = Shape(shape);
-                format!("counting the bits of {shape} of {dtype} overflows 64 bits")
-            }
-            Self::SubByteSize {
-                dtype, elements, ..
-            } => format!(
-                "found {elements} elements of {dtype} ({} bits), wanted whole bytes",
-                elements.saturating_mul(dtype.bits())
-            ),
-            Self::SizeMismatch {
-                dtype,
-                shape,
-                found,
-                wanted,
-                ..
-            } => {
-                let shape = Shape(shape);
-                format!(
-                    "found {found} bytes between its offsets, wanted {wanted} for {shape} of {dtype}"
-                )
-            }
-            Self::Truncated { found, wanted, .. } => {
-                format!("file ends too early: found {found} bytes, wanted {wanted}")
-            }
-            Self::TrailingBytes { found, wanted } => {
-                format!("bytes follow the last tensor: found {found} bytes, wanted {wanted}")
-            }
-        }
-    }
 }
 
-impl fmt::Display for HeaderError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(tensor) = self.tensor() {
-            write!(f, "tensor {:?}: ", clip(tensor))?;
-        }
-        f.write_str(&self.detail())
+/// Returns what occurs twice: `__metadata__` itself, or a key in it.
+fn duplicate_metadata(key: Option<&str>) -> String {
+    match key {
+        None => "found __metadata__ twice, wanted it at most once".to_owned(),
+        Some(key) => format!(
+            "found {:?} twice in __metadata__, wanted distinct keys",
+            clip(key)
+        ),
     }
 }
-
-impl std::error::Error for HeaderError {}
 
 /// Most bytes of a text from a file that go into a message: a hostile name may be 100 MB long.
 const SHOWN_BYTES_MAX: usize = 256;
@@ -487,7 +426,7 @@ mod tests {
         };
         assert_eq!(
             shape.to_string(),
-            "tensor \"t\": counting the bits of [9, 9, 9, 9, 9, 9, 9, 9, …] of F32 overflows 64 bits"
+            "counting the bits of [9, 9, 9, 9, 9, 9, 9, 9, …] of F32 overflows 64 bits"
         );
     }
 }
