@@ -37,8 +37,9 @@ impl TensorInfo {
     /// tensor does not have.
     pub fn sliced(&self, slice: &Slice) -> Result<Self> {
         let Described { entry, shard, .. } = &*self.0;
-        let cut = slice.cut(&entry.shape, entry.dtype.bits());
-        let cut = cut.map_err(|error| error.with_tensor(self.name()))?;
+        let cut = slice
+            .cut(&entry.shape, entry.dtype.bits())
+            .map_err(|error| error.with_tensor(self.name()))?;
         let start = entry.range.start;
         Ok(Self(Arc::new(Described {
             entry: Entry {

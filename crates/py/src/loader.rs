@@ -152,11 +152,13 @@ impl Loader {
 
     /// Returns the devices of the selected tensors, each once.
     fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let devices = self
+        let devices: BTreeSet<String> = self
             .inner
             .devices()
-            .map_err(|error| exception(py, &error))?;
-        let devices: BTreeSet<String> = devices.iter().map(Device::to_string).collect();
+            .map_err(|error| exception(py, &error))?
+            .iter()
+            .map(Device::to_string)
+            .collect();
         Ok(devices.into_iter().collect())
     }
 

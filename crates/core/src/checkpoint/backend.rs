@@ -295,8 +295,11 @@ impl Backend {
         };
         self.pending.during(location, "listing it", || {
             let path = location.as_path();
-            let entries = path.and_then(|path| std::fs::read_dir(path).ok());
-            let entries = entries.into_iter().flatten().take(ENTRIES_MAX);
+            let entries = path
+                .and_then(|path| std::fs::read_dir(path).ok())
+                .into_iter()
+                .flatten()
+                .take(ENTRIES_MAX);
             entries.flatten().any(is_weights)
         })
     }

@@ -76,8 +76,10 @@ impl FileSet {
     /// Creates the file set of a directory before its files are known.
     fn from_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
         let backend = Backend::new(options.clone(), location);
-        let nearest = backend.nearest(std::slice::from_ref(location))?;
-        let nearest = nearest.into_iter().next();
+        let nearest = backend
+            .nearest(std::slice::from_ref(location))?
+            .into_iter()
+            .next();
         let folder = nearest.unwrap_or_else(|| location.clone());
         let root = backend.root(&folder)?;
         Ok(Self {

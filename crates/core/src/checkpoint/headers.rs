@@ -44,8 +44,8 @@ impl OpenedShard {
     /// Parses the header that another rank has read.
     #[cfg(feature = "object")]
     pub(super) fn from_text(source: ShardSource, text: &[u8]) -> Result<Self> {
-        let header = format::parse(text, source.len());
-        let header = header.map_err(|error| error.into_error(source.location()))?;
+        let header = format::parse(text, source.len())
+            .map_err(|error| error.into_error(source.location()))?;
         let length_field = (text.len() as u64).to_le_bytes();
         Ok(Self {
             source,

@@ -221,8 +221,11 @@ impl ShardSet {
         let folder = location.parent();
         let is_there = |file: &Location| file.as_path().is_some_and(Path::exists);
         let file = |shard: &String| {
-            let written = index.backslashed.get(shard);
-            let written = written.map(|name| folder.join(name)).filter(is_there);
+            let written = index
+                .backslashed
+                .get(shard)
+                .map(|name| folder.join(name))
+                .filter(is_there);
             written.unwrap_or_else(|| folder.join(shard))
         };
         let files: Vec<_> = index.shards.iter().map(file).collect();

@@ -84,8 +84,12 @@ impl Together {
             OpeningRole::Alone => Self::Alone,
             OpeningRole::Leader(opener) => Self::Opens(opener, Passed::default()),
             OpeningRole::Follower(opened) => {
-                let opening = options.store.seconds("open_timeout").unwrap_or(OPENING_MAX);
-                let opening = opening.min(OPENING_MAX) + ANSWER_GRACE;
+                let opening = options
+                    .store
+                    .seconds("open_timeout")
+                    .unwrap_or(OPENING_MAX)
+                    .min(OPENING_MAX)
+                    + ANSWER_GRACE;
                 let deadline = Instant::now() + timeout.max(opening);
                 Self::Receives(opened, deadline)
             }
@@ -167,8 +171,7 @@ impl Opening {
             Some(index) => Some(file(&index.source, index.bytes())?),
             None => None,
         };
-        let shards = shards.iter();
-        let shards = shards.map(|shard| file(&shard.source, &shard.text));
+        let shards = shards.iter().map(|shard| file(&shard.source, &shard.text));
         let left_out = set.left_out.iter();
         Some(Self {
             index,

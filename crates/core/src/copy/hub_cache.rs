@@ -134,8 +134,11 @@ fn fill_places(
     download: Download,
 ) -> Result<Option<Vec<PathBuf>>> {
     let is_wanted = store.flag("hf_cache") == Some(true) && !is_hub_offline(store);
-    let urls = sources.iter().filter_map(|source| source.remote());
-    let urls: Vec<_> = urls.filter(|url| url.protocol == Protocol::Hub).collect();
+    let urls: Vec<_> = sources
+        .iter()
+        .filter_map(|source| source.remote())
+        .filter(|url| url.protocol == Protocol::Hub)
+        .collect();
     let (Some(source), Some(url)) = (sources.first(), urls.first().filter(|_| is_wanted)) else {
         return Ok(None);
     };
@@ -151,15 +154,16 @@ fn fill_places(
         .map(|url| object_path(url))
         .collect::<Result<_>>()?;
     let put = || {
-        let folder = repository_folder(url, store);
-        let folder = folder.ok_or_else(|| Error::unsupported("the hub's cache is unknown"))?;
+        let folder = repository_folder(url, store)
+            .ok_or_else(|| Error::unsupported("the hub's cache is unknown"))?;
         let mut found = Found::default();
         for file in &commit.files {
             found.count(source, file.location.as_ref())?;
         }
         let opened = open(&folder).map_err(|error| cannot(&folder, error))?;
-        let own = opened.trusting(trust(store));
-        let own = own.map_err(|error| cannot(&folder, error))?;
+        let own = opened
+            .trusting(trust(store))
+            .map_err(|error| cannot(&folder, error))?;
         let _locked = CacheLock::take(&own, &download.shared.stop, LOCK_PATIENCE)?;
         let mode = trust(store).permissions();
         let staging = own.make_with(STAGING, mode);
@@ -305,8 +309,11 @@ impl Cache {
             components(path)?;
             absent.push((path, self.blob(file)?));
         }
-        let staged = absent.iter().filter(|(_, blob)| !blob.exists());
-        let staged: Vec<_> = staged.map(|(path, _)| (*path).to_owned()).collect();
+        let staged: Vec<_> = absent
+            .iter()
+            .filter(|(_, blob)| !blob.exists())
+            .map(|(path, _)| (*path).to_owned())
+            .collect();
         if !staged.is_empty() {
             let options = CopyOptions {
                 names: Some(staged),

@@ -288,8 +288,9 @@ impl TargetDir {
         let stat =
             fstat(&*partial.file).map_err(|errno| self.failed("cannot stat", name, errno))?;
         let owner = stat.st_uid;
-        let found = (!anew).then(|| read_journal(&partial.folder, last, owner));
-        let found = found.flatten();
+        let found = (!anew)
+            .then(|| read_journal(&partial.folder, last, owner))
+            .flatten();
         if found.as_ref().is_some_and(Journal::is_of_other_form) {
             let file = partial.path.display();
             tracing::warn!(%file, "copied from the start: another version of tload began the copy");
@@ -320,8 +321,10 @@ impl TargetDir {
 
 /// Returns the number of bytes that may be written at `path`, which need not exist yet.
 pub(super) fn free_bytes_at(path: &Path) -> Result<Option<u64>> {
-    let existing = path.ancestors().find(|path| path.exists());
-    let existing = existing.unwrap_or(Path::new("."));
+    let existing = path
+        .ancestors()
+        .find(|path| path.exists())
+        .unwrap_or(Path::new("."));
     free_bytes(statvfs(existing), existing)
 }
 

@@ -91,8 +91,10 @@ impl CachedEngine {
 
     /// Requests a job whose bytes the cache does not have.
     fn request(&mut self, extent: usize, lease: Lease) {
-        let reading = self.reading.remove(&extent);
-        let reading = reading.expect("engines return what was submitted");
+        let reading = self
+            .reading
+            .remove(&extent)
+            .expect("engines return what was submitted");
         self.store.submit(reading.job(extent, lease));
     }
 }

@@ -175,8 +175,9 @@ impl ObjectEngine {
         let connections = self.connections as u64;
         let idle = connections - self.running as u64;
         let left = self.waiting_bytes + self.unseen_bytes;
-        let share = (self.waiting_bytes / idle).min(left / (2 * connections));
-        let share = share.max(SHARE_BYTES_MIN);
+        let share = (self.waiting_bytes / idle)
+            .min(left / (2 * connections))
+            .max(SHARE_BYTES_MIN);
         if let Some(rest) = first.split_off(share) {
             self.waiting.push_front(rest);
         }

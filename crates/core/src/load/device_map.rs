@@ -133,8 +133,11 @@ fn question(error: &Error) -> Option<&str> {
 fn modules_of(name: &str, longest: usize) -> impl Iterator<Item = &str> {
     let whole = (name.len() <= longest).then_some(name);
     let within = name.len().min(longest.saturating_add(1));
-    let dots = name.as_bytes()[..within].iter().enumerate().rev();
-    let dots = dots.filter(|(_, byte)| **byte == b'.');
+    let dots = name.as_bytes()[..within]
+        .iter()
+        .enumerate()
+        .rev()
+        .filter(|(_, byte)| **byte == b'.');
     whole.into_iter().chain(dots.map(|(dot, _)| &name[..dot]))
 }
 

@@ -271,8 +271,11 @@ impl Sources {
     pub(crate) fn opening_retries(&self) -> (u64, Option<String>) {
         // Objects of one checkpoint share a counter.
         let mut seen = HashSet::new();
-        let counters = self.groups.iter().flat_map(|group| group.retry_counters());
-        let counters = counters.filter(|counter| seen.insert(counter.address()));
+        let counters = self
+            .groups
+            .iter()
+            .flat_map(|group| group.retry_counters())
+            .filter(|counter| seen.insert(counter.address()));
         let (counts, reasons): (Vec<u64>, Vec<_>) = counters.map(RetryCounter::so_far).unzip();
         (counts.iter().sum(), reasons.into_iter().flatten().last())
     }
@@ -280,8 +283,11 @@ impl Sources {
     /// Returns the phases of the stores.
     pub(crate) fn spans(&self) -> Vec<Span> {
         let mut seen = HashSet::new();
-        let timelines = self.groups.iter().flat_map(|group| group.timelines());
-        let timelines = timelines.filter(|timeline| seen.insert(ptr::from_ref(*timeline)));
+        let timelines = self
+            .groups
+            .iter()
+            .flat_map(|group| group.timelines())
+            .filter(|timeline| seen.insert(ptr::from_ref(*timeline)));
         timelines.flat_map(Timeline::spans).collect()
     }
 

@@ -169,8 +169,7 @@ fn device_regions(origins: &[LeaseOrigin]) -> Vec<Arc<DeviceRegions>> {
 /// Returns the function that opens the sinks of a lane.
 fn opener(plan: Arc<Plan>, sinks: Vec<SinkFactory>) -> Arc<OpenSink<RouteSink>> {
     Arc::new(move || {
-        let sinks = sinks.iter().map(SinkFactory::open);
-        let sinks = sinks.collect::<Result<_>>()?;
+        let sinks = sinks.iter().map(SinkFactory::open).collect::<Result<_>>()?;
         Ok(RouteSink::new(Arc::clone(&plan), sinks))
     })
 }
@@ -295,8 +294,9 @@ pub(crate) fn published(
         None => demand.host(Some(0), false, options)?,
     };
     let window = WINDOW_BYTES.max(demand.in_flight.saturating_mul(2));
-    let slab = (budget.slots > 0).then(|| staging(budget, None, &events));
-    let slab = slab.transpose()?;
+    let slab = (budget.slots > 0)
+        .then(|| staging(budget, None, &events))
+        .transpose()?;
     Ok((PublishedPool::new(budget.pool, window, events), slab))
 }
 
@@ -438,8 +438,10 @@ fn regions(
         matches!(&prepared.destinations.list()[destination],
             Destination::Cuda(other) if other.ordinal() == context.ordinal())
     };
-    let wanted = beginnings(&plan, options.order, &prepared.groups());
-    let wanted = wanted.into_iter().filter(of_device).collect();
+    let wanted = beginnings(&plan, options.order, &prepared.groups())
+        .into_iter()
+        .filter(of_device)
+        .collect();
     Ok(DeviceRegions::given(
         Arc::clone(&plan),
         tensors,

@@ -202,8 +202,10 @@ impl OwnShards {
     ) -> Self {
         let mut source_of = vec![None; checkpoint.shards().len()];
         let mut shards: Vec<WantedShard> = Vec::new();
-        let own = tensors.iter().enumerate();
-        let own = own.filter(|(index, tensor)| is_own(*index) && tensor.byte_len() > 0);
+        let own = tensors
+            .iter()
+            .enumerate()
+            .filter(|(index, tensor)| is_own(*index) && tensor.byte_len() > 0);
         for (_, tensor) in own {
             let source = *source_of[tensor.shard()].get_or_insert_with(|| {
                 shards.push(WantedShard {

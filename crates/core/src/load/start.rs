@@ -129,8 +129,10 @@ impl Loader {
         let requested = self.requested();
         let (selected, destinations) = requested.inspect_err(|error| self.give_up(error))?;
         let mut joined = self.join(started)?;
-        let part = joined.as_mut().and_then(|joined| joined.shares.take());
-        let part = part.map(Others::Leader);
+        let part = joined
+            .as_mut()
+            .and_then(|joined| joined.shares.take())
+            .map(Others::Leader);
         let is_shared = part.is_some();
         let divisor = (joined.as_ref()).map_or(1, |joined| joined.limit_divisor(is_shared));
         let options = self.options.with_divided_memory(divisor);

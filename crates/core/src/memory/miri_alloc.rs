@@ -32,8 +32,8 @@ unsafe impl Send for Mapped {}
 /// Allocates `len` bytes, at least one, that begin on a page.
 pub(super) fn map(len: usize) -> rustix::io::Result<*mut u8> {
     // An unused page follows each mapping, so that two mappings never touch.
-    let layout = Layout::from_size_align(len + page_size(), page_size());
-    let layout = layout.map_err(|_| rustix::io::Errno::NOMEM)?;
+    let layout = Layout::from_size_align(len + page_size(), page_size())
+        .map_err(|_| rustix::io::Errno::NOMEM)?;
     // SAFETY: the layout is not empty.
     let start = unsafe { alloc(layout) };
     let left = len;

@@ -97,8 +97,9 @@ pub fn divide(
     for unit in units {
         let bytes: u64 = unit.iter().map(|index| length(&common[*index].range)).sum();
         let nodes = common[unit[0]].nodes.iter().copied();
-        let owner = nodes.min_by_key(|node| (load[node], *node));
-        let owner = owner.expect("several nodes want it");
+        let owner = nodes
+            .min_by_key(|node| (load[node], *node))
+            .expect("several nodes want it");
         *load.entry(owner).or_default() += bytes;
         for index in unit {
             common[index].owner = owner;

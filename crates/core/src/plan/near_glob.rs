@@ -39,8 +39,11 @@ pub(super) fn nearest_glob(pattern: &str, names: &[&str]) -> Option<String> {
 /// Returns `pattern` with every word that no name has, up to [`UNKNOWN_WORDS_MAX`], replaced by the
 /// nearest one that a name has.
 fn with_known_words(pattern: &str, names: &[&str]) -> String {
-    let known = names.iter().flat_map(|name| words(name));
-    let known: HashSet<&str> = known.take(KNOWN_WORDS_MAX).collect();
+    let known: HashSet<&str> = names
+        .iter()
+        .flat_map(|name| words(name))
+        .take(KNOWN_WORDS_MAX)
+        .collect();
     // The words are sorted, so that the first of equally near words is always the same.
     let mut sorted: Vec<&str> = known.iter().copied().collect();
     sorted.sort_unstable();

@@ -100,9 +100,10 @@ impl Sharding {
         dims: impl IntoIterator<Item = (G, usize)>,
     ) -> Result<Self> {
         let position = Position::new(rank, size)?;
-        let rules = dims.into_iter();
-        let rules = rules.map(|(glob, dim)| Ok((Selection::glob(glob.as_ref())?, dim)));
-        let rules = rules.collect::<Result<_>>()?;
+        let rules = dims
+            .into_iter()
+            .map(|(glob, dim)| Ok((Selection::glob(glob.as_ref())?, dim)))
+            .collect::<Result<_>>()?;
         Ok(Self::from(Split::Dimensions { position, rules }))
     }
 
@@ -154,8 +155,9 @@ impl Sharding {
     /// slice of, which must be that of the checkpoint's, and keeps all of its dimensions. Other
     /// tensors are loaded whole; names that the checkpoint lacks have no effect.
     pub fn from_slices(slices: impl IntoIterator<Item = (String, Vec<usize>, Slice)>) -> Self {
-        let slices = slices.into_iter();
-        let slices = slices.map(|(name, shape, slice)| (name, (shape, slice)));
+        let slices = slices
+            .into_iter()
+            .map(|(name, shape, slice)| (name, (shape, slice)));
         Self::from(Split::Slices(slices.collect()))
     }
 

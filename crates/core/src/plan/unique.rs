@@ -38,8 +38,10 @@ impl Counter {
         if let Some(bytes) = repeated(cluster) {
             return bytes;
         }
-        let runs = cluster.iter().map(|claim| claim.spans_max(0));
-        let runs = runs.fold(0, u64::saturating_add);
+        let runs = cluster
+            .iter()
+            .map(|claim| claim.spans_max(0))
+            .fold(0, u64::saturating_add);
         if let Some(left) = self.runs_left.checked_sub(runs) {
             self.runs_left = left;
             return union(cluster.iter().flat_map(|claim| claim.spans(0)).collect());

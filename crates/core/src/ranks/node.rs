@@ -233,8 +233,10 @@ pub(super) fn listen(prefix: &str) -> Result<Listener, String> {
     // Test with a sealed memory, like that of regions: the kernel may be too old for seals, or a
     // filter may refuse them.
     SharedMemory::new(1).map_err(|error| {
-        let cause = error.source().map(ToString::to_string);
-        let cause = cause.unwrap_or_else(|| error.message().to_owned());
+        let cause = error
+            .source()
+            .map(ToString::to_string)
+            .unwrap_or_else(|| error.message().to_owned());
         format!("cannot share memory: {cause}")
     })?;
     Listener::new(prefix).map_err(|error| format!("cannot share: {error}"))

@@ -42,8 +42,9 @@ impl TargetSink {
         targets: Arc<[Option<Target>]>,
         gate: Arc<WriteGate>,
     ) -> Self {
-        let missing = plan.targets.iter();
-        let missing = missing
+        let missing = plan
+            .targets
+            .iter()
             .map(|target| AtomicU32::new(target.pieces))
             .collect();
         Self {

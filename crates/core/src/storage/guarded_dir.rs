@@ -112,8 +112,7 @@ impl GuardedDir {
     ///
     /// [`io::ErrorKind::PermissionDenied`] if it is not to be trusted.
     pub(crate) fn below(&self, name: &str) -> io::Result<Self> {
-        let folder = open_below(&self.folder, name);
-        let folder = folder.map_err(|errno| self.explained(name, errno))?;
+        let folder = open_below(&self.folder, name).map_err(|errno| self.explained(name, errno))?;
         let path = self.path.join(name);
         self.require_trusted(&fstat(&folder)?, &path)?;
         Ok(Self {
@@ -187,8 +186,8 @@ impl GuardedDir {
     /// Like [`Self::file`], with these permissions.
     pub(crate) fn file_with(&self, name: &str, flags: OFlags, mode: Mode) -> io::Result<File> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = openat(&self.folder, name, flags, mode & OF_FILES);
-        let file = file.map_err(|errno| self.explained(name, errno))?;
+        let file = openat(&self.folder, name, flags, mode & OF_FILES)
+            .map_err(|errno| self.explained(name, errno))?;
         let stat = fstat(&file)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             let path = self.path.join(name);

@@ -253,8 +253,10 @@ impl Scene {
                 };
                 continue;
             }
-            let wakes = memory.as_mut().and_then(|memory| memory.next_free(now));
-            let wakes = wakes.filter(|_| next == Next::Starved);
+            let wakes = memory
+                .as_mut()
+                .and_then(|memory| memory.next_free(now))
+                .filter(|_| next == Next::Starved);
             match (on_their_way.peek(), wakes) {
                 (Some(Reverse((ends, _))), Some(wakes)) if wakes < *ends => now = wakes,
                 (None, Some(wakes)) => now = wakes,

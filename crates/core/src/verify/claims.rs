@@ -91,8 +91,7 @@ impl Claims {
     pub(super) fn into_expectation(self, counting: Counting) -> Expectation {
         let is_it = |claim: &Claim| claim.counts(counting);
         let Some(at) = self.claims.iter().position(is_it) else {
-            let without = self.claims.iter();
-            let without = without.map(|claim| no_sha256(&claim.by));
+            let without = self.claims.iter().map(|claim| no_sha256(&claim.by));
             let why: Vec<_> = without.chain(self.silent).collect();
             return Expectation::Nothing {
                 why: why.join("; "),

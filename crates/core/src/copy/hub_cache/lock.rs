@@ -133,8 +133,12 @@ fn written(folder: &GuardedDir, name: &str, depth: usize) -> (u64, i64) {
     let below = folder
         .trusting(Trust::All)
         .and_then(|folder| folder.below(name));
-    let names = below.as_ref().map(GuardedDir::names);
-    let names = names.ok().and_then(Result::ok).unwrap_or_default();
+    let names = below
+        .as_ref()
+        .map(GuardedDir::names)
+        .ok()
+        .and_then(Result::ok)
+        .unwrap_or_default();
     let each = names
         .iter()
         .map(|name| below.as_ref().map_or((0, 0), |it| written(it, name, depth)));

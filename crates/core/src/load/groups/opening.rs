@@ -120,9 +120,12 @@ impl Opening {
         kind: fn(&ShardSource) -> Option<&K>,
         open: impl Fn(&K, &[Range<u64>]) -> Result<T> + Sync,
     ) -> Result<Vec<(usize, T)>> {
-        let shards = self.shards.iter().enumerate();
-        let shards = shards.filter_map(|(number, it)| Some((number, kind(&it.source)?, it)));
-        let shards: Vec<_> = shards.collect();
+        let shards: Vec<_> = self
+            .shards
+            .iter()
+            .enumerate()
+            .filter_map(|(number, it)| Some((number, kind(&it.source)?, it)))
+            .collect();
         let opened = parallel_map(&shards, OPENED_AT_A_TIME, |(number, source, wanted)| {
             let open = || open(source, &wanted.ranges);
             let opened = self.pending.during(wanted.source.location(), "", open)?;

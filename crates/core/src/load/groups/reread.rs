@@ -53,8 +53,10 @@ fn open_engines(
         shards[source].ranges.push(region.offset..end);
     }
     let opened = open(shards, options, false)?;
-    let engines = opened.groups.iter();
-    let engines = engines.map(|group| group.open_engine(options, cancel));
+    let engines = opened
+        .groups
+        .iter()
+        .map(|group| group.open_engine(options, cancel));
     let place = |region: &RegionOrigin| {
         let source = source_of[region.shard].expect("opened above");
         let member = opened.members[source];

@@ -188,8 +188,10 @@ impl Faults {
             let missing = untied.map(|(load_target, _)| load_target.name.clone());
             self.missing.extend(missing);
         }
-        let unexpected = tensors.iter().map(TensorInfo::name);
-        let unexpected = unexpected.filter(|name| !known.contains(name));
+        let unexpected = tensors
+            .iter()
+            .map(TensorInfo::name)
+            .filter(|name| !known.contains(name));
         self.unexpected.extend(unexpected.map(str::to_owned));
     }
 

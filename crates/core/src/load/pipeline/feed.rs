@@ -500,8 +500,9 @@ impl Feed {
                     *writer = None;
                 }
                 let is_copied = slice.is_some() || matches!(origin, LeaseOrigin::Published(_));
-                let slot = slab.filter(|_| is_copied);
-                let slot = slot.and_then(|slab| slab.try_lease(extent.window));
+                let slot = slab
+                    .filter(|_| is_copied)
+                    .and_then(|slab| slab.try_lease(extent.window));
                 assert!(
                     slot.is_some() || slice.is_none(),
                     "slices with gaps are read into slots"

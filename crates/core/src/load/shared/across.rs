@@ -56,8 +56,11 @@ impl Across {
         let node = |(leader, ranges)| NodeWants { leader, ranges };
         let mut nodes: Vec<_> = self.peers.ranks().zip(others).map(node).collect();
         nodes.push(node((self.rank, alone.dense.clone())));
-        let tensors = checkpoint.tensors().iter();
-        let tensors: Vec<_> = tensors.map(|it| (it.shard(), it.file_range())).collect();
+        let tensors: Vec<_> = checkpoint
+            .tensors()
+            .iter()
+            .map(|it| (it.shard(), it.file_range()))
+            .collect();
         self.common = plan::divide(&tensors, &nodes, *verify != Verify::Off);
         self.common.retain(|range| range.nodes.contains(&self.rank));
         Ok(())

@@ -83,9 +83,12 @@ impl Reader {
         options.align = None;
         let destinations = Destinations::host(&tensors).published();
         let owners = across.map(|across| across.owners(shared));
-        let elsewhere = tensors.iter().zip(owners.iter().flatten());
-        let elsewhere = elsewhere.filter(|(_, owner)| owner.is_some());
-        let elsewhere: HashSet<usize> = elsewhere.map(|(tensor, _)| tensor.shard()).collect();
+        let elsewhere: HashSet<usize> = tensors
+            .iter()
+            .zip(owners.iter().flatten())
+            .filter(|(_, owner)| owner.is_some())
+            .map(|(tensor, _)| tensor.shard())
+            .collect();
         let peers = across.map(|across| Arc::clone(&across.peers));
         let reread_bytes = Arc::<AtomicU64>::default();
         let received = owners.filter(|owners| owners.iter().any(Option::is_some));
@@ -111,8 +114,10 @@ impl Reader {
         let given = loader.expectations.as_ref();
         let check = check::check(checkpoint, tensors, given, &options.verify, options.timeout)?;
         // The lane for other nodes waits for these events, and claims more once there is memory.
-        let events = peers.as_ref().map(|peers| Arc::clone(peers.events()));
-        let events = events.unwrap_or_default();
+        let events = peers
+            .as_ref()
+            .map(|peers| Arc::clone(peers.events()))
+            .unwrap_or_default();
         let (pool, slab) = published(&prepared, &options, Arc::clone(&events))?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
         let origins = vec![LeaseOrigin::Published(pool.clone())];
@@ -155,10 +160,15 @@ impl Reader {
         };
         let planned_bytes = self.planned_bytes(wants, shared);
         // Wants of other nodes have no names.
-        let nodes = self.peers.iter().flat_map(|peers| peers.ranks());
-        let nodes = nodes.map(|_| (&[][..], &[][..]));
-        let ranks = wants.iter().zip(&shared.by_rank);
-        let ranks = ranks.map(|(wants, ranges)| (&wants[..], &ranges[..]));
+        let nodes = self
+            .peers
+            .iter()
+            .flat_map(|peers| peers.ranks())
+            .map(|_| (&[][..], &[][..]));
+        let ranks = wants
+            .iter()
+            .zip(&shared.by_rank)
+            .map(|(wants, ranges)| (&wants[..], &ranges[..]));
         let plans = ranks.chain(nodes).map(|(wants, ranges)| {
             let places = wants.iter().zip(ranges);
             let tensors = places.map(|(want, range)| range.map(|range| place(want, range)));
@@ -179,12 +189,17 @@ impl Reader {
     fn planned_bytes(&self, wants: &[Vec<RankWant>], shared: &SharePlan) -> u64 {
         let sources = &self.prepared.sources;
         let is_read_here = |source: usize| !sources.group_of(source).is_received();
-        let extents = self.prepared.plan.extents.iter();
-        let extents = extents.filter(|extent| is_read_here(extent.source));
+        let extents = self
+            .prepared
+            .plan
+            .extents
+            .iter()
+            .filter(|extent| is_read_here(extent.source));
         let together: u64 = extents.map(|extent| extent.needed as u64).sum();
         let ranks = wants.iter().zip(&shared.by_rank);
-        let alone = ranks.flat_map(|(wants, ranges)| wants.iter().zip(ranges));
-        let alone = alone.filter(|(_, range)| range.is_none());
+        let alone = ranks
+            .flat_map(|(wants, ranges)| wants.iter().zip(ranges))
+            .filter(|(_, range)| range.is_none());
         let alone: u64 = (alone.map(|(want, _)| want.range.end - want.range.start)).sum();
         together + alone
     }

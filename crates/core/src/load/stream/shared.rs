@@ -99,8 +99,10 @@ impl Shared {
             news: Condvar::default(),
             lanes_news: Condvar::default(),
         });
-        let empty = tensors.iter().enumerate();
-        let empty = empty.filter(|(_, info)| info.byte_len() == 0);
+        let empty = tensors
+            .iter()
+            .enumerate()
+            .filter(|(_, info)| info.byte_len() == 0);
         let mut ready: Vec<_> = empty
             .map(|(index, info)| (index, Tensor::new(info.clone(), TensorBytes::Empty)))
             .collect();

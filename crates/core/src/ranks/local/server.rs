@@ -84,8 +84,10 @@ impl Server {
     fn wait(&self, deadline: Option<Instant>) {
         let listener = self.listener.iter();
         let listener = listener.map(|listener| PollFd::new(listener, PollFlags::IN));
-        let clients = self.clients.iter();
-        let clients = clients.flat_map(|client| client.connection.watched());
+        let clients = self
+            .clients
+            .iter()
+            .flat_map(|client| client.connection.watched());
         wait(&mut listener.chain(clients).collect::<Vec<_>>(), deadline);
     }
 

@@ -66,10 +66,10 @@ fn exchange(
     let message = &message;
     scope(|scope| {
         let exchange = |group: &'_ LocalGroup| group.exchange(&message(group.rank()), later());
-        let threads = groups
+        let threads: Vec<_> = groups
             .iter()
-            .map(|group| scope.spawn(move || exchange(group)));
-        let threads: Vec<_> = threads.collect();
+            .map(|group| scope.spawn(move || exchange(group)))
+            .collect();
         let ended = threads.into_iter().map(ScopedJoinHandle::join);
         ended.map(|ended| ended.expect("no panic")).collect()
     })
@@ -220,8 +220,10 @@ fn rank_that_leaves_is_named_at_once() {
     let rank_1 = groups.remove(1);
     scope(|scope| {
         let wait = |group: &'_ LocalGroup| group.exchange(b"", later()).expect_err("fails");
-        let threads = groups.iter().map(|group| scope.spawn(move || wait(group)));
-        let threads: Vec<_> = threads.collect();
+        let threads: Vec<_> = groups
+            .iter()
+            .map(|group| scope.spawn(move || wait(group)))
+            .collect();
         drop(rank_1);
         for thread in threads {
             assert_peer::<()>(Err(thread.join().expect("no panic")), &[1], "rank 1");

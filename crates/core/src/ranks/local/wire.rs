@@ -98,8 +98,8 @@ impl Frame {
                 let mut rest = body;
                 while !rest.is_empty() {
                     let (length, behind) = rest.split_first_chunk::<LENGTH>().ok_or(Malformed)?;
-                    let length = usize::try_from(u32::from_le_bytes(*length));
-                    let length = length.map_err(|_| Malformed)?;
+                    let length =
+                        usize::try_from(u32::from_le_bytes(*length)).map_err(|_| Malformed)?;
                     let (message, behind) = behind.split_at_checked(length).ok_or(Malformed)?;
                     messages.push(message.to_vec());
                     rest = behind;
@@ -161,8 +161,8 @@ impl Frames {
             return Ok(None);
         };
         let [l0, l1, l2, l3, tag] = *header;
-        let length = usize::try_from(u32::from_le_bytes([l0, l1, l2, l3]));
-        let length = length.map_err(|_| Malformed)?;
+        let length =
+            usize::try_from(u32::from_le_bytes([l0, l1, l2, l3])).map_err(|_| Malformed)?;
         if length > self.body_max {
             return Err(Malformed);
         }

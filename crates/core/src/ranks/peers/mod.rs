@@ -176,19 +176,21 @@ impl Peers {
                 let send = move || shared.send(peer, Frame::new(Kind::Wants), message, deadline);
                 Builder::new().spawn_scoped(scope, send)
             });
-            let sending = sending.collect::<io::Result<Vec<_>>>();
-            let sending = sending.map_err(Error::cannot_start_thread)?;
+            let sending = sending
+                .collect::<io::Result<Vec<_>>>()
+                .map_err(Error::cannot_start_thread)?;
             let receiving = shared.peers.iter().map(|peer| {
                 let receive = move || shared.receive_wants(peer, deadline);
                 Builder::new().spawn_scoped(scope, receive)
             });
-            let receiving = receiving.collect::<io::Result<Vec<_>>>();
-            let receiving = receiving.map_err(Error::cannot_start_thread)?;
+            let receiving = receiving
+                .collect::<io::Result<Vec<_>>>()
+                .map_err(Error::cannot_start_thread)?;
             let bug = || Error::new(ErrorKind::Io, "a thread of the exchange panicked");
-            let received = receiving
+            let received: Result<Vec<_>> = receiving
                 .into_iter()
-                .map(|it| it.join().map_err(|_| bug())?);
-            let received: Result<Vec<_>> = received.collect();
+                .map(|it| it.join().map_err(|_| bug())?)
+                .collect();
             let sent = sending.into_iter().map(|it| it.join().map_err(|_| bug())?);
             // A failure that a peer has sent says more than the end of its connection.
             let sent: Result<()> = sent.collect();

@@ -182,8 +182,10 @@ impl Serving<'_> {
         let claims = std::mem::take(&mut self.peer.state.lock().wanted);
         for (extent, source, ranges) in claims {
             for range in &ranges {
-                let pieces = self.served.pieces(extent, source, range);
-                let pieces = pieces.ok_or_else(|| self.peer.unintelligible())?;
+                let pieces = self
+                    .served
+                    .pieces(extent, source, range)
+                    .ok_or_else(|| self.peer.unintelligible())?;
                 for piece in &pieces {
                     self.link.claim(piece.region);
                 }

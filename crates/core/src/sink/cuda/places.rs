@@ -40,8 +40,12 @@ impl TargetPlaces {
         gate: Arc<WriteGate>,
     ) -> Result<Self> {
         let here = |target: &&Target| target.ordinal() == Some(context.ordinal());
-        let streams = targets.iter().flatten().filter(here);
-        let streams: BTreeSet<u64> = streams.filter_map(Target::stream).collect();
+        let streams: BTreeSet<u64> = targets
+            .iter()
+            .flatten()
+            .filter(here)
+            .filter_map(Target::stream)
+            .collect();
         let usable = streams
             .into_iter()
             .map(|stream| crate::sink::cuda::record_foreign(context, stream));

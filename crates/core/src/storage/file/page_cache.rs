@@ -142,8 +142,10 @@ fn looks(wanted: &[Range<u64>]) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
     let lengths = ranges.iter().map(|range| range.end - range.start);
-    let step = lengths.fold(0, u64::saturating_add).div_ceil(LOOKS);
-    let step = step.max(LOOK_BYTES);
+    let step = lengths
+        .fold(0, u64::saturating_add)
+        .div_ceil(LOOKS)
+        .max(LOOK_BYTES);
     let mut looks: Vec<Range<u64>> = Vec::new();
     // Number of wanted bytes before the next sample.
     let mut left = 0;

@@ -51,8 +51,9 @@ impl Folder {
             .map_err(|error| error.or_location(location))?;
         let (on, of) = (Arc::clone(remote), location.clone());
         let level = async move { level(&on, &store, &prefix, &of).await };
-        let level = remote.run_until(deadline, "listing it", level);
-        let level = level.map_err(|error| error.or_location(location))?;
+        let level = remote
+            .run_until(deadline, "listing it", level)
+            .map_err(|error| error.or_location(location))?;
         let visible = |name: Option<&str>| {
             name.filter(|name| !name.starts_with('.'))
                 .map(str::to_owned)
@@ -110,8 +111,9 @@ pub(crate) async fn level(
     }
     let asked = Some(prefix).filter(|prefix| !prefix.as_ref().is_empty());
     let (retries, retry_counter) = (remote.options().retries(), remote.retry_counter());
-    let level = with_retries(retries, retry_counter, || store.list(asked)).await;
-    let level = level.map_err(|error| error.with_location(location))?;
+    let level = with_retries(retries, retry_counter, || store.list(asked))
+        .await
+        .map_err(|error| error.with_location(location))?;
     if let Some(question) = question {
         question.remember(&level);
     }

@@ -197,8 +197,10 @@ impl ObjectSource {
             };
             let (store, path) = remote.store(url)?;
             let question = question(remote, &store, location).ok_or_else(not_found)?;
-            let known = question.try_recall::<State>().map_err(failed)?;
-            let known = known.ok_or_else(not_found)?;
+            let known = question
+                .try_recall::<State>()
+                .map_err(failed)?
+                .ok_or_else(not_found)?;
             let sha256 = known.sha256();
             let identity = known.identity().ok_or_else(not_found)?;
             let found = cache.find_entry((location, url), store.origin(), &identity);
@@ -270,8 +272,9 @@ pub(super) fn header_end(path: &Path, bytes: &[u8]) -> u64 {
 pub(crate) fn unversioned_note<'a>(
     objects: impl IntoIterator<Item = &'a ObjectSource>,
 ) -> Option<String> {
-    let objects = objects.into_iter();
-    let mut objects = objects.filter(|object| !object.identity().is_versioned());
+    let mut objects = objects
+        .into_iter()
+        .filter(|object| !object.identity().is_versioned());
     let first = objects.next()?.location();
     let count = counted(1 + objects.count() as u64, "object");
     Some(format!(

@@ -36,8 +36,9 @@ impl Known {
         let sha256 = state.sha256();
         let identity = state.identity()?;
         let tag = identity.strong_tag()?.to_owned();
-        let entry = cache.find_entry((location, url), store.origin(), &identity);
-        let entry = entry.ok()??;
+        let entry = cache
+            .find_entry((location, url), store.origin(), &identity)
+            .ok()??;
         // The version that the cache knows may be gone from the store, although its bytes are the
         // same; the remaining bytes are requested by version. A hub sends the place of the
         // remaining bytes with the first ones.

@@ -66,8 +66,10 @@ impl ObjectSource {
         let senders = self.senders();
         let has_cache = senders.has_cache.load(Ordering::Relaxed);
         let lanes = senders.of(range);
-        let mirrors = self.remote().mirrors();
-        let mirrors = mirrors.map_or_else(Vec::new, |it| it.distrust(&lanes, &mismatch));
+        let mirrors = self
+            .remote()
+            .mirrors()
+            .map_or_else(Vec::new, |it| it.distrust(&lanes, &mismatch));
         let mut hints = Vec::new();
         if !mirrors.is_empty() {
             let names = mirrors.join(", ");
@@ -80,15 +82,18 @@ impl ObjectSource {
             return mismatch;
         }
         // The digest itself may be wrong: then loading again does not help.
-        let advice = mismatch.marked_hint();
-        let advice = advice.map_or_else(String::new, |it| format!("; if that fails too, {it}"));
+        let advice = mismatch
+            .marked_hint()
+            .map_or_else(String::new, |it| format!("; if that fails too, {it}"));
         let mismatch = mismatch.with_hint(format!("load again: {}{advice}", hints.join(", and ")));
-        let others = [
+        let others: Vec<_> = [
             (has_cache, "the cache"),
             (lanes.contains(&ORIGIN), "the origin"),
-        ];
-        let others = others.iter().filter(|(has_sent, _)| *has_sent);
-        let others: Vec<_> = others.map(|(_, name)| (*name).to_owned()).collect();
+        ]
+        .iter()
+        .filter(|(has_sent, _)| *has_sent)
+        .map(|(_, name)| (*name).to_owned())
+        .collect();
         match (&mirrors[..], &others[..]) {
             ([], _) => mismatch,
             ([mirror], []) => mismatch.with_context(format!("{mirror} sent wrong bytes")),

@@ -113,8 +113,10 @@ pub fn engine_suite_within_sources(name: &str, open: Open<'_>) {
 }
 
 fn run(name: &str, open: Open<'_>, checks: &[Check]) {
-    let bound = checks.iter().map(|(_, check)| move || check(open));
-    let bound: Vec<_> = bound.collect();
+    let bound: Vec<_> = checks
+        .iter()
+        .map(|(_, check)| move || check(open))
+        .collect();
     let names = checks.iter().map(|(name, _)| *name);
     let checks = names.zip(bound.iter().map(|check| check as &dyn Fn()));
     run_all(name, &checks.collect::<Vec<_>>());

@@ -56,7 +56,7 @@ fn assert_no_shard_is_missed(names: &[&str]) {
         let present = there.len() as u64;
         (present < count).then_some((missing, count, present, name))
     };
-    let found = missing_shard(names.iter().copied());
-    let found = found.map(|gap| (gap.number, gap.count, gap.present, gap.beside));
+    let found = missing_shard(names.iter().copied())
+        .map(|gap| (gap.number, gap.count, gap.present, gap.beside));
     assert_eq!(found, names.iter().find_map(lacks), "{names:?}");
 }

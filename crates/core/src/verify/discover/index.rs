@@ -110,8 +110,10 @@ pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) 
     let Some(folder) = shards.first().map(|shard| checkpoint.folder_of(shard)) else {
         return Ok(());
     };
-    let files = shards.iter().map(|shard| shard.source().location());
-    let files = files.chain(checkpoint.index().map(IndexFile::location));
+    let files = shards
+        .iter()
+        .map(|shard| shard.source().location())
+        .chain(checkpoint.index().map(IndexFile::location));
     // An index that was replaced by one of fewer shards must not make the others optional.
     let by_name = checkpoint.index().is_none();
     let files = files.chain(checkpoint.left_out().iter().filter(|_| by_name));

@@ -191,8 +191,11 @@ fn require_root(subject: &Subject<'_>, resources: &[Resource<'_>]) -> Result<()>
         })?);
     }
     let found = Digest::new(Algorithm::Sha256, &root.finalize());
-    let stated = subject.digest.sha256.as_deref();
-    let stated = stated.and_then(|text| Digest::from_hex(Algorithm::Sha256, text));
+    let stated = subject
+        .digest
+        .sha256
+        .as_deref()
+        .and_then(|text| Digest::from_hex(Algorithm::Sha256, text));
     if stated.is_none() || stated != found {
         return Err(invalid(
             "the digest of its subject does not match its list of files",

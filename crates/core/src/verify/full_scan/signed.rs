@@ -101,8 +101,10 @@ impl SignedFiles {
 
     fn is_ignored(&self, name: &str) -> bool {
         self.ignored.iter().any(|ignored| {
-            let ignored = ignored.strip_prefix("./").unwrap_or(ignored);
-            let ignored = ignored.trim_end_matches('/');
+            let ignored = ignored
+                .strip_prefix("./")
+                .unwrap_or(ignored)
+                .trim_end_matches('/');
             let rest = name.strip_prefix(ignored);
             matches!(ignored, "" | ".")
                 || rest.is_some_and(|it| it.is_empty() || it.starts_with('/'))

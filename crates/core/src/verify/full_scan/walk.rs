@@ -48,8 +48,11 @@ pub(super) fn below(
             .with_hint("pass the directory of the model, without anything else in it"));
         }
         names.extend(level.0.iter().map(path).filter(|name| !is_skipped(name)));
-        let deeper = level.1.iter().map(|last| (folder.join(last), path(last)));
-        let deeper = deeper.filter(|(_, name)| !is_skipped(name));
+        let deeper = level
+            .1
+            .iter()
+            .map(|last| (folder.join(last), path(last)))
+            .filter(|(_, name)| !is_skipped(name));
         folders.extend(deeper.map(|(folder, name)| (folder, format!("{name}/"))));
     }
     let is_remote = file_set.folder.as_path().is_none();

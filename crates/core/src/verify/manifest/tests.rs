@@ -21,8 +21,8 @@ fn manifest() -> Manifest {
         header: None,
         tensors,
     };
-    let tensors = [("b\n", 90..100), ("a", 10..10), ("c", 10..90)];
-    let tensors = tensors.map(|(name, range)| (name.to_owned(), tensor(range)));
+    let tensors = [("b\n", 90..100), ("a", 10..10), ("c", 10..90)]
+        .map(|(name, range)| (name.to_owned(), tensor(range)));
     Manifest {
         files: BTreeMap::from([
             ("z/model.safetensors".to_owned(), file(tensors.into())),

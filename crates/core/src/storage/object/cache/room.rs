@@ -249,8 +249,11 @@ pub(super) fn occupied(root: &GuardedDir) -> io::Result<Vec<Occupied>> {
                 continue;
             };
             let files = unless_scarce(folder.names())?.unwrap_or_default();
-            let bytes = files.iter().flat_map(|file| folder.stat(file));
-            let bytes = bytes.map(|stat| disk_bytes(&stat)).sum();
+            let bytes = files
+                .iter()
+                .flat_map(|file| folder.stat(file))
+                .map(|stat| disk_bytes(&stat))
+                .sum();
             let stamps = folder.stat(STAMPS);
             let used = stamps.map_or(SystemTime::UNIX_EPOCH, |stamps| modified(&stamps));
             occupied.push(Occupied { name, bytes, used });

@@ -207,8 +207,10 @@ mod tests {
         };
         let all: Vec<_> = (0..50).map(open).collect();
         let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
-        let names = tasks.flatten().map(|task| task.path().join("comm"));
-        let names = names.filter_map(|path| std::fs::read_to_string(path).ok());
+        let names = tasks
+            .flatten()
+            .map(|task| task.path().join("comm"))
+            .filter_map(|path| std::fs::read_to_string(path).ok());
         let threads = names.filter(|name| name.trim() == "tload-cache").count();
         // Those of other tests may be ending.
         assert!((1..50).contains(&threads), "{threads}");

@@ -40,8 +40,8 @@ impl PeerName {
         };
         let url = location
             .remote()
-            .filter(|url| url.scheme == "http" && url.query.is_none());
-        let url = url.ok_or_else(invalid)?;
+            .filter(|url| url.scheme == "http" && url.query.is_none())
+            .ok_or_else(invalid)?;
         let (host, port) = match url.host().rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => {
                 (host, port.parse().map_err(|_| invalid())?)

@@ -125,8 +125,11 @@ impl Chain {
             source = format!("profile {profile}");
             loader = loader.profile_name(profile);
         }
-        let provider = loader.load().await.credentials_provider();
-        let provider = provider.map(|it| (source, Box::new(it) as Box<dyn ProvideCredentials>));
+        let provider = loader
+            .load()
+            .await
+            .credentials_provider()
+            .map(|it| (source, Box::new(it) as Box<dyn ProvideCredentials>));
         Ok(provider.into_iter().collect())
     }
 }
@@ -312,8 +315,11 @@ fn of_text(text: &str) -> Option<Transient> {
         "unhandled error" => return Some(Transient::Broken),
         _ => {}
     }
-    let code = text.strip_prefix("unhandled error (").unwrap_or(text);
-    let code = code.split([':', ' ', ')']).next()?;
+    let code = text
+        .strip_prefix("unhandled error (")
+        .unwrap_or(text)
+        .split([':', ' ', ')'])
+        .next()?;
     if THROTTLING_ERRORS.contains(&code) {
         return Some(Transient::Busy);
     }

@@ -95,8 +95,9 @@ pub(in crate::storage) fn files_of_aws(opening: &Opening) -> Option<Vec<PathBuf>
     let of_aws = [
         ("AWS_CONFIG_FILE", "~/.aws/config"),
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
-    ];
-    let of_aws = of_aws.iter().filter(|_| may_read && !is_complete);
+    ]
+    .iter()
+    .filter(|_| may_read && !is_complete);
     let of_aws = of_aws.filter_map(|(variable, usual)| {
         environment.expanded(environment.get(variable).unwrap_or(usual))
     });

@@ -53,8 +53,10 @@ impl Store {
         let listing = || Box::pin(self.inner.list_with_delimiter(prefix));
         let (listing, _) = self.request("LIST", listing).await?;
         // Consoles mark a directory by an empty object of the same name.
-        let objects = listing.objects.into_iter();
-        let objects = objects.filter(|object| Some(&object.location) != prefix);
+        let objects = listing
+            .objects
+            .into_iter()
+            .filter(|object| Some(&object.location) != prefix);
         let objects = objects.map(|object| Listed {
             location: object.location,
             len: Some(object.size),

@@ -37,8 +37,7 @@ impl Exempt {
     /// Returns whether a host is reached without a proxy. IPv6 addresses may be in brackets.
     pub(super) fn contains(&self, host: &str, port: u16) -> bool {
         let host = host.trim_matches(['[', ']']);
-        let host = host.strip_suffix('.').unwrap_or(host);
-        let host = host.to_ascii_lowercase();
+        let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
         let address = host.parse::<IpAddr>().ok();
         let is_of_port = |entry: &&Entry| entry.port.is_none_or(|only| only == port);
         let mut entries = self.0.iter().filter(is_of_port);
@@ -95,8 +94,10 @@ impl Hosts {
         if text == "*" {
             return Some(Self::All);
         }
-        let name = text.strip_prefix("*.").unwrap_or(text);
-        let name = name.trim_start_matches('.');
+        let name = text
+            .strip_prefix("*.")
+            .unwrap_or(text)
+            .trim_start_matches('.');
         let name = name.strip_suffix('.').unwrap_or(name);
         (!name.is_empty()).then(|| Self::Name(name.to_ascii_lowercase()))
     }

@@ -85,8 +85,9 @@ impl NoRange {
         let Self::Empty { e_tag, modified } = self else {
             return None;
         };
-        let modified = modified.as_deref();
-        let modified = modified.and_then(|text| DateTime::parse_from_rfc2822(text).ok());
+        let modified = modified
+            .as_deref()
+            .and_then(|text| DateTime::parse_from_rfc2822(text).ok());
         Some(ObjectMeta {
             location: path.clone(),
             last_modified: modified.map(Into::into).unwrap_or_default(),

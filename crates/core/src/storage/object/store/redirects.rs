@@ -124,8 +124,8 @@ impl Following {
             }
             if from.origin() != to.origin() {
                 let here = Reach::from_host(&from)
-                    .or_else(|| Reach::from_peer(&response, &from, &self.resolver));
-                let here = here.unwrap_or(Reach::Public);
+                    .or_else(|| Reach::from_peer(&response, &from, &self.resolver))
+                    .unwrap_or(Reach::Public);
                 // A redirect may go no further than the widest reach of all hosts so far.
                 let widest = reach.map_or(here, |reach: Reach| reach.min(here));
                 reach = Some(widest);

@@ -325,8 +325,11 @@ fn make_acceptable(headers: &mut HeaderMap) {
         let is_metadata = |start: &&str| name.as_str().starts_with(start);
         UNREAD.contains(name) || UNREAD_METADATA.iter().any(is_metadata)
     };
-    let refused = headers.iter().filter(|(_, value)| value.to_str().is_err());
-    let refused: Vec<_> = refused.map(|(name, _)| name.clone()).collect();
+    let refused: Vec<_> = headers
+        .iter()
+        .filter(|(_, value)| value.to_str().is_err())
+        .map(|(name, _)| name.clone())
+        .collect();
     for name in refused.iter().filter(|name| is_unread(name)) {
         headers.remove(name);
     }

@@ -92,8 +92,8 @@ fn open(opening: &Opening) -> Result<OpenStore> {
     };
     let store = builder
         .with_http_connector(opening.connector.clone())
-        .build();
-    let store = store.map_err(|error| opening.refused(&error))?;
+        .build()
+        .map_err(|error| opening.refused(&error))?;
     // Sessions (S3 Express) are signed with separate credentials, which `object_store` does not
     // expose.
     let signer = region

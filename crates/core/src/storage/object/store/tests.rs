@@ -437,8 +437,14 @@ fn headers_of_options_are_signed() {
         }
         let head = server.join().expect("a request").to_ascii_lowercase();
         assert!(head.contains("x-team: weights"), "{head}");
-        let signed = head.split_once("signedheaders=").expect("signed").1;
-        let signed = signed.split(',').next().expect("a list").split(';');
+        let signed = head
+            .split_once("signedheaders=")
+            .expect("signed")
+            .1
+            .split(',')
+            .next()
+            .expect("a list")
+            .split(';');
         let names: Vec<_> = signed.filter(|name| name.starts_with("x-amz-e")).collect();
         assert_eq!(names, ["x-amz-expected-bucket-owner"], "{head}");
         assert_eq!(head.matches("authorization:").count(), 1, "{head}");

@@ -71,8 +71,10 @@ mod keys {
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Path>, D::Error> {
-        let paths = Vec::<String>::deserialize(from)?.into_iter();
-        let paths: Result<_, _> = paths.map(Path::parse).collect();
+        let paths: Result<_, _> = Vec::<String>::deserialize(from)?
+            .into_iter()
+            .map(Path::parse)
+            .collect();
         paths.map_err(D::Error::custom)
     }
 }

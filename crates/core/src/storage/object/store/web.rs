@@ -68,8 +68,8 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         .with_client_options(client)
         .with_retry(no_retries())
         .with_http_connector(AsWritten(opening.connector.clone()))
-        .build();
-    let store = store.map_err(|error| opening.refused(&error))?;
+        .build()
+        .map_err(|error| opening.refused(&error))?;
     Ok(OpenStore::new(store, Credentials::known(source)))
 }
 

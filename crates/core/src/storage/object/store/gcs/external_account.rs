@@ -120,8 +120,9 @@ impl ExternalAccount {
         let audience = needed("audience")?;
         let subject_token_type = needed("subject_token_type")?;
         let email = impersonation.as_ref().and_then(|(url, _)| email_of(url));
-        let source = document.get("credential_source");
-        let source = source.ok_or_else(|| invalid("has no credential_source"))?;
+        let source = document
+            .get("credential_source")
+            .ok_or_else(|| invalid("has no credential_source"))?;
         let subject = Subject::parse(source, opening.environment).map_err(|unusable| {
             let error = invalid(&unusable.what);
             if unusable.is_unsupported {
@@ -239,8 +240,10 @@ fn require_google(
         let front = front.and_then(|front| front.strip_suffix('.'));
         front.is_some_and(|front| is_of_service(front, service))
     };
-    let universe = environment.get(UNIVERSE).map(str::trim);
-    let universe = universe.filter(|domain| !domain.is_empty());
+    let universe = environment
+        .get(UNIVERSE)
+        .map(str::trim)
+        .filter(|domain| !domain.is_empty());
     if is_below(DOMAIN) || universe.is_some_and(is_below) {
         return Ok(());
     }
@@ -338,8 +341,10 @@ impl Federated {
             request.headers_mut().insert(AUTHORIZATION, client.clone());
         }
         let answer = self.ask_json(request, &account.token_url).await?;
-        let token = answer.get("access_token").and_then(Value::as_str);
-        let token = token.ok_or_else(|| malformed(&account.token_url))?;
+        let token = answer
+            .get("access_token")
+            .and_then(Value::as_str)
+            .ok_or_else(|| malformed(&account.token_url))?;
         let lifetime = answer.get("expires_in").and_then(Value::as_u64);
         let expires =
             lifetime.and_then(|secs| SystemTime::now().checked_add(Duration::from_secs(secs)));
@@ -392,8 +397,10 @@ pub(super) async fn ask(
         store: "Google",
         source,
     };
-    let response = client.execute(request).await;
-    let response = response.map_err(|error| generic(Box::new(error)))?;
+    let response = client
+        .execute(request)
+        .await
+        .map_err(|error| generic(Box::new(error)))?;
     let status = response.status();
     let mut body = Vec::new();
     // The client limits the length of the body.

@@ -77,8 +77,9 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         })
     };
     let (store, credentials) = if let Some(external) = external {
-        let federated = external.connect(opening, &client);
-        let federated = federated.map_err(|error| opening.refused(&error))?;
+        let federated = external
+            .connect(opening, &client)
+            .map_err(|error| opening.refused(&error))?;
         let cache = Arc::new(CredentialCache::new(federated));
         let builder = builder.with_credentials(Arc::clone(&cache) as _);
         let at_first = source;

@@ -170,10 +170,10 @@ fn headers(source: &Value) -> Result<Vec<(HeaderName, HeaderValue)>, Unusable> {
     let parsed = headers.iter().map(|(name, value)| {
         let invalid = || Unusable::invalid("has a header that cannot be sent");
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| invalid())?;
-        let value = value
+        let mut value = value
             .as_str()
-            .and_then(|value| HeaderValue::from_str(value).ok());
-        let mut value = value.ok_or_else(invalid)?;
+            .and_then(|value| HeaderValue::from_str(value).ok())
+            .ok_or_else(invalid)?;
         value.set_sensitive(true);
         Ok((name, value))
     });
@@ -215,17 +215,22 @@ impl Program {
         }
         let command = source.get("command").and_then(Value::as_str);
         let mut words = command.unwrap_or_default().split_whitespace();
-        let name = words.next();
-        let name = name.ok_or_else(|| Unusable::invalid("names no command"))?;
-        let wait = source.get("timeout_millis").and_then(Value::as_u64);
-        let wait = wait.unwrap_or(WAIT);
+        let name = words
+            .next()
+            .ok_or_else(|| Unusable::invalid("names no command"))?;
+        let wait = source
+            .get("timeout_millis")
+            .and_then(Value::as_u64)
+            .unwrap_or(WAIT);
         if !WAITS.contains(&wait) {
             return Err(Unusable::invalid(
                 "has a timeout_millis out of 5000 to 120000",
             ));
         }
-        let output = source.get("output_file").and_then(Value::as_str);
-        let output = output.map(PathBuf::from);
+        let output = source
+            .get("output_file")
+            .and_then(Value::as_str)
+            .map(PathBuf::from);
         let told = output.iter().map(|path| {
             let path = path.display().to_string();
             ("GOOGLE_EXTERNAL_ACCOUNT_OUTPUT_FILE", path)

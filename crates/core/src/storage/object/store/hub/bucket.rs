@@ -72,8 +72,7 @@ pub(super) async fn pages(
     let (mut url, tree) = (parsed(&first)?, parsed(tree)?);
     let mut pages = Vec::new();
     loop {
-        let asked = Uri::try_from(url.as_str());
-        let asked = asked.map_err(|_| failed("a URL that is none".into()))?;
+        let asked = Uri::try_from(url.as_str()).map_err(|_| failed("a URL that is none".into()))?;
         let (headers, page) = ask(client, asked, refused).await?;
         pages.push(page);
         let Some(next) = next_page(&headers).map_err(|what| failed(what.into()))? else {

@@ -156,8 +156,8 @@ pub(in crate::storage) fn in_neither_cache(
     url: &RemoteUrl,
     options: &StoreOptions,
 ) -> (String, String) {
-    let hubs = settings::cache(&Environment::unless_forbidden(options));
-    let hubs = hubs.map_or_else(|| "unknown".to_owned(), |path| path.display().to_string());
+    let hubs = settings::cache(&Environment::unless_forbidden(options))
+        .map_or_else(|| "unknown".to_owned(), |path| path.display().to_string());
     let own = options.get("cache_dir").unwrap_or("off");
     let message = format!(
         "is incomplete in the huggingface_hub cache ({hubs}) and in tload's ({own}); HF_HUB_OFFLINE is set"

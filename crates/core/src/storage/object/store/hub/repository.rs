@@ -65,8 +65,10 @@ pub(super) async fn ask(
 ) -> object_store::Result<(HeaderMap, Vec<u8>)> {
     let mut request = HttpRequest::new(HttpRequestBody::empty());
     *request.uri_mut() = url;
-    let response = client.execute(request).await;
-    let response = response.map_err(|error| failed(error.into()))?;
+    let response = client
+        .execute(request)
+        .await
+        .map_err(|error| failed(error.into()))?;
     if !response.status().is_success() {
         return Err(refused(response.status()));
     }

@@ -19,8 +19,11 @@ const ENDPOINT: &str = "https://huggingface.co";
 /// [`ErrorKind::InvalidRequest`] for a variable that holds no URL; options are already checked.
 pub(in crate::storage) fn endpoint(opening: &Opening) -> Result<String> {
     let option = opening.options.get("endpoint");
-    let endpoint = option.or_else(|| opening.environment.get("HF_ENDPOINT"));
-    let endpoint = endpoint.unwrap_or(ENDPOINT).trim().trim_end_matches('/');
+    let endpoint = option
+        .or_else(|| opening.environment.get("HF_ENDPOINT"))
+        .unwrap_or(ENDPOINT)
+        .trim()
+        .trim_end_matches('/');
     let is_url = ["http://", "https://"]
         .iter()
         .any(|scheme| endpoint.starts_with(scheme));

@@ -187,8 +187,9 @@ impl Registry {
         headers: &HeaderMap,
         held: Option<&HeaderValue>,
     ) -> Result<Option<HeaderValue>> {
-        let reach = Reach::from_host(&self.base).or_else(reach_of_peer);
-        let reach = reach.unwrap_or(Reach::Public);
+        let reach = Reach::from_host(&self.base)
+            .or_else(reach_of_peer)
+            .unwrap_or(Reach::Public);
         let challenge = Challenge::parse(headers, &self.base, reach).map_err(judged)?;
         let mut session = self.session.0.lock().await;
         let known = session.authorization.as_ref().map(|known| &known.header);

@@ -338,8 +338,9 @@ impl Store {
                 Err(fault) => Some((Err(fault), None)),
             }
         });
-        let pieces = stream::iter(first.map(Ok)).chain(rest);
-        let pieces = pieces.map(|piece| xet.observe(self, piece));
+        let pieces = stream::iter(first.map(Ok))
+            .chain(rest)
+            .map(|piece| xet.observe(self, piece));
         Ok(Some((meta, pieces.boxed())))
     }
 }

@@ -259,8 +259,12 @@ impl Sender<'_> {
                 host: self.xet.hub.clone(),
                 reach,
             });
-            let response = self.xet.client.execute(request).await;
-            let response = response.map_err(|error| failed(error.into()))?;
+            let response = self
+                .xet
+                .client
+                .execute(request)
+                .await
+                .map_err(|error| failed(error.into()))?;
             if response.status().is_success() {
                 return Ok(response);
             }
