@@ -270,8 +270,7 @@ fn marked(text: &str) -> MarkedText {
     if text.len() <= MESSAGE_BYTES_MAX {
         return MarkedText::new(text, printable);
     }
-    let end = boundary_before(text, MESSAGE_BYTES_MAX);
-    let end = option_names::end_outside_marks(text, end);
+    let end = option_names::end_outside_marks(text, boundary_before(text, MESSAGE_BYTES_MAX));
     MarkedText::new(&cut_at(text, end), printable)
 }
 

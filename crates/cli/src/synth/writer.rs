@@ -255,9 +255,9 @@ fn replace(directory: &Path, paths: Vec<PathBuf>, force: bool) -> Result<()> {
 
 /// Returns whether [`Synth`] writes files of this name.
 fn is_ours(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let name = name.strip_prefix('.').unwrap_or(&name);
-    let name = name.strip_suffix(".partial").unwrap_or(name);
+    let found = path.file_name().unwrap_or_default().to_string_lossy();
+    let visible = found.strip_prefix('.').unwrap_or(&found);
+    let name = visible.strip_suffix(".partial").unwrap_or(visible);
     [INDEX_NAME, CONFIG_NAME, "model.safetensors"].contains(&name)
         || (name.starts_with("model-") && name.ends_with(".safetensors"))
 }

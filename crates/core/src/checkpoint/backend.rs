@@ -406,8 +406,9 @@ impl Backend {
 
     fn nearest_of_hubs(&self, locations: &[Location]) -> Result<Vec<Location>> {
         let id_of = |location: &Location| {
-            let url = location.remote();
-            let url = url.filter(|url| url.protocol == Protocol::Hub)?;
+            let url = location
+                .remote()
+                .filter(|url| url.protocol == Protocol::Hub)?;
             Some(HubId::from_authority(&url.authority))
         };
         let ids: Vec<_> = locations.iter().map(id_of).collect();

@@ -69,8 +69,8 @@ impl Stop {
     /// Returns when the flag is set.
     #[cfg(feature = "object")]
     async fn wait(&self) {
-        let mut told = self.told.subscribe();
-        let told = told.wait_for(|told| *told);
+        let mut changes = self.told.subscribe();
+        let told = changes.wait_for(|told| *told);
         // The sender lives as long as `self`, and the flag counts as set at the deadline too.
         match self.deadline {
             Some(deadline) => drop(tokio::time::timeout_at(deadline.into(), told).await),

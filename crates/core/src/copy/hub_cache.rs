@@ -321,8 +321,8 @@ impl Cache {
                 range_bytes: self.download.range_bytes,
                 ..CopyOptions::default()
             };
-            let staging = self.staged(&[], true);
-            let staging = staging.map_err(|error| cannot(self.staging.path(), error))?;
+            let staging =
+                (self.staged(&[], true)).map_err(|error| cannot(self.staging.path(), error))?;
             let mut copy = Copy::new(&self.source, staging.path()).options(options);
             copy.opened = Some(staging);
             copy.shared = Arc::clone(&self.download.shared);

@@ -325,8 +325,8 @@ impl Copy {
             return Ok(self.report(started, Some(plan), unusable));
         }
         let root = self.open_target()?;
-        let entries = self.fitting(&root, entries, &mut unusable)?;
-        let entries = self.absent(entries, &root)?;
+        let fitting = self.fitting(&root, entries, &mut unusable)?;
+        let entries = self.absent(fitting, &root)?;
         executor::run(entries, &root, &sources, &self.options, &self.shared)?;
         if unusable.is_empty() || self.options.skip_unusable {
             return Ok(self.report(started, None, unusable));

@@ -387,9 +387,9 @@ impl Partial {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let text = serde_json::to_vec(&Journal::new(origin.clone(), done))
             .expect("numbers and strings are JSON");
-        let file = openat(&self.folder, &fresh, flags, READ_WRITE)
+        let mut file = openat(&self.folder, &fresh, flags, READ_WRITE)
+            .map(File::from)
             .map_err(|errno| failed(errno.into()))?;
-        let mut file = File::from(file);
         file.write_all(&text)
             .and_then(|()| file.sync_data())
             .map_err(failed)?;

@@ -45,8 +45,8 @@ impl DeviceMap {
                 map.otherwise.get_or_insert(device);
                 continue;
             }
-            let glob = text.contains(WILDCARDS);
-            let glob = glob.then(|| Selection::glob(&text)).transpose()?;
+            let is_glob = text.contains(WILDCARDS);
+            let glob = is_glob.then(|| Selection::glob(&text)).transpose()?;
             map.keys.push(Key { text, glob, device });
         }
         Ok(map)

@@ -179,7 +179,7 @@ impl SourceTable {
             return Ok((sources, None));
         };
         let first = sources.members().len();
-        let leader = LeaderGroup::begin(
+        let leader = Arc::new(LeaderGroup::begin(
             *shares,
             regions,
             first,
@@ -187,8 +187,7 @@ impl SourceTable {
             destinations,
             options,
             checkpoint,
-        )?;
-        let leader = Arc::new(leader);
+        )?);
         sources.add(Arc::clone(&leader) as _);
         Ok((sources, Some(leader)))
     }

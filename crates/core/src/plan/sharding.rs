@@ -234,12 +234,9 @@ impl Split {
             } => {
                 let numbers = pattern.numbers(names)?;
                 let found: BTreeSet<u64> = numbers.iter().flatten().copied().collect();
-                let mine = position.even_run(found.len());
-                let mine: BTreeSet<u64> = found
-                    .into_iter()
-                    .skip(mine.start)
-                    .take(mine.len())
-                    .collect();
+                let run = position.even_run(found.len());
+                let mine: BTreeSet<u64> =
+                    found.into_iter().skip(run.start).take(run.len()).collect();
                 let ends = [
                     (first, position.rank == 0),
                     (last, position.rank + 1 == position.size),

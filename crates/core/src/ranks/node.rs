@@ -72,8 +72,8 @@ impl JoinLimits {
 
     /// Returns the time by which all ranks must have begun a load that this one began at `started`.
     pub(crate) fn deadline(self, started: Instant) -> Instant {
-        let timeout = self.timeout();
-        let timeout = self.timeout.map_or(timeout, |all| all.min(timeout));
+        let join = self.timeout();
+        let timeout = self.timeout.map_or(join, |all| all.min(join));
         started + timeout.min(TIMEOUT_MAX)
     }
 }

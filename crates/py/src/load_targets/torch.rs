@@ -96,8 +96,8 @@ impl<'py> Reader<'py> {
         }
         let layout = tensor.getattr(intern!(py, "layout"))?;
         if !layout.is(&self.strided) {
-            let layout = layout.str()?.to_str()?.to_owned();
-            let layout = layout.strip_prefix("torch.").unwrap_or(&layout);
+            let name = layout.str()?.to_str()?.to_owned();
+            let layout = name.strip_prefix("torch.").unwrap_or(&name);
             return Ok(Err(format!("is sparse ({layout})")));
         }
         let device = match device {

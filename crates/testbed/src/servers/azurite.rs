@@ -111,8 +111,8 @@ impl Azurite {
             "PUT{}\nx-ms-version:{VERSION}\n/{ACCOUNT}/{ACCOUNT}/{container}\nrestype:container",
             "\n".repeat(11)
         );
-        let key = BASE64_STANDARD.decode(KEY).expect("the constant is base64");
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
+        let secret = BASE64_STANDARD.decode(KEY).expect("the constant is base64");
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
         let signature = BASE64_STANDARD.encode(hmac::sign(&key, signed.as_bytes()));
         let target = format!("/{ACCOUNT}/{container}?restype=container");
         let reply = Request::new("PUT", &target)

@@ -109,10 +109,10 @@ impl Registry {
         let reply = Request::new("POST", &target)
             .header("authorization", &authorization)
             .send(&self.address)?;
-        let upload = reply.header("location").unwrap_or_default();
-        let upload = upload
+        let location = reply.header("location").unwrap_or_default();
+        let upload = location
             .split_once(&self.address)
-            .map_or(upload, |(_, target)| target);
+            .map_or(location, |(_, target)| target);
         if reply.status != 202 || !upload.contains('?') {
             let body = String::from_utf8_lossy(&reply.body);
             return Err(format!("no upload: status {}: {body}", reply.status));

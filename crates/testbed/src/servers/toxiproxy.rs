@@ -132,8 +132,8 @@ impl Proxy {
 
     fn toxics(&self) -> Result<Vec<String>, String> {
         let path = format!("/proxies/{}/toxics", self.name);
-        let toxics = self.server.ask("GET", &path, &Value::Null)?;
-        let toxics = toxics.as_array().ok_or("toxiproxy names no toxics")?;
+        let reply = self.server.ask("GET", &path, &Value::Null)?;
+        let toxics = reply.as_array().ok_or("toxiproxy names no toxics")?;
         let names = toxics.iter().filter_map(|toxic| toxic["name"].as_str());
         Ok(names.map(str::to_owned).collect())
     }

@@ -61,8 +61,12 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
     }
     let (rank, size) = (seat.rank, seat.size);
     let join_timeout = tuning.join_timeout.unwrap_or(JOIN_TIMEOUT);
-    let group = LocalGroup::join(Path::new(&seat.socket), rank, size, join_timeout)?;
-    let group: Arc<dyn Group> = Arc::new(group);
+    let group: Arc<dyn Group> = Arc::new(LocalGroup::join(
+        Path::new(&seat.socket),
+        rank,
+        size,
+        join_timeout,
+    )?);
     let meter = Meter::start();
     let started = seconds();
     // Signals end this process as they do by default.

@@ -158,8 +158,8 @@ fn list(
             }
         }
         for key in level.unusable {
-            let last = key.strip_prefix(prefix.as_ref()).unwrap_or(&key);
-            let last = last.strip_prefix('/').unwrap_or(last);
+            let rest = key.strip_prefix(prefix.as_ref()).unwrap_or(&key);
+            let last = rest.strip_prefix('/').unwrap_or(rest);
             let is_folder = last.ends_with('/');
             let last = last.strip_suffix('/').unwrap_or(last);
             // `.` and `..` lead somewhere else than to a hidden name.

@@ -142,8 +142,7 @@ impl Check {
     fn hash(&self, extent: &Extent, filled: &Filled, hasher: &mut Sha256) -> Result<()> {
         let source = &self.sources[extent.source];
         for piece in &self.plan.pieces[extent.pieces.clone()] {
-            let own = piece.extent_offset..piece.extent_offset + piece.len;
-            let own = &filled.bytes()[own];
+            let own = &filled.bytes()[piece.extent_offset..][..piece.len];
             let is_last = |whole: u64| piece.tensor_offset + own.len() as u64 == whole;
             if let Some((expected, None)) = source.whole {
                 hasher.update(own);

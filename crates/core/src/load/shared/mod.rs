@@ -298,8 +298,8 @@ impl Loader {
                 Error::new(ErrorKind::Peer, message).with_ranks([rank])
             };
             let info = tensors.get(*index).ok_or_else(unknown)?;
-            let part = slice.as_ref().map(|slice| info.sliced(slice)).transpose()?;
-            let part = part.as_ref().unwrap_or(info);
+            let sliced = slice.as_ref().map(|slice| info.sliced(slice)).transpose()?;
+            let part = sliced.as_ref().unwrap_or(info);
             Ok(RankWant {
                 tensor: *index,
                 source: info.shard(),

@@ -197,10 +197,11 @@ impl Reader {
             .filter(|extent| is_read_here(extent.source));
         let together: u64 = extents.map(|extent| extent.needed as u64).sum();
         let ranks = wants.iter().zip(&shared.by_rank);
-        let alone = ranks
+        let alone: u64 = ranks
             .flat_map(|(wants, ranges)| wants.iter().zip(ranges))
-            .filter(|(_, range)| range.is_none());
-        let alone: u64 = (alone.map(|(want, _)| want.range.end - want.range.start)).sum();
+            .filter(|(_, range)| range.is_none())
+            .map(|(want, _)| want.range.end - want.range.start)
+            .sum();
         together + alone
     }
 

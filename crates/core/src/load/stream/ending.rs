@@ -122,10 +122,9 @@ impl Shared {
 
     /// Waits until all lanes have ended, for `timeout` at most. Returns whether they have.
     pub(in crate::load) fn wait_for_lanes(&self, timeout: Duration) -> bool {
-        let inner = self.lock();
         let inner = self
             .lanes_news
-            .wait_timeout_while(inner, timeout, |inner| !inner.state.lanes_ended());
+            .wait_timeout_while(self.lock(), timeout, |inner| !inner.state.lanes_ended());
         inner.state.lanes_ended()
     }
 

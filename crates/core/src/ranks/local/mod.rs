@@ -199,8 +199,7 @@ impl Link {
     ) -> Result<Vec<Vec<u8>>> {
         let left = deadline.saturating_duration_since(Instant::now());
         let is_busy = |state: &LinkState| state.connection.is_none() && state.failure.is_none();
-        let state = self.state.lock();
-        let mut state = self.changed.wait_timeout_while(state, left, is_busy);
+        let mut state = (self.changed).wait_timeout_while(self.state.lock(), left, is_busy);
         if let Some(failure) = &state.failure {
             return Err(failure.again());
         }

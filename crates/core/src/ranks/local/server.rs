@@ -82,8 +82,10 @@ impl Server {
     }
 
     fn wait(&self, deadline: Option<Instant>) {
-        let listener = self.listener.iter();
-        let listener = listener.map(|listener| PollFd::new(listener, PollFlags::IN));
+        let listener = self
+            .listener
+            .iter()
+            .map(|listener| PollFd::new(listener, PollFlags::IN));
         let clients = self
             .clients
             .iter()

@@ -89,8 +89,8 @@ impl Frame {
     }
 
     pub(super) fn encode(&self) -> [u8; FRAME_BYTES] {
-        let kind = KINDS.iter().position(|kind| *kind == self.kind);
-        let kind = u32::try_from(kind.expect("listed")).expect("few");
+        let place = KINDS.iter().position(|kind| *kind == self.kind);
+        let kind = u32::try_from(place.expect("listed")).expect("few");
         let mut bytes = [0; FRAME_BYTES];
         bytes[..4].copy_from_slice(&MARK.to_le_bytes());
         bytes[4..8].copy_from_slice(&kind.to_le_bytes());

@@ -263,8 +263,10 @@ fn with_wildcard_hint(error: Error, path: &Path) -> Error {
 /// `bytes`; otherwise zero.
 pub(super) fn header_end(path: &Path, bytes: &[u8]) -> u64 {
     let is_named = path.as_ref().ends_with(SUFFIX);
-    let len = bytes.first_chunk().map(|len| u64::from_le_bytes(*len));
-    let len = len.filter(|&len| is_named && len <= HEADER_BYTES_MAX);
+    let len = bytes
+        .first_chunk()
+        .map(|len| u64::from_le_bytes(*len))
+        .filter(|&len| is_named && len <= HEADER_BYTES_MAX);
     len.map_or(0, |len| LENGTH_BYTES + len)
 }
 

@@ -80,9 +80,9 @@ impl CachedObject {
             return Ok(*known);
         }
         let folder = self.place.open(false);
-        let found = folder.and_then(|it| cached_bytes(&it, &self.place.name, self.len));
-        let found = unless_scarce(found)? == Some(self.len);
-        Ok(*self.is_complete.get_or_init(|| found))
+        let cached = folder.and_then(|it| cached_bytes(&it, &self.place.name, self.len));
+        let is_complete = unless_scarce(cached)? == Some(self.len);
+        Ok(*self.is_complete.get_or_init(|| is_complete))
     }
 }
 
@@ -212,8 +212,11 @@ impl CacheDirectory {
             }))
         };
         let occupied = self.occupied().map_err(|error| self.failed(error))?;
-        let objects = occupied.into_iter().map(|(place, _)| described(place));
-        let objects: io::Result<Vec<_>> = objects.filter_map(io::Result::transpose).collect();
+        let objects: io::Result<Vec<_>> = occupied
+            .into_iter()
+            .map(|(place, _)| described(place))
+            .filter_map(io::Result::transpose)
+            .collect();
         objects.map_err(|error| self.failed(error))
     }
 
@@ -391,8 +394,8 @@ fn holds(outer: &RemoteUrl, inner: &str) -> bool {
 }
 
 fn describe(place: &Place, occupied: Occupied) -> CacheEntry {
-    let folder = place.open(false).ok();
-    let folder = folder.as_ref();
+    let opened = place.open(false).ok();
+    let folder = opened.as_ref();
     let text = folder.and_then(|it| description_text(it).ok());
     let description = text.and_then(|it| parse(&it));
     let stat = |name: &str| folder?.stat(name).ok();

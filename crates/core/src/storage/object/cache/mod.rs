@@ -139,8 +139,9 @@ impl Cache {
     /// has the reason in its statistics.
     pub(crate) fn from_options(options: &StoreOptions) -> Option<Arc<Self>> {
         let directory = PathBuf::from(options.get("cache_dir")?);
-        let limit = options.get("cache_limit");
-        let limit = limit.and_then(|limit| parse_bytes(limit).ok());
+        let limit = options
+            .get("cache_limit")
+            .and_then(|limit| parse_bytes(limit).ok());
         let root = Arc::new(Root::new(&directory, trust(options)));
         let shared = Arc::new(Shared {
             disk: Disk::share(&root.path()),

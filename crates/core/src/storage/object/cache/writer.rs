@@ -190,8 +190,9 @@ mod tests {
     /// Opens a cache in a folder, and the numbered entry of an object of 4 KiB in it.
     fn open(folder: &Path, limit: &str, number: usize) -> (Arc<Cache>, Arc<Entry>) {
         let directory = folder.display().to_string();
-        let options = StoreOptions::new().with("cache_dir", &directory);
-        let options = options.and_then(|options| options.with("cache_limit", limit));
+        let options = StoreOptions::new()
+            .with("cache_dir", &directory)
+            .and_then(|options| options.with("cache_limit", limit));
         let cache = Cache::from_options(&options.expect("options")).expect("a cache");
         let entry = open_numbered(&cache, number, 4096);
         (cache, entry)

@@ -185,7 +185,6 @@ impl Resolver {
 
     fn resolved(&self, name: &str, address: IpAddr) -> bool {
         let addresses = self.addresses.lock();
-        let addresses = addresses;
         addresses
             .get(name)
             .is_some_and(|known| known.contains(&address))

@@ -440,8 +440,8 @@ impl Gathered {
 
     fn add_prefix(&mut self, prefix: String) -> Result<(), Classification> {
         step();
-        let name = self.below(&prefix)?;
-        let name = name.strip_suffix('/').unwrap_or(name);
+        let below = self.below(&prefix)?;
+        let name = below.strip_suffix('/').unwrap_or(below);
         match Path::parse(&prefix).ok().filter(|_| self.is_usable(name)) {
             Some(path) => drop(self.prefixes.insert(path)),
             None => drop(self.unusable.insert(prefix)),

@@ -384,8 +384,8 @@ fn length_encoded(text: &[u8], secret: &[u8], same: fn(&u8, &u8) -> bool) -> Opt
         let (byte, len) = match text.get(at..)? {
             [b'%', high, low, ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
                 let digits = [*high, *low];
-                let digits = std::str::from_utf8(&digits).ok()?;
-                (u8::from_str_radix(digits, 16).ok()?, 3)
+                let byte = u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?;
+                (byte, 3)
             }
             [b'+', ..] if *wanted == b' ' => (b' ', 1),
             [byte, ..] => (*byte, 1),

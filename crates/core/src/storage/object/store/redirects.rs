@@ -209,10 +209,11 @@ fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
         return None;
     }
     // Servers also send names that are not percent-encoded.
-    let to = response.headers().get(header::LOCATION)?;
-    let to = std::str::from_utf8(to.as_bytes()).ok()?;
+    let location = response.headers().get(header::LOCATION)?;
     let from = Url::parse(&at.to_string()).ok()?;
-    let mut to = from.join(to).ok()?;
+    let mut to = from
+        .join(std::str::from_utf8(location.as_bytes()).ok()?)
+        .ok()?;
     to.set_fragment(None);
     // User and password in the target are the server's choice, not the caller's credentials.
     if to.has_host() {

@@ -83,8 +83,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         CredentialSource::Known(source) => (builder, Credentials::known(source)),
         #[cfg(feature = "aws-config")]
         CredentialSource::Chain(chain) => {
-            let cache = super::credential_cache::CredentialCache::new(chain);
-            let cache = Arc::new(cache);
+            let cache = Arc::new(super::credential_cache::CredentialCache::new(chain));
             let builder = builder.with_credentials(Arc::clone(&cache) as _);
             let at_first = "the AWS configuration, not yet looked up".to_owned();
             (builder, Credentials::Renewed { at_first, cache })

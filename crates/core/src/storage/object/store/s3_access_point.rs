@@ -52,8 +52,9 @@ impl AccessPoint {
             }
             _ => return malformed("the ARN is not of S3"),
         }
-        let name = resource.strip_prefix("accesspoint");
-        let name = name.and_then(|name| name.strip_prefix(['/', ':']));
+        let name = resource
+            .strip_prefix("accesspoint")
+            .and_then(|name| name.strip_prefix(['/', ':']));
         let Some(name) = name else {
             if region.is_empty() && account.is_empty() {
                 let hint = "write s3://BUCKET/KEY";

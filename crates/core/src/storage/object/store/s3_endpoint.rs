@@ -55,8 +55,10 @@ impl Variants {
 
     /// Returns the endpoint of a service of AWS in a region.
     fn endpoint_of(self, service: &str, region: &str) -> String {
-        let domain = DOMAINS.iter().find(|(start, _)| region.starts_with(start));
-        let domain = domain.map_or(DOMAIN, |(_, domain)| domain);
+        let domain = DOMAINS
+            .iter()
+            .find(|(start, _)| region.starts_with(start))
+            .map_or(DOMAIN, |(_, domain)| domain);
         let fips = if self.is_fips { "-fips" } else { "" };
         let dual_stack = if self.is_dual_stack { ".dualstack" } else { "" };
         format!("https://{service}{fips}{dual_stack}.{region}.{domain}")
@@ -148,9 +150,9 @@ pub(super) fn with_access_point(
         return Err(error.with_location(opening.url.shown()).with_hint(hint));
     }
     let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
-    let endpoint = endpoint(&builder)
+    let regional = endpoint(&builder)
         .unwrap_or_else(|| variants.endpoint_of("s3-accesspoint", &region.unwrap_or_default()));
-    let endpoint = with_bucket(&endpoint, label, false);
+    let endpoint = with_bucket(&regional, label, false);
     Ok(builder
         .with_s3_express(false)
         .with_virtual_hosted_style_request(true)
@@ -200,8 +202,9 @@ fn with_bucket(endpoint: &str, bucket: &str, is_option: bool) -> String {
             || label.starts_with("s3-")
             || STORE_DOMAINS.iter().any(|domain| name.ends_with(domain))
     };
-    let rest = host.strip_prefix(bucket);
-    let rest = rest.and_then(|rest| rest.strip_prefix('.'));
+    let rest = host
+        .strip_prefix(bucket)
+        .and_then(|rest| rest.strip_prefix('.'));
     if rest.is_some_and(|rest| !is_option || is_store(rest)) {
         return endpoint.to_owned();
     }

@@ -236,8 +236,9 @@ fn require_google(
     }
     let host = url.host_str().unwrap_or_default();
     let is_below = |domain: &str| {
-        let front = host.strip_suffix(domain);
-        let front = front.and_then(|front| front.strip_suffix('.'));
+        let front = host
+            .strip_suffix(domain)
+            .and_then(|front| front.strip_suffix('.'));
         front.is_some_and(|front| is_of_service(front, service))
     };
     let universe = environment

@@ -234,13 +234,16 @@ impl Auth {
         if let Some((user, password)) = filled(&self.username).zip(filled(&self.password)) {
             return Some(Ok(Login::Password(user, password)));
         }
-        let pair = STANDARD.decode(filled(&self.pair)?.trim()).ok();
-        let pair = pair.and_then(|pair| String::from_utf8(pair).ok());
-        let pair = pair.as_deref().map(|pair| pair.trim_end_matches('\0'));
-        let login = pair.and_then(|pair| pair.split_once(':'));
-        let owned = |(user, password): (&str, &str)| (user.to_owned(), password.to_owned());
-        let login = login.map(owned).ok_or(());
-        Some(login.map(|(user, password)| Login::Password(user, password)))
+        let pair = STANDARD
+            .decode(filled(&self.pair)?.trim())
+            .ok()
+            .and_then(|pair| String::from_utf8(pair).ok());
+        let login = pair
+            .as_deref()
+            .map(|pair| pair.trim_end_matches('\0'))
+            .and_then(|pair| pair.split_once(':'))
+            .map(|(user, password)| Login::Password(user.to_owned(), password.to_owned()));
+        Some(login.ok_or(()))
     }
 }
 
