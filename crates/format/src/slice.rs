@@ -221,6 +221,18 @@ impl Steps {
     }
 }
 
+/// What a window shows of a slice.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    /// Offset of the window in the tensor, relative to the slice's first byte; a negative one is
+    /// before it.
+    pub offset: i64,
+    /// Number of the first wanted byte in the window, among all wanted bytes.
+    pub first: u64,
+    /// Count of wanted bytes in the window.
+    pub len: u64,
+}
+
 impl Strides {
     /// Returns the number of wanted bytes.
     pub fn bytes(&self) -> u64 {
@@ -368,10 +380,9 @@ impl Strides {
             .map_or(0, |last| self.position(last) + 1)
     }
 
-    /// Moves the wanted bytes of a window together, behind the first of them. The window shows the
-    /// tensor from `offset` on, relative to the slice's first byte; a negative offset is before it.
-    pub fn gather(&self, window: &mut [u8], offset: i64, first: u64, len: u64) {
-        for (run, to) in self.moves(offset, first, len) {
+    /// Moves the wanted bytes of a window together, behind the first of them.
+    pub fn gather(&self, window: &mut [u8], shown: Shown) {
+        for (run, to) in self.moves(shown) {
             if to != run.start {
                 window.copy_within(run, to);
             }
@@ -380,25 +391,15 @@ impl Strides {
 
     /// Copies the wanted bytes of a window to the places in another one that [`Self::gather`] moves
     /// them to.
-    pub fn gather_from(
-        &self,
-        from: &[u8],
-        window: &mut [u8],
-        (offset, first, len): (i64, u64, u64),
-    ) {
-        for (run, to) in self.moves(offset, first, len) {
+    pub fn gather_from(&self, from: &[u8], window: &mut [u8], shown: Shown) {
+        for (run, to) in self.moves(shown) {
             window[to..to + run.len()].copy_from_slice(&from[run]);
         }
     }
 
-    /// Returns the wanted bytes of a window that shows the tensor from `offset` on, and where each
-    /// run of them goes.
-    fn moves(
-        &self,
-        offset: i64,
-        first: u64,
-        len: u64,
-    ) -> impl Iterator<Item = (Range<usize>, usize)> {
+    /// Returns the wanted bytes of a window, and where each run of them goes.
+    fn moves(&self, shown: Shown) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let Shown { offset, first, len } = shown;
         let at = move |position: u64| {
             let index = i64::try_from(position).expect("files are shorter") - offset;
             usize::try_from(index).expect("inside the window")

@@ -65,9 +65,9 @@ impl PendingOps {
     }
 
     /// Returns the error for a task that exceeded its timeout.
-    fn timed_out(&self, message: &str, hint: &str) -> Error {
+    fn timed_out(&self, too_long: TooLong) -> Error {
         let pending = self.0.pending.lock();
-        let mut message = message.to_owned();
+        let mut message = too_long.message.to_owned();
         if let Some(Operation { stage, .. }) = pending.first()
             && !stage.is_empty()
         {
@@ -77,7 +77,7 @@ impl PendingOps {
             let more = counted(pending.len() as u64 - 1, "other");
             message = format!("{message}, as did {more}");
         }
-        let error = Error::new(ErrorKind::TimedOut, message).with_hint(hint);
+        let error = Error::new(ErrorKind::TimedOut, message).with_hint(too_long.hint);
         let first = pending.first().map(|operation| &operation.location);
         match first.or(self.0.whole.as_ref()) {
             Some(location) => error.with_location(location),
@@ -86,13 +86,22 @@ impl PendingOps {
     }
 }
 
+/// Texts of the error for a task that exceeds its limit.
+#[derive(Clone, Copy, Debug)]
+pub struct TooLong {
+    /// The error's message, to which the pending operation is added.
+    pub message: &'static str,
+    /// The error's hint.
+    pub hint: &'static str,
+}
+
 /// Runs `task` and returns its result. With a `limit`, `task` runs on a thread that is abandoned
-/// when the limit expires; the error is then `message`, with `hint`, and names the first operation
+/// when the limit expires; the error then has the texts of `too_long` and names the first operation
 /// that is still pending.
 pub fn run_with_timeout<T: Send + 'static>(
     limit: Option<Duration>,
     pending: &PendingOps,
-    (message, hint): (&str, &str),
+    too_long: TooLong,
     task: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let Some(limit) = limit else {
@@ -108,7 +117,7 @@ pub fn run_with_timeout<T: Send + 'static>(
         .map_err(Error::cannot_start_thread)?;
     match receiver.recv_timeout(limit) {
         Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(pending.timed_out(message, hint)),
+        Err(RecvTimeoutError::Timeout) => Err(pending.timed_out(too_long)),
         Err(RecvTimeoutError::Disconnected) => match thread.join() {
             Err(panic) => resume_unwind(panic),
             Ok(()) => unreachable!("sends before it ends"),
@@ -120,7 +129,10 @@ pub fn run_with_timeout<T: Send + 'static>(
 mod tests {
     use super::*;
 
-    const WORDS: (&str, &str) = ("took too long", "raise it");
+    const WORDS: TooLong = TooLong {
+        message: "took too long",
+        hint: "raise it",
+    };
     const SHORT: Option<Duration> = Some(Duration::from_millis(1));
     const LONG: Option<Duration> = Some(Duration::from_secs(1000));
 
@@ -148,7 +160,7 @@ mod tests {
         let error = error.expect_err("hangs");
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         is_there.recv().expect("begins");
-        let error = pending.timed_out(WORDS.0, WORDS.1);
+        let error = pending.timed_out(WORDS);
         assert_eq!(
             error.to_string(),
             "/mnt/a: took too long while looking, as did 1 other"
@@ -159,7 +171,7 @@ mod tests {
     #[test]
     fn task_between_two_operations_is_named_as_a_whole() {
         let pending = PendingOps::of(&"/mnt");
-        let timed_out = || pending.timed_out(WORDS.0, WORDS.1).to_string();
+        let timed_out = || pending.timed_out(WORDS).to_string();
         assert_eq!(timed_out(), "/mnt: took too long");
         let during = pending.during(&"/mnt/a", "", timed_out);
         assert_eq!(during, "/mnt/a: took too long");

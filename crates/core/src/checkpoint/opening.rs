@@ -17,13 +17,13 @@ use crate::options::Location;
 #[cfg(feature = "object")]
 use crate::options::StoreOptions;
 use crate::sync::descriptors::reserve_descriptors;
-use crate::sync::detached::run_with_timeout;
+use crate::sync::detached::{TooLong, run_with_timeout};
 
 /// Message and hint when opening exceeds its timeout.
-const TOO_LONG: (&str, &str) = (
-    "opening took longer than its timeout",
-    "check the file system, or the endpoint and the network; or raise the shorter one of ‹timeout› and open_timeout",
-);
+const TOO_LONG: TooLong = TooLong {
+    message: "opening took longer than its timeout",
+    hint: "check the file system, or the endpoint and the network; or raise the shorter one of ‹timeout› and open_timeout",
+};
 
 /// Grace period beyond the timeout of requests, so that their own errors are reported first.
 const LAST_WORDS: Duration = Duration::from_millis(100);

@@ -92,7 +92,8 @@ impl LastSteps for LoadEnd {
         add_depths(report, &self.feed, &self.sources);
         let RemoteReports { cache, mirrors } = self.sources.remote_reports();
         (report.cache, report.mirrors) = (cache, mirrors);
-        report.set_opening_retries(self.sources.opening_retries());
+        let (retries, reason) = self.sources.opening_retries();
+        report.set_opening_retries(retries, reason);
         report.notes.extend(self.sources.notes());
         if let Some(joined) = &self.joined {
             joined.complete(report);

@@ -33,6 +33,7 @@ pub use select::Selection;
 pub use sharding::{Sharded, Sharding};
 pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share, share_with};
 
+use crate::format::Shown;
 pub use crate::format::{Slice, Steps, Strides};
 
 /// A tensor to load, as the plan needs it.
@@ -152,28 +153,31 @@ impl Plan {
     /// Joins the bytes of slices in the window that an extent was read into; does nothing for whole
     /// tensors.
     pub fn gather(&self, extent: &Extent, window: &mut [u8]) {
-        for (strides, (offset, first, len)) in self.slices_in(extent) {
-            strides.gather(window, offset, first, len);
+        for (strides, shown) in self.slices_in(extent) {
+            strides.gather(window, shown);
         }
     }
 
     /// Copies the bytes of slices from those of an extent to where [`Self::gather`] moves them to
     /// in its window.
     pub(crate) fn gather_from(&self, extent: &Extent, bytes: &[u8], window: &mut [u8]) {
-        for (strides, place) in self.slices_in(extent) {
-            strides.gather_from(bytes, window, place);
+        for (strides, shown) in self.slices_in(extent) {
+            strides.gather_from(bytes, window, shown);
         }
     }
 
-    /// Returns the strides of each slice of an extent, the offset of the extent in the slice, and
-    /// the number of its first byte there and how many there are.
-    fn slices_in(&self, extent: &Extent) -> impl Iterator<Item = (&Strides, (i64, u64, u64))> {
+    /// Returns the strides of each slice of an extent, and what the extent shows of the slice.
+    fn slices_in(&self, extent: &Extent) -> impl Iterator<Item = (&Strides, Shown)> {
         let extent_offset = signed(extent.offset);
         let pieces = self.pieces[extent.pieces.clone()].iter();
         pieces.filter_map(move |piece| {
             let (strides, start) = self.slices.get(&piece.tensor)?;
-            let offset = extent_offset - signed(*start);
-            Some((strides, (offset, piece.tensor_offset, piece.len as u64)))
+            let shown = Shown {
+                offset: extent_offset - signed(*start),
+                first: piece.tensor_offset,
+                len: piece.len as u64,
+            };
+            Some((strides, shown))
         })
     }
 

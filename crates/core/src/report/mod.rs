@@ -459,7 +459,7 @@ impl Report {
     }
 
     /// Sets the number of retries outside the data path and the cause of the last one.
-    pub(crate) fn set_opening_retries(&mut self, (count, why): (u64, Option<String>)) {
+    pub(crate) fn set_opening_retries(&mut self, count: u64, why: Option<String>) {
         self.opening_retries = count;
         self.last_retry = self.last_retry.take().or(why);
     }

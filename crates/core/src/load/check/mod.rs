@@ -26,14 +26,14 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::TensorInfo;
 use crate::plan::Plan;
-use crate::sync::detached::{PendingOps, run_with_timeout};
+use crate::sync::detached::{PendingOps, TooLong, run_with_timeout};
 use crate::verify::{Expectation, Verify, find_now, require_files};
 
 /// Message and hint for a lookup that exceeds the load's timeout.
-const TOO_LONG: (&str, &str) = (
-    "looking up the expected digests took longer than the load's timeout",
-    "check the file system, or the endpoint and network; or raise ‹timeout›",
-);
+const TOO_LONG: TooLong = TooLong {
+    message: "looking up the expected digests took longer than the load's timeout",
+    hint: "check the file system, or the endpoint and network; or raise ‹timeout›",
+};
 
 /// Load to verify.
 pub(crate) struct Loaded {

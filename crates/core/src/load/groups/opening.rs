@@ -10,17 +10,17 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::schedule::Member;
 use crate::storage::{RefusedDirect, Source, of_many};
-use crate::sync::detached::{PendingOps, run_with_timeout};
+use crate::sync::detached::{PendingOps, TooLong, run_with_timeout};
 use crate::sync::parallel::parallel_map;
 
 /// Number of files opened at a time. On a network file system each takes one or two round trips.
 pub(super) const OPENED_AT_A_TIME: usize = 16;
 
 /// Error message and hint for files that do not open in time.
-const TOO_LONG: (&str, &str) = (
-    "opening the file took longer than the load's timeout",
-    "check its file system, or raise ‹timeout›",
-);
+const TOO_LONG: TooLong = TooLong {
+    message: "opening the file took longer than the load's timeout",
+    hint: "check its file system, or raise ‹timeout›",
+};
 
 /// Opens the shards of one kind of storage, and leaves the others out.
 type OpenKind = fn(&Opening, is_alone: bool) -> Result<Vec<OpenedGroup>>;
