@@ -65,11 +65,16 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 # that the wheel does not have: all of them would be built twice.
 TESTED := --workspace --exclude tload-py --exclude tload-soundness --features tload/aws-config,tload/testing
 
+# Tests with loom's locks in place of the standard library's. The flag changes what every crate is
+# compiled to.
+LOOM := env RUSTFLAGS='--cfg loom' cargo test --target-dir target/loom --package tload-memory --test loom
+
 ##@ Parts of test and check
 
 test-rust: ## run the Rust tests
 	tools/no-secrets cargo test $(TESTED) -- --show-output
 	tools/no-secrets cargo test --package tload-soundness -- --show-output
+	tools/no-secrets $(LOOM) -- --show-output
 
 # Runs as a test of the same packages with the same features, so that nothing is rebuilt; `cargo
 # bench` would build everything again, optimised.
@@ -251,6 +256,7 @@ soak: ## stress loads of every kind for MINUTES (10)
 
 # Up to four preemptions, where `make test` goes to three.
 loom: ## check interleavings with up to four preemptions
+	LOOM_MAX_PREEMPTIONS=4 $(LOOM) --release
 	LOOM_MAX_PREEMPTIONS=4 cargo test --release --package tload-soundness --test loom
 
 miri: ## look for undefined behaviour

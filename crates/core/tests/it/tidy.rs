@@ -367,7 +367,7 @@ const OPTIONS: [&str; 10] = [
 /// which the command would show by its name in Rust, and about marks that [`tload::Error`] does not
 /// know.
 fn unmarked_options(source: &Source) -> Vec<String> {
-    let is_checked = ["base", "core", "format"].iter().any(|name| {
+    let is_checked = ["base", "core", "format", "memory"].iter().any(|name| {
         let folder = format!("crates/{name}/src/");
         source.path.starts_with(&folder)
     });

@@ -92,9 +92,12 @@ impl Drop for DeviceCharge {
 
 /// Device memory allocated by the caller's own allocator.
 pub struct ForeignMemory {
-    pub(crate) address: u64,
-    pub(crate) len: usize,
-    pub(crate) owner: KeepAlive,
+    /// Address of the first byte on the device.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: usize,
+    /// Keeps the memory alive.
+    pub owner: KeepAlive,
 }
 
 /// Owner of the bytes.
@@ -152,7 +155,7 @@ impl DeviceRegion {
     }
 
     /// Records that the caller has received one of the region's tensors.
-    pub(crate) fn tensor_received(&self) {
+    pub fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
             drop(self.charge.lock().take());
         }
@@ -170,7 +173,7 @@ pub struct DeviceBytes {
 impl DeviceBytes {
     /// Creates a handle to the `len` bytes at `offset` of `region`, all of which have been copied
     /// there.
-    pub(crate) fn new(region: Arc<DeviceRegion>, offset: usize, len: usize) -> Self {
+    pub fn new(region: Arc<DeviceRegion>, offset: usize, len: usize) -> Self {
         let end = offset.checked_add(len);
         assert!(
             end.is_some_and(|end| end <= region.len()),
@@ -208,7 +211,8 @@ impl DeviceBytes {
         }
     }
 
-    pub(crate) fn region(&self) -> &Arc<DeviceRegion> {
+    /// Region that the bytes lie in.
+    pub fn region(&self) -> &Arc<DeviceRegion> {
         &self.region
     }
 }

@@ -31,12 +31,10 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 const POPULATE_THREADS_MAX: usize = 8;
 
 /// Bytes in all live mappings of the process.
-#[cfg(feature = "testing")]
 static MAPPED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 /// Returns the bytes in all live mappings of the process, for tests that check for leaks. Views of
 /// files are not counted.
-#[cfg(feature = "testing")]
 pub fn mapped_bytes() -> usize {
     MAPPED.load(std::sync::atomic::Ordering::Relaxed)
 }
@@ -100,7 +98,6 @@ impl Mapping {
             unsafe { advise_huge_pages(start, len) };
         }
         let start = NonNull::new(start).expect("mmap never returns null");
-        #[cfg(feature = "testing")]
         MAPPED.fetch_add(len, std::sync::atomic::Ordering::Relaxed);
         Ok(Self { start, len })
     }
@@ -205,7 +202,6 @@ pub fn prefault(bytes: usize) {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        #[cfg(feature = "testing")]
         MAPPED.fetch_sub(self.len, std::sync::atomic::Ordering::Relaxed);
         unmap(self.start.as_ptr(), self.len);
     }

@@ -131,7 +131,7 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::OutOfMemory`] when the kernel refuses.
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the kernel refuses.
     ///
     /// # Safety
     ///
@@ -160,7 +160,7 @@ impl Region {
     }
 
     /// Records that the caller has received one of the region's tensors.
-    pub(crate) fn tensor_received(&self) {
+    pub fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
             match &self.memory {
                 Memory::Pooled { pool, .. } => pool.uncharge(self.len()),
@@ -324,7 +324,7 @@ impl RegionBytes {
     /// # Safety
     ///
     /// All of them must have been filled, and the leases over them dropped.
-    pub(crate) unsafe fn new(region: Arc<Region>, offset: usize, len: usize) -> Self {
+    pub unsafe fn new(region: Arc<Region>, offset: usize, len: usize) -> Self {
         assert!(offset + len <= region.len(), "a tensor leaves its region");
         // SAFETY: inside the mapping, asserted above.
         let start = unsafe { region.start().add(offset) };
@@ -361,7 +361,7 @@ impl RegionBytes {
     ///
     /// No other tensor may live in the region, no lease may be out, and no other reference to these
     /// bytes may exist.
-    pub(crate) unsafe fn align_down(&mut self, alignment: usize) -> usize {
+    pub unsafe fn align_down(&mut self, alignment: usize) -> usize {
         let excess = self.start.as_ptr().addr() % alignment;
         if excess == 0 {
             return 0;

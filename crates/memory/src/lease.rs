@@ -80,17 +80,17 @@ impl Lease {
 
     /// Asks the engine for CRCs of the bytes, which it may compute while they are in the core's
     /// cache. See [`Filled::remainder`].
-    pub(crate) fn want_crc(&mut self, crc: Option<Polynomial>) {
+    pub fn want_crc(&mut self, crc: Option<Polynomial>) {
         self.crc = crc;
     }
 
     /// CRC that the engine is asked for.
-    pub(crate) fn wanted_crc(&self) -> Option<Polynomial> {
+    pub fn wanted_crc(&self) -> Option<Polynomial> {
         self.crc
     }
 
     /// Address of the first byte, which identifies the window.
-    pub(crate) fn start(&self) -> usize {
+    pub fn start(&self) -> usize {
         self.start.as_ptr().addr()
     }
 
@@ -118,8 +118,8 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::OutOfMemory`] when the kernel refuses.
-    pub(crate) fn make_private(&mut self) -> crate::error::Result<()> {
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the kernel refuses.
+    pub fn make_private(&mut self) -> crate::error::Result<()> {
         if let Owner::Region { region, offset } = &self.owner
             && self.is_view()
         {
@@ -179,7 +179,7 @@ impl Lease {
     /// # Panics
     ///
     /// For a view, and for bytes outside of the window.
-    pub(crate) fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+    pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         assert!(!self.is_view(), "a load never writes to a view");
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -193,7 +193,7 @@ impl Lease {
     }
 
     /// Converts a lease whose first `len` bytes have been written through [`Self::bytes_mut`].
-    pub(crate) fn written(self, len: usize) -> Filled {
+    pub fn written(self, len: usize) -> Filled {
         assert!(!self.is_view(), "a load never writes to a view");
         // SAFETY: initialised, as in `bytes_mut`.
         unsafe { self.assume_filled(len) }
@@ -305,48 +305,45 @@ pub struct Filled {
 impl Filled {
     /// Adds CRCs of the bytes.
     #[must_use]
-    pub(crate) fn with_prefixes(mut self, prefixes: Option<Prefixes>) -> Self {
+    pub fn with_prefixes(mut self, prefixes: Option<Prefixes>) -> Self {
         self.prefixes = prefixes;
         self
     }
 
     /// Returns whether the engine has computed CRCs of the bytes.
-    #[cfg(test)]
-    pub(crate) fn has_crcs(&self) -> bool {
+    pub fn has_crcs(&self) -> bool {
         self.prefixes.is_some()
     }
 
     /// Returns the CRC of a range of the bytes, as [`Self::remainder`] does.
-    #[cfg(feature = "object")]
-    pub(crate) fn crc(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
+    pub fn crc(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
         let len = range.len() as u64;
         polynomial.finalize(self.remainder(polynomial, range), len)
     }
 
     /// Returns the [remainder](Polynomial::remainder) of a range of the bytes, which is read only
     /// where the engine has not computed its CRC.
-    pub(crate) fn remainder(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
+    pub fn remainder(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
         match &self.prefixes {
             Some(known) if known.polynomial() == polynomial => known.remainder(self.bytes(), range),
             Some(_) | None => polynomial.remainder(0, &self.bytes()[range]),
         }
     }
 
-    /// Declares that the engine has joined the bytes of slices. See [`crate::plan::Plan::gather`].
+    /// Declares that the engine has joined the bytes of slices, as `Plan::gather` does.
     #[must_use]
-    pub(crate) fn gathered(mut self) -> Self {
+    pub fn gathered(mut self) -> Self {
         self.is_gathered = true;
         self
     }
 
     /// Returns whether the engine has joined the bytes of slices.
-    pub(crate) fn is_gathered(&self) -> bool {
+    pub fn is_gathered(&self) -> bool {
         self.is_gathered
     }
 
     /// Gives up the bytes, for the window to be filled again.
-    #[cfg(feature = "object")]
-    pub(crate) fn into_lease(self) -> Lease {
+    pub fn into_lease(self) -> Lease {
         self.lease
     }
 
@@ -362,7 +359,7 @@ impl Filled {
     /// # Panics
     ///
     /// For a view.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(!self.lease.is_view(), "a load never writes to a view");
         self.prefixes = None;
         // SAFETY: as in `bytes`; only this lease reaches them, and `&mut self` makes the access
@@ -371,7 +368,7 @@ impl Filled {
     }
 
     /// Address of the first byte.
-    pub(crate) fn start(&self) -> usize {
+    pub fn start(&self) -> usize {
         self.lease.start()
     }
 

@@ -97,7 +97,7 @@ impl Target {
     }
 
     /// Stream that orders access to the memory, on a GPU.
-    pub(crate) fn stream(&self) -> Option<u64> {
+    pub fn stream(&self) -> Option<u64> {
         match self.place {
             Place::Host(_) => None,
             Place::Cuda { stream, .. } => Some(stream),
@@ -122,7 +122,7 @@ impl Target {
     ///
     /// For memory of a GPU, and when the bytes leave the target.
     #[expect(clippy::panic, reason = "documented; the sink for GPUs never calls it")]
-    pub(crate) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
+    pub unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         let Place::Host(start) = self.place else {
             panic!("the processor cannot write to memory of a GPU");
         };

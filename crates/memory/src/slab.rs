@@ -48,7 +48,8 @@ impl Slab {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the system has no
+    /// memory to map.
     pub fn new(slot_bytes: usize, slots: usize, events: Arc<EventCount>) -> Result<Arc<Self>> {
         let slot_bytes = Mapping::charge(slot_bytes);
         let mapping = Mapping::anonymous(slot_bytes * slots)?;
