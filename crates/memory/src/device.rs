@@ -138,6 +138,7 @@ impl DeviceRegion {
     }
 
     /// Address of the first byte on the device.
+    #[inline]
     pub fn address(&self) -> u64 {
         match &self.memory {
             Memory::Own(memory) => memory.address(),
@@ -147,6 +148,7 @@ impl DeviceRegion {
 
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         match &self.memory {
             Memory::Own(memory) => memory.len(),
@@ -155,6 +157,7 @@ impl DeviceRegion {
     }
 
     /// Records that the caller has received one of the region's tensors.
+    #[inline]
     pub fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
             drop(self.charge.lock().take());
@@ -173,6 +176,7 @@ pub struct DeviceBytes {
 impl DeviceBytes {
     /// Creates a handle to the `len` bytes at `offset` of `region`, all of which have been copied
     /// there.
+    #[inline]
     pub fn new(region: Arc<DeviceRegion>, offset: usize, len: usize) -> Self {
         let end = offset.checked_add(len);
         assert!(
@@ -187,12 +191,14 @@ impl DeviceBytes {
     }
 
     /// Address of the first byte on the device.
+    #[inline]
     pub fn address(&self) -> u64 {
         self.region.address() + self.offset as u64
     }
 
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -212,6 +218,7 @@ impl DeviceBytes {
     }
 
     /// Region that the bytes lie in.
+    #[inline]
     pub fn region(&self) -> &Arc<DeviceRegion> {
         &self.region
     }

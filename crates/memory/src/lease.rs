@@ -80,32 +80,38 @@ impl Lease {
 
     /// Asks the engine for CRCs of the bytes, which it may compute while they are in the core's
     /// cache. See [`Filled::remainder`].
+    #[inline]
     pub fn want_crc(&mut self, crc: Option<Polynomial>) {
         self.crc = crc;
     }
 
     /// CRC that the engine is asked for.
+    #[inline]
     pub fn wanted_crc(&self) -> Option<Polynomial> {
         self.crc
     }
 
     /// Address of the first byte, which identifies the window.
+    #[inline]
     pub fn start(&self) -> usize {
         self.start.as_ptr().addr()
     }
 
     /// Length of the window in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns whether the window is empty.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Returns whether the window is a view of a file or of memory that another process fills. It
     /// is never written to.
+    #[inline]
     pub fn is_view(&self) -> bool {
         match &self.owner {
             Owner::Region { region, .. } => region.is_view() && !self.private,
@@ -156,6 +162,7 @@ impl Lease {
     /// # Panics
     ///
     /// For a view.
+    #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         assert!(!self.is_view(), "a load never writes to a view");
         self.start.as_ptr()
@@ -166,6 +173,7 @@ impl Lease {
     /// # Panics
     ///
     /// For a view.
+    #[inline]
     pub fn as_uninit(&mut self) -> &mut [MaybeUninit<u8>] {
         assert!(!self.is_view(), "a load never writes to a view");
         // SAFETY: `new`'s caller promised a mapped window that only this lease reaches; `&mut self`
@@ -179,6 +187,7 @@ impl Lease {
     /// # Panics
     ///
     /// For a view, and for bytes outside of the window.
+    #[inline]
     pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         assert!(!self.is_view(), "a load never writes to a view");
         assert!(
@@ -193,6 +202,7 @@ impl Lease {
     }
 
     /// Converts a lease whose first `len` bytes have been written through [`Self::bytes_mut`].
+    #[inline]
     pub fn written(self, len: usize) -> Filled {
         assert!(!self.is_view(), "a load never writes to a view");
         // SAFETY: initialised, as in `bytes_mut`.
@@ -200,6 +210,7 @@ impl Lease {
     }
 
     /// Index under which an engine may have registered the window's memory with the kernel.
+    #[inline]
     pub fn registration(&self) -> Option<u16> {
         match &self.owner {
             Owner::Region { .. } => None,
@@ -212,6 +223,7 @@ impl Lease {
     /// # Safety
     ///
     /// The first `len` bytes must be initialised, and nothing may write to the window any more.
+    #[inline]
     pub unsafe fn assume_filled(self, len: usize) -> Filled {
         assert!(
             len <= self.len,
@@ -238,6 +250,7 @@ impl Lease {
     /// # Panics
     ///
     /// For a view.
+    #[inline]
     pub fn filling(self) -> Filling {
         assert!(!self.is_view(), "a load never writes to a view");
         Filling {
@@ -256,11 +269,13 @@ pub struct Filling {
 
 impl Filling {
     /// Number of bytes written so far.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns whether no byte has been written.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -270,6 +285,7 @@ impl Filling {
     /// # Panics
     ///
     /// When the window has no room for them.
+    #[inline]
     pub fn push(&mut self, bytes: &[u8]) {
         let room = self.lease.len - self.len;
         assert!(
@@ -286,6 +302,7 @@ impl Filling {
     }
 
     /// Returns the lease with the written bytes.
+    #[inline]
     pub fn finish(self) -> Filled {
         // SAFETY: `push` wrote the first `len` bytes and cannot be called any more.
         unsafe { self.lease.assume_filled(self.len) }
@@ -305,12 +322,14 @@ pub struct Filled {
 impl Filled {
     /// Adds CRCs of the bytes.
     #[must_use]
+    #[inline]
     pub fn with_prefixes(mut self, prefixes: Option<Prefixes>) -> Self {
         self.prefixes = prefixes;
         self
     }
 
     /// Returns whether the engine has computed CRCs of the bytes.
+    #[inline]
     pub fn has_crcs(&self) -> bool {
         self.prefixes.is_some()
     }
@@ -332,22 +351,26 @@ impl Filled {
 
     /// Declares that the engine has joined the bytes of slices, as `Plan::gather` does.
     #[must_use]
+    #[inline]
     pub fn gathered(mut self) -> Self {
         self.is_gathered = true;
         self
     }
 
     /// Returns whether the engine has joined the bytes of slices.
+    #[inline]
     pub fn is_gathered(&self) -> bool {
         self.is_gathered
     }
 
     /// Gives up the bytes, for the window to be filled again.
+    #[inline]
     pub fn into_lease(self) -> Lease {
         self.lease
     }
 
     /// Bytes that were read.
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer
         // written to.
@@ -359,6 +382,7 @@ impl Filled {
     /// # Panics
     ///
     /// For a view.
+    #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(!self.lease.is_view(), "a load never writes to a view");
         self.prefixes = None;
@@ -368,6 +392,7 @@ impl Filled {
     }
 
     /// Address of the first byte.
+    #[inline]
     pub fn start(&self) -> usize {
         self.lease.start()
     }
@@ -379,6 +404,7 @@ impl Filled {
     ///
     /// When that window has no room for them.
     #[must_use]
+    #[inline]
     pub fn arrived(mut self, range: Range<usize>) -> Self {
         match self.lease.destination.take() {
             Some(destination) => destination.fill_from(&self.bytes()[range]),
@@ -387,6 +413,7 @@ impl Filled {
     }
 
     /// Returns the region that the window lies in and its offset there; `None` for staging memory.
+    #[inline]
     pub fn region(&self) -> Option<(&Arc<Region>, usize)> {
         match &self.lease.owner {
             Owner::Region { region, offset } => Some((region, *offset)),

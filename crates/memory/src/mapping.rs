@@ -53,6 +53,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Returns the number of bytes that a mapping for `len` bytes takes: whole pages, at least one.
+    #[inline]
     pub fn charge(len: usize) -> usize {
         len.max(1).next_multiple_of(page_size())
     }
@@ -103,12 +104,14 @@ impl Mapping {
     }
 
     /// Pointer to the first byte.
+    #[inline]
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
     /// Length in bytes, whole pages.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }

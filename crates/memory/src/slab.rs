@@ -110,6 +110,7 @@ impl Slab {
 
     /// Returns whether a slot is free. Leases are taken under the caller's lock; other threads only
     /// return slots.
+    #[inline]
     pub fn has_free_slot(&self) -> bool {
         !self.free.lock().is_empty()
     }
@@ -130,6 +131,7 @@ impl Slab {
     }
 
     /// Number of slots.
+    #[inline]
     pub fn slots(&self) -> usize {
         self.offsets.len()
     }
@@ -168,6 +170,7 @@ pub(super) struct SlotGuard {
 }
 
 impl SlotGuard {
+    #[inline]
     pub(super) fn registration(&self) -> Option<u16> {
         u16::try_from(self.index).ok()
     }
