@@ -48,14 +48,11 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-soundness --all-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-cli --package tload-serve --no-default-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features object -- -D warnings)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features cuda -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features tokio-uring -- -D warnings)
 	@if cargo tree --package tload --edges normal | grep -E '(tokio|rustls|hyper|reqwest|aws-lc-sys) v'; then \
 		echo 'make: without the features `object` and `tokio-uring` these must not be in the tree' >&2; exit 1; fi
 	@if rustup target list --installed 2>/dev/null | grep -qx $(MACOS); then cargo check -p tload --target $(MACOS); \
 		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
-	@if cargo tree --package tload --edges normal | grep -E '(cudarc|libloading) v'; then \
-		echo 'make: without the feature `cuda` these must not be in the tree' >&2; exit 1; fi
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-soundness --no-deps --lib
 	$(call if_installed,typos,typos --version,typos)
 

@@ -10,10 +10,6 @@
 //! are released together, and anything else here may change in any release.
 
 pub mod cgroup;
-#[cfg(feature = "cuda")]
-pub mod cuda;
-#[cfg(not(feature = "cuda"))]
-#[path = "no_cuda.rs"]
 pub mod cuda;
 
 mod device;

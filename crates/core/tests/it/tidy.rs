@@ -34,8 +34,7 @@ const RANKS: [(&str, &[&str]); 27] = [
     ("base", &["sync"]),
     ("base", &["files", "options"]),
     ("format", &["format"]),
-    // `no_cuda` replaces `cuda` in builds without it.
-    ("memory", &["cuda", "no_cuda"]),
+    ("memory", &["cuda"]),
     ("memory", &["memory"]),
     ("store", &["storage::object::store"]),
     ("ranks", &["ranks"]),
