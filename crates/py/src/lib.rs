@@ -4,6 +4,10 @@
 //! No logic lives here. A function extracts its arguments, detaches from the interpreter, calls one
 //! function of the core, and wraps the result. The public interface, with its types and docs, is
 //! the Python package in `python/tload`; the stub of this module is `python/tload/_tload.pyi`.
+//!
+//! No lane takes the interpreter's lock. Functions that wait release it, and freeing a tensor does
+//! not need it. Lanes only hold references to the caller's memory or allocator, which Python frees
+//! when it runs.
 
 mod allocator;
 mod checkpoint;

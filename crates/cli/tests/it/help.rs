@@ -1,7 +1,9 @@
 //! Snapshots of the help, which is part of the interface: they show changes in review.
-//! `TLOAD_UPDATE_HELP=1 cargo test -p tload-cli help` accepts a change.
+//! `TLOAD_BLESS=1 cargo test -p tload-cli --test it help` accepts a change.
 
 use std::path::PathBuf;
+
+use tload_testbed::assert_recorded;
 
 use crate::command;
 
@@ -44,11 +46,7 @@ fn help_is_as_recorded() {
         ]
         .iter()
         .collect();
-        if std::env::var_os("TLOAD_UPDATE_HELP").is_some() {
-            std::fs::write(&path, &help).expect("the recorded help can be written");
-        }
-        let recorded = std::fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(help, recorded, "{} differs", path.display());
+        assert_recorded(&path, &help);
     }
 }
 

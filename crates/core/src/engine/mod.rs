@@ -1,8 +1,45 @@
 //! Engines fill leases: the interface between the pipeline and storage.
 //!
 //! An engine knows files and memory, not tensors. It owns a lease from `submit` until `reap` hands
-//! it back, so the kernel never writes to memory that has another owner. The order of extents is
-//! not its concern.
+//! it back, so the kernel never writes to memory that has another owner. `submit` never blocks on
+//! storage. `reap` returns a lease filled whole or as failed, never short, in any order. Short
+//! reads, `EINTR`, `EAGAIN`, refused direct I/O and transient errors end below this interface
+//! (`fill.rs`). A [`Done`] carries `Result<Filled, Error>`: only an engine makes a `Filled`, so
+//! memory that was not read cannot become a tensor
+//! ([0001](../../../../docs/design/0001-filled-leases.md)). The interface is modelled on
+//! completions, not on `async fn`: work completes out of order and holds memory meanwhile.
+//!
+//! # Windows
+//!
+//! An engine fills two kinds of window and does not distinguish them.
+//!
+//! *In place*, for tensors in host memory: a window lies in the region that the tensor will own, so
+//! direct I/O needs no copy. A region begins on a page and at an aligned file offset, so every
+//! address in it is congruent to its file offset modulo the alignment of direct I/O. Windows are
+//! rounded outwards to it; bytes at their edges are read twice.
+//!
+//! *Staged*, for tensors on a GPU or in the caller's memory, and for slices with gaps: a window is
+//! a slot of a slab, which is populated once, registered with the ring, pinned for the GPU, and
+//! kept for the next load. The sink owns a filled slot until the copy's event has fired. A tensor
+//! larger than the slab streams through it ([0003](../../../../docs/design/0003-gpu-memory.md)).
+//!
+//! A third kind is a view of the file, whose lease refuses writes (`cache=map`,
+//! [0006](../../../../docs/design/0006-page-cache.md)).
+//!
+//! # Engines
+//!
+//! * `uring`: one ring per lane; `preadv2` for cached bytes to verify; direct I/O, registered files
+//!   and slabs and `DEFER_TASKRUN` where permitted. Used by `auto`, unless `pread` is better.
+//! * `tokio-uring`: the crate's runtime on the lane's thread, one task per job. Used on request.
+//! * `pread`: up to 32 threads, 64 on a network, for all lanes that begin together. Used on tmpfs,
+//!   from the page cache to GPUs, and without rings.
+//! * `shared`: waits for the leader of the node, shows its memory or copies from it. Used for what
+//!   several ranks want.
+//! * `remote`: receives from other nodes what several of them want.
+//! * `map`: the threads of `pread` populate the pages of views; nothing is copied. Used with
+//!   `cache=map`.
+//! * `object`: ranged requests on shared network threads, streamed into leases. Used for object
+//!   stores, on one lane per store beside the lanes of files.
 
 #[cfg(feature = "object")]
 mod cached;

@@ -1,5 +1,7 @@
 //! Steps at the end of a load: closes its files, detects changes, completes its report.
 //!
+//! A file has changed if its path leads to another file, or its size or modification time differs.
+//!
 //! Created with the load (`load/start.rs`) and called by the stream: when its last lane ends, and
 //! for each report.
 

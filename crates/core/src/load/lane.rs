@@ -1,4 +1,7 @@
 //! Thread of one lane: opens its engine on the thread, runs the pipeline, and reports how it ended.
+//!
+//! The first error of a load wins. A lane that fails signals it, drains its reads for half a second
+//! at most, and then reports the error. A panic is an error too.
 
 use std::any::Any;
 use std::collections::BTreeMap;

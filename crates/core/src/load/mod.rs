@@ -5,6 +5,10 @@
 //! sources, `prepare.rs` plans the reads, and `outputs.rs` provides memory and sinks. Then each
 //! lane runs the loop of `pipeline/` on a thread of `lane.rs`, and `stream/` hands finished tensors
 //! over.
+//!
+//! Memory that a load may hold is charged to its budget until the caller has received it; that is
+//! the only back-pressure. A lane never calls the caller's allocator (`device_alloc.rs` does, on
+//! the caller's thread) and writes to the caller's memory only inside its write gate.
 
 pub(crate) mod budget;
 pub(crate) mod check;

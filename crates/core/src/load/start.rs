@@ -1,4 +1,7 @@
 //! Outline of a load: the only file that names every stage.
+//!
+//! Refusals come before the first read. Unknown names, a budget below the largest region and an
+//! unavailable engine are errors of `stream()`, which returns when its first lanes have engines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -23,7 +23,7 @@ const OTHERS: [&str; 11] = [
 
 /// Variables of tload's own tests and benchmarks, and prefixes of such. They cause no warning, and
 /// are not suggested.
-const OF_TESTS: [&str; 14] = [
+const OF_TESTS: [&str; 12] = [
     "TLOAD_BLESS",
     "TLOAD_COMMAND",
     "TLOAD_CUDA_STUB_",
@@ -36,8 +36,6 @@ const OF_TESTS: [&str; 14] = [
     "TLOAD_SUITE_",
     "TLOAD_TESTBED_",
     "TLOAD_TEST_",
-    "TLOAD_UPDATE_HELP",
-    "TLOAD_UPDATE_PLOT",
 ];
 
 /// Returns a warning for each of `names` that begins with `TLOAD_` and is no variable that tload

@@ -2,7 +2,9 @@
 //! memory.
 //!
 //! A sink knows tensors and memory, not files. It owns each lease until the bytes have been copied
-//! out.
+//! out. `submit` takes an extent with its filled lease, `reap` returns the tensors that are
+//! complete. A sink takes nothing but a [`Filled`], so memory that was not read cannot become a
+//! tensor.
 
 mod cuda;
 mod discard;

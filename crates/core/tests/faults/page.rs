@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use tload::ErrorKind;
+use tload_testbed::assert_recorded;
 
-use crate::requirement::variable;
 use crate::row::{Names, Outcome, Place, Retried, Row};
 use crate::table::all;
 
@@ -305,14 +305,5 @@ fn tests_named_on_page_exist() {
 
 #[test]
 fn page_matches_rows() {
-    let wanted = page(&all());
-    if variable("TLOAD_BLESS").is_some() {
-        std::fs::write(PATH, &wanted).expect("the docs can be written");
-    }
-    let found = String::from_utf8(crate::files::read(Path::new(PATH))).expect("UTF-8");
-    let differs = found.lines().zip(wanted.lines()).find(|(a, b)| a != b);
-    assert!(
-        found == wanted,
-        "docs/faults.md is out of date (TLOAD_BLESS=1 rewrites it): {differs:#?}"
-    );
+    assert_recorded(Path::new(PATH), &page(&all()));
 }

@@ -15,7 +15,7 @@ const CELL_MAX: usize = 160;
 /// page of the same name below `docs/reference/`.
 const PAGES: [(&str, usize); 8] = [
     ("README.md", 150),
-    ("ARCHITECTURE.md", 250),
+    ("ARCHITECTURE.md", 120),
     ("SECURITY.md", 80),
     ("docs/sources.md", 80),
     ("docs/serve.md", 80),

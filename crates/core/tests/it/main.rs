@@ -19,6 +19,7 @@ mod load;
 mod memory;
 mod overlay;
 mod page_cache;
+mod pages;
 mod ranks;
 #[cfg(target_os = "linux")]
 mod ranks_of_processes;

@@ -1,10 +1,11 @@
-//! Tests of plots, with made-up results. `TLOAD_UPDATE_PLOT=1 cargo test -p tload-cli plot` accepts
-//! a change of `sweep.svg`.
+//! Tests of plots, with made-up results. `TLOAD_BLESS=1 cargo test -p tload-cli plot` accepts a
+//! change of `sweep.svg`.
 
 use std::path::PathBuf;
 
 use roxmltree::{Document, Node};
 use tload::Report;
+use tload_testbed::assert_recorded;
 
 use super::*;
 use crate::bench::page_cache::Found;
@@ -288,9 +289,5 @@ fn sweep_plot_matches_recorded_svg() {
     let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "src/export/plot/sweep.svg"]
         .iter()
         .collect();
-    if std::env::var_os("TLOAD_UPDATE_PLOT").is_some() {
-        std::fs::write(&path, &svg).expect("the recorded plot can be written");
-    }
-    let recorded = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(svg, recorded, "{} differs", path.display());
+    assert_recorded(&path, &svg);
 }

@@ -6,7 +6,8 @@
 //! that needs no reading, and [`Check`] (`compare.rs`) does the rest: CRCs and BLAKE3 (`sum.rs`,
 //! `tree.rs`) in any order and on all lanes at once, SHA-256 in file order (`in_order.rs`). A
 //! tensor with its own digest is never handed over unless its bytes match; with a digest of the
-//! whole file, the load fails before its stream ends.
+//! whole file, the load fails before its stream ends. The last extent of a tensor, or of a file,
+//! waits until its digest matches. No lane waits for another one.
 
 mod compare;
 mod coverage;

@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use rustix::process::Signal;
+use tload_testbed::assert_recorded_between;
 
 use super::{LITTLE, Setting, answers, assert_answers, assert_complete, tell};
 use crate::child::Child;
 use crate::files::{read, write, write_manifest};
-use crate::requirement::variable;
 
 const PAGE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -318,16 +318,5 @@ fn page_matches_rows() {
         writeln!(table, "| {event} | {outcome} {cells}").expect("writing to a string succeeds");
     }
     table.push('\n');
-    let page = String::from_utf8(read(Path::new(PAGE))).expect("UTF-8");
-    let (before, rest) = page.split_once(BEGIN).expect("a mark");
-    let (found, after) = rest.split_once(END).expect("a mark");
-    if variable("TLOAD_BLESS").is_some() {
-        std::fs::write(PAGE, [before, BEGIN, &table, END, after].concat()).expect("is writable");
-        return;
-    }
-    let differs = found.lines().zip(table.lines()).find(|(a, b)| a != b);
-    assert!(
-        found == table,
-        "docs/reference/scale-out.md is out of date (TLOAD_BLESS=1 rewrites it): {differs:#?}"
-    );
+    assert_recorded_between(Path::new(PAGE), BEGIN, END, &table);
 }

@@ -7,10 +7,8 @@ pub(super) const MEMORY: Section = Section {
     introduction: "",
     promises: &[
         Promise {
-            says: "Unsafe code is confined to the files that \
-                   [ARCHITECTURE.md](https://github.com/tload/tload/blob/main/ARCHITECTURE.md#unsafe-code) \
-                   lists.",
-            tests: &["crates/core/tests/it/tidy.rs::unsafe_code_is_where_the_architecture_says"],
+            says: "Unsafe code is confined to [these files](unsafe.md), which state their reasons.",
+            tests: &["crates/core/tests/it/pages/unsafe_code.rs::page_lists_unsafe_code"],
         },
         Promise {
             says: "When a thread panics with reads in flight, their memory is not reused while \

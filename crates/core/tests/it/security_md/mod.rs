@@ -14,8 +14,9 @@ mod serving;
 
 use std::path::{Path, PathBuf};
 
+use tload_testbed::assert_recorded;
+
 use crate::files::read;
-use crate::requirement::variable;
 
 const SECTIONS: [&Section; 10] = [
     &files::FILES,
@@ -165,16 +166,7 @@ fn each_promise_has_a_test() {
 #[test]
 fn page_matches_promises() {
     let path = root().join("docs/promises.md");
-    let wanted = page(&SECTIONS);
-    if variable("TLOAD_BLESS").is_some() {
-        std::fs::write(&path, &wanted).expect("the docs can be written");
-    }
-    let found = text(&path).unwrap_or_default();
-    let differs = found.lines().zip(wanted.lines()).find(|(a, b)| a != b);
-    assert!(
-        found == wanted,
-        "docs/promises.md is out of date (TLOAD_BLESS=1 rewrites it): {differs:#?}"
-    );
+    assert_recorded(&path, &page(&SECTIONS));
 }
 
 #[test]
