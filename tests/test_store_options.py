@@ -16,7 +16,8 @@ import torch
 import tload
 import tload.metrics
 from files import Content, write_file
-from tload import _store, _tload
+from tload import _tload
+from tload._options import store_options
 from tload.dcp import StorageReader
 from tload.safetensors import flax as safetensors_flax
 from tload.safetensors import numpy as safetensors_numpy
@@ -33,7 +34,7 @@ EVERYWHERE = "https://host.invalid/a.safetensors"
 
 
 def test_values_become_texts() -> None:
-    store: _store.Store = {
+    store: store_options.Store = {
         "endpoint": "http://127.0.0.1:9000",
         "anonymous": True,
         "tls_verify": False,
@@ -45,7 +46,7 @@ def test_values_become_texts() -> None:
         "headers": {"X-A": "b", "X-C": "d"},
         "header.X-E": "f",
     }
-    assert _store.resolve(store, {}) == [
+    assert store_options.resolve(store, {}) == [
         ("endpoint", "http://127.0.0.1:9000"),
         ("anonymous", "true"),
         ("tls_verify", "false"),
@@ -58,26 +59,26 @@ def test_values_become_texts() -> None:
         ("header.X-C", "d"),
         ("header.X-E", "f"),
     ]
-    _store.check(store)
-    assert _store.resolve(None, {}) == _store.resolve({}, {}) == []
+    store_options.check(store)
+    assert store_options.resolve(None, {}) == store_options.resolve({}, {}) == []
 
 
 def test_call_overrides_environment_per_key() -> None:
     environment = {"TLOAD_STORE": "region=eu-west-1\r\n\n  Anonymous =yes\nsas= ?a=b&c=d\nheader.x-a=b"}
-    assert _store.resolve(None, environment) == [
+    assert store_options.resolve(None, environment) == [
         ("region", "eu-west-1"),
         ("Anonymous", "yes"),
         ("sas", " ?a=b&c=d"),
         ("header.x-a", "b"),
     ]
-    store: _store.Store = {"anonymous": False, "headers": {"X-A": "c"}}
-    assert _store.resolve(store, environment) == [
+    store: store_options.Store = {"anonymous": False, "headers": {"X-A": "c"}}
+    assert store_options.resolve(store, environment) == [
         ("region", "eu-west-1"),
         ("sas", " ?a=b&c=d"),
         ("anonymous", "false"),
         ("header.X-A", "c"),
     ]
-    assert _store.resolve({"retries": 1}, {"TLOAD_STORE": "retries=many"}) == [("retries", "1")]
+    assert store_options.resolve({"retries": 1}, {"TLOAD_STORE": "retries=many"}) == [("retries", "1")]
 
 
 def test_the_environment_reaches_every_call(floats: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +190,8 @@ def test_open_checkpoint_rejects_store(floats: Floats) -> None:
 
 
 def test_functions_with_store_take_its_keys_as_keywords(tmp_path: Path) -> None:
-    keys = [field.name for field in _store.FIELDS]
-    assert set(keys) == _store.StoreKeywords.__optional_keys__
+    keys = [field.name for field in store_options.FIELDS]
+    assert set(keys) == store_options.StoreKeywords.__optional_keys__
     assert set(keys) < {name for name, _ in _tload.STORE_KEYS}
     functions: list[Any] = [tload.open, tload.stream, tload.load, tload.load_into, tload.copy, tload.list_files]
     functions += [tload.verify, safe_open, safetensors_torch.load_file, safetensors_torch.load_model]
@@ -225,8 +226,8 @@ def test_functions_with_store_take_its_keys_as_keywords(tmp_path: Path) -> None:
 
 
 def test_keywords_and_the_same_keys_of_store_are_one_option(tmp_path: Path, floats: Floats) -> None:
-    def taken(store: _store.Store | None, **keywords: Any) -> list[tuple[str, str]]:
-        return _store.read(_store.take(store, _store.StoreKeywords(**keywords)))  # type: ignore[typeddict-item]
+    def taken(store: store_options.Store | None, **keywords: Any) -> list[tuple[str, str]]:
+        return store_options.read(store_options.take(store, store_options.StoreKeywords(**keywords)))  # type: ignore[typeddict-item]
 
     directory = ("cache_dir", str(tmp_path))
     assert taken(None) == taken({}) == taken(None, cache_dir=None) == []
@@ -238,7 +239,7 @@ def test_keywords_and_the_same_keys_of_store_are_one_option(tmp_path: Path, floa
         ("mirrors", "http://a/m,http://b/m"),
     ]
     # They override the environment, as `store` does.
-    assert _store.merge(taken(None, cache_dir=tmp_path), {"TLOAD_CACHE_DIR": "/elsewhere"}) == [directory]
+    assert store_options.merge(taken(None, cache_dir=tmp_path), {"TLOAD_CACHE_DIR": "/elsewhere"}) == [directory]
     with (
         tload.open(floats[0], cache_dir=tmp_path) as checkpoint,
         pytest.raises(tload.InvalidRequestError, match="store= has no effect on an open checkpoint"),

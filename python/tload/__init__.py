@@ -16,9 +16,7 @@ being read:
 
 from typing import TYPE_CHECKING
 
-from tload import _logging
 from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
-from tload._copy import CopyPlan, CopyReport, ListedFile, PlannedFile, copy, list_files
 from tload._errors import (
     CancelledError,
     ChangedError,
@@ -37,13 +35,19 @@ from tload._errors import (
     RemoteError,
     UnsupportedError,
 )
-from tload._group import Group
-from tload._into import load_into
-from tload._load import load, stream
-from tload._options import Options
+from tload._files.copy import CopyPlan, CopyReport, ListedFile, PlannedFile, copy, list_files
+from tload._files.verify import FileReport, Mismatch, VerifyReport, verify
+from tload._load.into import load_into
+from tload._load.load import load, stream
+from tload._load.sharding import Sharding
+from tload._load.stream import TensorStream
+from tload._options.load_options import Options
 from tload._patch import patch
-from tload._progress import Progress
-from tload._report import (
+from tload._ranks.group import Group
+from tload._report import log as _log
+from tload._report.progress import Progress
+from tload._tload import Tensor, __version__, parked_bytes, release_staging
+from tload.report import (
     CacheReport,
     DepthReport,
     DeviceReport,
@@ -58,10 +62,6 @@ from tload._report import (
     VerificationReport,
     VerifiedBy,
 )
-from tload._sharding import Sharding
-from tload._stream import TensorStream
-from tload._tload import Tensor, __version__, parked_bytes, release_staging
-from tload._verify import FileReport, Mismatch, VerifyReport, verify
 
 __all__ = [
     "CacheReport",
@@ -139,4 +139,4 @@ if not TYPE_CHECKING:  # for type checkers, every name would exist
 del TYPE_CHECKING
 
 
-_logging.configure_from_environment()
+_log.configure_from_environment()

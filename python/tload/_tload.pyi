@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol, final, overload
 from typing_extensions import CapsuleType
 
 from tload._errors import Error
-from tload._options import Options
+from tload._options.load_options import Options
 
 __all__ = [
     "DTYPES",

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, overload
 
-from tload import _store, _tload
+from tload import _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
+from tload._options import store_options
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from tload._checkpoint.locations import Location
     from tload._checkpoint.origin import Origin
-    from tload._options import Duration
+    from tload._options.load_options import Duration
 
 Default = TypeVar("Default")
 
@@ -195,9 +196,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
             UnsupportedError: The framework lacks the dtype.
             IoError, ChangedError, RemoteError, LoadTimeoutError, CancelledError: While reading.
         """
-        from tload import _read
+        from tload._load import read_one
 
-        return _read.read(self, name, index, framework, device)
+        return read_one.read(self, name, index, framework, device)
 
     def close(self) -> None:
         """Close the files. Running streams keep them open until they end."""
@@ -227,8 +228,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
             found = f"store= has {', '.join(secrets)}" if secrets else "a URL has a user, a password or a query"
             message = f"{self.location}: cannot pickle a checkpoint that was opened with secrets: {found}"
             hint = (
-                f"set them in the environment, where the other process finds them ({_store.VARIABLE}, or the store's "
-                "own variables or profile), or pass the location and open it there"
+                f"set them in the environment, where the other process finds them ({store_options.VARIABLE}, or the "
+                "store's own variables or profile), or pass the location and open it there"
             )
             raise advise(InvalidRequestError, message, hint)
         return _reopen, (origin, raw.state())

@@ -7,25 +7,26 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias, Union
 
-from tload import _store, _tload
+from tload import _tload
 from tload._checkpoint.locations import Location, follows
 from tload._checkpoint.mapping import Checkpoint, usable
 from tload._checkpoint.origin import origin_of
 from tload._errors import InvalidRequestError, advise
-from tload._options import OptionKeywords, resolve
+from tload._options import store_options
+from tload._options.load_options import OptionKeywords, resolve
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from tload._checkpoint.origin import Opening
-    from tload._options import Duration, Options
-    from tload._store import Store, StoreKeywords
+    from tload._options.load_options import Duration, Options
+    from tload._options.store_options import Store, StoreKeywords
 
 Source: TypeAlias = Union[Location, Sequence[Location], "Checkpoint"]
 """A file, a directory or an index, as a path or URL; a list of files; or an open checkpoint."""
 
 
-@_store.takes_keywords
+@store_options.takes_keywords
 def open(
     source: Location | Sequence[Location],
     *,
@@ -160,7 +161,7 @@ def open(
         >>> with tload.open("s3://bucket/model", store=store) as checkpoint:
         ...     print(checkpoint.total_bytes)
     """
-    return open_for(source, _store.take(store, keywords), None, follow_symlinks=follow_symlinks)
+    return open_for(source, store_options.take(store, keywords), None, follow_symlinks=follow_symlinks)
 
 
 def open_for(
@@ -196,7 +197,7 @@ def open_raw(
     """Open a source within `timeout`. An open `Checkpoint` is used as it is."""
     if isinstance(source, Checkpoint):
         follows(follow_symlinks, os.environ)
-        _store.check(store)
+        store_options.check(store)
         if store:
             hint = "pass store= to tload.open, or pass the location instead of the checkpoint"
             raise advise(InvalidRequestError, f"{source.location}: store= has no effect on an open checkpoint", hint)

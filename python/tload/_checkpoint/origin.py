@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tload import _spans, _store, _tload
+from tload import _tload
 from tload._checkpoint.locations import check_location, follows
-from tload._options import OptionKeywords, resolve
+from tload._options import store_options
+from tload._options.load_options import OptionKeywords, resolve
+from tload._report import spans
 
 if TYPE_CHECKING:
     from tload._checkpoint.locations import Location
-    from tload._options import Duration, Options
-    from tload._store import Store
+    from tload._options.load_options import Duration, Options
+    from tload._options.store_options import Store
 
 
 class Opening(NamedTuple):
@@ -50,8 +52,8 @@ class Origin:
         together = {} if opening is None else opening._asdict()
         if timeout is None:
             timeout = resolve(None, OptionKeywords(), variables=("timeout",)).timeout
-        pairs = _store.merge(self.store, os.environ, timeout)
-        with _spans.around("tload.open") as describe:
+        pairs = store_options.merge(self.store, os.environ, timeout)
+        with spans.around("tload.open") as describe:
             if isinstance(self.source, list):
                 opened = _tload.Checkpoint.open_all(self.source, store=pairs, **together)
             else:
@@ -82,11 +84,11 @@ def origin_of(source: Location | Sequence[Location], store: Store | None, *, fol
     follows_links = follows(follow_symlinks, os.environ)
     if isinstance(source, (str, os.PathLike)):
         check_location("source", source)
-        return Origin(source, _store.read(store), follows_links)
+        return Origin(source, store_options.read(store), follows_links)
     if isinstance(source, (bytes, Mapping)) or not isinstance(source, Sequence):
         message = f"source: wanted a str, an os.PathLike, or a list of them, found {type(source).__qualname__}"
         raise TypeError(message)
     locations = list(source)
     for index, location in enumerate(locations):
         check_location(f"source[{index}]", location)
-    return Origin(locations, _store.read(store), follows_links)
+    return Origin(locations, store_options.read(store), follows_links)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tload._checkpoint import SCHEMES, Checkpoint, open_raw
 from tload._checkpoint import open as open_checkpoint
 from tload._errors import NoSuchTensorError, NotFoundError
-from tload._options import verifies
+from tload._options.load_options import verifies
 from tload.safetensors._errors import SafetensorError, as_safetensors, no_such_tensor
 from tload.safetensors._frameworks import (
     check_torch_dtype,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tload._checkpoint import Source, TensorInfo
-    from tload._store import Store
+    from tload._options.store_options import Store
     from tload.safetensors._frameworks import Framework
     from tload.safetensors._index import Basic
 

@@ -21,8 +21,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tload._errors import CancelledError
-from tload._into import load_into
-from tload._load import stream
+from tload._load.into import load_into
+from tload._load.load import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import torch
 
     from tload._checkpoint import Checkpoint, Index
-    from tload._group import Group
-    from tload._options import Options
-    from tload._stream import TensorStream
+    from tload._load.stream import TensorStream
+    from tload._options.load_options import Options
+    from tload._ranks.group import Group
 
 WINDOW_BYTES = 512 << 20
 """Bytes of a window, unless one tensor is larger: as much as a load reads ahead by default, so that

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import tload
-from tload import _load, _tload
+from tload import _tload
 from tload._checkpoint import Opening, open_for, show
 from tload._errors import Error, PeerError
-from tload._group import raw_group
+from tload._load.load import require_files
+from tload._ranks.group import raw_group
 
 if TYPE_CHECKING:
     import logging
@@ -136,7 +137,7 @@ def stream(
         joined = _group(process_group, logger) if settings.shares() else None
         with joined or nullcontext() as ranks_here, _open(source, settings, ranks_here, logger) as (opened, group):
             names = wanted(list(opened), keep, unused)
-            _load.require_files(opened, settings.options)
+            require_files(opened, settings.options)
             if names == []:
                 return
             with (

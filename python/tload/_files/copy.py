@@ -7,22 +7,24 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tload import _spans, _store, _tload
+from tload import _tload
 from tload._checkpoint import check_location
-from tload._options import OptionKeywords, resolve
-from tload._progress import shown
-from tload._report import decode
-from tload._selection import texts
+from tload._load.selection import texts
+from tload._options import store_options
+from tload._options.load_options import OptionKeywords, resolve
+from tload._report import spans
+from tload._report.progress import shown
+from tload.report import decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Unpack
 
     from tload._checkpoint import Location
-    from tload._options import Duration, Size
-    from tload._progress import Callback
-    from tload._selection import Names
-    from tload._store import Store, StoreKeywords
+    from tload._load.selection import Names
+    from tload._options.load_options import Duration, Size
+    from tload._options.store_options import Store, StoreKeywords
+    from tload._report.progress import Callback
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class ListedFile(NamedTuple):
     """Length in bytes, or `None` where only opening the file would tell."""
 
 
-@_store.takes_keywords
+@store_options.takes_keywords
 def copy(
     source: Location,
     target: str | os.PathLike[str],
@@ -168,10 +170,10 @@ def copy(
         >>> tload.copy("s3://bucket/model", "model", progress=True, timeout="10m")
     """
     check_location("source", source)
-    store = _store.take(store, keywords)
+    store = store_options.take(store, keywords)
     limits = OptionKeywords(depth=depth, extent_bytes=extent_bytes, timeout=timeout)
     options = resolve(None, limits, variables=limits)
-    with _spans.around("tload.copy") as describe, shown(progress) as show:
+    with spans.around("tload.copy") as describe, shown(progress) as show:
         report = _tload.copy(
             source,
             target,
@@ -183,7 +185,7 @@ def copy(
             skip_unusable=skip_unusable,
             dry_run=dry_run,
             options=options,
-            store=_store.resolve(store, os.environ),
+            store=store_options.resolve(store, os.environ),
             progress=show,
         )
         decoded: CopyReport = decode(CopyReport, json.loads(report))
@@ -192,7 +194,7 @@ def copy(
     return decoded
 
 
-@_store.takes_keywords
+@store_options.takes_keywords
 def list_files(source: Location, *, store: Store | None = None, **keywords: Unpack[StoreKeywords]) -> list[ListedFile]:
     """List all files below a location, hidden ones too, by name.
 
@@ -213,5 +215,5 @@ def list_files(source: Location, *, store: Store | None = None, **keywords: Unpa
         PermissionDeniedError, RemoteError, LoadTimeoutError, IoError: It cannot be listed.
     """
     check_location("source", source)
-    store = _store.take(store, keywords)
-    return [ListedFile._make(row) for row in _tload.list_files(source, store=_store.resolve(store, os.environ))]
+    store = store_options.take(store, keywords)
+    return [ListedFile._make(row) for row in _tload.list_files(source, store=store_options.resolve(store, os.environ))]

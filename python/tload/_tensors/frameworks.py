@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tload import _imports, _numpy, _torch
 from tload._checkpoint import TensorInfo
 from tload._errors import InvalidRequestError
-from tload._options import Options, suggestion
+from tload._options.load_options import Options, suggestion
+from tload._tensors import imports, numpy_arrays, torch_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ def named(framework: Framework) -> Framework:
 
 def converters(
     framework: object, options: Options, *, is_shared: bool = False
-) -> Callable[[Iterable[str], _torch.Infos], Converter]:
+) -> Callable[[Iterable[str], torch_tensors.Infos], Converter]:
     """Return a function that makes the converter for tensors with given dtypes.
 
     With `is_shared`, ranks of a group may share the memory of tensors.
@@ -39,9 +39,9 @@ def converters(
     if framework == "torch":
         is_view = options.cache == "map" and not options.writable
         is_read_only = is_view or (is_shared and options.private is False)
-        return functools.partial(_torch.converter, is_read_only=is_read_only)
+        return functools.partial(torch_tensors.converter, is_read_only=is_read_only)
     if framework == "numpy":
-        return _numpy.converter
+        return numpy_arrays.converter
     if framework == "dlpack":
         return lambda _dtypes, _infos: lambda tensor: tensor
     near = suggestion(str(framework), ("torch", "numpy", "dlpack"))
@@ -53,10 +53,10 @@ def is_missing(framework: Framework, dtypes: Iterable[str]) -> bool:
     """Return whether a module that makes the framework's tensors has yet to be imported."""
     if framework == "dlpack":
         return False
-    return _imports.are_missing(["torch"] if framework == "torch" else _numpy.modules(dtypes))
+    return imports.are_missing(["torch"] if framework == "torch" else numpy_arrays.modules(dtypes))
 
 
 def check_dtypes(framework: Framework, dtypes: Iterable[str], loader: _tload.Loader) -> None:
     """Raise `UnsupportedError` for dtypes that no version of the framework has."""
-    check = _torch.check if framework == "torch" else _numpy.check
+    check = torch_tensors.check if framework == "torch" else numpy_arrays.check
     check(dtypes, lambda: map(TensorInfo._make, loader.selected()))

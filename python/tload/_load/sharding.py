@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tload import _dtensor, _load_targets, _tload
+from tload import _tload
 from tload._checkpoint import open_raw
-from tload._selection import texts
+from tload._load import load_targets
+from tload._load.selection import texts
+from tload._tensors import dtensors
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from tload._checkpoint import Source
-    from tload._selection import Names
+    from tload._load.selection import Names
 
 
 class Sharding:
@@ -133,7 +135,7 @@ class Sharding:
         Examples:
             >>> state = tload.load("model_dir", slices=tload.Sharding.of(model))
         """
-        return cls(_tload.Sharding.from_slices(_dtensor.parts(_dtensor.among(_load_targets.by_name(target)))))
+        return cls(_tload.Sharding.from_slices(dtensors.parts(dtensors.among(load_targets.by_name(target)))))
 
     def names(self, source: Source) -> list[str]:
         """Return the names of this rank's tensors, in file order.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tload import _cuda
 from tload._errors import InvalidRequestError, UnsupportedError, advise
+from tload._tensors import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ PLACES = "use placements that are Shard, Replicate, or both"
 
 def among(targets: Mapping[str, Any]) -> dict[str, DTensor]:
     """Return the DTensors among targets."""
-    module = _cuda.imported("torch.distributed.tensor")
+    module = cuda.imported("torch.distributed.tensor")
     if module is None:
         return {}
     return {name: value for name, value in targets.items() if isinstance(value, module.DTensor)}

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
-from tload import _tload, _variables
+from tload import _tload
 from tload._errors import InvalidRequestError, advise
 from tload._exit import at_exit
-from tload._options import OptionKeywords, lists, suggests_keywords
+from tload._options import variables
+from tload._options.load_options import OptionKeywords, lists, suggests_keywords
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tload._options import Duration, Size
+    from tload._options.load_options import Duration, Size
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,7 +81,7 @@ def merge(
 
     The `timeout` of a load bounds opening too.
     """
-    _variables.warn_of_unknown(environment)
+    variables.warn_of_unknown(environment)
     known = {_normal(key) for key, _ in given}
     bounds = [] if timeout is None else [("open_timeout", str(_tload.seconds("timeout", timeout)))]
     return [*bounds, *_read_variable(environment, known), *_read_cache_variables(environment, known), *given]

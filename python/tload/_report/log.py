@@ -13,7 +13,7 @@ from tload import _tload
 from tload._exit import at_exit
 
 if TYPE_CHECKING:
-    from tload._report import Report
+    from tload.report import Report
 
 VARIABLE = "TLOAD_LOG"
 LEVELS = {

@@ -7,18 +7,19 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from tload import _logging, _spans, _tload
+from tload import _tload
 from tload._checkpoint import TensorInfo
 from tload._errors import InvalidRequestError, LoadTimeoutError
-from tload._progress import INTERVAL, Progress, Watcher
-from tload._report import Report, read_report
+from tload._report import log, spans
+from tload._report.progress import INTERVAL, Progress, Watcher
+from tload.report import Report, read_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-    from tload._async import Waiter
-    from tload._imports import BackgroundImport
+    from tload._load.event_loop import Waiter
+    from tload._tensors.imports import BackgroundImport
 
 T = TypeVar("T")
 
@@ -139,12 +140,12 @@ class TensorStream(Generic[T]):
         return self
 
     async def __anext__(self) -> tuple[str, T]:
-        from tload import _async
+        from tload._load import event_loop
 
         if self._ended:
             raise StopAsyncIteration
         if self._waiter is None:
-            self._waiter = _async.Waiter(self._raw)
+            self._waiter = event_loop.Waiter(self._raw)
         self._waiter.refuse_a_second()
         try:
             if self._convert is None and self._importing is not None:
@@ -154,7 +155,7 @@ class TensorStream(Generic[T]):
         except StopAsyncIteration:
             self._end()
             raise
-        except _async.GIVES_UP:
+        except event_loop.GIVES_UP:
             raise
         except BaseException:
             self._fail()
@@ -268,10 +269,10 @@ class TensorStream(Generic[T]):
             report = self.report
             self._told = True
             log_notes(report)
-            _logging.log_end(report)
+            log.log_end(report)
             if report.cache is not None:
-                _logging.follow()
-            _spans.emit(report)
+                log.follow()
+            spans.emit(report)
 
     def _fail(self) -> None:
         # A failed iterator is finished: no reads continue behind the traceback.

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypedDict
 
 from tload import _tload
 from tload._errors import Error, InvalidIndexError, advise
-from tload._options import Options
-from tload._selection import texts
-from tload._sharding import Sharding
+from tload._load.selection import texts
+from tload._load.sharding import Sharding
+from tload._options.load_options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from tload._options import Duration, Options
+    from tload._options.load_options import Duration, Options
 
 
 # Seconds for which the end of a process waits for ranks that it still reads for.
@@ -67,10 +67,10 @@ class Group:
             UnsupportedError: torch is not installed, or was built without `torch.distributed`.
             TypeError: `pg` is not a process group.
         """
-        from tload import _torch_group
+        from tload._ranks import torch_group
 
         limit = None if timeout is None else _tload.seconds("timeout", timeout)
-        return cls(_tload.Group.over(_torch_group.StoreExchange(pg, limit)), "of torch.distributed")
+        return cls(_tload.Group.over(torch_group.StoreExchange(pg, limit)), "of torch.distributed")
 
     @classmethod
     def local(cls, path: str | os.PathLike[str], rank: int, size: int, *, timeout: Duration = 30) -> Self:

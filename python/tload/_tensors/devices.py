@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tload import _cuda
 from tload._errors import InvalidRequestError, advise
+from tload._tensors import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tload._frameworks import Framework
+    from tload._tensors.frameworks import Framework
 
 
 def uses_gpu(device: object, device_map: Mapping[str, object] | None) -> bool:
@@ -34,17 +34,17 @@ def entries(device_map: Mapping[str, object] | None, framework: Framework) -> li
         if not isinstance(key, str):
             message = f"device_map: wanted modules or globs (str) as keys, found {type(key).__qualname__}"
             raise TypeError(message)
-    return [(key, _cuda.device_name(device, framework)) for key, device in device_map.items()]
+    return [(key, cuda.device_name(device, framework)) for key, device in device_map.items()]
 
 
-def allocator(framework: Framework, devices: Iterable[str]) -> _cuda.Allocator | None:
+def allocator(framework: Framework, devices: Iterable[str]) -> cuda.Allocator | None:
     """Return torch's allocator of GPU memory, or `None` if the core allocates it or needs none."""
-    gpu = next((device for device in devices if _cuda.ordinal_of(device) is not None), None)
+    gpu = next((device for device in devices if cuda.ordinal_of(device) is not None), None)
     if gpu is None or framework == "dlpack":
         return None
     if framework == "numpy":
         message = f'framework="numpy" and device {gpu!r}: numpy arrays live in CPU memory'
         hint = 'pass framework="torch", or framework="dlpack" for CuPy, JAX and others'
         raise advise(InvalidRequestError, message, hint)
-    _cuda.check()
-    return _cuda.Allocator()
+    cuda.check()
+    return cuda.Allocator()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from tload import _cuda, _devices, _frameworks, _imports, _indices, _store, _tload, _torch
+from tload import _tload
 from tload._checkpoint import Opening, TensorInfo, open_raw
-from tload._group import beginning
-from tload._imports import BackgroundImport
-from tload._options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve
-from tload._progress import Progress, watcher_for
-from tload._selection import Names, Patterns, rules
-from tload._store import Keywords
-from tload._stream import TensorStream
+from tload._load import indices
+from tload._load.selection import Names, Patterns, rules
+from tload._load.stream import TensorStream
+from tload._options import store_options
+from tload._options.load_options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve
+from tload._options.store_options import Keywords
+from tload._ranks.group import beginning
+from tload._report.progress import Progress, watcher_for
+from tload._tensors import cuda, devices, frameworks, imports, torch_tensors
+from tload._tensors.imports import BackgroundImport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,11 +26,11 @@ if TYPE_CHECKING:
     import torch
 
     from tload._checkpoint import Checkpoint, Index, Source
-    from tload._frameworks import Framework
-    from tload._group import Group
-    from tload._progress import Callback
-    from tload._sharding import Sharding
-    from tload._store import Store
+    from tload._load.sharding import Sharding
+    from tload._options.store_options import Store
+    from tload._ranks.group import Group
+    from tload._report.progress import Callback
+    from tload._tensors.frameworks import Framework
 
 
 class LoadKeywords(Keywords, total=False):
@@ -58,7 +61,7 @@ def stream(
 def stream(
     source: Source, *, framework: Literal["dlpack"], **keywords: Unpack[LoadKeywords]
 ) -> TensorStream[_tload.Tensor]: ...
-@lists((*_store.FIELDS, *FIELDS))
+@lists((*store_options.FIELDS, *FIELDS))
 def stream(
     source: Source,
     *,
@@ -168,36 +171,36 @@ def stream(
         ...     print(name, tensor.shape)
     """
     refuse_unknown("stream", keywords, Keywords.__optional_keys__)
-    store = _store.take(store, keywords)
-    framework = _frameworks.named(framework)
+    store = store_options.take(store, keywords)
+    framework = frameworks.named(framework)
     resolved = resolve(options, keywords)
     if framework == "torch":
-        resolved = _torch.with_writable(resolved)
+        resolved = torch_tensors.with_writable(resolved)
     with beginning(group, resolved) as joined:
-        uses_gpu = _devices.uses_gpu(device, device_map)
-        make_converter = _frameworks.converters(framework, resolved)
+        uses_gpu = devices.uses_gpu(device, device_map)
+        make_converter = frameworks.converters(framework, resolved)
         importing = None
-        if framework == "torch" and uses_gpu and _imports.are_missing(["torch"]):
+        if framework == "torch" and uses_gpu and imports.are_missing(["torch"]):
             # Beside the opening, which may wait for a store.
             importing = BackgroundImport("torch", lambda: make_converter((), tuple), resolved.timeout)
         opening = Opening.of(joined, resolved)
         checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks, opening=opening)
         if importing is not None:
             importing.result()
-        divided = _indices.slices_of(slices)
+        divided = indices.slices_of(slices)
         chosen = rules(checkpoint, names, glob, regex)
-        cpu_or_gpu = _cuda.device_name(device, framework)
-        mapped = _devices.entries(device_map, framework)
+        cpu_or_gpu = cuda.device_name(device, framework)
+        mapped = devices.entries(device_map, framework)
         try:
             loader = _tload.Loader(
                 checkpoint, **chosen, device=cpu_or_gpu, device_map=mapped, **divided, options=resolved
             )
         except (IndexError, TypeError, ValueError) as error:
-            _indices.raise_named(error, checkpoint, divided.get("slices", ()))
+            indices.raise_named(error, checkpoint, divided.get("slices", ()))
             raise
         shares = joined is not None and joined.size > 1 and resolved.share != "none"
         if shares and "cpu" in loader.devices():
-            make_converter = _frameworks.converters(framework, resolved, is_shared=True)
+            make_converter = frameworks.converters(framework, resolved, is_shared=True)
         dtypes = loader.dtypes()
 
         def convert_with() -> Callable[[_tload.Tensor], Any]:
@@ -205,12 +208,12 @@ def stream(
             # load may be over by then.
             return make_converter(dtypes, lambda: map(TensorInfo._make, loader.selected()))
 
-        is_missing = _frameworks.is_missing(framework, dtypes)
+        is_missing = frameworks.is_missing(framework, dtypes)
         # Everything that can fail is done before the first read, except what needs the import.
         convert = None if is_missing else convert_with()
         if is_missing:
-            _frameworks.check_dtypes(framework, dtypes, loader)
-        allocator = _devices.allocator(framework, loader.devices())
+            frameworks.check_dtypes(framework, dtypes, loader)
+        allocator = devices.allocator(framework, loader.devices())
     raw = loader.stream(allocator, joined)
     try:
         if is_missing:

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from tload import _tload
-from tload._docs import documents_fields
 from tload._errors import InvalidRequestError, advise
+from tload._options.docs import documents_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -6,15 +6,18 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tload import _cuda, _dtensor, _indices, _load_targets, _store, _tload
+from tload import _tload
 from tload._checkpoint import Opening, TensorInfo, open_raw
 from tload._errors import InvalidRequestError, UnsupportedError, advise
-from tload._group import beginning
-from tload._options import FIELDS, Options, lists, refuse_unknown, resolve
-from tload._progress import Progress, watcher_for
-from tload._selection import rules
-from tload._store import Keywords
-from tload._stream import TensorStream
+from tload._load import indices, load_targets
+from tload._load.selection import rules
+from tload._load.stream import TensorStream
+from tload._options import store_options
+from tload._options.load_options import FIELDS, Options, lists, refuse_unknown, resolve
+from tload._options.store_options import Keywords
+from tload._ranks.group import beginning
+from tload._report.progress import Progress, watcher_for
+from tload._tensors import cuda, dtensors
 
 _logger = logging.getLogger("tload")
 
@@ -27,16 +30,16 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from tload._checkpoint import Index, Source
-    from tload._group import Group
-    from tload._indices import Slices
-    from tload._progress import Callback
-    from tload._report import Report
-    from tload._selection import Names, Patterns
-    from tload._sharding import Sharding
-    from tload._store import Store
+    from tload._load.indices import Slices
+    from tload._load.selection import Names, Patterns
+    from tload._load.sharding import Sharding
+    from tload._options.store_options import Store
+    from tload._ranks.group import Group
+    from tload._report.progress import Callback
+    from tload.report import Report
 
 
-@lists((*_store.FIELDS, *FIELDS))
+@lists((*store_options.FIELDS, *FIELDS))
 def load_into(
     target: torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, npt.NDArray[Any]],
     source: Source,
@@ -126,11 +129,11 @@ def load_into(
         >>> report = tload.load_into(model, "model_dir")
     """
     refuse_unknown("load_into", keywords, Keywords.__optional_keys__)
-    store = _store.take(store, keywords)
+    store = store_options.take(store, keywords)
     # Temporary tensors are copied and dropped, and torch before 2.9 cannot import read-only memory.
     resolved = dataclasses.replace(resolve(options, keywords), private=True)
     with beginning(group, resolved) as joined:
-        targets = _load_targets.by_name(target)
+        targets = load_targets.by_name(target)
         if targets and resolved.cache == "map":
             # The core rejects `map` for targets that it fills itself, but not for those filled from
             # temporary tensors.
@@ -139,9 +142,9 @@ def load_into(
         opening = Opening.of(joined, resolved)
         checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks, opening=opening)
         chosen = rules(checkpoint, names, glob, regex)
-        divided = _dtensor.among(targets)
+        divided = dtensors.among(targets)
         if divided:
-            targets = {**targets, **_dtensor.local(divided)}
+            targets = {**targets, **dtensors.local(divided)}
             # Targets that are not selected are left alone, whatever they are.
             selected = _tload.Loader(checkpoint, **chosen, device="cpu", options=resolved).selected()
             divided = {info[0]: divided[info[0]] for info in selected if info[0] in divided}
@@ -158,18 +161,18 @@ def load_into(
                 cast=cast,
             )
         except (IndexError, TypeError, ValueError) as error:
-            _indices.raise_named(error, checkpoint, parts.get("slices", ()))
+            indices.raise_named(error, checkpoint, parts.get("slices", ()))
             raise
         # Everything that can fail is done before the first byte is written.
-        copy = _load_targets.copier(targets, tuple(map(TensorInfo._make, loader.copied())))
-        on_gpu = any(_cuda.ordinal_of(device) is not None for device in loader.devices())
+        copy = load_targets.copier(targets, tuple(map(TensorInfo._make, loader.copied())))
+        on_gpu = any(cuda.ordinal_of(device) is not None for device in loader.devices())
         if on_gpu:
-            _cuda.check()
+            cuda.check()
         written = loader.written()
     raw = None
     try:
         # Inside, because lanes write before it returns: it may fail, or be interrupted.
-        raw = loader.stream(_cuda.Allocator() if on_gpu else None, joined)
+        raw = loader.stream(cuda.Allocator() if on_gpu else None, joined)
         watcher = watcher_for(progress, Progress(*raw.progress()).bytes_total)
         with TensorStream(raw, copy, watcher) as stream:
             for _ in stream:
@@ -183,18 +186,18 @@ def load_into(
         if raw is not None:
             raw.close()
         # A DTensor and its memory each have a counter.
-        _load_targets.mark_changed([*written, *divided.values()])
+        load_targets.mark_changed([*written, *divided.values()])
 
 
 def _slices_of(slices: Mapping[str, Index] | Sharding | None, divided: Mapping[str, DTensor]) -> Slices:
     """Return the slices of a load into targets of which some are DTensors."""
-    given = _indices.slices_of(slices)
+    given = indices.slices_of(slices)
     if not divided:
         return given
     for name, _ in given.get("slices", ()):
         if name in divided:
             message = f"slices: {name!r} is a DTensor, of which this rank's part is loaded"
             raise advise(InvalidRequestError, message, "leave it out of slices=", tensor=name)
-    sharding = _tload.Sharding.from_slices(_dtensor.parts(divided))
+    sharding = _tload.Sharding.from_slices(dtensors.parts(divided))
     before = given.get("sharding")
     return {**given, "sharding": sharding if before is None else before.both(sharding)}

@@ -1,6 +1,6 @@
 """Loaded tensors as torch tensors, without a copy. Imports torch when used.
 
-On a GPU a tensor is in memory from torch's own allocator: see `_cuda.py`.
+On a GPU a tensor is in memory from torch's own allocator: see `cuda.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, TypeAlias
 
-from tload import _cuda
 from tload._errors import UnsupportedError, advise
+from tload._tensors import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tload import _tload
     from tload._checkpoint import TensorInfo
-    from tload._options import Options
+    from tload._options.load_options import Options
 
 Infos: TypeAlias = "Callable[[], Iterable[TensorInfo]]"
 
@@ -134,9 +134,9 @@ def converter(
             storage, first = owner.untyped_storage(), offset // made.itemsize
             own: torch.Tensor = owner.new_empty(0, dtype=made).set_(storage, first, shape)
             return own if made is dtype else own.view(dtype)
-        ordinal = _cuda.ordinal_of(tensor.device)
+        ordinal = cuda.ordinal_of(tensor.device)
         if ordinal is not None:
-            return _cuda.empty(ordinal, shape, made).view(dtype)
+            return cuda.empty(ordinal, shape, made).view(dtype)
         # DLPack imports it as bytes.
         return from_dlpack(tensor.flat()).view(dtype).view(shape)
 

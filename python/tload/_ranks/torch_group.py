@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from tload._torch_transport import GlooTransport
+    from tload._ranks.torch_transport import GlooTransport
 
 POLL_SECONDS_MIN = 0.0005
 POLL_SECONDS_MAX = 0.02
@@ -152,7 +152,7 @@ class StoreExchange:
         """
         if not _distributed().is_gloo_available():
             return None
-        from tload._torch_transport import GlooTransport
+        from tload._ranks.torch_transport import GlooTransport
 
         if self._timeout is not None:
             timeout = min(timeout, self._timeout)
@@ -204,7 +204,7 @@ class StoreExchange:
             raise
 
     def _connect(self, transport: GlooTransport, ranks: Sequence[int], timeout: float) -> None:
-        from tload._torch_transport import reason
+        from tload._ranks.torch_transport import reason
 
         distributed = _distributed()
         deadline = time.monotonic() + timeout

@@ -11,7 +11,7 @@ from tload._errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from tload import _tload
-    from tload._imports import BackgroundImport
+    from tload._tensors.imports import BackgroundImport
 
 GIVES_UP = (asyncio.CancelledError, GeneratorExit)
 """Exceptions with which a task gives up waiting; the load goes on."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tload._errors import UnsupportedError, advise
-from tload._torch import unsupported
+from tload._tensors.torch_tensors import unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tload import _tload
-    from tload._torch import Infos
+    from tload._tensors.torch_tensors import Infos
 
 DTYPES = {
     "BOOL": "bool",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from tload._report import Report
+    from tload.report import Report
 
 LOAD_BEGINS = "plan"
 """Phase that begins with the load; those before it are of opening the checkpoint."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 if TYPE_CHECKING:
-    from tload._imports import BackgroundImport
+    from tload._tensors.imports import BackgroundImport
 
 
 @dataclass(frozen=True, slots=True)

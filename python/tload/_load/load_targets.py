@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tload import _cuda, _numpy, _torch
+from tload._tensors import cuda, numpy_arrays, torch_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def by_name(target: object) -> Mapping[str, Any]:
     Raises:
         TypeError: `target` is neither a module nor a mapping.
     """
-    torch = _cuda.imported("torch")
+    torch = cuda.imported("torch")
     if torch is not None and isinstance(target, torch.nn.Module):
         return target.state_dict(keep_vars=True)  # type: ignore[no-any-return]
     if not isinstance(target, Mapping):
@@ -42,9 +42,11 @@ def copier(targets: Mapping[str, Any], copied: Sequence[TensorInfo]) -> Callable
     converted = [info for info in tensors if (info.dtype == "F4") != _is_packed(targets[info.name])]
     if converted:
         hint = "load them unconverted (load), and convert them with a library that can"
-        raise _torch.unsupported(converted, converted[0].dtype, "torch cannot convert from or to 4-bit floats", hint)
-    to_torch = _torch.converter({info.dtype for info in tensors}, lambda: tensors) if tensors else None
-    to_numpy = _numpy.converter({info.dtype for info in arrays}, lambda: arrays) if arrays else None
+        raise torch_tensors.unsupported(
+            converted, converted[0].dtype, "torch cannot convert from or to 4-bit floats", hint
+        )
+    to_torch = torch_tensors.converter({info.dtype for info in tensors}, lambda: tensors) if tensors else None
+    to_numpy = numpy_arrays.converter({info.dtype for info in arrays}, lambda: arrays) if arrays else None
 
     def copy(tensor: _tload.Tensor) -> None:
         value = targets[tensor.name]
@@ -80,7 +82,7 @@ def mark_changed(written: Sequence[Any]) -> None:
 
 
 def _is_tensor(value: object) -> bool:
-    torch = _cuda.imported("torch")
+    torch = cuda.imported("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
@@ -88,4 +90,4 @@ def _is_packed(tensor: Any) -> bool:
     """Return whether the elements of a torch tensor are pairs of 4-bit floats."""
     import torch
 
-    return tensor.dtype is getattr(torch, _torch.DTYPES["F4"], None)
+    return tensor.dtype is getattr(torch, torch_tensors.DTYPES["F4"], None)

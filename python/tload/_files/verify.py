@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tload import _store, _tload
+from tload import _tload
 from tload._checkpoint import check_location, follows
 from tload._errors import CorruptError, InvalidRequestError, UnsupportedError
-from tload._options import OptionKeywords, resolve
-from tload._progress import shown
+from tload._options import store_options
+from tload._options.load_options import OptionKeywords, resolve
+from tload._report.progress import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
     from tload._checkpoint import Location
     from tload._errors import Error
-    from tload._options import Duration
-    from tload._progress import Callback
-    from tload._store import Store, StoreKeywords
+    from tload._options.load_options import Duration
+    from tload._options.store_options import Store, StoreKeywords
+    from tload._report.progress import Callback
 
 _SIGNATURE = "model.sig"
 
@@ -133,7 +134,7 @@ class VerifyReport:
             raise self.error
 
 
-@_store.takes_keywords
+@store_options.takes_keywords
 def verify(
     location: Location,
     *,
@@ -204,15 +205,15 @@ def verify(
         ...     print(report)
     """
     check_location("location", location)
-    store = _store.take(store, keywords)
+    store = store_options.take(store, keywords)
     limits = OptionKeywords(timeout=timeout)
     options = resolve(None, limits, variables=limits)
-    pairs = _store.resolve(store, os.environ)
+    pairs = store_options.resolve(store, os.environ)
     is_followed = follows(follow_symlinks, os.environ)
     signed = None
     if signature is not None:
         began = time.monotonic()
-        bounded = _store.merge(_store.read(store), os.environ, options.timeout)
+        bounded = store_options.merge(store_options.read(store), os.environ, options.timeout)
         place, content = _tload.read_signature(location, store=bounded, follow_symlinks=is_followed)
         signed = _signed(place, content, signature)
         if options.timeout is not None:
