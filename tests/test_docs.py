@@ -26,8 +26,8 @@ import tload
 from conftest import require
 from documents import Block, blocks_of
 from files import Content, write_checkpoint, write_file
-from tload._load.load import LoadKeywords
 from tload._options import load_options
+from tload._options.keywords import LoadKeywords, OptionKeywords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -267,11 +267,11 @@ def check_keywords(block: Block, call: ast.Call) -> None:
         case "tload.stream" | "tload.load":
             known = {"source", *LoadKeywords.__optional_keys__, "framework"}
         case "tload.load_into":
-            known = set(inspect.signature(tload.load_into).parameters) | load_options.OptionKeywords.__optional_keys__
+            known = set(inspect.signature(tload.load_into).parameters) | OptionKeywords.__optional_keys__
         case "tload.open":
             known = set(inspect.signature(tload.open).parameters)
         case "tload.Options":
-            known = set(load_options.OptionKeywords.__optional_keys__)
+            known = set(OptionKeywords.__optional_keys__)
         case _:
             return
     for keyword in call.keywords:

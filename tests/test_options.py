@@ -19,8 +19,8 @@ import pytest
 
 import tload
 from files import Content
-from tload._load.load import LoadKeywords
 from tload._options import load_options
+from tload._options.keywords import LoadKeywords, OptionKeywords
 
 Floats = tuple[Path, dict[str, Content]]
 
@@ -335,7 +335,7 @@ def test_misspelt_variables_are_reported_once(floats: Floats) -> None:
 
 def test_options_are_those_of_the_core() -> None:
     fields = {field.name for field in dataclasses.fields(tload.Options)}
-    assert fields == load_options.OptionKeywords.__optional_keys__
+    assert fields == OptionKeywords.__optional_keys__
     assert fields == {*load_options.VARIABLES, "writable", "private"}
 
 

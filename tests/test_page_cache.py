@@ -24,7 +24,7 @@ from tload._tensors import numpy_arrays, torch_tensors
 if TYPE_CHECKING:
     import gpu
     from servers import Web
-    from tload._options.load_options import Cache
+    from tload.typing import Cache
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -40,14 +40,18 @@ from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.futures import Future
 
-from tload._checkpoint import Checkpoint, Opening, open, open_for, show  # noqa: A004
+from tload._checkpoint.checkpoint import Checkpoint
+from tload._checkpoint.opening import open, open_for  # noqa: A004
 from tload._errors import Error, FormatError, InvalidRequestError, PeerError, UnsupportedError, advise
 from tload._load import read_one
 from tload._load.into import load_into
 from tload._load.load import require_files
-from tload._options.load_options import OptionKeywords, resolve
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import resolve
 from tload._options.store_options import take, takes_keywords
 from tload._ranks.group import Group, raw_group
+from tload._sources.opened import show
+from tload._sources.origin import Opening
 from tload._tensors import index_boxes, torch_tensors
 
 if TYPE_CHECKING:
@@ -58,10 +62,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-    from tload._checkpoint import Source, TensorInfo
+    from tload._options.keywords import StoreKeywords
     from tload._options.load_options import Options
-    from tload._options.store_options import Store, StoreKeywords
+    from tload._sources.entries import TensorInfo
     from tload._tensors.index_boxes import Box
+    from tload.typing import Source, Store
 
 __all__ = ["StorageReader"]
 

@@ -8,23 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tload import _tload
-from tload._checkpoint import check_location
 from tload._load.selection import texts
 from tload._options import store_options
-from tload._options.load_options import OptionKeywords, resolve
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import resolve
 from tload._report import spans
+from tload._report.decode import decode
 from tload._report.progress import shown
-from tload.report import decode
+from tload._sources.locations import check_location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Unpack
 
-    from tload._checkpoint import Location
-    from tload._load.selection import Names
-    from tload._options.load_options import Duration, Size
-    from tload._options.store_options import Store, StoreKeywords
-    from tload._report.progress import Callback
+    from tload._options.keywords import StoreKeywords
+    from tload.typing import Duration, Location, Names, ProgressCallback, Size, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,7 @@ def copy(
     depth: int | None = None,
     extent_bytes: Size | None = None,
     timeout: Duration | None = None,
-    progress: bool | Callback | None = None,
+    progress: bool | ProgressCallback | None = None,
     store: Store | None = None,
     **keywords: Unpack[StoreKeywords],
 ) -> CopyReport:

@@ -13,21 +13,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tload import _tload
-from tload._checkpoint import check_location, follows
 from tload._errors import CorruptError, InvalidRequestError, UnsupportedError
 from tload._options import store_options
-from tload._options.load_options import OptionKeywords, resolve
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import resolve
 from tload._report.progress import shown
+from tload._sources.locations import check_location, follows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Unpack
 
-    from tload._checkpoint import Location
     from tload._errors import Error
-    from tload._options.load_options import Duration
-    from tload._options.store_options import Store, StoreKeywords
-    from tload._report.progress import Callback
+    from tload._options.keywords import StoreKeywords
+    from tload.typing import Duration, Location, ProgressCallback, Store
 
 _SIGNATURE = "model.sig"
 
@@ -143,7 +142,7 @@ def verify(
     force: bool = False,
     signature: Mapping[str, Any] | None = None,
     timeout: Duration | None = None,
-    progress: bool | Callback | None = None,
+    progress: bool | ProgressCallback | None = None,
     store: Store | None = None,
     follow_symlinks: bool | None = None,
     **keywords: Unpack[StoreKeywords],

@@ -14,7 +14,7 @@ from tload._options.load_options import Options
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tload._checkpoint import Index
+    from tload.typing import Index
 
 
 class Slices(TypedDict, total=False):

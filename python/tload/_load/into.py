@@ -7,16 +7,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tload import _tload
-from tload._checkpoint import Opening, TensorInfo, open_raw
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._load import indices, load_targets
-from tload._load.selection import rules
+from tload._load.call import Call
 from tload._load.stream import TensorStream
-from tload._options import store_options
-from tload._options.load_options import FIELDS, Options, lists, refuse_unknown, resolve
-from tload._options.store_options import Keywords
+from tload._options.keywords import IntoKeywords, lists, refuse_unknown
 from tload._ranks.group import beginning
 from tload._report.progress import Progress, watcher_for
+from tload._sources.entries import TensorInfo
 from tload._tensors import cuda, dtensors
 
 _logger = logging.getLogger("tload")
@@ -29,33 +27,20 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.tensor import DTensor
 
-    from tload._checkpoint import Index, Source
     from tload._load.indices import Slices
-    from tload._load.selection import Names, Patterns
     from tload._load.sharding import Sharding
-    from tload._options.store_options import Store
-    from tload._ranks.group import Group
-    from tload._report.progress import Callback
     from tload.report import Report
+    from tload.typing import Index, Source
 
 
-@lists((*store_options.FIELDS, *FIELDS))
+@lists(IntoKeywords)
 def load_into(
     target: torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, npt.NDArray[Any]],
     source: Source,
     *,
     strict: bool = True,
     cast: bool = False,
-    names: Names | None = None,
-    glob: Names | None = None,
-    regex: Patterns | None = None,
-    slices: Mapping[str, Index] | Sharding | None = None,
-    group: Group | None = None,
-    store: Store | None = None,
-    follow_symlinks: bool | None = None,
-    progress: bool | Callback | None = None,
-    options: Options | None = None,
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[IntoKeywords],
 ) -> Report:
     """Load tensors into a module's parameters and buffers, or into tensors or arrays by name.
 
@@ -84,31 +69,30 @@ def load_into(
             `False`, load the tensors that have a target. Default: `True`.
         cast: Allow targets of another dtype than the checkpoint's; values are converted. Default:
             `False`.
-        names: Load the tensors with these names. Without `names`, `glob` and `regex`, all tensors
-            are loaded; with several of them, a tensor is loaded if any of them matches. Targets
-            that are not selected are left alone, which needs `strict=False`. Default: `None`.
-        glob: Load the tensors whose whole name matches a pattern (or one of several). Default:
-            `None`.
-        regex: Load the tensors whose name contains a match of a regular expression (or of one of
-            several), as text or compiled. Default: `None`.
-        slices: Load only a slice of some tensors, by name or by a `Sharding`: see `tload.stream`.
-            Their targets have the shape of the slice. A mapping must not name a target that is a
-            `DTensor`; a `Sharding` comes first, and DTensors divide what it leaves. Default: whole
-            tensors.
-        group: Load together with the other ranks of a `Group`: see `tload.stream`. Each rank fills
-            its own targets. Default: no group.
-        store: Options of the object stores that the source is in: see `tload.open`.
-        follow_symlinks: Allow symbolic links that lead out of the source's directory: see
-            `tload.open`.
-        progress: `True` draws a progress bar in a notebook, and on a terminal if standard error is
-            one. A callable is called with a `Progress` at most ten times a second, and at the end;
-            an exception that it raises stops the load. Default: no progress.
-        options: Limits and preferences, reusable for several loads. The keywords below override
-            them.
-        **keywords: The fields of `Options`, such as `memory_limit="4 GiB"`, which bounds the
-            staging memory; `device_memory_limit` bounds temporary tensors. With `verify`, bytes of
-            a read in which a mismatch is found are not written to the target; bytes of earlier
-            reads may have been. `cache="map"` is an error; `writable` and `private` have no effect.
+        **keywords: As in `tload.stream`, which describes each in detail:
+
+            - `names=None`: Load only the tensors with these names. Targets that are not selected
+              are left alone, which needs `strict=False`.
+            - `glob=None`: Load only tensors whose whole name matches one of these globs.
+            - `regex=None`: Load only tensors whose name contains a match of one of these regular
+              expressions.
+            - `slices=None`: Load only slices of tensors, by name or by a `Sharding`. Their targets
+              have the shape of the slice. A mapping must not name a target that is a `DTensor`; a
+              `Sharding` comes first, and DTensors divide what it leaves.
+            - `group=None`: Load together with the other ranks of a `Group`. Each rank fills its
+              own targets.
+            - `store=None`: Options of object stores: see `tload.open`.
+            - `cache_dir=None`, `cache_limit=None`, `cache_check=None`, `mirrors=None`,
+              `peers=None`, `hf_cache=None`: Keys of `store`, as keywords.
+            - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
+              see `tload.open`.
+            - `progress=None`: Show or report progress.
+            - `options=None`: `Options`, reusable for several loads; the keywords below override
+              them.
+            - The fields of `Options`, such as `memory_limit="4 GiB"`, which bounds the staging
+              memory; `device_memory_limit` bounds temporary tensors. With `verify`, bytes of a read
+              in which a mismatch is found are not written to the target; bytes of earlier reads may
+              have been. `cache="map"` is an error; `writable` and `private` have no effect.
 
     Returns:
         The report of the load.
@@ -128,41 +112,27 @@ def load_into(
         >>> model.to_empty(device="cuda")
         >>> report = tload.load_into(model, "model_dir")
     """
-    refuse_unknown("load_into", keywords, Keywords.__optional_keys__)
-    store = store_options.take(store, keywords)
+    refuse_unknown("load_into", keywords, IntoKeywords.__optional_keys__)
+    call = Call(source, keywords)
     # Temporary tensors are copied and dropped, and torch before 2.9 cannot import read-only memory.
-    resolved = dataclasses.replace(resolve(options, keywords), private=True)
-    with beginning(group, resolved) as joined:
+    options = call.options = dataclasses.replace(call.options, private=True)
+    with beginning(call.group, options) as joined:
         targets = load_targets.by_name(target)
-        if targets and resolved.cache == "map":
+        if targets and options.cache == "map":
             # The core rejects `map` for targets that it fills itself, but not for those filled from
             # temporary tensors.
             message = "cache=map maps files into host memory, and load_into copies them into the caller's memory"
             raise advise(UnsupportedError, message, "use cache=auto")
-        opening = Opening.of(joined, resolved)
-        checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks, opening=opening)
-        chosen = rules(checkpoint, names, glob, regex)
+        checkpoint = call.open(joined)
+        chosen = call.rules(checkpoint)
         divided = dtensors.among(targets)
         if divided:
             targets = {**targets, **dtensors.local(divided)}
             # Targets that are not selected are left alone, whatever they are.
-            selected = _tload.Loader(checkpoint, **chosen, device="cpu", options=resolved).selected()
+            selected = call.loader(checkpoint, {}, **chosen, device="cpu").selected()
             divided = {info[0]: divided[info[0]] for info in selected if info[0] in divided}
-        parts = _slices_of(slices, divided)
-        try:
-            loader = _tload.Loader(
-                checkpoint,
-                **chosen,
-                device="cpu",
-                **parts,
-                options=resolved,
-                targets=targets,
-                strict=strict,
-                cast=cast,
-            )
-        except (IndexError, TypeError, ValueError) as error:
-            indices.raise_named(error, checkpoint, parts.get("slices", ()))
-            raise
+        parts = _slices_of(keywords.get("slices"), divided)
+        loader = call.loader(checkpoint, parts, **chosen, device="cpu", targets=targets, strict=strict, cast=cast)
         # Everything that can fail is done before the first byte is written.
         copy = load_targets.copier(targets, tuple(map(TensorInfo._make, loader.copied())))
         on_gpu = any(cuda.ordinal_of(device) is not None for device in loader.devices())
@@ -173,7 +143,7 @@ def load_into(
     try:
         # Inside, because lanes write before it returns: it may fail, or be interrupted.
         raw = loader.stream(cuda.Allocator() if on_gpu else None, joined)
-        watcher = watcher_for(progress, Progress(*raw.progress()).bytes_total)
+        watcher = watcher_for(keywords.get("progress"), Progress(*raw.progress()).bytes_total)
         with TensorStream(raw, copy, watcher) as stream:
             for _ in stream:
                 pass

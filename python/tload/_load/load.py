@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from tload import _tload
-from tload._checkpoint import Opening, TensorInfo, open_raw
 from tload._load import indices
-from tload._load.selection import Names, Patterns, rules
+from tload._load.call import Call
 from tload._load.stream import TensorStream
-from tload._options import store_options
-from tload._options.load_options import FIELDS, OptionKeywords, Options, lists, refuse_unknown, resolve
-from tload._options.store_options import Keywords
+from tload._options.keywords import LoadKeywords, OptionKeywords, lists, refuse_unknown
+from tload._options.load_options import resolve
 from tload._ranks.group import beginning
 from tload._report.progress import Progress, watcher_for
+from tload._sources.entries import TensorInfo
+from tload._sources.opened import open_raw
 from tload._tensors import cuda, devices, frameworks, imports, torch_tensors
 from tload._tensors.imports import BackgroundImport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import Unpack
 
     import numpy.typing as npt
     import torch
 
-    from tload._checkpoint import Checkpoint, Index, Source
-    from tload._load.sharding import Sharding
-    from tload._options.store_options import Store
-    from tload._ranks.group import Group
-    from tload._report.progress import Callback
-    from tload._tensors.frameworks import Framework
-
-
-class LoadKeywords(Keywords, total=False):
-    """Keyword arguments of `stream` and `load`, except `framework`."""
-
-    device: str | int | torch.device
-    device_map: Mapping[str, str | int | torch.device] | None
-    names: Names | None
-    glob: Names | None
-    regex: Patterns | None
-    slices: Mapping[str, Index] | Sharding | None
-    group: Group | None
-    store: Store | None
-    follow_symlinks: bool | None
-    progress: bool | Callback | None
-    options: Options | None
+    from tload import _tload
+    from tload._checkpoint.checkpoint import Checkpoint
+    from tload._options.load_options import Options
+    from tload.typing import Framework, Source
 
 
 @overload
@@ -61,24 +41,8 @@ def stream(
 def stream(
     source: Source, *, framework: Literal["dlpack"], **keywords: Unpack[LoadKeywords]
 ) -> TensorStream[_tload.Tensor]: ...
-@lists((*store_options.FIELDS, *FIELDS))
-def stream(
-    source: Source,
-    *,
-    framework: Framework = "torch",
-    device: str | int | torch.device = "cpu",
-    device_map: Mapping[str, str | int | torch.device] | None = None,
-    names: Names | None = None,
-    glob: Names | None = None,
-    regex: Patterns | None = None,
-    slices: Mapping[str, Index] | Sharding | None = None,
-    group: Group | None = None,
-    store: Store | None = None,
-    follow_symlinks: bool | None = None,
-    progress: bool | Callback | None = None,
-    options: Options | None = None,
-    **keywords: Unpack[Keywords],
-) -> TensorStream[Any]:
+@lists(LoadKeywords, device="cpu")
+def stream(source: Source, *, framework: Framework = "torch", **keywords: Unpack[LoadKeywords]) -> TensorStream[Any]:
     """Start to load tensors and return an iterator of `(name, tensor)`.
 
     Reading starts at once and runs ahead of the caller by at most `memory_limit`. While a caller
@@ -125,8 +89,8 @@ def stream(
             they read the storage once and share what they read (`share`, `join_timeout`,
             `on_peer_loss` and `private` in `Options`). `names`, `slices` and devices may differ
             from rank to rank. Default: no group.
-        store: Options of the object stores that the source is in; `tload.open` lists the keys.
-            Invalid with an open `Checkpoint`, whose store is already connected. Default:
+        store: Options of the object stores that the source is in, such as a `tload.S3`, or a
+            mapping: see `tload.open`. Invalid with an open `Checkpoint`, whose store is already connected. Default:
             `TLOAD_STORE`, and the environment of each store.
         follow_symlinks: Allow symbolic links that lead out of the source's directory: see
             `tload.open`. No effect on an open `Checkpoint`. Default: `TLOAD_FOLLOW_SYMLINKS`, else
@@ -166,41 +130,35 @@ def stream(
         IoError, ChangedError, LoadTimeoutError, CancelledError: While reading.
 
     Examples:
-        >>> store = {"endpoint": "http://127.0.0.1:9000", "connect_timeout": 2}
+        >>> store = tload.S3(endpoint="http://127.0.0.1:9000", connect_timeout=2)
         >>> for name, tensor in tload.stream("s3://bucket/model", store=store):
         ...     print(name, tensor.shape)
     """
-    refuse_unknown("stream", keywords, Keywords.__optional_keys__)
-    store = store_options.take(store, keywords)
+    refuse_unknown("stream", keywords, LoadKeywords.__optional_keys__)
+    device, device_map = keywords.get("device", "cpu"), keywords.get("device_map")
+    call = Call(source, keywords)
     framework = frameworks.named(framework)
-    resolved = resolve(options, keywords)
     if framework == "torch":
-        resolved = torch_tensors.with_writable(resolved)
-    with beginning(group, resolved) as joined:
+        call.options = torch_tensors.with_writable(call.options)
+    options = call.options
+    with beginning(call.group, options) as joined:
         uses_gpu = devices.uses_gpu(device, device_map)
-        make_converter = frameworks.converters(framework, resolved)
+        make_converter = frameworks.converters(framework, options)
         importing = None
         if framework == "torch" and uses_gpu and imports.are_missing(["torch"]):
             # Beside the opening, which may wait for a store.
-            importing = BackgroundImport("torch", lambda: make_converter((), tuple), resolved.timeout)
-        opening = Opening.of(joined, resolved)
-        checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks, opening=opening)
+            importing = BackgroundImport("torch", lambda: make_converter((), tuple), options.timeout)
+        checkpoint = call.open(joined)
         if importing is not None:
             importing.result()
-        divided = indices.slices_of(slices)
-        chosen = rules(checkpoint, names, glob, regex)
+        divided = indices.slices_of(keywords.get("slices"))
+        chosen = call.rules(checkpoint)
         cpu_or_gpu = cuda.device_name(device, framework)
         mapped = devices.entries(device_map, framework)
-        try:
-            loader = _tload.Loader(
-                checkpoint, **chosen, device=cpu_or_gpu, device_map=mapped, **divided, options=resolved
-            )
-        except (IndexError, TypeError, ValueError) as error:
-            indices.raise_named(error, checkpoint, divided.get("slices", ()))
-            raise
-        shares = joined is not None and joined.size > 1 and resolved.share != "none"
+        loader = call.loader(checkpoint, divided, **chosen, device=cpu_or_gpu, device_map=mapped)
+        shares = joined is not None and joined.size > 1 and options.share != "none"
         if shares and "cpu" in loader.devices():
-            make_converter = frameworks.converters(framework, resolved, is_shared=True)
+            make_converter = frameworks.converters(framework, options, is_shared=True)
         dtypes = loader.dtypes()
 
         def convert_with() -> Callable[[_tload.Tensor], Any]:
@@ -217,8 +175,8 @@ def stream(
     raw = loader.stream(allocator, joined)
     try:
         if is_missing:
-            importing = BackgroundImport(framework, convert_with, resolved.timeout)
-        watcher = watcher_for(progress, Progress(*raw.progress()).bytes_total)
+            importing = BackgroundImport(framework, convert_with, options.timeout)
+        watcher = watcher_for(keywords.get("progress"), Progress(*raw.progress()).bytes_total)
     except BaseException:
         raw.close()
         raise
@@ -237,7 +195,7 @@ def load(
 def load(
     source: Source, *, framework: Literal["dlpack"], **keywords: Unpack[LoadKeywords]
 ) -> dict[str, _tload.Tensor]: ...
-@lists(inspect.signature(stream).parameters.values())
+@lists(LoadKeywords, device="cpu")
 def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKeywords]) -> dict[str, Any]:
     """Load tensors into a dict by name, in the order of the files.
 

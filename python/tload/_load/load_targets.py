@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tload import _tload
-    from tload._checkpoint import TensorInfo
+    from tload._sources.entries import TensorInfo
 
 
 def by_name(target: object) -> Mapping[str, Any]:

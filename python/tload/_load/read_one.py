@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tload._checkpoint import open_raw
 from tload._load import indices
 from tload._load.load import load
-from tload._options.load_options import OptionKeywords, resolve
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import resolve
+from tload._sources.opened import open_raw
 from tload._tensors import devices, frameworks, torch_tensors
 from tload._tensors.imports import BackgroundImport
 
 if TYPE_CHECKING:
-    from tload._checkpoint import Checkpoint, Index
+    from tload._checkpoint.checkpoint import Checkpoint
     from tload._options.load_options import Options
-    from tload._tensors.frameworks import Framework
+    from tload.typing import Framework, Index
 
 
 def read(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
 
@@ -13,15 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tload import _tload
-
-Names: TypeAlias = str | Iterable[str]
-"""One name or pattern, or several."""
-
-Pattern: TypeAlias = str | re.Pattern[str]
-"""A regular expression, as text or compiled."""
-
-Patterns: TypeAlias = Pattern | Iterable[Pattern]
-"""One regular expression, or several, as text or compiled."""
+    from tload.typing import Names, Pattern, Patterns
 
 
 class Rules(TypedDict):

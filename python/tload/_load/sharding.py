@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tload import _tload
-from tload._checkpoint import open_raw
 from tload._load import load_targets
 from tload._load.selection import texts
+from tload._sources.opened import open_raw
 from tload._tensors import dtensors
 
 if TYPE_CHECKING:
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tload._checkpoint import Source
-    from tload._load.selection import Names
+    from tload.typing import Names, Source
 
 
 class Sharding:

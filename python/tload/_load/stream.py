@@ -8,11 +8,11 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from tload import _tload
-from tload._checkpoint import TensorInfo
 from tload._errors import InvalidRequestError, LoadTimeoutError
 from tload._report import log, spans
+from tload._report.decode import read_report
 from tload._report.progress import INTERVAL, Progress, Watcher
-from tload.report import Report, read_report
+from tload._sources.entries import TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tload._load.event_loop import Waiter
     from tload._tensors.imports import BackgroundImport
+    from tload.report import Report
 
 T = TypeVar("T")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 C = TypeVar("C", bound=type)
 
@@ -29,6 +32,19 @@ class _FieldDocs:
 
 def _with_fields(text: str, cls: type) -> str:
     # Only `help` needs them.
+    import inspect
+    import textwrap
+
+    documented = [kind for kind in cls.__mro__ if isinstance(vars(kind).get("__doc__"), _FieldDocs)]
+    lines = []
+    for name, doc in (field for kind in documented for field in _fields(kind)):
+        lines += [f"{name}:", textwrap.indent(doc, "    ")]
+    fields = textwrap.indent("\n".join(lines), "    ")
+    return f"{inspect.cleandoc(text)}\n\nAttributes:\n{fields}" if lines else text
+
+
+def _fields(cls: type) -> Iterator[tuple[str, str]]:
+    """Yield the fields that a class adds to those of its bases, with their docs."""
     import ast
     import inspect
     import textwrap
@@ -37,11 +53,8 @@ def _with_fields(text: str, cls: type) -> str:
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, TypeError, ValueError, SyntaxError):
-        return text  # The source is not installed.
-    lines = []
+        return  # The source is not installed.
     for field, doc in pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
         match field, doc:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(said))):
-                lines += [f"{name}:", textwrap.indent(inspect.cleandoc(said), "    ")]
-    fields = textwrap.indent("\n".join(lines), "    ")
-    return f"{inspect.cleandoc(text)}\n\nAttributes:\n{fields}" if lines else text
+                yield name, inspect.cleandoc(said)

@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 import os
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tload import _tload
 from tload._errors import InvalidRequestError, advise
 from tload._options.docs import documents_fields
+from tload._options.keywords import OptionKeywords, suggests_keywords
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-P = ParamSpec("P")
-R = TypeVar("R")
-F = TypeVar("F", bound="Callable[..., object]")
-
-Engine: TypeAlias = Literal["auto", "uring", "pread", "tokio-uring"]
-"""Values of `Options.engine`."""
-
-Cache: TypeAlias = Literal["auto", "direct", "buffered", "drop", "map"]
-"""Values of `Options.cache`."""
-
-Order: TypeAlias = Literal["ready", "file"]
-"""Values of `Options.order`."""
-
-Share: TypeAlias = Literal["node", "cluster", "none"]
-"""Values of `Options.share`."""
-
-OnPeerLoss: TypeAlias = Literal["error", "read"]
-"""Values of `Options.on_peer_loss`."""
-
-Size: TypeAlias = float | str
-"""Bytes as a whole number (`4096`, `1e9`), or text with a unit: `"4 MiB"`, `"4 MB"`."""
-
-Duration: TypeAlias = float | str | timedelta
-"""Seconds, text with units (`"500ms"`, `"10m"`, `"1h30m"`), or a `datetime.timedelta`."""
+    from tload.typing import Cache, Duration, Engine, OnPeerLoss, Order, Share, Size
 
 
 @documents_fields
@@ -214,84 +189,11 @@ def _shown(value: object) -> str:
     return "<a URL>" if "://" in text or _tload.has_secret(text.removeprefix("sha256:")) else repr(value)
 
 
-class OptionKeywords(TypedDict, total=False):
-    """Keyword arguments with the names and types of the fields of `Options`."""
-
-    engine: Engine | None
-    cache: Cache | None
-    writable: bool | None
-    order: Order | None
-    depth: int | None
-    in_flight_bytes: Size | None
-    extent_bytes: Size | None
-    align: Size | None
-    lanes: int | None
-    memory_limit: Size | None
-    device_memory_limit: Size | None
-    verify: bool | str | os.PathLike[str] | None
-    retries: int | None
-    hedge: bool | None
-    timeout: Duration | None
-    share: Share | None
-    join_timeout: Duration | None
-    on_peer_loss: OnPeerLoss | None
-    private: bool | None
-
-
 VARIABLES = dict(_tload.OPTION_VARIABLES)
 """Environment variables of the fields that have one. The command reads them too."""
 
 
-def lists(keywords: Iterable[inspect.Parameter]) -> Callable[[F], F]:
-    """Return a decorator that replaces `**keywords` in a function's signature by these keywords.
-
-    `help` and notebooks show the signature.
-    """
-
-    def replace(function: F) -> F:
-        signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        others = [each for each in keywords if each.name not in signature.parameters]
-        function.__signature__ = signature.replace(parameters=[*own, *others])  # type: ignore[attr-defined]
-        return function
-
-    return replace
-
-
-FIELDS = tuple(
-    inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=field.type)
-    for field in dataclasses.fields(Options)
-)
-"""The fields of `Options` as keywords."""
-
-
-def refuse_unknown(function: str, keywords: Mapping[str, object], known: frozenset[str]) -> None:
-    """Raise `TypeError`, as Python does, for a keyword that `function` does not take."""
-    for name in keywords:
-        if name not in known:
-            message = f"{function}() got an unexpected keyword argument {name!r}{suggestion(name, known)}"
-            raise TypeError(message)
-
-
-def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function whose `TypeError` for an unknown keyword is to suggest the nearest one."""
-    known = frozenset(inspect.signature(function).parameters)
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        refuse_unknown(function.__qualname__, kwargs, known)
-        return function(*args, **kwargs)
-
-    return call
-
-
 Options.__init__ = suggests_keywords(Options.__init__)  # type: ignore[method-assign]
-
-
-def suggestion(wanted: str, names: Collection[str]) -> str:
-    """Return the end of a message that suggests the name in `names` that `wanted` stands for, if one is near."""
-    near = _tload.nearest_name(wanted, sorted(names))
-    return "" if near is None else f"; did you mean {near!r}?"
 
 
 def resolve(options: Options | None, keywords: OptionKeywords, variables: Iterable[str] = tuple(VARIABLES)) -> Options:
@@ -304,7 +206,8 @@ def resolve(options: Options | None, keywords: OptionKeywords, variables: Iterab
         raise TypeError(message)
     resolved = options or Options()
     # `__post_init__` checks the types.
-    given: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
+    found = ((name, keywords.get(name)) for name in OptionKeywords.__annotations__)
+    given: dict[str, Any] = {name: value for name, value in found if value is not None}
     resolved = dataclasses.replace(resolved, **given)
     return _with_environment(resolved, os.environ, variables)
 

@@ -2,56 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tload import _tload
 from tload._errors import InvalidRequestError, advise
 from tload._exit import at_exit
 from tload._options import variables
-from tload._options.load_options import OptionKeywords, lists, suggests_keywords
+from tload._options.keywords import StoreKeywords, lists, suggests_keywords
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tload._options.load_options import Duration, Size
+    from tload.typing import Duration, Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Value: TypeAlias = str | int | float | bool | timedelta | os.PathLike[str] | list[str] | tuple[str, ...]
-"""The value of one option of a store."""
-
-Store: TypeAlias = Mapping[str, Value | Mapping[str, str]]
-"""Options of object stores, as a dict: `tload.open` lists the keys."""
-
 LISTS = ("mirrors", "peers")
 """Options whose value may be a list."""
 
-
-class StoreKeywords(TypedDict, total=False):
-    """Keys of `store` that functions with that argument also take as keywords: where else bytes are."""
-
-    cache_dir: str | os.PathLike[str] | None
-    cache_limit: Size | None
-    cache_check: Literal["always", "never", "offline"] | None
-    mirrors: str | list[str] | tuple[str, ...] | None
-    peers: str | list[str] | tuple[str, ...] | None
-    hf_cache: bool | None
-
-
-class Keywords(OptionKeywords, StoreKeywords, total=False):
-    """Fields of `Options` and keys of `store` as keywords."""
-
-
-FIELDS = tuple(
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation.__forward_arg__)
-    for name, annotation in StoreKeywords.__annotations__.items()
-)
-"""The keys in `StoreKeywords` as keywords."""
 
 VARIABLE = "TLOAD_STORE"
 """Environment variable that the command reads too: `KEY=VALUE` pairs, one per line."""
@@ -89,7 +61,7 @@ def merge(
 
 def takes_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function with `store=` and `**keywords` that takes the keys in `StoreKeywords`."""
-    return suggests_keywords(lists(FIELDS)(function))
+    return suggests_keywords(lists(StoreKeywords)(function))
 
 
 def take(store: Store | None, keywords: StoreKeywords) -> Store | None:
@@ -100,16 +72,12 @@ def take(store: Store | None, keywords: StoreKeywords) -> Store | None:
         TypeError: A value is of the wrong type.
     """
     others: Any = keywords
-    taken = {field.name: others.pop(field.name, None) for field in FIELDS}
+    taken = {name: others.pop(name, None) for name in StoreKeywords.__annotations__}
     given = {key: value for key, value in taken.items() if value is not None}
     if not given or not (store is None or isinstance(store, Mapping)):
         return store
     known = dict(read(store))
-    for key, value in given.items():
-        try:
-            text = _value(key, value)
-        except TypeError as error:
-            raise TypeError(str(error).replace(f"store[{key!r}]", key, 1)) from None
+    for key, text in read(given, "{}"):
         if any(_normal(other) == key and found != text for other, found in known.items()):
             message = f"{key}= and the key {key!r} of store= differ"
             raise advise(InvalidRequestError, message, "pass one of them")
@@ -121,8 +89,11 @@ def check(store: Store | None) -> None:
     _tload.check_store(read(store))
 
 
-def read(store: object) -> list[tuple[str, str]]:
-    """Return the options of a call as text, with their types checked."""
+def read(store: object, name: str = "store[{!r}]") -> list[tuple[str, str]]:
+    """Return the options of a call as text, with their types checked.
+
+    `name` is the form in which errors name a key.
+    """
     if store is None:
         return []
     if not isinstance(store, Mapping):
@@ -134,31 +105,29 @@ def read(store: object) -> list[tuple[str, str]]:
             message = f"store: wanted keys of type str, found {type(key).__qualname__}"
             raise TypeError(message)
         if _normal(key) == "headers":
-            pairs += _read_headers(value)
+            pairs += _read_headers(name.format("headers"), value)
         else:
-            pairs.append((_text("a key of store", key), _text(f"store[{key!r}]", _value(key, value))))
+            pairs.append((_text("a key of store", key), _text(name.format(key), _value(name.format(key), key, value))))
     return pairs
 
 
-def _read_headers(headers: object) -> list[tuple[str, str]]:
+def _read_headers(name: str, headers: object) -> list[tuple[str, str]]:
     if not isinstance(headers, Mapping):
-        message = f"store['headers']: wanted a mapping of str to str, found {type(headers).__qualname__}"
+        message = f"{name}: wanted a mapping of str to str, found {type(headers).__qualname__}"
         raise TypeError(message)
     pairs = []
-    for name, value in headers.items():
-        if not isinstance(name, str):
-            message = f"store['headers']: wanted names of type str, found {type(name).__qualname__}"
+    for header, value in headers.items():
+        if not isinstance(header, str):
+            message = f"{name}: wanted names of type str, found {type(header).__qualname__}"
             raise TypeError(message)
         if not isinstance(value, str):
-            message = f"store['headers'][{name!r}]: wanted a str, found {type(value).__qualname__}"
+            message = f"{name}[{header!r}]: wanted a str, found {type(value).__qualname__}"
             raise TypeError(message)
-        pairs.append(
-            (_text("a name in store['headers']", f"header.{name}"), _text(f"store['headers'][{name!r}]", value))
-        )
+        pairs.append((_text(f"a name in {name}", f"header.{header}"), _text(f"{name}[{header!r}]", value)))
     return pairs
 
 
-def _value(key: str, value: object) -> str:
+def _value(name: str, key: str, value: object) -> str:
     # An error shows only the type of a wrong value: the value may be a secret.
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -174,7 +143,7 @@ def _value(key: str, value: object) -> str:
     if isinstance(path, str):
         return path
     wanted = "a str, int, float, bool, timedelta or os.PathLike of str"
-    message = f"store[{key!r}]: wanted {wanted}, found {type(value).__qualname__}"
+    message = f"{name}: wanted {wanted}, found {type(value).__qualname__}"
     raise TypeError(message)
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from tload._options.load_options import Duration, Options
+    from tload._options.load_options import Options
+    from tload.typing import Duration
 
 
 # Seconds for which the end of a process waits for ranks that it still reads for.

@@ -6,12 +6,17 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tload import _tload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tload.typing import ProgressCallback
+
 
 INTERVAL = 0.1
 """Seconds between two calls of a callback: ten a second look smooth and cost nothing."""
@@ -49,10 +54,6 @@ class Progress:
         return f"{line}, {self.tensors_received} of {self.tensors_total} tensors" if self.tensors_total else line
 
 
-Callback: TypeAlias = Callable[[Progress], object]
-"""A function that is called with the progress of a load; its result is ignored."""
-
-
 class Watcher(Protocol):
     """Observer of a load's progress."""
 
@@ -66,7 +67,7 @@ class Watcher(Protocol):
 class CallbackWatcher:
     """Calls a function with each update."""
 
-    def __init__(self, callback: Callback) -> None:
+    def __init__(self, callback: ProgressCallback) -> None:
         """Create a watcher that calls `callback`."""
         self._callback = callback
 
@@ -170,7 +171,7 @@ def _columns() -> int:
         return 80
 
 
-def watcher_for(progress: bool | Callback | None, bytes_total: int) -> Watcher | None:  # noqa: FBT001
+def watcher_for(progress: bool | ProgressCallback | None, bytes_total: int) -> Watcher | None:  # noqa: FBT001
     """Return the watcher that shows progress. Bars are drawn in notebooks and on terminals only."""
     if progress is None or progress is False:
         return None
@@ -193,7 +194,7 @@ def watcher_for(progress: bool | Callback | None, bytes_total: int) -> Watcher |
 
 
 @contextmanager
-def shown(progress: bool | Callback | None) -> Iterator[Callable[[int, int], None] | None]:  # noqa: FBT001
+def shown(progress: bool | ProgressCallback | None) -> Iterator[Callable[[int, int], None] | None]:  # noqa: FBT001
     """Yield the function that shows the bytes done and their total, or `None` if nothing is shown.
 
     The core calls it, as often as `INTERVAL` allows, and at the end.

@@ -11,7 +11,7 @@ from tload._tensors import cuda
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tload._tensors.frameworks import Framework
+    from tload.typing import Framework
 
 
 def uses_gpu(device: object, device_map: Mapping[str, object] | None) -> bool:

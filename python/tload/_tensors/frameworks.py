@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tload._checkpoint import TensorInfo
 from tload._errors import InvalidRequestError
-from tload._options.load_options import Options, suggestion
+from tload._options.keywords import suggestion
+from tload._sources.entries import TensorInfo
 from tload._tensors import imports, numpy_arrays, torch_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tload import _tload
-
-Framework: TypeAlias = Literal["torch", "pt", "numpy", "np", "dlpack"]
-"""The type of the tensors that a load returns."""
+    from tload._options.load_options import Options
+    from tload.typing import Framework
 
 ALIASES: dict[object, Framework] = {"pt": "torch", "np": "numpy"}
 """Names of frameworks as in the package safetensors."""

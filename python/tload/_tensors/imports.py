@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import FrameType
 
-    from tload._options.load_options import Duration
+    from tload.typing import Duration
 
 EXIT_SECONDS = 5.0
 """Seconds that the exit of the interpreter waits for an import to end: one that runs ends within

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from tload import _tload
-    from tload._checkpoint import TensorInfo
     from tload._options.load_options import Options
+    from tload._sources.entries import TensorInfo
 
 Infos: TypeAlias = "Callable[[], Iterable[TensorInfo]]"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from tload._checkpoint import TensorInfo
+    from tload._sources.entries import TensorInfo
 
 FRAMEWORKS = {
     "pt": "pytorch",

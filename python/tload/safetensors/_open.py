@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self, Unpack
 
-    from tload._checkpoint import Source
-    from tload._options.store_options import Store, StoreKeywords
+    from tload._options.keywords import StoreKeywords
+    from tload.typing import Source, Store
 
 
 @dataclass(frozen=True, slots=True)

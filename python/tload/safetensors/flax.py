@@ -12,8 +12,8 @@ from tload.safetensors._package import attribute
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from tload._checkpoint import Source
-    from tload._options.store_options import Store, StoreKeywords
+    from tload._options.keywords import StoreKeywords
+    from tload.typing import Source, Store
 
 __all__ = ["load", "load_file"]
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from tload._checkpoint import Source
-    from tload._options.store_options import Store, StoreKeywords
+    from tload._options.keywords import StoreKeywords
+    from tload.typing import Source, Store
 
 __all__ = ["load", "load_file"]
 

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tload._checkpoint import Checkpoint, Index
+    from tload._checkpoint.checkpoint import Checkpoint
     from tload._load.stream import TensorStream
     from tload._options.load_options import Options
     from tload._ranks.group import Group
+    from tload.typing import Index
 
 WINDOW_BYTES = 512 << 20
 """Bytes of a window, unless one tensor is larger: as much as a load reads ahead by default, so that

@@ -19,10 +19,11 @@ from weakref import WeakValueDictionary
 
 import tload
 from tload import _tload
-from tload._checkpoint import show
 from tload._errors import ChangedError, InvalidRequestError, IoError, LoadTimeoutError, advise
 from tload._options import store_options
-from tload._options.load_options import OptionKeywords, resolve
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import resolve
+from tload._sources.opened import show
 from tload.vllm._lora_disk import LIMIT_VARIABLE, Disk, LockedError
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tload._errors import Error, InvalidRequestError, advise
 from tload._options import store_options
-from tload._options.load_options import OptionKeywords, Options, is_strict, resolve, suggestion
+from tload._options.keywords import OptionKeywords, StoreKeywords, suggestion
+from tload._options.load_options import Options, is_strict, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 OWN_KEYS = ("source", "store", "device")
 OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name != "writable")
 """Fields of `Options`, except `writable`: engines copy the tensors."""
-STORE_KEYS = tuple(field.name for field in store_options.FIELDS)
+STORE_KEYS = tuple(StoreKeywords.__annotations__)
 """Keys of `store` that need no mapping."""
 RUNAI_KEYS = ("distributed", "concurrency", "memory_limit")
 """Keys of vLLM's and SGLang's loaders for `runai_streamer`."""

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import tload
 from tload import _tload
-from tload._checkpoint import Opening, open_for, show
+from tload._checkpoint.opening import open_for
 from tload._errors import Error, PeerError
 from tload._load.load import require_files
 from tload._ranks.group import raw_group
+from tload._sources.opened import show
+from tload._sources.origin import Opening
 
 if TYPE_CHECKING:
     import logging
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from tload._checkpoint import Checkpoint
+    from tload._checkpoint.checkpoint import Checkpoint
     from tload.vllm._settings import Settings
 
 

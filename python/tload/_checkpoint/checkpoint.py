@@ -3,68 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from tload import _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
 from tload._options import store_options
+from tload._sources.entries import Shard, TensorInfo
+from tload._sources.opened import Opened, usable
 
 if TYPE_CHECKING:
-    from types import EllipsisType
     from typing import Any, Literal, Self
 
     import numpy.typing as npt
     import torch
 
-    from tload._checkpoint.locations import Location
-    from tload._checkpoint.origin import Origin
-    from tload._options.load_options import Duration
+    from tload._sources.origin import Origin
+    from tload.typing import Index, Location
 
 Default = TypeVar("Default")
-
-Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
-"""Index of an array, as in the brackets after its name; steps must be positive."""
 
 ROWS_MAX = 100
 """Most tensors that the table of a checkpoint in a notebook shows."""
 
 
-class TensorInfo(NamedTuple):
-    """Header entry of one tensor."""
-
-    name: str
-    """The tensor's name. It comes from a file: print it with `repr`."""
-    dtype: str
-    """The element type as safetensors files write it, for example `"BF16"` or `"F8_E4M3"`."""
-    shape: tuple[int, ...]
-    """Elements along each dimension; `()` for a scalar."""
-    nbytes: int
-    """Length in bytes."""
-    shard: int
-    """Index of the file that holds it, in `Checkpoint.shards`."""
-    file_range: tuple[int, int]
-    """Byte range of the tensor in that file, `(start, end)`, from the start of the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One file of a checkpoint."""
-
-    location: str
-    """Its path or URL."""
-    file_bytes: int
-    """Length of the file, bytes."""
-    header_bytes: int
-    """Length of everything before the first tensor, bytes."""
-    tensor_count: int
-    """Number of tensors of the checkpoint in this file."""
-    metadata: dict[str, str]
-    """The file's `__metadata__`."""
-
-
-class Checkpoint(Mapping[str, TensorInfo]):
+class Checkpoint(Opened, Mapping[str, TensorInfo]):
     """The tensors of an open checkpoint by name, in file order. Made by `tload.open`.
 
     The files stay open until `close` or the end of a `with` block. Header contents remain readable
@@ -81,7 +44,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
     checkpoint that shares the open files, and is closed on its own.
     """
 
-    __slots__ = ("_infos", "_origin", "_raw", "location", "metadata", "shards", "total_bytes")
+    __slots__ = ("_infos", "metadata", "shards", "total_bytes")
 
     location: str
     """Location that was opened, as the caller wrote it."""
@@ -94,10 +57,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     def __init__(self, raw: _tload.Checkpoint, origin: Origin) -> None:
         """Wrap the checkpoint that `tload.open` opened."""
-        self._raw: _tload.Checkpoint | None = raw
-        self._origin = origin
+        super().__init__(raw, origin)
         self._infos = {info[0]: TensorInfo._make(info) for info in raw.tensors()}
-        self.location = raw.location
         self.metadata = raw.metadata()
         self.shards = tuple(Shard(*shard) for shard in raw.shards())
         self.total_bytes = raw.total_bytes
@@ -212,7 +173,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     def __copy__(self) -> Self:
         copied = object.__new__(type(self))
-        for name in Checkpoint.__slots__:
+        for name in (*Opened.__slots__, *Checkpoint.__slots__):
             setattr(copied, name, getattr(self, name))
         copied.metadata = dict(self.metadata)
         return copied
@@ -254,27 +215,6 @@ class Checkpoint(Mapping[str, TensorInfo]):
         size = _tload.format_bytes(self.total_bytes)
         closed = ", closed" if self._raw is None else ""
         return f"<tload.Checkpoint {self.location!r}: {len(self)} tensors, {size} in {files}{closed}>"
-
-
-def usable(checkpoint: Checkpoint, timeout: Duration | None = None) -> _tload.Checkpoint:
-    """Return the checkpoint to load from. Opening it may take `timeout`.
-
-    A fork has none of the threads that send requests to object stores, so there it is opened again.
-
-    Raises:
-        InvalidRequestError: It is closed.
-        ChangedError: It has to be opened again, and its files have changed.
-    """
-    raw = checkpoint._raw  # noqa: SLF001
-    if raw is None:
-        hint = "stream inside the with block, or pass the location instead"
-        raise advise(InvalidRequestError, f"{checkpoint.location}: the checkpoint is closed", hint)
-    if raw.is_cut_off():
-        origin, _ = checkpoint._origin.elsewhere(raw)  # noqa: SLF001
-        opened = origin.open(timeout)
-        opened.require_state(raw.state())
-        checkpoint._raw = raw = opened  # noqa: SLF001
-    return raw
 
 
 def opened_with(checkpoint: Checkpoint) -> tuple[Location | list[Location], dict[str, str]]:

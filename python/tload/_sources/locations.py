@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from tload import _tload
 from tload._errors import InvalidRequestError, advise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-Location: TypeAlias = str | os.PathLike[str]
-"""A path or URL."""
 
 SCHEMES = frozenset(_tload.SCHEMES)
 """URL schemes that the core reads."""

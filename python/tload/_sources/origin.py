@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tload import _tload
-from tload._checkpoint.locations import check_location, follows
 from tload._options import store_options
-from tload._options.load_options import OptionKeywords, resolve
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import resolve
 from tload._report import spans
+from tload._sources.locations import check_location, follows
 
 if TYPE_CHECKING:
-    from tload._checkpoint.locations import Location
-    from tload._options.load_options import Duration, Options
-    from tload._options.store_options import Store
+    from tload._options.load_options import Options
+    from tload.typing import Duration, Location, Store
 
 
 class Opening(NamedTuple):
