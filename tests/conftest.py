@@ -13,9 +13,9 @@ import pytest
 import gpu
 import secrecy
 import servers
-import tload._stream
+import tload._load.stream
+import tload._tensors.cuda
 from files import EVERY_DTYPE, Content, write_file
-from tload import _cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, os.devnull)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(tload._stream, "_noted", set())
+    monkeypatch.setattr(tload._load.stream, "_noted", set())
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +121,7 @@ def torch_cuda(cuda: gpu.Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[gpu.
     require("torch")
     memory = gpu.TorchCuda(cuda)
     for name in ("check", "current_device", "current_stream", "device_of", "empty", "free_bytes"):
-        monkeypatch.setattr(_cuda, name, getattr(memory, name))
+        monkeypatch.setattr(tload._tensors.cuda, name, getattr(memory, name))
     yield memory
     memory.settle()
 

@@ -101,7 +101,7 @@ class Stub:
 
 
 class TorchCuda:
-    """Functions of torch that `tload._cuda` calls, with CPU tensors that the driver treats as GPU
+    """Functions of torch that `tload._tensors.cuda` calls, with CPU tensors that the driver treats as GPU
     memory."""
 
     def __init__(self, stub: Stub) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tload
-from tload import _logging
+from tload._report import log
 
 if TYPE_CHECKING:
     import warnings
@@ -58,7 +58,7 @@ class Search:
         for kind in (tload.Checkpoint, tload.TensorStream, tload.Options, tload.Report):
             self._after(kind, "__repr__", lambda it, shown: self.look(f"the repr of a {type(it).__name__}", shown))
         self._after(tload.Checkpoint, "__init__", lambda opened, _: self.look("the repr of a Checkpoint", repr(opened)))
-        self._after(_logging, "log_end", self._look_at_report)
+        self._after(log, "log_end", self._look_at_report)
         self._after(subprocess.Popen, "communicate", self._look_at_output)
         self._after(
             pytest.CaptureFixture, "readouterr", lambda _, read: self._look_at_output(None, (read.out, read.err))

@@ -15,7 +15,7 @@ import pytest
 
 import tload
 from files import Content
-from tload import _options
+from tload._options import load_options
 
 Floats = tuple[Path, dict[str, Content]]
 
@@ -79,7 +79,7 @@ def test_ls_agrees_with_open(floats: Floats) -> None:
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
-        *((variable, "") for variable in _options.VARIABLES.values()),
+        *((variable, "") for variable in load_options.VARIABLES.values()),
         ("TLOAD_ENGINE", "pread"),
         ("TLOAD_CACHE", "buffered"),
         ("TLOAD_CACHE", "map"),

@@ -13,7 +13,7 @@ import tload
 from conftest import require
 from files import Content, header, tile, write_file
 from test_frameworks import only, shape_in_pairs
-from tload import _torch
+from tload._tensors import torch_tensors
 from tload.compat.runai import environment
 from tload.compat.runai.stores import Kind
 
@@ -68,7 +68,7 @@ def refused(runai: Any, path: Path, **arguments: Any) -> ValueError:
 def test_tensors_equal_those_of_safetensors(runai: Any, every_dtype: Every) -> None:
     safetensors, torch = require("safetensors"), require("torch")
     path, tensors = every_dtype
-    names = only(tensors, set(_torch.DTYPES))
+    names = only(tensors, set(torch_tensors.DTYPES))
     ours = dict(stream(runai, [path], tensor_names=names))
     assert sorted(ours) == sorted(names)
     for name, tensor in ours.items():

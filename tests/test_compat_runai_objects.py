@@ -17,7 +17,7 @@ import tload
 from conftest import require
 from files import Content, write_file
 from servers import REGION
-from tload import _store
+from tload._options import store_options
 from tload.compat.runai import FileStreamer, ObjectStorageModel, environment, list_safetensors, pull_files
 from tload.compat.runai.stores import Kind, S3Credentials
 
@@ -251,7 +251,7 @@ def test_environment_sets_store_options(
         monkeypatch.setenv(name, text)
     store = environment.store(kind, None)
     assert store == wanted
-    _store.check(store)
+    store_options.check(store)
 
 
 def test_concurrent_processes_copy_model_once(

@@ -13,7 +13,7 @@ from conftest import require
 from files import Content
 from test_frameworks import only
 from test_load_into import empty_for, raw, save
-from tload import _cuda, _torch
+from tload._tensors import cuda, torch_tensors
 
 if TYPE_CHECKING:
     import gpu
@@ -23,7 +23,7 @@ Every = tuple[Path, dict[str, Content]]
 
 def test_every_dtype_is_read_directly_into_tensor(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
     path, tensors = every_dtype
-    names = only(tensors, set(_torch.DTYPES))
+    names = only(tensors, set(torch_tensors.DTYPES))
     target = {name: torch_cuda.on_gpu(empty_for(tensors[name]), index % 2) for index, name in enumerate(names)}
     report = tload.load_into(target, path, names=names)
     for name, tensor in target.items():
@@ -102,7 +102,7 @@ def test_load_is_ordered_with_current_stream(
     path = save(tmp_path / "a.safetensors", {"a": torch.ones(4)})
     target = {"a": torch_cuda.on_gpu(torch.zeros(4), 1)}
     # There is no such stream: the driver's refusal shows that it was used.
-    monkeypatch.setattr(_cuda, "current_stream", lambda _: 0xDEAD0)
+    monkeypatch.setattr(cuda, "current_stream", lambda _: 0xDEAD0)
     with pytest.raises(tload.DeviceError):
         tload.load_into(target, path)
     assert not target["a"].any()

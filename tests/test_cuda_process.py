@@ -46,8 +46,8 @@ import sys, tload
 path, *words = sys.argv[1:]
 for framework in ("dlpack", "torch"):
     if framework == "torch":
-        from tload import _cuda
-        _cuda.check = _cuda.current_device = lambda: 0
+        from tload._tensors import cuda
+        cuda.check = cuda.current_device = lambda: 0
     for keywords in ({"device": "cuda"}, {"device": "cuda:1"}, {"device_map": {"t00": "cuda:1"}}):
         try:
             tload.stream(path, framework=framework, **keywords)
@@ -110,10 +110,10 @@ elif way == "running":
     name, tensor = next(stream)
     capsules = [tensor.__dlpack__(), tensor.__dlpack__(max_version=(1, 0))]
 else:
-    from tload import _cuda
+    from tload._tensors import cuda
     memory = gpu.TorchCuda(stub)
     for name in ("check", "current_stream", "empty", "free_bytes"):
-        setattr(_cuda, name, getattr(memory, name))
+        setattr(cuda, name, getattr(memory, name))
     stream = tload.stream(path, **keywords)
     item = next(stream)
 """
@@ -194,12 +194,12 @@ def test_ctrl_c_stops_a_load_to_a_gpu(way: str, megabytes: Path) -> None:
 STARTING = """
 import sys, time
 import gpu, tload
-from tload import _cuda
+from tload._tensors import cuda
 
 path, library, manifest = sys.argv[1:]
 memory = gpu.TorchCuda(gpu.Stub.load(library))
 for name in ("check", "current_device", "current_stream", "empty", "free_bytes"):
-    setattr(_cuda, name, getattr(memory, name))
+    setattr(cuda, name, getattr(memory, name))
 checkpoint = tload.open(path)
 print("ready", flush=True)
 try:
@@ -240,10 +240,10 @@ warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads a
 path, library, way = sys.argv[1:]
 stub = gpu.Stub.load(library)
 if way == "torch":
-    from tload import _cuda
+    from tload._tensors import cuda
     memory = gpu.TorchCuda(stub)
     for name in ("check", "current_stream", "empty", "free_bytes"):
-        setattr(_cuda, name, getattr(memory, name))
+        setattr(cuda, name, getattr(memory, name))
 list(tload.stream(path, framework="dlpack", device="cuda:1"))  # leaves staging memory
 stream = tload.stream(path, framework=way, device="cuda:0", device_memory_limit="6 MiB")
 name, kept = next(stream)

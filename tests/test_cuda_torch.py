@@ -17,7 +17,8 @@ from conftest import require
 from files import Content, tile, write_file
 from test_frameworks import only, shape_in_pairs
 from test_group import Members, group_of
-from tload import _cuda, _logging, _torch
+from tload._report import log
+from tload._tensors import cuda, torch_tensors
 
 if TYPE_CHECKING:
     import gpu
@@ -43,12 +44,12 @@ def raw(tensor: Any) -> bytes:
 def test_every_torch_dtype_is_loaded_to_torch_memory(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
     torch = require("torch")
     path, tensors = every_dtype
-    names = only(tensors, set(_torch.DTYPES))
+    names = only(tensors, set(torch_tensors.DTYPES))
     loaded = tload.load(path, names=names, device="cuda:1")
     assert list(loaded) == names
     for name in names:
         tensor, content = loaded[name], tensors[name]
-        assert tensor.dtype == getattr(torch, _torch.DTYPES[content.dtype]), name
+        assert tensor.dtype == getattr(torch, torch_tensors.DTYPES[content.dtype]), name
         assert tuple(tensor.shape) == shape_in_pairs(content), name
         assert tensor.is_contiguous()
         assert tensor.is_leaf
@@ -64,7 +65,7 @@ def test_every_torch_dtype_is_loaded_to_torch_memory(torch_cuda: gpu.TorchCuda, 
 def test_deterministic_mode_does_not_change_loads(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
     torch = require("torch")
     path, tensors = every_dtype
-    names = only(tensors, set(_torch.DTYPES))
+    names = only(tensors, set(torch_tensors.DTYPES))
     torch.use_deterministic_algorithms(mode=True)
     try:
         loaded = tload.load(path, names=names, device="cuda:0")
@@ -72,7 +73,7 @@ def test_deterministic_mode_does_not_change_loads(torch_cuda: gpu.TorchCuda, eve
         torch.use_deterministic_algorithms(mode=False)
     assert torch_cuda.allocated
     for name in names:
-        assert loaded[name].dtype == getattr(torch, _torch.DTYPES[tensors[name].dtype]), name
+        assert loaded[name].dtype == getattr(torch, torch_tensors.DTYPES[tensors[name].dtype]), name
         assert tuple(loaded[name].shape) == shape_in_pairs(tensors[name]), name
         if loaded[name].numel():
             assert raw(loaded[name]) == tensors[name].raw, name
@@ -142,7 +143,7 @@ def test_memory_is_allocated_on_callers_thread_within_limit(
         threads.add(threading.current_thread())
         return empty(*arguments)
 
-    monkeypatch.setattr(_cuda, "empty", noting)
+    monkeypatch.setattr(cuda, "empty", noting)
     path, tensors = megabytes
     stream = tload.stream(path, device="cuda:0", device_memory_limit="6 MiB")
     assert len(torch_cuda.allocated) == 3
@@ -245,7 +246,7 @@ def test_signal_handler_during_allocation_can_stop_load(
     empty = torch_cuda.empty
     refused: list[Any] = []
     told: list[tload.Report] = []
-    monkeypatch.setattr(_logging, "log_end", told.append)
+    monkeypatch.setattr(log, "log_end", told.append)
 
     def interrupted(*arguments: Any) -> Any:
         if len(torch_cuda.allocated) == 5:
@@ -257,7 +258,7 @@ def test_signal_handler_during_allocation_can_stop_load(
         return empty(*arguments)
 
     stream = tload.stream(megabytes[0], device="cuda:0", device_memory_limit="4 MiB")
-    monkeypatch.setattr(_cuda, "empty", interrupted)
+    monkeypatch.setattr(cuda, "empty", interrupted)
     seen: list[str] = []
     with pytest.raises(tload.CancelledError):
         seen.extend(name for name, _ in stream)
@@ -272,7 +273,7 @@ def test_stream_of_each_thread_is_synchronized(monkeypatch: pytest.MonkeyPatch) 
     for address in (0, 2):
         stream = SimpleNamespace(cuda_stream=address, synchronize=lambda: calls.append("synchronize"))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _, stream=stream: stream)
-        assert _cuda.current_stream(0) == address
+        assert cuda.current_stream(0) == address
         assert calls == ["synchronize"] * (address == 2)
 
 
@@ -311,8 +312,8 @@ def test_torch_functions_used_exist() -> None:
     for name in ("current_device", "current_stream", "mem_get_info", "memory_reserved", "memory_allocated"):
         assert callable(getattr(torch.cuda, name))
     assert issubclass(torch.cuda.OutOfMemoryError, Exception)
-    assert _cuda.device_of(torch.zeros(1)) == "cpu"
-    assert (_cuda.ordinal_of("cpu"), _cuda.ordinal_of("cuda:11"), _cuda.ordinal_of("meta")) == (None, 11, None)
+    assert cuda.device_of(torch.zeros(1)) == "cpu"
+    assert (cuda.ordinal_of("cpu"), cuda.ordinal_of("cuda:11"), cuda.ordinal_of("meta")) == (None, 11, None)
 
 
 def test_region_neighbours_have_own_version_counter(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:

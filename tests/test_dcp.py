@@ -13,7 +13,7 @@ from conftest import require
 from files import Content, tile, write_checkpoint, write_file
 from ranks import start_ranks
 from test_load_into import raw, save
-from tload import _torch
+from tload._tensors import torch_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def reader(*arguments: Any, **keywords: Any) -> Any:
 def empty(contents: dict[str, Content]) -> dict[str, Any]:
     torch = require("torch")
     return {
-        name: torch.zeros(content.shape, dtype=getattr(torch, _torch.DTYPES[content.dtype]))
+        name: torch.zeros(content.shape, dtype=getattr(torch, torch_tensors.DTYPES[content.dtype]))
         for name, content in contents.items()
     }
 
@@ -129,7 +129,7 @@ def test_values_match_torch_reader(of: str, folder: Path) -> None:
 
 def test_every_dtype(every_dtype: tuple[Path, dict[str, Content]]) -> None:
     path, contents = every_dtype
-    known = {name: content for name, content in contents.items() if content.dtype in _torch.DTYPES}
+    known = {name: content for name, content in contents.items() if content.dtype in torch_tensors.DTYPES}
     state = tload.load(path, names=list(known))
     for tensor in state.values():
         tensor.view(require("torch").uint8).zero_() if tensor.dim() else tensor.zero_()
@@ -349,7 +349,7 @@ def two_ranks(rank: int, folder: Path, ranks: Path) -> None:
         for name, place in PLACES.items():
             content = TENSORS[name]
             placement = Replicate() if place is None else Shard((place + shift) % len(content.shape))
-            dtype = getattr(torch, _torch.DTYPES[content.dtype])
+            dtype = getattr(torch, torch_tensors.DTYPES[content.dtype])
             state[name] = zeros(content.shape, dtype=dtype, device_mesh=mesh, placements=[placement])
         return state
 

@@ -26,7 +26,8 @@ import tload
 from conftest import require
 from documents import Block, blocks_of
 from files import Content, write_checkpoint, write_file
-from tload import _load, _options
+from tload._options import load_options
+from tload._options.keywords import LoadKeywords, OptionKeywords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -264,13 +265,13 @@ def check_keywords(block: Block, call: ast.Call) -> None:
     """Fail if a call of one of our functions passes a keyword that it does not take."""
     match ast.unparse(call.func):
         case "tload.stream" | "tload.load":
-            known = {"source", *_load.LoadKeywords.__optional_keys__, "framework"}
+            known = {"source", *LoadKeywords.__optional_keys__, "framework"}
         case "tload.load_into":
-            known = set(inspect.signature(tload.load_into).parameters) | _options.OptionKeywords.__optional_keys__
+            known = set(inspect.signature(tload.load_into).parameters) | OptionKeywords.__optional_keys__
         case "tload.open":
             known = set(inspect.signature(tload.open).parameters)
         case "tload.Options":
-            known = set(_options.OptionKeywords.__optional_keys__)
+            known = set(OptionKeywords.__optional_keys__)
         case _:
             return
     for keyword in call.keywords:
@@ -310,7 +311,7 @@ def help_of(*command: str) -> str:
 def test_table_of_options_is_complete() -> None:
     page = (ROOT / "docs" / "tuning.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(--[\w-]+)` \|$", page, re.MULTILINE)
-    assert {name: variable for name, variable, _ in rows} == _options.VARIABLES
+    assert {name: variable for name, variable, _ in rows} == load_options.VARIABLES
     for _, variable, flag in rows:
         assert variable == "TLOAD_" + flag.removeprefix("--").replace("-", "_").upper()
         assert flag in help_of("load")

@@ -16,7 +16,7 @@ import pytest
 import tload
 from files import Content, tile, write_file
 from servers import unused_port
-from tload._logging import log_events
+from tload._report.log import log_events
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,7 +155,7 @@ import time
 logging.getLogger("tload").setLevel("DEBUG")
 tload.open(sys.argv[1])
 assert tload._tload.cli_main(["tload", "ls", sys.argv[2]]) == 0
-tload._logging.follow()
+tload._report.log.follow()
 deadline = time.monotonic() + float(sys.argv[3])
 while not any(text.startswith("retried ") for _, _, text in kept):
     assert time.monotonic() < deadline
@@ -171,7 +171,7 @@ def test_events_are_followed_after_loads_with_a_cache(
     url: str, tmp_path: Path, *, has_cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followed: list[None] = []
-    monkeypatch.setattr(tload._logging, "follow", lambda: followed.append(None))
+    monkeypatch.setattr(tload._report.log, "follow", lambda: followed.append(None))
     tload.load(url, framework="dlpack", store={"cache_dir": str(tmp_path / "cache")} if has_cache else None)
     assert len(followed) == has_cache
 

@@ -13,7 +13,8 @@ import tload
 from capsules import look
 from conftest import require
 from files import BITS, Content, write_file
-from tload import _frameworks, _numpy, _tload, _torch
+from tload import _tload
+from tload._tensors import frameworks, numpy_arrays, torch_tensors
 
 Every = tuple[Path, dict[str, Content]]
 
@@ -56,8 +57,8 @@ def shape_in_pairs(content: Content) -> tuple[int, ...]:
 
 def test_every_core_dtype_has_a_mapping() -> None:
     assert set(_tload.DTYPES) == set(BITS) == set(CODES)
-    assert set(BITS) - set(_torch.DTYPES) == {"F6_E2M3", "F6_E3M2"}
-    assert set(BITS) - set(_numpy.DTYPES) - set(_numpy.ML_DTYPES) == {"F4", "F6_E2M3", "F6_E3M2"}
+    assert set(BITS) - set(torch_tensors.DTYPES) == {"F6_E2M3", "F6_E3M2"}
+    assert set(BITS) - set(numpy_arrays.DTYPES) - set(numpy_arrays.ML_DTYPES) == {"F4", "F6_E2M3", "F6_E3M2"}
 
 
 def test_dlpack_describes_every_dtype_and_shape(every_dtype: Every) -> None:
@@ -89,13 +90,13 @@ def test_torch_imports_every_supported_dtype(
     path, tensors = every_dtype
     if not exchanged:
         # An older torch.
-        monkeypatch.setattr(_torch, "_is_exchanged", lambda _: False)
-    names = only(tensors, set(_torch.DTYPES))
+        monkeypatch.setattr(torch_tensors, "_is_exchanged", lambda _: False)
+    names = only(tensors, set(torch_tensors.DTYPES))
     loaded = tload.load(path, names=names)
     assert list(loaded) == names
     for name in names:
         tensor, content = loaded[name], tensors[name]
-        assert tensor.dtype == getattr(torch, _torch.DTYPES[content.dtype]), name
+        assert tensor.dtype == getattr(torch, torch_tensors.DTYPES[content.dtype]), name
         assert tuple(tensor.shape) == shape_in_pairs(content), name
         assert tensor.is_contiguous()
         assert tensor.device.type == "cpu"
@@ -105,17 +106,17 @@ def test_torch_imports_every_supported_dtype(
 
 def test_dtypes_are_tried_on_the_cpu() -> None:
     torch = require("torch")
-    dtypes = list(_torch.dtype_names())
-    found = [_torch._is_exchanged(dtype) for dtype in dtypes]
+    dtypes = list(torch_tensors.dtype_names())
+    found = [torch_tensors._is_exchanged(dtype) for dtype in dtypes]
     with torch.device("meta"):
-        assert [_torch._is_exchanged(dtype) for dtype in dtypes] == found
+        assert [torch_tensors._is_exchanged(dtype) for dtype in dtypes] == found
 
 
 def test_torch_agrees_with_the_safetensors_package(every_dtype: Every) -> None:
     torch = require("torch")
     safetensors = require("safetensors")
     path, tensors = every_dtype
-    loaded = tload.load(path, names=only(tensors, set(_torch.DTYPES)))
+    loaded = tload.load(path, names=only(tensors, set(torch_tensors.DTYPES)))
     compared = set()
     with safetensors.safe_open(path, framework="pt") as oracle:
         for name, tensor in loaded.items():
@@ -125,14 +126,14 @@ def test_torch_agrees_with_the_safetensors_package(every_dtype: Every) -> None:
             # Compared as bytes: random floats contain NaNs.
             assert torch.equal(tensor.reshape(-1).view(torch.uint8), wanted.reshape(-1).view(torch.uint8)), name
             compared.add(tensors[name].dtype)
-    assert compared == set(_torch.DTYPES)
+    assert compared == set(torch_tensors.DTYPES)
 
 
 def test_numpy_agrees_with_the_safetensors_package(every_dtype: Every) -> None:
     require("ml_dtypes")
     safetensors = require("safetensors")
     path, tensors = every_dtype
-    loaded = tload.load(path, framework="numpy", names=only(tensors, {*_numpy.DTYPES, *_numpy.ML_DTYPES}))
+    loaded = tload.load(path, framework="numpy", names=only(tensors, {*numpy_arrays.DTYPES, *numpy_arrays.ML_DTYPES}))
     compared = set()
     with safetensors.safe_open(path, framework="numpy") as oracle:
         for name, array in loaded.items():
@@ -141,7 +142,7 @@ def test_numpy_agrees_with_the_safetensors_package(every_dtype: Every) -> None:
             assert array.tobytes() == content.raw, name
             assert array.flags.c_contiguous
             assert array.flags.writeable
-            assert array.dtype.name == {**_numpy.DTYPES, **_numpy.ML_DTYPES}[content.dtype]
+            assert array.dtype.name == {**numpy_arrays.DTYPES, **numpy_arrays.ML_DTYPES}[content.dtype]
             try:
                 wanted = oracle.get_tensor(name)
             except Exception:  # noqa: BLE001  # the package lacks some dtypes in numpy
@@ -162,7 +163,7 @@ def test_nothing_is_copied(every_dtype: Every) -> None:
         address = look(tensor.__dlpack__(max_version=(1, 0))).address
         assert torch.from_dlpack(tensor.flat()).data_ptr() == address
         assert np.from_dlpack(tensor.flat()).ctypes.data == address
-        convert: Any = _torch.converter([], list)
+        convert: Any = torch_tensors.converter([], list)
         with pytest.raises(KeyError):
             convert(tensor)  # dtypes that were not checked are not converted
 
@@ -181,7 +182,7 @@ def test_old_torch_refuses_read_only_memory_before_the_load(
 ) -> None:
     torch = require("torch")
     monkeypatch.setattr(torch.Tensor, "__dlpack__", lambda self, stream=None: (self, stream))
-    make_converter = _frameworks.converters("torch", options, is_shared=is_shared)
+    make_converter = frameworks.converters("torch", options, is_shared=is_shared)
     if not is_refused:
         make_converter([], list)
         return

@@ -230,7 +230,7 @@ def messages_of_two_groups(rank: int) -> None:
     """Messages of two groups over one process group do not mix, and none are left in the store."""
     import torch.distributed
 
-    from tload._torch_group import StoreExchange
+    from tload._ranks.torch_group import StoreExchange
 
     first, second = StoreExchange(None, None), tload.Group.torch(timeout=timedelta(seconds=LONG))
     groups = [group_of(first), second]  # type: ignore[arg-type]
@@ -338,7 +338,7 @@ def load_into_zeros(path: Path, **keywords: Any) -> None:
 def missing_rank_is_named_on_every_rank(rank: int) -> None:
     import torch.distributed
 
-    from tload._torch_group import StoreExchange
+    from tload._ranks.torch_group import StoreExchange
 
     members = StoreExchange(None, SHORT if rank == 0 else LONG)
     group = group_of(members)  # type: ignore[arg-type]
@@ -372,7 +372,7 @@ def rank_that_left_is_named(rank: int) -> None:
 
 
 def interrupted_rank_is_named(rank: int) -> None:
-    from tload._torch_group import StoreExchange
+    from tload._ranks.torch_group import StoreExchange
 
     class Signal(threading.Event):
         """Interrupts the process as soon as the exchange waits, once: a second interrupt may arrive

@@ -288,7 +288,7 @@ def test_links_out_of_a_directory_that_looks_like_a_cache_need_permission(
 
 def test_single_file_beside_an_index_is_enough_for_transformers(cache: Cache, tmp_path: Path) -> None:
     """Its rule chooses the file, and its tools download nothing else."""
-    from tload._checkpoint import open_for
+    from tload._checkpoint.opening import open_for
 
     write_file(tmp_path / "single", {"single": Content.random("F32", (2,), 0)})
     for path in cache.files():

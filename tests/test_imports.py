@@ -59,7 +59,7 @@ def is_imported():
 def is_waiting():
     # The main thread waits for an import.
     frame = sys._current_frames()[threading.main_thread().ident]
-    while frame is not None and frame.f_code is not tload._imports.BackgroundImport.wait.__code__:
+    while frame is not None and frame.f_code is not tload._tensors.imports.BackgroundImport.wait.__code__:
         frame = frame.f_back
     return frame is not None
 """
@@ -432,8 +432,8 @@ def test_torch_itself_is_imported_while_reading(tmp_path: Path) -> None:
     write_file(tmp_path / "a.safetensors", tensors)
     script = """
 import sys, tload
-from tload import _torch
-_torch._link_libraries()
+from tload._tensors import torch_tensors
+torch_tensors._link_libraries()
 assert "/libtorch.so" in open("/proc/self/maps").read() and "torch" not in sys.modules
 loaded = tload.load(sys.argv[1])
 import torch

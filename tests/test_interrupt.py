@@ -324,10 +324,10 @@ def test_interrupted_load_into_does_not_write_when_others_join(megabytes: Path, 
 # The other rank takes nothing of what this one reads for it.
 SERVES = """
 import atexit, sys
-import tload._group
+import tload._ranks.group
 
 path, socket = sys.argv[1:]
-tload._group._SERVING_SECONDS = 3000.0
+tload._ranks.group._SERVING_SECONDS = 3000.0
 group = tload.Group.local(socket, 0, 2, timeout=240)
 atexit.register(print, "exits", flush=True)  # just before the wait
 stream = tload.stream(path, framework="dlpack", group=group, memory_limit="20 MiB", join_timeout=240)

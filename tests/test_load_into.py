@@ -17,7 +17,8 @@ from conftest import require
 from files import Content, tile, write_file
 from servers import PATIENCE
 from test_frameworks import only, shape_in_pairs
-from tload import _numpy, _tload, _torch
+from tload import _tload
+from tload._tensors import numpy_arrays, torch_tensors
 
 Every = tuple[Path, dict[str, Content]]
 Floats = tuple[Path, dict[str, Content]]
@@ -31,20 +32,20 @@ def raw(tensor: Any) -> bytes:
 
 def empty_for(content: Content) -> Any:
     torch = require("torch")
-    return torch.empty(shape_in_pairs(content), dtype=getattr(torch, _torch.DTYPES[content.dtype]))
+    return torch.empty(shape_in_pairs(content), dtype=getattr(torch, torch_tensors.DTYPES[content.dtype]))
 
 
 def save(path: Path, tensors: dict[str, Any]) -> Path:
     """Write torch tensors."""
     torch = require("torch")
-    names = {getattr(torch, its): ours for ours, its in _torch.DTYPES.items()}
+    names = {getattr(torch, its): ours for ours, its in torch_tensors.DTYPES.items()}
     write_file(path, {n: Content(names[t.dtype], tuple(t.shape), raw(t)) for n, t in tensors.items()})
     return path
 
 
 def test_every_dtype_is_read_directly_into_tensor(every_dtype: Every) -> None:
     path, tensors = every_dtype
-    names = only(tensors, set(_torch.DTYPES))
+    names = only(tensors, set(torch_tensors.DTYPES))
     target = {name: empty_for(tensors[name]) for name in names}
     addresses = {name: tensor.data_ptr() for name, tensor in target.items()}
     report = tload.load_into(target, path, names=names)
@@ -61,8 +62,8 @@ def test_every_dtype_is_read_directly_into_array(every_dtype: Every) -> None:
     np = require("numpy")
     ml_dtypes = require("ml_dtypes")
     path, tensors = every_dtype
-    names = only(tensors, {*_numpy.DTYPES, *_numpy.ML_DTYPES})
-    dtypes = _numpy.DTYPES | {ours: getattr(ml_dtypes, its) for ours, its in _numpy.ML_DTYPES.items()}
+    names = only(tensors, {*numpy_arrays.DTYPES, *numpy_arrays.ML_DTYPES})
+    dtypes = numpy_arrays.DTYPES | {ours: getattr(ml_dtypes, its) for ours, its in numpy_arrays.ML_DTYPES.items()}
     target = {name: np.zeros(tensors[name].shape, dtypes[tensors[name].dtype]) for name in names}
     report = tload.load_into(target, path, names=names)
     for name, array in target.items():

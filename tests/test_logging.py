@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tload
-import tload._load
+import tload._load.load
 from conftest import require
 from files import Content, write_file
-from tload import _logging
+from tload._report import log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,9 +110,9 @@ def test_load_works_without_standard_error(floats: Floats) -> None:
 
 
 def test_configuring_twice_logs_once(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
-    _logging.configure("info")
-    _logging.configure("info")
-    assert len([handler for handler in logger.handlers if isinstance(handler, _logging._StandardError)]) == 1
+    log.configure("info")
+    log.configure("info")
+    assert len([handler for handler in logger.handlers if isinstance(handler, log._StandardError)]) == 1
     root = logging.getLogger()
     # Handlers of pytest, which would count as listeners.
     handlers, root.handlers[:] = list(root.handlers), []
@@ -125,8 +125,8 @@ def test_configuring_twice_logs_once(logger: logging.Logger, capsys: pytest.Capt
 
 def test_without_the_variable_the_logger_is_the_programs(logger: logging.Logger) -> None:
     before = logger.level, list(logger.handlers)
-    _logging.configure(None)
-    _logging.configure("")
+    log.configure(None)
+    log.configure("")
     assert (logger.level, logger.handlers) == before
 
 
@@ -182,7 +182,7 @@ def test_log_lines_follow_progress_bar(
         def close(self) -> None:
             events.append(f"closed, {len(caplog.records)} logged")
 
-    monkeypatch.setattr(tload._load, "watcher_for", lambda _progress, _bytes: Watcher())
+    monkeypatch.setattr(tload._load.load, "watcher_for", lambda _progress, _bytes: Watcher())
     with caplog.at_level(logging.INFO, "tload"):
         tload.load(floats[0], framework="dlpack", progress=True)
     assert events[-2:] == ["100%", "closed, 0 logged"]

@@ -12,7 +12,7 @@ import pytest
 import tload
 from conftest import skip_loudly
 from files import Content, write_checkpoint, write_file
-from tload import _checkpoint
+from tload._sources.locations import SCHEMES
 
 Floats = tuple[Path, dict[str, Content]]
 
@@ -168,7 +168,7 @@ class UrlPath(os.PathLike[str]):
         return self.text
 
 
-@pytest.mark.parametrize("scheme", sorted(_checkpoint.SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_url_in_path_object_is_rejected(scheme: str) -> None:
     url = f"{scheme}://user:hunter2@bucket/model"
     for path in (Path(url), Path(url.upper()), UrlPath(url)):
@@ -180,7 +180,7 @@ def test_url_in_path_object_is_rejected(scheme: str) -> None:
             assert "hunter2" not in str(caught.value).lower()
 
 
-@pytest.mark.parametrize("scheme", sorted(_checkpoint.SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_a_bare_scheme_is_refused_with_what_is_missing(scheme: str) -> None:
     with pytest.raises(
         tload.InvalidRequestError, match=r"names? (no|an?) (bucket|container|host|repository|OCI registry)"

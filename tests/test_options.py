@@ -19,7 +19,8 @@ import pytest
 
 import tload
 from files import Content
-from tload import _load, _options
+from tload._options import load_options
+from tload._options.keywords import LoadKeywords, OptionKeywords
 
 Floats = tuple[Path, dict[str, Content]]
 
@@ -72,7 +73,7 @@ def test_options_reach_the_load(floats: Floats) -> None:
 
 
 def test_keywords_override_options_override_environment(floats: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, variable in _options.VARIABLES.items():
+    for name, variable in load_options.VARIABLES.items():
         special = {
             "engine": "pread",
             "cache": "buffered",
@@ -102,7 +103,7 @@ def test_keywords_override_options_override_environment(floats: Floats, monkeypa
 )
 def test_environment_timeout_accepts_units(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLOAD_TIMEOUT", text)
-    assert _options.resolve(None, {}).timeout == seconds
+    assert load_options.resolve(None, {}).timeout == seconds
 
 
 @pytest.mark.parametrize(
@@ -217,9 +218,9 @@ def test_wrong_types_are_type_errors(keywords: dict[str, Any], message: str) -> 
 def test_zero_retries_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tload.Options(retries=0).retries == 0
     monkeypatch.setenv("TLOAD_RETRIES", "0")
-    assert _options.resolve(None, {}).retries == 0
-    assert _options.resolve(tload.Options(retries=2), {}).retries == 2
-    assert _options.resolve(tload.Options(retries=2), {"retries": 1}).retries == 1
+    assert load_options.resolve(None, {}).retries == 0
+    assert load_options.resolve(tload.Options(retries=2), {}).retries == 2
+    assert load_options.resolve(tload.Options(retries=2), {"retries": 1}).retries == 1
 
 
 def test_options_of_another_type_are_a_type_error(floats: Floats) -> None:
@@ -255,7 +256,7 @@ def test_help_of_load_names_every_keyword() -> None:
     for name in ("source", "framework"):
         del parameters[name]
     options = {field.name for field in dataclasses.fields(tload.Options)}
-    assert set(parameters) == _load.LoadKeywords.__optional_keys__
+    assert set(parameters) == LoadKeywords.__optional_keys__
     for name, parameter in parameters.items():
         if name in options:
             continue
@@ -334,8 +335,8 @@ def test_misspelt_variables_are_reported_once(floats: Floats) -> None:
 
 def test_options_are_those_of_the_core() -> None:
     fields = {field.name for field in dataclasses.fields(tload.Options)}
-    assert fields == _options.OptionKeywords.__optional_keys__
-    assert fields == {*_options.VARIABLES, "writable", "private"}
+    assert fields == OptionKeywords.__optional_keys__
+    assert fields == {*load_options.VARIABLES, "writable", "private"}
 
 
 def test_options_show_what_was_set() -> None:

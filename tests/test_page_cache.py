@@ -18,12 +18,13 @@ from capsules import look
 from conftest import require
 from files import BITS, EVERY_DTYPE, Content, header, tile, write_file
 from resident import evict, resident_bytes, warm
-from tload import _numpy, _options, _torch
+from tload._options import load_options
+from tload._tensors import numpy_arrays, torch_tensors
 
 if TYPE_CHECKING:
     import gpu
     from servers import Web
-    from tload._options import Cache
+    from tload.typing import Cache
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -70,7 +71,7 @@ def of(dtypes: set[str]) -> list[str]:
 def test_views_are_right_in_torch(*, writable: bool | None, aligned: Path) -> None:
     torch = require("torch")
     safetensors = require("safetensors")
-    loaded = tload.load(aligned, names=of(set(_torch.DTYPES)), cache="map", writable=writable)
+    loaded = tload.load(aligned, names=of(set(torch_tensors.DTYPES)), cache="map", writable=writable)
     compared = set()
     with safetensors.safe_open(aligned, framework="pt") as oracle:
         for name, tensor in loaded.items():
@@ -79,19 +80,23 @@ def test_views_are_right_in_torch(*, writable: bool | None, aligned: Path) -> No
             # Compared as bytes: random floats contain NaNs.
             assert torch.equal(tensor.reshape(-1).view(torch.uint8), wanted.reshape(-1).view(torch.uint8)), name
             compared.add(ALIGNED[name].dtype)
-    assert compared == set(_torch.DTYPES)
+    assert compared == set(torch_tensors.DTYPES)
 
 
 @pytest.mark.parametrize("writable", [None, False, True])
 def test_numpy_views_are_correct_and_read_only_by_default(*, writable: bool | None, aligned: Path) -> None:
     require("ml_dtypes")
     loaded = tload.load(
-        aligned, framework="numpy", names=of({*_numpy.DTYPES, *_numpy.ML_DTYPES}), cache="map", writable=writable
+        aligned,
+        framework="numpy",
+        names=of({*numpy_arrays.DTYPES, *numpy_arrays.ML_DTYPES}),
+        cache="map",
+        writable=writable,
     )
     for name, array in loaded.items():
         content = ALIGNED[name]
         assert array.shape == content.shape, name
-        assert array.dtype.name == {**_numpy.DTYPES, **_numpy.ML_DTYPES}[content.dtype], name
+        assert array.dtype.name == {**numpy_arrays.DTYPES, **numpy_arrays.ML_DTYPES}[content.dtype], name
         assert array.tobytes() == content.raw, name
         if content.raw:
             assert array.flags.writeable == bool(writable), name
@@ -210,7 +215,7 @@ def test_environment_can_select_views(large: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TLOAD_CACHE", "map")
     assert report_of(large).engine.name == "map"
     assert not tload.load(large, framework="dlpack")["t0"].writable
-    assert "writable" not in _options.VARIABLES, "programs set it"
+    assert "writable" not in load_options.VARIABLES, "programs set it"
 
 
 def test_report_counts_views(large: Path) -> None:

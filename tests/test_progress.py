@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tload
-import tload._stream
+import tload._load.stream
 from conftest import require
 from files import Content, tile, write_file
-from tload import _progress
+from tload._report import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ def megabytes(tmp_path: Path) -> Path:
 
 
 def test_callback_sees_increasing_progress_and_end(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
+    monkeypatch.setattr(tload._load.stream, "INTERVAL", 0.0)
     seen: list[tload.Progress] = []
     list(tload.stream(megabytes, framework="dlpack", progress=seen.append))
     assert len(seen) >= 16
@@ -55,16 +55,16 @@ def test_load_calls_a_callback_at_its_end(megabytes: Path) -> None:
 
 
 def test_a_callback_is_called_ten_times_a_second_at_most(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _progress.INTERVAL == 0.1
+    assert progress.INTERVAL == 0.1
     # Longer than any load: only the call at the end remains.
-    monkeypatch.setattr(tload._stream, "INTERVAL", 3600.0)
+    monkeypatch.setattr(tload._load.stream, "INTERVAL", 3600.0)
     seen: list[tload.Progress] = []
     list(tload.stream(megabytes, framework="dlpack", progress=seen.append))
     assert [progress.fraction for progress in seen] == [1.0]
 
 
 def test_callback_exception_stops_load(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
+    monkeypatch.setattr(tload._load.stream, "INTERVAL", 0.0)
 
     class EnoughError(Exception):
         pass
@@ -85,7 +85,7 @@ def test_callback_does_not_end_a_load_as_if_it_were_complete(
     kind: type[Exception], megabytes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python would take its `StopIteration` for the end of the stream."""
-    monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
+    monkeypatch.setattr(tload._load.stream, "INTERVAL", 0.0)
 
     def stop(_: tload.Progress) -> None:
         raise kind
@@ -146,7 +146,7 @@ def test_a_bar_is_drawn_in_notebooks(megabytes: Path) -> None:
 
     try:
         code = (
-            f"import tload, tload._stream; tload._stream.INTERVAL = 0.0\n"
+            f"import tload, tload._load.stream; tload._load.stream.INTERVAL = 0.0\n"
             f"_ = tload.load({str(megabytes)!r}, framework='dlpack', progress=True)"
         )
         reply = client.execute_interactive(code, timeout=300, output_hook=note, allow_stdin=False)

@@ -11,7 +11,7 @@ import pytest
 
 import tload
 from files import Content, tile, write_file
-from tload._report import read_report
+from tload._report.decode import read_report
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import pytest
 
 from conftest import require
 from files import Content, write_file
-from tload import _numpy, _torch
 from tload import safetensors as ours
+from tload._tensors import numpy_arrays, torch_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +133,7 @@ def test_every_dtype_equals_safetensors(
 ) -> None:
     path, contents = every_dtype
     mine, original = both(theirs, path, framework, backend)
-    known = _torch.DTYPES if framework == "pt" else {**_numpy.DTYPES, **_numpy.ML_DTYPES}
+    known = torch_tensors.DTYPES if framework == "pt" else {**numpy_arrays.DTYPES, **numpy_arrays.ML_DTYPES}
     compared = set()
     for name, content in contents.items():
         found = outcome(mine.get_tensor, name)
@@ -147,7 +147,7 @@ def test_every_dtype_equals_safetensors(
             assert found == wanted, name
             compared.add(content.dtype)
     if framework == "np":
-        assert compared == {*_numpy.DTYPES, "BF16"}
+        assert compared == {*numpy_arrays.DTYPES, "BF16"}
     else:
         # `pread` of the package does not support 4-bit floats.
         assert compared | {"F4"} == set(known)

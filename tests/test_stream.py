@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tload
-import tload._stream
+import tload._load.stream
 from conftest import require, skip_loudly
 from files import Content, tile, write_checkpoint, write_file
 
@@ -246,10 +246,10 @@ def test_notes_are_logged_once(floats: Floats, caplog: pytest.LogCaptureFixture)
         list(stream)
     report = stream.report
     caplog.clear()
-    tload._stream._noted.clear()
+    tload._load.stream._noted.clear()
     noted = tload.Report(**{**{field: getattr(report, field) for field in report.__slots__}, "notes": ("one", "two")})
-    tload._stream.log_notes(noted)
-    tload._stream.log_notes(noted)
+    tload._load.stream.log_notes(noted)
+    tload._load.stream.log_notes(noted)
     assert [(record.name, record.message) for record in caplog.records] == [("tload", "one"), ("tload", "two")]
 
 

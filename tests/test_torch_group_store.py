@@ -12,7 +12,7 @@ import tload
 from conftest import require
 
 if TYPE_CHECKING:
-    from tload._torch_group import StoreExchange
+    from tload._ranks.torch_group import StoreExchange
 
 
 class LosingStore:
@@ -38,11 +38,11 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> StoreExchange:
     torch = require("torch")
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         pytest.skip("torch was built without gloo")
-    from tload import _torch_group
+    from tload._ranks import torch_group
 
     store = torch.distributed.HashStore()
-    monkeypatch.setattr(_torch_group, "_members", lambda _distributed, _pg: (0, 2, store))
-    return _torch_group.StoreExchange(None, None)
+    monkeypatch.setattr(torch_group, "_members", lambda _distributed, _pg: (0, 2, store))
+    return torch_group.StoreExchange(None, None)
 
 
 def assert_failed(exchange: StoreExchange) -> None:
@@ -87,11 +87,11 @@ def test_interrupted_connection_is_recorded_for_the_other_ranks(exchange: StoreE
 def test_last_rank_that_leaves_deletes_the_keys_of_all(
     exchange: StoreExchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tload import _torch_group
+    from tload._ranks import torch_group
 
-    _, size, store = _torch_group._members(None, None)
-    monkeypatch.setattr(_torch_group, "_members", lambda _distributed, _pg: (1, size, store))
-    ranks = [exchange, _torch_group.StoreExchange(None, None)]
+    _, size, store = torch_group._members(None, None)
+    monkeypatch.setattr(torch_group, "_members", lambda _distributed, _pg: (1, size, store))
+    ranks = [exchange, torch_group.StoreExchange(None, None)]
     counters = store.num_keys()
     with ThreadPoolExecutor(size) as pool:
         connected = list(pool.map(lambda rank: rank.transport([0, 1], 240.0), ranks))
@@ -123,10 +123,10 @@ class Ranks:
         self._monkeypatch = monkeypatch
 
     def new(self, rank: int) -> StoreExchange:
-        from tload import _torch_group
+        from tload._ranks import torch_group
 
-        self._monkeypatch.setattr(_torch_group, "_members", lambda _distributed, _pg: (rank, 3, self.store))
-        return _torch_group.StoreExchange(None, None)
+        self._monkeypatch.setattr(torch_group, "_members", lambda _distributed, _pg: (rank, 3, self.store))
+        return torch_group.StoreExchange(None, None)
 
     def wait_in_vain(self, load: bytes, *ranks: int) -> None:
         """Begin a load that rank 2 does not join in time."""
@@ -147,14 +147,14 @@ class Ranks:
 
 
 def test_rank_that_has_left_a_group_out_meets_the_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tload import _torch_group
+    from tload._ranks import torch_group
 
     ranks = Ranks(monkeypatch)
     ranks.wait_in_vain(b"", 0, 1)
     # It cannot know whether it is late, or for which load.
     ranks.wait_in_vain(b"", 2)
     ranks.wait_in_vain(b"", 0, 1)
-    monkeypatch.setattr(_torch_group, "LATE_SECONDS", 240.0)
+    monkeypatch.setattr(torch_group, "LATE_SECONDS", 240.0)
     ranks.meet(b"here", 2, 0, 1)
 
 
@@ -167,9 +167,9 @@ def test_rank_that_has_left_another_load_out_meets_the_others_at_once(monkeypatc
 
 
 def test_rank_that_is_late_again_and_again_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tload import _torch_group
+    from tload._ranks import torch_group
 
-    monkeypatch.setattr(_torch_group, "LATE_SECONDS", 0.01)
+    monkeypatch.setattr(torch_group, "LATE_SECONDS", 0.01)
     ranks = Ranks(monkeypatch)
     for load in (b'{"load": "1"}', b'{"load": "2"}', b'{"load": "2"}'):
         ranks.wait_in_vain(load, 0, 1)

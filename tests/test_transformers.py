@@ -17,7 +17,7 @@ import pytest
 import hub
 import models
 import tload
-import tload._read
+import tload._load.read_one
 from conftest import require
 from tload.transformers import _feed, _pretrained, from_pretrained
 from tload.transformers._lazy import in_order_of_use
@@ -70,13 +70,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def read_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of tensors that are read individually."""
     names: list[str] = []
-    read = tload._read.read
+    read = tload._load.read_one.read
 
     def spy(checkpoint: tload.Checkpoint, name: str, *arguments: Any, **keywords: Any) -> Any:
         names.append(name)
         return read(checkpoint, name, *arguments, **keywords)
 
-    monkeypatch.setattr(tload._read, "read", spy)
+    monkeypatch.setattr(tload._load.read_one, "read", spy)
     return names
 
 

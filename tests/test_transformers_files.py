@@ -73,7 +73,7 @@ def test_single_file_comes_before_index_wherever_the_model_is(  # noqa: PLR0917
     sources: list[tuple[Any, Any]] = [(two, None), (url, s3.store), (f"{web.url}/two", None)]
     for source, store in sources:
         caplog.clear()
-        monkeypatch.setattr("tload._stream._noted", set())
+        monkeypatch.setattr("tload._load.stream._noted", set())
         assert mean(from_pretrained(auto(), source, store=store)) == 7
         assert any("left out" in message and INDEX in message for message in caplog.messages), source
         # `tload.load` follows the index, also wherever the model is, and tells what it leaves out.

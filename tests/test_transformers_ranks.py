@@ -32,18 +32,18 @@ def two_ranks(_: int, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    import tload._read
+    import tload._load.read_one
     import tload.transformers
 
     indices: dict[str, Any] = {}
-    read = tload._read.read
+    read = tload._load.read_one.read
 
     def spy(checkpoint: tload.Checkpoint, name: str, *arguments: Any, **keywords: Any) -> Any:
         tensor = read(checkpoint, name, *arguments, **keywords)
         indices[name] = math.prod(tensor.shape) / math.prod(checkpoint[name].shape)
         return tensor
 
-    vars(tload._read)["read"] = spy
+    vars(tload._load.read_one)["read"] = spy
     prompt = torch.arange(12)[None]
     for kind in ("tp_size", "fsdp_size"):
         indices.clear()

@@ -18,7 +18,7 @@ import tload
 from conftest import require
 from files import Content, tile, write_checkpoint, write_file
 from tload import _tload
-from tload._checkpoint import show
+from tload._sources.opened import show
 from tload.vllm import _settings, _weights
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ PATIENCE = 240.0
 
 TARGET = """
 def run(marks):
-    from tload import _store
+    from tload._options import store_options
 
     def finish(seconds):
         with open(marks, "a") as file:
             file.write("1")
 
-    _store._tload.finish_caching = finish
+    store_options._tload.finish_caching = finish
 """
 
 
@@ -61,14 +61,15 @@ def test_child_of_multiprocessing_waits_once(tmp_path: Path, method: str, when: 
 FORKS = """
 import multiprocessing
 import tload
-from tload import _exit, _store
+from tload import _exit
+from tload._options import store_options
 
 def run(more):
     from multiprocessing import util
     assert sum(call is _exit._finalize_all for call in util._afterfork_registry.values()) == 1
     waits = [call._args for call in util._finalizer_registry.values() if call._callback is _exit._make]
     assert sorted(map(repr, waits)) == sorted(repr((wait,)) for wait in _exit._calls)
-    assert waits.count((_store._finish_caching,)) == 1
+    assert waits.count((store_options._finish_caching,)) == 1
     if more:
         fork(more - 1)
 

@@ -16,9 +16,8 @@ being read:
 
 from typing import TYPE_CHECKING
 
-from tload import _logging
-from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
-from tload._copy import CopyPlan, CopyReport, ListedFile, PlannedFile, copy, list_files
+from tload._checkpoint.checkpoint import Checkpoint
+from tload._checkpoint.opening import open  # noqa: A004
 from tload._errors import (
     CancelledError,
     ChangedError,
@@ -37,13 +36,18 @@ from tload._errors import (
     RemoteError,
     UnsupportedError,
 )
-from tload._group import Group
-from tload._into import load_into
-from tload._load import load, stream
-from tload._options import Options
+from tload._load.into import load_into
+from tload._load.load import load, stream
+from tload._load.sharding import Sharding
+from tload._load.stream import TensorStream
+from tload._options.load_options import Options
 from tload._patch import patch
-from tload._progress import Progress
-from tload._report import (
+from tload._ranks.group import Group
+from tload._report import log as _log
+from tload._report.progress import Progress
+from tload._sources.entries import Shard, TensorInfo
+from tload._tload import Tensor, __version__, parked_bytes, release_staging
+from tload.report import (
     CacheReport,
     DepthReport,
     DeviceReport,
@@ -58,10 +62,6 @@ from tload._report import (
     VerificationReport,
     VerifiedBy,
 )
-from tload._sharding import Sharding
-from tload._stream import TensorStream
-from tload._tload import Tensor, __version__, parked_bytes, release_staging
-from tload._verify import FileReport, Mismatch, VerifyReport, verify
 
 __all__ = [
     "CacheReport",
@@ -122,21 +122,41 @@ __all__ = [
     "verify",
 ]
 
-_SUBMODULES = frozenset({"compat", "dcp", "metrics", "safetensors", "sglang", "transformers", "vllm"})
-"""Modules for other packages, which are imported when an attribute of their name is first read."""
+_SUBMODULES = frozenset(
+    {"compat", "dcp", "memory", "metrics", "report", "safetensors", "sglang", "transformers", "typing", "vllm"}
+)
+"""Modules that are imported when an attribute of their name is first read."""
 
-if not TYPE_CHECKING:  # for type checkers, every name would exist
+_LATER = {
+    "_files.copy": ("CopyPlan", "CopyReport", "ListedFile", "PlannedFile", "copy", "list_files"),
+    "_files.verify": ("FileReport", "Mismatch", "VerifyReport", "verify"),
+}
+"""Modules that few programs need, with the names here that import them."""
+
+if TYPE_CHECKING:
+    from tload import memory as memory
+    from tload import report as report
+    from tload import typing as typing
+    from tload._files.copy import CopyPlan, CopyReport, ListedFile, PlannedFile, copy, list_files
+    from tload._files.verify import FileReport, Mismatch, VerifyReport, verify
+else:  # for type checkers, every name would exist
 
     def __getattr__(name: str) -> object:
-        if name in _SUBMODULES:
-            from importlib import import_module
+        from importlib import import_module
 
+        if name in _SUBMODULES:
             return import_module(f"tload.{name}")
+        for module, names in _LATER.items():
+            if name in names:
+                return getattr(import_module(f"tload.{module}"), name)
         message = f"module 'tload' has no attribute {name!r}"
         raise AttributeError(message)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, *_SUBMODULES})
 
 
 del TYPE_CHECKING
 
 
-_logging.configure_from_environment()
+_log.configure_from_environment()

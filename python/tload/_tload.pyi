@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol, final, overload
 from typing_extensions import CapsuleType
 
 from tload._errors import Error
-from tload._options import Options
+from tload._options.load_options import Options
 
 __all__ = [
     "DTYPES",
@@ -57,8 +57,8 @@ OPTION_VARIABLES: list[tuple[str, str]]
 """Fields of `Options` that have an environment variable, each with its name."""
 SCHEMES: list[str]
 """Schemes of the URLs that are locations, in lower case."""
-STORE_KEYS: list[tuple[str, str]]
-"""Keys of `store=`, each with a description of its default."""
+STORE_KEYS: list[tuple[str, str, list[str]]]
+"""Keys of `store=`, each with a description of its default and the protocols that use it."""
 
 class _Allocator(Protocol):
     """Called by `Loader.stream` and `Stream.receive`, on their thread. Exceptions end the load."""

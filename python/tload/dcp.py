@@ -40,14 +40,19 @@ from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.futures import Future
 
-from tload import _boxes, _read, _torch
-from tload._checkpoint import Checkpoint, Opening, open, open_for, show  # noqa: A004
+from tload._checkpoint.checkpoint import Checkpoint
+from tload._checkpoint.opening import open, open_for  # noqa: A004
 from tload._errors import Error, FormatError, InvalidRequestError, PeerError, UnsupportedError, advise
-from tload._group import Group, raw_group
-from tload._into import load_into
-from tload._load import require_files
-from tload._options import OptionKeywords, resolve
-from tload._store import take, takes_keywords
+from tload._load import read_one
+from tload._load.into import load_into
+from tload._load.load import require_files
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import resolve
+from tload._options.store_options import take, takes_keywords
+from tload._ranks.group import Group, raw_group
+from tload._sources.opened import show
+from tload._sources.origin import Opening
+from tload._tensors import index_boxes, torch_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,10 +62,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-    from tload._boxes import Box
-    from tload._checkpoint import Source, TensorInfo
-    from tload._options import Options
-    from tload._store import Store, StoreKeywords
+    from tload._options.keywords import StoreKeywords
+    from tload._options.load_options import Options
+    from tload._sources.entries import TensorInfo
+    from tload._tensors.index_boxes import Box
+    from tload.typing import Source, Store
 
 __all__ = ["StorageReader"]
 
@@ -227,7 +233,7 @@ class StorageReader(_StorageReader):
         for name, found in self._saved.items():
             # torch would plan empty reads for ranks without elements, and would read equal boxes
             # twice.
-            boxes = dict.fromkeys(one.box for one in found if _boxes.size(one.box)) or {found[0].box: None}
+            boxes = dict.fromkeys(one.box for one in found if index_boxes.size(one.box)) or {found[0].box: None}
             properties = TensorProperties(dtype=_dtype(found[0].info))
             tensors[name] = TensorStorageMetadata(properties, torch.Size(_whole(found)), list(map(_chunk, boxes)))
         return Metadata(tensors, storage_meta=StorageMeta(load_id=str(uuid.uuid4())))
@@ -325,29 +331,31 @@ class StorageReader(_StorageReader):
         # Files of several saves may start at one position: any of them that has the whole box will
         # do if the others agree.
         for saved in self._places.get(item.storage_index, ()):
-            if _boxes.contains(saved.box, box):
+            if index_boxes.contains(saved.box, box):
                 return saved, box
-        message = f"{show(self._source)}: the load's planner requests {name!r}{_boxes.show(box)}, which is in no file"
+        message = (
+            f"{show(self._source)}: the load's planner requests {name!r}{index_boxes.show(box)}, which is in no file"
+        )
         raise InvalidRequestError(message, tensor=name)
 
     def _compare_copies(self, request: _Request) -> None:
         """Raise `FormatError` if another file has other values for the requested box."""
         saved, name = request.saved, request.saved.info.name
         for other in self._saved[name] if name in self._overlapping else ():
-            if other is saved or not _boxes.meet(request.box, other.box):
+            if other is saved or not index_boxes.meet(request.box, other.box):
                 continue
-            both = _boxes.shared(request.box, other.box)
-            for box in _boxes.slabs(both, COMPARED_BYTES // _dtype(saved.info).itemsize):
+            both = index_boxes.shared(request.box, other.box)
+            for box in index_boxes.slabs(both, COMPARED_BYTES // _dtype(saved.info).itemsize):
                 mine, its = (self._copy(one, box).reshape(-1).view(torch.uint8) for one in (saved, other))
                 if not torch.equal(mine, its):
                     files = f"{saved.file} and {other.file}"
-                    message = f"{show(self._source)}: {files} have different values for {name!r}{_boxes.show(box)}"
+                    message = f"{show(self._source)}: {files} have different values for {name!r}{index_boxes.show(box)}"
                     hint = "remove the files of the earlier save, or save into an empty directory"
                     raise advise(FormatError, message, hint, tensor=name)
 
     def _copy(self, saved: _Saved, box: Box) -> torch.Tensor:
         checkpoint, index = self._checkpoints[saved.checkpoint], _index(saved, box)
-        tensor: torch.Tensor = _read.read(checkpoint, saved.info.name, index, "torch", "cpu", options=self._options)
+        tensor: torch.Tensor = read_one.read(checkpoint, saved.info.name, index, "torch", "cpu", options=self._options)
         return tensor
 
     def _read(self, checkpoint: Checkpoint, requests: dict[str, _Request], group: Group | None) -> None:
@@ -410,12 +418,12 @@ class StorageReader(_StorageReader):
                 kinds = " and ".join(f"{_show_kind(one.info)} in {one.file}" for one in (its, other))
                 faults[name] = f"{name!r} is {kinds}"
                 continue
-            shape, solid = _whole(found), [one.box for one in found if _boxes.size(one.box)]
-            if next(_boxes.overlaps(solid), None) is not None:
+            shape, solid = _whole(found), [one.box for one in found if index_boxes.size(one.box)]
+            if next(index_boxes.overlaps(solid), None) is not None:
                 self._overlapping.add(name)
-            elif sum(map(_boxes.size, solid)) == math.prod(shape):
+            elif sum(map(index_boxes.size, solid)) == math.prod(shape):
                 continue
-            gaps = [_boxes.show(gap) for gap in islice(_boxes.missing(shape, solid), GAPS_SHOWN)]
+            gaps = [index_boxes.show(gap) for gap in islice(index_boxes.missing(shape, solid), GAPS_SHOWN)]
             if gaps:
                 faults[name] = f"{name!r}, of shape {shape}, lacks {' and '.join(gaps)}"
         if faults:
@@ -566,7 +574,7 @@ def _shape(info: TensorInfo) -> tuple[int, ...]:
 
 
 def _dtype(info: TensorInfo) -> torch.dtype:
-    dtype = getattr(torch, _torch.DTYPES.get(info.dtype, ""), None)
+    dtype = getattr(torch, torch_tensors.DTYPES.get(info.dtype, ""), None)
     if not isinstance(dtype, torch.dtype):
         message = f"{info.name!r} has the dtype {info.dtype}, and torch {torch.__version__} has no such dtype"
         raise UnsupportedError(message, tensor=info.name)

@@ -4,7 +4,7 @@
 //! current device and stream of that thread. The start of a load is on a thread of its own, which
 //! passes its calls on; `Stream.receive` is detached from the interpreter and attaches again here.
 //! An exception of the allocator ends the load.
-//! `python/tload/_cuda.py` has the allocator that uses PyTorch.
+//! `python/tload/_tensors/cuda.py` has the allocator that uses PyTorch.
 
 #![expect(
     unsafe_code,

@@ -1,6 +1,6 @@
 //! Copies of whole directories for Python, and file listings.
 //!
-//! `python/tload/_copy.py` is their public interface.
+//! `python/tload/_files/copy.py` is their public interface.
 
 use std::borrow::Cow;
 

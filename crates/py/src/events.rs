@@ -3,7 +3,7 @@
 //! No thread of the core waits for the interpreter: an event is queued as text. Threads that call
 //! the core forward the queue while they are attached, between their waits. One of these waits is
 //! at the exit of Python, and one on a thread that lives while the cache is written after a load.
-//! `python/tload/_logging.py` logs the events.
+//! `python/tload/_report/log.py` logs the events.
 
 use std::fmt::{self, Write as _};
 use std::mem;
@@ -84,7 +84,7 @@ pub(crate) fn forward(py: Python<'_>) -> PyResult<()> {
         events.push((WARNING, "tload".to_owned(), text, file!(), line!(), now()));
     }
     let log = LOG.get_or_try_init(py, || {
-        let module = py.import("tload._logging")?;
+        let module = py.import("tload._report.log")?;
         Ok::<_, PyErr>(module.getattr("log_events")?.unbind())
     })?;
     log.bind(py).call1((events,)).map(drop)

@@ -1,7 +1,7 @@
 //! Groups of ranks for Python: one of the core's, or an object that exchanges messages in Python.
 //!
-//! `python/tload/_group.py` wraps them; `_torch_group.py` has the object that uses the store of
-//! `torch.distributed`.
+//! `python/tload/_ranks/group.py` wraps them; `torch_group.py` beside it has the object that uses
+//! the store of `torch.distributed`.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};

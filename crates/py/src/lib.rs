@@ -155,11 +155,11 @@ mod _tload {
         module.add("OPTION_VARIABLES", variables.collect::<Vec<_>>())?;
         let schemes = tload::Location::schemes();
         module.add("SCHEMES", schemes.collect::<Vec<_>>())?;
-        let keys = tload::StoreOptions::KEYS.iter();
-        module.add(
-            "STORE_KEYS",
-            keys.map(|key| (key.name, key.default)).collect::<Vec<_>>(),
-        )?;
+        let store_keys = tload::StoreOptions::KEYS.iter().map(|key| {
+            let protocols = key.protocols.iter().map(|protocol| format!("{protocol:?}"));
+            (key.name, key.default, protocols.collect::<Vec<_>>())
+        });
+        module.add("STORE_KEYS", store_keys.collect::<Vec<_>>())?;
         if cfg!(debug_assertions) {
             let category = module.py().get_type::<PyRuntimeWarning>();
             let message = CString::from(

@@ -1,4 +1,4 @@
-//! One rank's share of a checkpoint for Python. `python/tload/_sharding.py` wraps it.
+//! One rank's share of a checkpoint for Python. `python/tload/_load/sharding.py` wraps it.
 
 use pyo3::prelude::*;
 use pyo3::types::{PySlice, PyTuple};

@@ -1,7 +1,7 @@
 //! Options of object stores from Python, as keys and values for the core.
 //!
-//! `python/tload/_store.py` makes text of the caller's values and of `TLOAD_STORE`; the core
-//! decides which keys and values are valid. Nothing here is shown: values may be secrets.
+//! `python/tload/_options/store_options.py` makes text of the caller's values and of `TLOAD_STORE`;
+//! the core decides which keys and values are valid. Nothing here is shown: values may be secrets.
 
 use pyo3::prelude::*;
 use tload::StoreOptions;

@@ -1,7 +1,7 @@
 //! Running loads for Python: receive, cancel, query, close.
 //!
 //! Nothing here touches a stream in a forked process: its threads do not exist there, and a lock
-//! that one of them held is never released. `python/tload/_stream.py` makes an iterator of it.
+//! that one of them held is never released. `python/tload/_load/stream.py` makes an iterator of it.
 
 use std::mem::ManuallyDrop;
 use std::pin::Pin;

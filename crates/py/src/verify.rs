@@ -1,6 +1,6 @@
 //! Verification of whole checkpoints for Python.
 //!
-//! `python/tload/_verify.py` is the public interface, and checks signatures.
+//! `python/tload/_files/verify.py` is the public interface, and checks signatures.
 
 use std::borrow::Cow;
 use std::path::PathBuf;

@@ -6,10 +6,10 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tload import _cuda, _imports
-from tload._numpy import DTYPES as NUMPY_DTYPES
-from tload._numpy import ML_DTYPES
-from tload._torch import DTYPES as TORCH_DTYPES
+from tload._tensors import cuda, imports
+from tload._tensors.numpy_arrays import DTYPES as NUMPY_DTYPES
+from tload._tensors.numpy_arrays import ML_DTYPES
+from tload._tensors.torch_tensors import DTYPES as TORCH_DTYPES
 from tload.safetensors._errors import SafetensorError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from tload._checkpoint import TensorInfo
+    from tload._sources.entries import TensorInfo
 
 FRAMEWORKS = {
     "pt": "pytorch",
@@ -77,7 +77,7 @@ def framework_of(name: object, device: object) -> Framework:
         raise SafetensorError(f"framework {name} is not supported by tload.safetensors\n  hint: {hint}")
     if known != "pytorch":
         importlib.import_module("numpy")
-    elif device not in (None, "cpu") or not _imports.are_missing(["torch"]):
+    elif device not in (None, "cpu") or not imports.are_missing(["torch"]):
         importlib.import_module("torch")
     return Framework(known, importlib.import_module("jax.numpy").array if known == "flax" else None)
 
@@ -104,7 +104,7 @@ def _device_name(device: object) -> str | None:
         return _numbered(int(device)) if device >= 0 else None
     if isinstance(device, str):
         return _named(device)
-    torch = _cuda.imported("torch")
+    torch = cuda.imported("torch")
     return None if torch is None or not isinstance(device, torch.device) else _of_torch(device)
 
 
@@ -119,7 +119,7 @@ def _named(device: str) -> str | None:
 
 def _numbered(number: int) -> str | None:
     """Return torch's device of an index: one of its accelerator, which is CUDA if it has none."""
-    torch = _cuda.imported("torch")
+    torch = cuda.imported("torch")
     try:
         return f"cuda:{number}" if torch is None else _of_torch(torch.device(number))
     except RuntimeError:
@@ -130,7 +130,7 @@ def _of_torch(device: torch.device) -> str | None:
     if device.type in {"cpu", "mps"}:
         return device.type
     # In torch, a device without an index is the current one.
-    return _named(_cuda.device_name(device, "torch"))
+    return _named(cuda.device_name(device, "torch"))
 
 
 def check_torch_dtype(name: str) -> None:
@@ -138,7 +138,7 @@ def check_torch_dtype(name: str) -> None:
 
     If torch is not imported yet, only dtypes that all its versions lack are an error.
     """
-    if name not in TORCH_DTYPES or not _imports.are_missing(["torch"]):
+    if name not in TORCH_DTYPES or not imports.are_missing(["torch"]):
         torch_dtype(name)
 
 

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tload._store import take, takes_keywords
+from tload._options.store_options import take, takes_keywords
 from tload.safetensors._errors import SafetensorError
 from tload.safetensors._prefetch import PrefetchLoader
 from tload.safetensors._slice import PySafeSlice
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self, Unpack
 
-    from tload._checkpoint import Source
-    from tload._store import Store, StoreKeywords
+    from tload._options.keywords import StoreKeywords
+    from tload.typing import Source, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tload._checkpoint import TensorInfo
+    from tload._sources.entries import TensorInfo
     from tload.safetensors._source import Opened
 
 

@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tload._checkpoint import SCHEMES, Checkpoint, open_raw
-from tload._checkpoint import open as open_checkpoint
+from tload._checkpoint.checkpoint import Checkpoint
+from tload._checkpoint.opening import open as open_checkpoint
 from tload._errors import NoSuchTensorError, NotFoundError
-from tload._options import verifies
+from tload._options.load_options import verifies
+from tload._sources.locations import SCHEMES
+from tload._sources.opened import open_raw
 from tload.safetensors._errors import SafetensorError, as_safetensors, no_such_tensor
 from tload.safetensors._frameworks import (
     check_torch_dtype,
@@ -30,10 +32,10 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterable, Mapping
 
-    from tload._checkpoint import Source, TensorInfo
-    from tload._store import Store
+    from tload._sources.entries import TensorInfo
     from tload.safetensors._frameworks import Framework
     from tload.safetensors._index import Basic
+    from tload.typing import Source, Store
 
 BACKENDS = ("mmap", "pread")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tload._load import LoadKeywords
-from tload._load import stream as stream_tensors
+from tload._load.load import stream as stream_tensors
+from tload._options.keywords import LoadKeywords
 from tload.safetensors._errors import as_safetensors
 from tload.safetensors._index import packed
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
-    from tload._stream import TensorStream
+    from tload._load.stream import TensorStream
     from tload.safetensors._index import Basic
     from tload.safetensors._source import Opened
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tload._store import take, takes_keywords
+from tload._options.store_options import take, takes_keywords
 from tload.safetensors._bytes import load_bytes
 from tload.safetensors._open import safe_open
 from tload.safetensors._package import attribute
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from tload._checkpoint import Source
-    from tload._store import Store, StoreKeywords
+    from tload._options.keywords import StoreKeywords
+    from tload.typing import Source, Store
 
 __all__ = ["load", "load_file"]
 

@@ -15,8 +15,8 @@ from sglang.srt.model_loader import weight_utils
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.runtime_context import get_model, get_parallel
 
-from tload._checkpoint import show
 from tload._errors import InvalidRequestError, advise
+from tload._sources.opened import show
 from tload.vllm import _settings, _weights
 
 if TYPE_CHECKING:

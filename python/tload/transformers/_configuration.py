@@ -10,17 +10,21 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from tload import _store, _tload
-from tload._checkpoint import SCHEMES, follows, open_for, show
+from tload import _tload
+from tload._checkpoint.opening import open_for
 from tload._errors import FormatError, InvalidRequestError, PermissionDeniedError, UnsupportedError, advise
-from tload._options import OptionKeywords, resolve
+from tload._options import store_options
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import resolve
+from tload._sources.locations import SCHEMES, follows
+from tload._sources.opened import show
 from tload.transformers._classes import HUB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tload._options import Options
-    from tload._store import Store
+    from tload._options.load_options import Options
+    from tload.typing import Store
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -48,7 +52,7 @@ def fetched(
         UnsupportedError: It needs code that comes with the checkpoint.
         Error: It cannot be read.
     """
-    pairs = _store.resolve(store, os.environ)
+    pairs = store_options.resolve(store, os.environ)
     limits = resolve(options, OptionKeywords(), variables=("timeout",))
 
     def read(name: str) -> bytes | None:

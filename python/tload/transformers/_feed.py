@@ -21,18 +21,19 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tload._errors import CancelledError
-from tload._into import load_into
-from tload._load import stream
+from tload._load.into import load_into
+from tload._load.load import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
-    from tload._checkpoint import Checkpoint, Index
-    from tload._group import Group
-    from tload._options import Options
-    from tload._stream import TensorStream
+    from tload._checkpoint.checkpoint import Checkpoint
+    from tload._load.stream import TensorStream
+    from tload._options.load_options import Options
+    from tload._ranks.group import Group
+    from tload.typing import Index
 
 WINDOW_BYTES = 512 << 20
 """Bytes of a window, unless one tensor is larger: as much as a load reads ahead by default, so that

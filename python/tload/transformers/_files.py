@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Self
 
-    from tload._checkpoint import Checkpoint
+    from tload._checkpoint.checkpoint import Checkpoint
 
 FIND = "_get_resolved_checkpoint_files"
 """transformers' function that returns the paths of a model's files, and the contents of its index."""

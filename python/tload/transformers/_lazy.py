@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tload._checkpoint import TensorInfo
+    from tload._sources.entries import TensorInfo
 
 
 class LazyTensor:

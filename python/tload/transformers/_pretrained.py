@@ -9,13 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tload import _read
-from tload._checkpoint import SCHEMES, Checkpoint, Opening, open_for, opened_with, show
+from tload._checkpoint.checkpoint import Checkpoint, opened_with
+from tload._checkpoint.opening import open_for
 from tload._errors import InvalidRequestError, UnsupportedError, advise
-from tload._group import raw_group
-from tload._load import require_files
-from tload._options import OptionKeywords, Options, is_strict, resolve
+from tload._load import read_one
+from tload._load.load import require_files
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import Options, is_strict, resolve
 from tload._patch import SharedChange, patch
+from tload._ranks.group import raw_group
+from tload._sources.locations import SCHEMES
+from tload._sources.opened import show
+from tload._sources.origin import Opening
 from tload.safetensors._map import may_be_mapped
 from tload.transformers import _configuration
 from tload.transformers._classes import HUB, resolve_class
@@ -29,9 +34,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tload._checkpoint import Source
-    from tload._group import Group
-    from tload._store import Store
+    from tload._ranks.group import Group
+    from tload.typing import Source, Store
 
 ADAPTER = "adapter_config.json"
 """File that marks a directory with an adapter."""
@@ -234,7 +238,7 @@ def _load(
     is_whole_read = kwargs.pop("disable_mmap", None)
 
     def read(name: str, index: Any = ...) -> torch.Tensor:
-        tensor: torch.Tensor = _read.read(checkpoint, name, index, "torch", "cpu", options=options)
+        tensor: torch.Tensor = read_one.read(checkpoint, name, index, "torch", "cpu", options=options)
         return tensor
 
     def load() -> Any:

@@ -15,8 +15,8 @@ from vllm.model_executor.model_loader import weight_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 
-from tload._checkpoint import show
 from tload._errors import InvalidRequestError, advise
+from tload._sources.opened import show
 from tload.vllm import _settings, _weights
 
 if TYPE_CHECKING:

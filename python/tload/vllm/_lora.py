@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import tload
-from tload import _store, _tload
-from tload._checkpoint import show
+from tload import _tload
 from tload._errors import ChangedError, InvalidRequestError, IoError, LoadTimeoutError, advise
-from tload._options import OptionKeywords, resolve
+from tload._options import store_options
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import resolve
+from tload._sources.opened import show
 from tload.vllm._lora_disk import LIMIT_VARIABLE, Disk, LockedError
 
 if TYPE_CHECKING:
@@ -243,7 +245,7 @@ def _missing(source: str, target: Path) -> int | None:
 
 def _read_config(source: str) -> bytes | None:
     limits = resolve(None, OptionKeywords(), variables=("timeout",))
-    pairs = _store.resolve(None, os.environ)
+    pairs = store_options.resolve(None, os.environ)
     try:
         return _tload.read_beside(source, CONFIG, bytes_max=BYTES_MAX, options=limits, store=pairs)
     except IoError as error:

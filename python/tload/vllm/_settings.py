@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from tload import _store
 from tload._errors import Error, InvalidRequestError, advise
-from tload._options import OptionKeywords, Options, is_strict, resolve, suggestion
+from tload._options import store_options
+from tload._options.keywords import OptionKeywords, StoreKeywords, suggestion
+from tload._options.load_options import Options, is_strict, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 OWN_KEYS = ("source", "store", "device")
 OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name != "writable")
 """Fields of `Options`, except `writable`: engines copy the tensors."""
-STORE_KEYS = tuple(field.name for field in _store.FIELDS)
+STORE_KEYS = tuple(StoreKeywords.__annotations__)
 """Keys of `store` that need no mapping."""
 RUNAI_KEYS = ("distributed", "concurrency", "memory_limit")
 """Keys of vLLM's and SGLang's loaders for `runai_streamer`."""
@@ -104,8 +105,8 @@ def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False)
     given = dict(extra)
     ignored = _take_runai(given) if runai else ()
     try:
-        source, store, device = _source(given), _store.take(_mapping(given), given), _device(given)  # type: ignore[arg-type]
-        _store.check(store)
+        source, store, device = _source(given), store_options.take(_mapping(given), given), _device(given)  # type: ignore[arg-type]
+        store_options.check(store)
         options = {name: given[name] for name in OPTION_KEYS if given.get(name) is not None}
         return Settings(
             source=source,

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import tload
-from tload import _load, _tload
-from tload._checkpoint import Opening, open_for, show
+from tload import _tload
+from tload._checkpoint.opening import open_for
 from tload._errors import Error, PeerError
-from tload._group import raw_group
+from tload._load.load import require_files
+from tload._ranks.group import raw_group
+from tload._sources.opened import show
+from tload._sources.origin import Opening
 
 if TYPE_CHECKING:
     import logging
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from tload._checkpoint import Checkpoint
+    from tload._checkpoint.checkpoint import Checkpoint
     from tload.vllm._settings import Settings
 
 
@@ -136,7 +139,7 @@ def stream(
         joined = _group(process_group, logger) if settings.shares() else None
         with joined or nullcontext() as ranks_here, _open(source, settings, ranks_here, logger) as (opened, group):
             names = wanted(list(opened), keep, unused)
-            _load.require_files(opened, settings.options)
+            require_files(opened, settings.options)
             if names == []:
                 return
             with (

@@ -24,7 +24,10 @@ impl<'py> Reader<'py> {
         let Some(numpy) = numpy.filter(|numpy| !numpy.is_none()) else {
             return Ok(None);
         };
-        let names = py.import("tload._numpy")?.getattr("dtype_names")?.call0()?;
+        let names = py
+            .import("tload._tensors.numpy_arrays")?
+            .getattr("dtype_names")?
+            .call0()?;
         Ok(Some(Self {
             array: numpy.getattr("ndarray")?,
             names: names.cast_into()?,

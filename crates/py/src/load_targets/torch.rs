@@ -35,7 +35,10 @@ impl<'py> Reader<'py> {
         let Some(torch) = torch.filter(|torch| !torch.is_none()) else {
             return Ok(None);
         };
-        let names = py.import("tload._torch")?.getattr("dtype_names")?.call0()?;
+        let names = py
+            .import("tload._tensors.torch_tensors")?
+            .getattr("dtype_names")?
+            .call0()?;
         let mut dtypes = Vec::new();
         for (dtype, name) in names.cast::<PyDict>()?.iter() {
             let name = name.cast::<PyString>()?;
@@ -43,7 +46,7 @@ impl<'py> Reader<'py> {
                 dtypes.push((dtype, known));
             }
         }
-        let cuda = py.import("tload._cuda")?;
+        let cuda = py.import("tload._tensors.cuda")?;
         let parameters = torch.getattr("nn")?.getattr("parameter")?;
         Ok(Some(Self {
             tensor: torch.getattr("Tensor")?.cast_into()?,

@@ -7,7 +7,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tload import InvalidRequestError
-from tload._options import OptionKeywords, resolve
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import resolve
 from tload.compat.runai.errors import RunaiStreamerMemoryLimitException
 from tload.compat.runai.stores import Kind
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from tload import InvalidRequestError, UnsupportedError
 from tload._errors import advise
-from tload._options import OptionKeywords, is_strict, resolve
+from tload._options.keywords import OptionKeywords
+from tload._options.load_options import is_strict, resolve
 from tload.compat.runai import environment
 from tload.compat.runai.closing import Closing
 from tload.compat.runai.errors import (

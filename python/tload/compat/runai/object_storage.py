@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import tload
 from tload import InvalidRequestError
-from tload._checkpoint import show
+from tload._sources.opened import show
 from tload.compat.runai import environment
 from tload.compat.runai.stores import Kind, folder_url, kind_of, matches
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tload
-from tload._checkpoint import Opening, open_for
+from tload._checkpoint.opening import open_for
 from tload._errors import advise
-from tload._group import raw_group
-from tload._options import resolve
-from tload._torch import DTYPES
+from tload._options.load_options import resolve
+from tload._ranks.group import raw_group
+from tload._sources.origin import Opening
+from tload._tensors.torch_tensors import DTYPES
 from tload.compat.runai import environment
 from tload.compat.runai.closing import Closing
 from tload.compat.runai.errors import value_errors

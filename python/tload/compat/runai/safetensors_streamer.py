@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tload._options import OptionKeywords
+    from tload._options.keywords import OptionKeywords
     from tload.compat.runai.safetensors_pytorch import OpenFiles, SafetensorMetadata
     from tload.compat.runai.stores import Kind
 

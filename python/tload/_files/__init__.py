@@ -1,0 +1,1 @@
+"""Copies, lists and verification of whole checkpoints."""

@@ -1,0 +1,1 @@
+"""Loads: streams of tensors, dicts, the caller's memory, and single tensors."""

@@ -1,0 +1,1 @@
+"""Options of loads and of object stores: types, checks, environment variables."""

@@ -1,0 +1,1 @@
+"""What a load tells: its report, progress, log lines and spans."""

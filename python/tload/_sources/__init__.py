@@ -1,0 +1,1 @@
+"""What loads read: locations, headers, and how both are opened."""
