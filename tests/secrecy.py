@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tload
+from tload._options.stores import CommonOptions
 from tload._report import log
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Search:
     def begin(self) -> None:
         """Start to search errors, open objects, reports, and output of programs."""
         self._after(tload.Error, "__init__", lambda error, _: self._look_at_error(error))
-        for kind in (tload.Checkpoint, tload.TensorStream, tload.Options, tload.Report):
+        for kind in (tload.Checkpoint, tload.TensorStream, tload.Options, tload.Report, CommonOptions):
             self._after(kind, "__repr__", lambda it, shown: self.look(f"the repr of a {type(it).__name__}", shown))
         self._after(tload.Checkpoint, "__init__", lambda opened, _: self.look("the repr of a Checkpoint", repr(opened)))
         self._after(log, "log_end", self._look_at_report)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any, Unpack, assert_type
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,19 @@ for name, tensor in stream:
     assert_type(tensor, tload.Tensor)
 assert_type(stream.report.bytes_per_second, float)
 assert_type(stream.report.engine.name, str)
+
+
+def load_model(
+    source: tload.typing.Source, limit: tload.typing.Duration, **keywords: Unpack[tload.typing.LoadKeywords]
+) -> dict[str, torch.Tensor]:
+    assert_type(tload.memory.parked_bytes(), int)
+    keywords["timeout"] = limit
+    return tload.load(source, **keywords)
+
+
+load_model(checkpoint, timedelta(minutes=1), device="cuda", names=["a"], store=tload.S3(region="eu-west-1"))
+load_model("model", "1m", devcie="cuda")  # type: ignore[call-arg]
+parts: tuple[tload.report.DepthReport, ...] = stream.report.depths
 
 
 def show(progress: tload.Progress) -> None:
@@ -81,6 +94,15 @@ tload.load("hf://org/name", hf_cache="yes")  # type: ignore[call-overload]
 tload.open("s3://bucket/model", cache_check="sometimes")  # type: ignore[arg-type]
 tload.load("s3://bucket/model", store={"region": None})  # type: ignore[dict-item]
 tload.load("s3://bucket/model", store="region=eu-west-1")  # type: ignore[call-overload]
+typed = tload.S3(endpoint="http://127.0.0.1:9000", read_timeout=timedelta(minutes=1), mirrors=["http://a/m"])
+assert_type(typed.region, str | None)
+tload.open("s3://bucket/model", store=typed)
+tload.load("s3://bucket/model", store={**typed, "aws_imdsv1_fallback": True})
+tload.copy("hf://org/name", "model", store=tload.HuggingFace(hf_cache=True))
+tload.verify("oci://registry/llama:v1", store=tload.OCI(token="secret"))
+tload.S3(account="weights")  # type: ignore[call-arg]
+tload.Azure(account="weights", anonymous="yes")  # type: ignore[arg-type]
+tload.S3("s3://bucket")  # type: ignore[call-arg]
 tload.stream("model", framework="numpy", progress=show, options=options, glob="*.weight")
 tload.stream("model", progress=True)
 tload.stream("model", depth="8")  # type: ignore[call-overload]

@@ -7,7 +7,7 @@ being read:
 >>> for name, tensor in tload.stream("model_dir"):
 ...     module.get_parameter(name).data.copy_(tensor)
 >>> state = tload.load("model_dir")
->>> state = tload.load("s3://bucket/model_dir", store={"region": "eu-west-1"})
+>>> state = tload.load("s3://bucket/model_dir", store=tload.S3(region="eu-west-1"))
 >>> state = tload.load("model_dir", device="cuda")
 >>> tload.load_into(module, "model_dir")
 >>> with tload.open("model_dir") as checkpoint:  # headers only
@@ -64,6 +64,11 @@ from tload.report import (
 )
 
 __all__ = [
+    "GCS",
+    "HTTP",
+    "OCI",
+    "S3",
+    "Azure",
     "CacheReport",
     "CancelledError",
     "ChangedError",
@@ -80,6 +85,7 @@ __all__ = [
     "FormatError",
     "Group",
     "GroupReport",
+    "HuggingFace",
     "InvalidRequestError",
     "IoError",
     "ListedFile",
@@ -130,6 +136,7 @@ _SUBMODULES = frozenset(
 _LATER = {
     "_files.copy": ("CopyPlan", "CopyReport", "ListedFile", "PlannedFile", "copy", "list_files"),
     "_files.verify": ("FileReport", "Mismatch", "VerifyReport", "verify"),
+    "_options.stores": ("GCS", "HTTP", "OCI", "S3", "Azure", "HuggingFace"),
 }
 """Modules that few programs need, with the names here that import them."""
 
@@ -139,6 +146,7 @@ if TYPE_CHECKING:
     from tload import typing as typing
     from tload._files.copy import CopyPlan, CopyReport, ListedFile, PlannedFile, copy, list_files
     from tload._files.verify import FileReport, Mismatch, VerifyReport, verify
+    from tload._options.stores import GCS, HTTP, OCI, S3, Azure, HuggingFace
 else:  # for type checkers, every name would exist
 
     def __getattr__(name: str) -> object:
@@ -153,7 +161,7 @@ else:  # for type checkers, every name would exist
         raise AttributeError(message)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_SUBMODULES})
+        return sorted({*__all__, *(name for name in globals() if name.startswith("_"))})
 
 
 del TYPE_CHECKING

@@ -60,49 +60,52 @@ def stream(source: Source, *, framework: Framework = "torch", **keywords: Unpack
             or `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack` can import). Default:
             `"torch"`. Tensors share the memory of the load without a copy, and are writable, except
             with `cache="map"` or `private=False`: see `Options.writable` and `Options.private`.
-        device: The device of the tensors: `"cpu"`; `"cuda:N"`, an NVIDIA GPU; or `"cuda"`, torch's
-            current device with `framework="torch"`, else `"cuda:0"`. With `framework="torch"`, GPU
-            memory comes from torch's caching allocator, on the current stream of the thread that
-            calls this function and iterates, as with `torch.empty`; with `"dlpack"`, tload
-            allocates it. When a tensor is yielded, all its bytes have arrived: no stream has to
-            wait for them. Default: `"cpu"`.
-        device_map: Devices by name, as in accelerate: `{"": 0, "model.layers.1": "cpu"}`. A key is
-            the name of a module or tensor, which stands for all tensors below it, or a glob of
-            whole names (with `*`, `?`, `[…]` or `{…}`). The first key that matches a tensor
-            determines its device; of several names that match, the longest one does. `""` stands
-            for all tensors that no other key matches; without it, these go to `device`. Default:
-            none.
-        names: Load the tensors with these names. Without `names`, `glob` and `regex`, all tensors
-            are loaded; with several of them, a tensor is loaded if any of them matches. Default:
-            `None`.
-        glob: Load the tensors whose whole name matches a pattern (or one of several) such as
-            `"model.layers.1?.*"`. Default: `None`.
-        regex: Load the tensors whose name contains a match of a regular expression (or of one of
-            several): text in the syntax of Rust's crate regex, or a compiled pattern (`re.compile`)
-            with all that Python's syntax has. Default: `None`.
-        slices: Load only a slice of some tensors: a mapping of names to indices, as in brackets
-            behind a numpy array: an int, a slice with a positive step, `...`, or a tuple of them.
-            Only the bytes of the slice are read, and gaps that are cheaper to read than to skip. It
-            does not select tensors. Or a `Sharding`: of the selected tensors, load those of one
-            rank, and its slices of those that are split. Default: whole tensors.
-        group: Load together with the other ranks of a `Group`, each of which starts the same load:
-            they read the storage once and share what they read (`share`, `join_timeout`,
-            `on_peer_loss` and `private` in `Options`). `names`, `slices` and devices may differ
-            from rank to rank. Default: no group.
-        store: Options of the object stores that the source is in, such as a `tload.S3`, or a
-            mapping: see `tload.open`. Invalid with an open `Checkpoint`, whose store is already connected. Default:
-            `TLOAD_STORE`, and the environment of each store.
-        follow_symlinks: Allow symbolic links that lead out of the source's directory: see
-            `tload.open`. No effect on an open `Checkpoint`. Default: `TLOAD_FOLLOW_SYMLINKS`, else
-            `False`.
-        progress: `True` draws a progress bar in a notebook, and on a terminal if standard error is
-            one (with tqdm, if it is installed). A callable is called with a `Progress` at most ten
-            times a second, and at the end; an exception that it raises stops the load. Default: no
-            progress.
-        options: Limits and preferences, reusable for several loads. The keywords below override
-            them.
-        **keywords: The fields of `Options`, such as `memory_limit="4 GiB"`, and the keys
-            `cache_dir`, `cache_limit`, `cache_check`, `mirrors`, `peers` and `hf_cache` of `store`.
+        **keywords: Further arguments:
+
+            - `device="cpu"`: The device of the tensors: `"cpu"`; `"cuda:N"`, an NVIDIA GPU; or
+              `"cuda"`, torch's current device with `framework="torch"`, else `"cuda:0"`. With
+              `framework="torch"`, GPU memory comes from torch's caching allocator, on the current
+              stream of the thread that calls this function and iterates, as with `torch.empty`;
+              with `"dlpack"`, tload allocates it. When a tensor is yielded, all its bytes have
+              arrived: no stream has to wait for them.
+            - `device_map=None`: Devices by name, as in accelerate: `{"": 0, "model.layers.1":
+              "cpu"}`. A key is the name of a module or tensor, which stands for all tensors below
+              it, or a glob of whole names (with `*`, `?`, `[…]` or `{…}`). The first key that
+              matches a tensor determines its device; of several names that match, the longest one
+              does. `""` stands for all tensors that no other key matches; without it, these go to
+              `device`.
+            - `names=None`: Load the tensors with these names. Without `names`, `glob` and `regex`,
+              all tensors are loaded; with several of them, a tensor is loaded if any of them
+              matches.
+            - `glob=None`: Load the tensors whose whole name matches a pattern (or one of several)
+              such as `"model.layers.1?.*"`.
+            - `regex=None`: Load the tensors whose name contains a match of a regular expression (or
+              of one of several): text in the syntax of Rust's crate regex, or a compiled pattern
+              (`re.compile`) with all that Python's syntax has.
+            - `slices=None`: Load only a slice of some tensors: a mapping of names to indices, as in
+              brackets behind a numpy array: an int, a slice with a positive step, `...`, or a tuple
+              of them. Only the bytes of the slice are read, and gaps that are cheaper to read than
+              to skip. It does not select tensors. Or a `Sharding`: of the selected tensors, load
+              those of one rank, and its slices of those that are split. Default: whole tensors.
+            - `group=None`: Load together with the other ranks of a `Group`, each of which starts
+              the same load: they read the storage once and share what they read (`share`,
+              `join_timeout`, `on_peer_loss` and `private` in `Options`). `names`, `slices` and
+              devices may differ from rank to rank. Default: no group.
+            - `store=None`: Options of the object stores that the source is in, such as a
+              `tload.S3`, or a mapping: see `tload.open`. Invalid with an open `Checkpoint`, whose
+              store is already connected. Default: `TLOAD_STORE`, and the environment of each store.
+            - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
+              see `tload.open`. No effect on an open `Checkpoint`. Default: `TLOAD_FOLLOW_SYMLINKS`,
+              else `False`.
+            - `progress=None`: `True` draws a progress bar in a notebook, and on a terminal if
+              standard error is one (with tqdm, if it is installed). A callable is called with a
+              `Progress` at most ten times a second, and at the end; an exception that it raises
+              stops the load. Default: no progress.
+            - `options=None`: Limits and preferences, reusable for several loads. The keywords below
+              override them.
+            - `cache_dir=None`, `cache_limit=None`, `cache_check=None`, `mirrors=None`,
+              `peers=None`, `hf_cache=None`: Keys of `store`, as keywords.
+            - The fields of `Options`, such as `memory_limit="4 GiB"`.
 
     Returns:
         The stream, an iterator that is also a context manager.
