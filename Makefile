@@ -48,14 +48,11 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-soundness --all-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-cli --package tload-serve --no-default-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features object -- -D warnings)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features cuda -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features tokio-uring -- -D warnings)
 	@if cargo tree --package tload --edges normal | grep -E '(tokio|rustls|hyper|reqwest|aws-lc-sys) v'; then \
 		echo 'make: without the features `object` and `tokio-uring` these must not be in the tree' >&2; exit 1; fi
 	@if rustup target list --installed 2>/dev/null | grep -qx $(MACOS); then cargo check -p tload --target $(MACOS); \
 		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
-	@if cargo tree --package tload --edges normal | grep -E '(cudarc|libloading) v'; then \
-		echo 'make: without the feature `cuda` these must not be in the tree' >&2; exit 1; fi
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-soundness --no-deps --lib
 	$(call if_installed,typos,typos --version,typos)
 
@@ -65,11 +62,16 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 # that the wheel does not have: all of them would be built twice.
 TESTED := --workspace --exclude tload-py --exclude tload-soundness --features tload/aws-config,tload/testing
 
+# Tests with loom's locks in place of the standard library's. The flag changes what every crate is
+# compiled to.
+LOOM := env RUSTFLAGS='--cfg loom' cargo test --target-dir target/loom --package tload-memory --test loom
+
 ##@ Parts of test and check
 
 test-rust: ## run the Rust tests
 	tools/no-secrets cargo test $(TESTED) -- --show-output
 	tools/no-secrets cargo test --package tload-soundness -- --show-output
+	tools/no-secrets $(LOOM) -- --show-output
 
 # Runs as a test of the same packages with the same features, so that nothing is rebuilt; `cargo
 # bench` would build everything again, optimised.
@@ -251,6 +253,7 @@ soak: ## stress loads of every kind for MINUTES (10)
 
 # Up to four preemptions, where `make test` goes to three.
 loom: ## check interleavings with up to four preemptions
+	LOOM_MAX_PREEMPTIONS=4 $(LOOM) --release
 	LOOM_MAX_PREEMPTIONS=4 cargo test --release --package tload-soundness --test loom
 
 miri: ## look for undefined behaviour

@@ -1,5 +1,5 @@
 //! Loads a checkpoint into GPU memory, and its largest tensor into memory that `cudarc` has
-//! allocated: `cargo run --release --features cuda --example cuda -- model_dir`.
+//! allocated: `cargo run --release --example cuda -- model_dir`.
 
 #![expect(clippy::print_stdout, reason = "an example prints")]
 #![expect(unsafe_code, reason = "lends memory to a load")]

@@ -31,13 +31,7 @@
 //! its tests, and may change in any release.
 
 pub mod copy;
-#[cfg(feature = "cuda")]
-pub mod cuda;
-#[cfg(not(feature = "cuda"))]
-#[path = "no_cuda.rs"]
-pub mod cuda;
 pub mod engine;
-pub mod memory;
 pub mod plan;
 pub mod probe;
 pub mod ranks;
@@ -58,6 +52,7 @@ mod tensor;
 // Paths of modules that are in crates below.
 pub(crate) use tload_base::{crc, error, files, sync};
 pub(crate) use tload_format as format;
+pub use tload_memory::{self as memory, cuda};
 
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
 #[doc(inline)]

@@ -7,7 +7,6 @@ mod bench;
 mod cache;
 mod checkpoints;
 mod cp;
-#[cfg(feature = "cuda")]
 mod cuda;
 mod display;
 mod doctor;

@@ -343,6 +343,7 @@ fn share(group: &CgroupMemory, left: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::format::{Dtype, Entry};
+    use crate::memory::cgroup::cgroup_memory;
     use crate::plan::{Arrangement, Layout, Wanted, build};
 
     const MIB: u64 = 1 << 20;
@@ -415,9 +416,16 @@ mod tests {
     }
 
     fn group(bytes: u64, used: u64) -> CgroupMemory {
-        let mut group = crate::memory::cgroup::testing::limit(bytes);
-        group.used = Some(used);
-        group
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |path: &str, text: String| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("below")).expect("a folder");
+            std::fs::write(path, text).expect("a file");
+        };
+        write("proc/self/cgroup", "0::/\n".to_owned());
+        write("sys/fs/cgroup/memory.max", bytes.to_string());
+        write("sys/fs/cgroup/memory.current", used.to_string());
+        cgroup_memory(folder.path()).expect("a limit")
     }
 
     #[test]

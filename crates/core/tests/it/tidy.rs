@@ -34,8 +34,7 @@ const RANKS: [(&str, &[&str]); 27] = [
     ("base", &["sync"]),
     ("base", &["files", "options"]),
     ("format", &["format"]),
-    // `no_cuda` replaces `cuda` in builds without it.
-    ("memory", &["cuda", "no_cuda"]),
+    ("memory", &["cuda"]),
     ("memory", &["memory"]),
     ("store", &["storage::object::store"]),
     ("ranks", &["ranks"]),
@@ -367,7 +366,7 @@ const OPTIONS: [&str; 10] = [
 /// which the command would show by its name in Rust, and about marks that [`tload::Error`] does not
 /// know.
 fn unmarked_options(source: &Source) -> Vec<String> {
-    let is_checked = ["base", "core", "format", "store"].iter().any(|name| {
+    let is_checked = ["base", "core", "format", "memory", "store"].iter().any(|name| {
         let folder = format!("crates/{name}/src/");
         source.path.starts_with(&folder)
     });

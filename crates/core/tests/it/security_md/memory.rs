@@ -24,9 +24,9 @@ pub(super) const MEMORY: Section = Section {
                    memory after a load has released it. This holds in every interleaving of \
                    threads with at most two preemptions (loom).",
             tests: &[
-                "crates/soundness/tests/loom.rs::slot_has_single_owner",
-                "crates/soundness/tests/loom.rs::dropped_tensors_memory_reused_by_one_region",
-                "crates/soundness/tests/loom.rs::closed_gate_blocks_writes",
+                "crates/memory/tests/loom.rs::slot_has_single_owner",
+                "crates/memory/tests/loom.rs::dropped_tensors_memory_reused_by_one_region",
+                "crates/memory/tests/loom.rs::closed_gate_blocks_writes",
             ],
         },
         Promise {
@@ -41,7 +41,7 @@ pub(super) const MEMORY: Section = Section {
         Promise {
             says: "A notification between threads wakes every thread that waits for it. This \
                    holds in every interleaving with at most three preemptions (loom).",
-            tests: &["crates/soundness/tests/loom.rs::event_count_waiters_are_never_lost"],
+            tests: &["crates/memory/tests/loom.rs::event_count_waiters_are_never_lost"],
         },
         Promise {
             says: "A load holds at most `memory_limit` bytes of tensors that you have not \

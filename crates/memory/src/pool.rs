@@ -218,7 +218,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the system has no
+    /// memory to map.
     pub fn try_region(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
         loop {
             match self.begin_region(len, tensors)? {
@@ -234,7 +235,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the system has no
+    /// memory to map.
     pub fn begin_region(&self, len: usize, tensors: u32) -> Result<Begun> {
         let shared = &*self.link.0;
         let wanted = Mapping::charge(len);

@@ -1,11 +1,16 @@
-//! Memory for reads: the owner of each window, and the number of bytes that a load may hold.
+//! The one rule: a window of memory has exactly one owner.
 //!
 //! Owns allocations and budgets; knows nothing of files and tensors. A [`Lease`] is the exclusive
 //! right to one window of memory: an engine holds it while the kernel may write there, a sink while
 //! the bytes are being copied out. Windows come from a [`Region`] (final memory of tensors, or a
-//! [`FileView`]) or from a [`Slab`] (staging memory, reused).
+//! [`FileView`]) or from a [`Slab`] (staging memory, reused). [`cuda`] has memory and copies of
+//! GPUs.
+//!
+//! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
+//! are released together, and anything else here may change in any release.
 
-pub(crate) mod cgroup;
+pub mod cgroup;
+pub mod cuda;
 
 mod device;
 mod file_view;
@@ -22,11 +27,14 @@ mod staging;
 mod target;
 mod write_gate;
 
+// Paths that the crates of tload share.
+pub(crate) use tload_base::{crc, error, sync};
+
+#[doc(inline)]
 pub use crate::sync::event_count::EventCount;
 pub use device::{DeviceBudget, DeviceBytes, DeviceCharge, DeviceRegion, ForeignMemory};
 pub use file_view::FileView;
 pub use lease::{Filled, Filling, Lease};
-#[cfg(feature = "testing")]
 pub use mapping::mapped_bytes;
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
 pub use pool::{Begun, Evicted, Pool, PoolUsage, RegionCache};

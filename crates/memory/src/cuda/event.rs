@@ -37,7 +37,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`].
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device).
     pub fn new(context: &Context) -> Result<Self> {
         Self::with(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
@@ -46,7 +46,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`].
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device).
     pub fn timed(context: &Context) -> Result<Self> {
         Self::with(context, CUevent_flags::CU_EVENT_DEFAULT)
     }
@@ -68,7 +68,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`].
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device).
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.record_raw(stream.raw())
     }
@@ -82,7 +82,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`].
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device).
     pub unsafe fn record_foreign(&self, stream: u64) -> Result<()> {
         let address = usize::try_from(stream).expect("addresses have 64 bits");
         self.record_raw(std::ptr::without_provenance_mut(address))
@@ -109,7 +109,8 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`]: that work failed, or the context is lost.
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device): that work failed, or the context is
+    /// lost.
     pub fn has_fired(&self) -> Result<bool> {
         let _bound = self.context.bind()?;
         // SAFETY: the event lives as long as `self`.
@@ -125,7 +126,8 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`]: that work failed, or the context is lost.
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device): that work failed, or the context is
+    /// lost.
     pub fn wait(&self) -> Result<()> {
         self.wait_unless(|| false).map(drop)
     }

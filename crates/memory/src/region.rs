@@ -81,6 +81,7 @@ impl Region {
 
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         match &self.memory {
             Memory::Pooled { mapping, .. } => mapping.as_ref().map_or(0, Mapping::len),
@@ -90,6 +91,7 @@ impl Region {
     }
 
     /// Returns whether the region shows memory that the load does not fill.
+    #[inline]
     pub(super) fn is_view(&self) -> bool {
         matches!(self.memory, Memory::View { .. } | Memory::Received { .. })
     }
@@ -104,6 +106,7 @@ impl Region {
     }
 
     /// Returns the memory for other processes, if the region is that.
+    #[inline]
     pub fn published(&self) -> Option<&SharedMemory> {
         match &self.memory {
             Memory::Published { memory, .. } => memory.as_ref(),
@@ -131,7 +134,7 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::OutOfMemory`] when the kernel refuses.
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the kernel refuses.
     ///
     /// # Safety
     ///
@@ -151,6 +154,7 @@ impl Region {
     }
 
     /// Returns whether the owner of its tensors may write to them.
+    #[inline]
     pub fn is_writable(&self) -> bool {
         match &self.memory {
             Memory::Pooled { .. } | Memory::Published { .. } => true,
@@ -160,7 +164,8 @@ impl Region {
     }
 
     /// Records that the caller has received one of the region's tensors.
-    pub(crate) fn tensor_received(&self) {
+    #[inline]
+    pub fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
             match &self.memory {
                 Memory::Pooled { pool, .. } => pool.uncharge(self.len()),
@@ -286,6 +291,7 @@ impl RegionWriter {
     }
 
     /// Carves off a lease of the next `len` bytes, for one read.
+    #[inline]
     pub fn carve(&mut self, len: usize) -> Lease {
         let offset = self.next;
         assert!(
@@ -324,7 +330,8 @@ impl RegionBytes {
     /// # Safety
     ///
     /// All of them must have been filled, and the leases over them dropped.
-    pub(crate) unsafe fn new(region: Arc<Region>, offset: usize, len: usize) -> Self {
+    #[inline]
+    pub unsafe fn new(region: Arc<Region>, offset: usize, len: usize) -> Self {
         assert!(offset + len <= region.len(), "a tensor leaves its region");
         // SAFETY: inside the mapping, asserted above.
         let start = unsafe { region.start().add(offset) };
@@ -332,6 +339,7 @@ impl RegionBytes {
     }
 
     /// The bytes.
+    #[inline]
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: `new`'s caller promised that they are initialised and that no lease can write to
         // them; `self.region` keeps them mapped.
@@ -340,11 +348,13 @@ impl RegionBytes {
 
     /// Pointer to the first byte. The owner of the tensor may read and write there, unless the
     /// bytes are in a view that is not writable: nothing else reaches these bytes.
+    #[inline]
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
 
     /// Region that the bytes lie in.
+    #[inline]
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
@@ -361,7 +371,7 @@ impl RegionBytes {
     ///
     /// No other tensor may live in the region, no lease may be out, and no other reference to these
     /// bytes may exist.
-    pub(crate) unsafe fn align_down(&mut self, alignment: usize) -> usize {
+    pub unsafe fn align_down(&mut self, alignment: usize) -> usize {
         let excess = self.start.as_ptr().addr() % alignment;
         if excess == 0 {
             return 0;

@@ -149,7 +149,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::memory::RegionWriter;
+    use crate::RegionWriter;
 
     fn file(len: usize) -> std::fs::File {
         let mut file = tempfile::tempfile().expect("a temporary file");

@@ -48,7 +48,8 @@ impl Slab {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the system has no
+    /// memory to map.
     pub fn new(slot_bytes: usize, slots: usize, events: Arc<EventCount>) -> Result<Arc<Self>> {
         let slot_bytes = Mapping::charge(slot_bytes);
         let mapping = Mapping::anonymous(slot_bytes * slots)?;
@@ -109,6 +110,7 @@ impl Slab {
 
     /// Returns whether a slot is free. Leases are taken under the caller's lock; other threads only
     /// return slots.
+    #[inline]
     pub fn has_free_slot(&self) -> bool {
         !self.free.lock().is_empty()
     }
@@ -129,6 +131,7 @@ impl Slab {
     }
 
     /// Number of slots.
+    #[inline]
     pub fn slots(&self) -> usize {
         self.offsets.len()
     }
@@ -167,6 +170,7 @@ pub(super) struct SlotGuard {
 }
 
 impl SlotGuard {
+    #[inline]
     pub(super) fn registration(&self) -> Option<u16> {
         u16::try_from(self.index).ok()
     }

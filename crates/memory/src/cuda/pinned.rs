@@ -31,7 +31,8 @@ impl Pinned {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`]; copies from this memory still work, more slowly.
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device); copies from this memory still work,
+    /// more slowly.
     pub unsafe fn register(context: &Context, start: *mut u8, len: usize) -> Result<Self> {
         let _bound = context.bind()?;
         let start: *mut c_void = start.cast();

@@ -125,22 +125,6 @@ fn reclaimable(folder: &Path, version: &Version) -> u64 {
 }
 
 #[cfg(test)]
-pub(crate) mod testing {
-    //! Limits for tests.
-
-    use super::*;
-
-    /// Limit of a version 2 group.
-    pub(crate) fn limit(bytes: u64) -> CgroupMemory {
-        CgroupMemory {
-            bytes,
-            used: None,
-            file: Path::new("/sys/fs/cgroup/memory.max").to_owned(),
-        }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -72,7 +72,8 @@ impl Staging {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the system has no
+    /// memory to map.
     pub fn take(need: &StagingNeed<'_>) -> Result<Self> {
         let kind = kind_for(need.context);
         let same_kind = |staging: &Staging| staging.kind() == kind;

@@ -29,7 +29,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`].
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device).
     pub fn new(context: &Context) -> Result<Self> {
         let mut stream = Self::unowned(context)?;
         stream.context = Some(context.clone());
@@ -60,7 +60,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`]; nothing was queued.
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device); nothing was queued.
     pub unsafe fn copy_in(&self, to: u64, bytes: &[u8]) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { result::memcpy_htod_async(to, bytes, self.raw) }.map_err(|error| {
@@ -75,7 +75,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`].
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device).
     pub fn wait(&self, event: &Event) -> Result<()> {
         let flags = cudarc::driver::sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         let _bound = self.bind()?;
@@ -88,7 +88,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`], also for work that failed.
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device), also for work that failed.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.bind()?;
         // SAFETY: the stream lives as long as `self`.

@@ -29,6 +29,7 @@ pub struct Inside<'a> {
 
 impl WriteGate {
     /// Enters the gate; returns `None` once it is closed.
+    #[inline]
     pub fn enter(&self) -> Option<Inside<'_>> {
         let open = self.closed.read().unwrap_or_else(PoisonError::into_inner);
         (!*open).then_some(Inside { _open: open })

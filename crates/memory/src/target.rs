@@ -74,21 +74,25 @@ impl Target {
     }
 
     /// Owner that keeps the memory alive, if the caller gave one.
+    #[inline]
     pub fn owner(&self) -> Option<&KeepAlive> {
         self.owner.as_ref()
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns whether the target is empty.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Ordinal of the GPU; `None` for host memory.
+    #[inline]
     pub fn ordinal(&self) -> Option<usize> {
         match self.place {
             Place::Host(_) => None,
@@ -97,7 +101,8 @@ impl Target {
     }
 
     /// Stream that orders access to the memory, on a GPU.
-    pub(crate) fn stream(&self) -> Option<u64> {
+    #[inline]
+    pub fn stream(&self) -> Option<u64> {
         match self.place {
             Place::Host(_) => None,
             Place::Cuda { stream, .. } => Some(stream),
@@ -105,6 +110,7 @@ impl Target {
     }
 
     /// Address of the first byte, on the host or on the GPU.
+    #[inline]
     pub fn address(&self) -> u64 {
         match self.place {
             Place::Host(start) => start.as_ptr().expose_provenance() as u64,
@@ -122,7 +128,8 @@ impl Target {
     ///
     /// For memory of a GPU, and when the bytes leave the target.
     #[expect(clippy::panic, reason = "documented; the sink for GPUs never calls it")]
-    pub(crate) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
+    #[inline]
+    pub unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         let Place::Host(start) = self.place else {
             panic!("the processor cannot write to memory of a GPU");
         };

@@ -35,7 +35,7 @@ impl Allocation {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`].
+    /// [`ErrorKind::Device`](crate::error::ErrorKind::Device).
     pub fn new(context: &Context, len: usize, stream: &Stream) -> Result<Option<Self>> {
         let _bound = context.bind()?;
         let allocated = if context.has_pools() {
@@ -93,7 +93,7 @@ impl Drop for Allocation {
 ///
 /// # Errors
 ///
-/// [`crate::ErrorKind::Device`].
+/// [`ErrorKind::Device`](crate::error::ErrorKind::Device).
 pub fn wait_for_freed(context: &Context, is_over: &dyn Fn() -> bool) -> Result<()> {
     free_leftovers();
     let _bound = context.bind()?;

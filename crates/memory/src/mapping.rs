@@ -31,12 +31,10 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 const POPULATE_THREADS_MAX: usize = 8;
 
 /// Bytes in all live mappings of the process.
-#[cfg(feature = "testing")]
 static MAPPED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 /// Returns the bytes in all live mappings of the process, for tests that check for leaks. Views of
 /// files are not counted.
-#[cfg(feature = "testing")]
 pub fn mapped_bytes() -> usize {
     MAPPED.load(std::sync::atomic::Ordering::Relaxed)
 }
@@ -55,6 +53,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Returns the number of bytes that a mapping for `len` bytes takes: whole pages, at least one.
+    #[inline]
     pub fn charge(len: usize) -> usize {
         len.max(1).next_multiple_of(page_size())
     }
@@ -100,18 +99,19 @@ impl Mapping {
             unsafe { advise_huge_pages(start, len) };
         }
         let start = NonNull::new(start).expect("mmap never returns null");
-        #[cfg(feature = "testing")]
         MAPPED.fetch_add(len, std::sync::atomic::Ordering::Relaxed);
         Ok(Self { start, len })
     }
 
     /// Pointer to the first byte.
+    #[inline]
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
     /// Length in bytes, whole pages.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -205,7 +205,6 @@ pub fn prefault(bytes: usize) {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        #[cfg(feature = "testing")]
         MAPPED.fetch_sub(self.len, std::sync::atomic::Ordering::Relaxed);
         unmap(self.start.as_ptr(), self.len);
     }

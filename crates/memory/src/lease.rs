@@ -80,32 +80,38 @@ impl Lease {
 
     /// Asks the engine for CRCs of the bytes, which it may compute while they are in the core's
     /// cache. See [`Filled::remainder`].
-    pub(crate) fn want_crc(&mut self, crc: Option<Polynomial>) {
+    #[inline]
+    pub fn want_crc(&mut self, crc: Option<Polynomial>) {
         self.crc = crc;
     }
 
     /// CRC that the engine is asked for.
-    pub(crate) fn wanted_crc(&self) -> Option<Polynomial> {
+    #[inline]
+    pub fn wanted_crc(&self) -> Option<Polynomial> {
         self.crc
     }
 
     /// Address of the first byte, which identifies the window.
-    pub(crate) fn start(&self) -> usize {
+    #[inline]
+    pub fn start(&self) -> usize {
         self.start.as_ptr().addr()
     }
 
     /// Length of the window in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns whether the window is empty.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Returns whether the window is a view of a file or of memory that another process fills. It
     /// is never written to.
+    #[inline]
     pub fn is_view(&self) -> bool {
         match &self.owner {
             Owner::Region { region, .. } => region.is_view() && !self.private,
@@ -118,8 +124,8 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::OutOfMemory`] when the kernel refuses.
-    pub(crate) fn make_private(&mut self) -> crate::error::Result<()> {
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the kernel refuses.
+    pub fn make_private(&mut self) -> crate::error::Result<()> {
         if let Owner::Region { region, offset } = &self.owner
             && self.is_view()
         {
@@ -156,6 +162,7 @@ impl Lease {
     /// # Panics
     ///
     /// For a view.
+    #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         assert!(!self.is_view(), "a load never writes to a view");
         self.start.as_ptr()
@@ -166,6 +173,7 @@ impl Lease {
     /// # Panics
     ///
     /// For a view.
+    #[inline]
     pub fn as_uninit(&mut self) -> &mut [MaybeUninit<u8>] {
         assert!(!self.is_view(), "a load never writes to a view");
         // SAFETY: `new`'s caller promised a mapped window that only this lease reaches; `&mut self`
@@ -179,7 +187,8 @@ impl Lease {
     /// # Panics
     ///
     /// For a view, and for bytes outside of the window.
-    pub(crate) fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+    #[inline]
+    pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         assert!(!self.is_view(), "a load never writes to a view");
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -193,13 +202,15 @@ impl Lease {
     }
 
     /// Converts a lease whose first `len` bytes have been written through [`Self::bytes_mut`].
-    pub(crate) fn written(self, len: usize) -> Filled {
+    #[inline]
+    pub fn written(self, len: usize) -> Filled {
         assert!(!self.is_view(), "a load never writes to a view");
         // SAFETY: initialised, as in `bytes_mut`.
         unsafe { self.assume_filled(len) }
     }
 
     /// Index under which an engine may have registered the window's memory with the kernel.
+    #[inline]
     pub fn registration(&self) -> Option<u16> {
         match &self.owner {
             Owner::Region { .. } => None,
@@ -212,6 +223,7 @@ impl Lease {
     /// # Safety
     ///
     /// The first `len` bytes must be initialised, and nothing may write to the window any more.
+    #[inline]
     pub unsafe fn assume_filled(self, len: usize) -> Filled {
         assert!(
             len <= self.len,
@@ -238,6 +250,7 @@ impl Lease {
     /// # Panics
     ///
     /// For a view.
+    #[inline]
     pub fn filling(self) -> Filling {
         assert!(!self.is_view(), "a load never writes to a view");
         Filling {
@@ -256,11 +269,13 @@ pub struct Filling {
 
 impl Filling {
     /// Number of bytes written so far.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns whether no byte has been written.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -270,6 +285,7 @@ impl Filling {
     /// # Panics
     ///
     /// When the window has no room for them.
+    #[inline]
     pub fn push(&mut self, bytes: &[u8]) {
         let room = self.lease.len - self.len;
         assert!(
@@ -286,6 +302,7 @@ impl Filling {
     }
 
     /// Returns the lease with the written bytes.
+    #[inline]
     pub fn finish(self) -> Filled {
         // SAFETY: `push` wrote the first `len` bytes and cannot be called any more.
         unsafe { self.lease.assume_filled(self.len) }
@@ -305,52 +322,55 @@ pub struct Filled {
 impl Filled {
     /// Adds CRCs of the bytes.
     #[must_use]
-    pub(crate) fn with_prefixes(mut self, prefixes: Option<Prefixes>) -> Self {
+    #[inline]
+    pub fn with_prefixes(mut self, prefixes: Option<Prefixes>) -> Self {
         self.prefixes = prefixes;
         self
     }
 
     /// Returns whether the engine has computed CRCs of the bytes.
-    #[cfg(test)]
-    pub(crate) fn has_crcs(&self) -> bool {
+    #[inline]
+    pub fn has_crcs(&self) -> bool {
         self.prefixes.is_some()
     }
 
     /// Returns the CRC of a range of the bytes, as [`Self::remainder`] does.
-    #[cfg(feature = "object")]
-    pub(crate) fn crc(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
+    pub fn crc(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
         let len = range.len() as u64;
         polynomial.finalize(self.remainder(polynomial, range), len)
     }
 
     /// Returns the [remainder](Polynomial::remainder) of a range of the bytes, which is read only
     /// where the engine has not computed its CRC.
-    pub(crate) fn remainder(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
+    pub fn remainder(&self, polynomial: Polynomial, range: Range<usize>) -> u64 {
         match &self.prefixes {
             Some(known) if known.polynomial() == polynomial => known.remainder(self.bytes(), range),
             Some(_) | None => polynomial.remainder(0, &self.bytes()[range]),
         }
     }
 
-    /// Declares that the engine has joined the bytes of slices. See [`crate::plan::Plan::gather`].
+    /// Declares that the engine has joined the bytes of slices, as `Plan::gather` does.
     #[must_use]
-    pub(crate) fn gathered(mut self) -> Self {
+    #[inline]
+    pub fn gathered(mut self) -> Self {
         self.is_gathered = true;
         self
     }
 
     /// Returns whether the engine has joined the bytes of slices.
-    pub(crate) fn is_gathered(&self) -> bool {
+    #[inline]
+    pub fn is_gathered(&self) -> bool {
         self.is_gathered
     }
 
     /// Gives up the bytes, for the window to be filled again.
-    #[cfg(feature = "object")]
-    pub(crate) fn into_lease(self) -> Lease {
+    #[inline]
+    pub fn into_lease(self) -> Lease {
         self.lease
     }
 
     /// Bytes that were read.
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer
         // written to.
@@ -362,7 +382,8 @@ impl Filled {
     /// # Panics
     ///
     /// For a view.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+    #[inline]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(!self.lease.is_view(), "a load never writes to a view");
         self.prefixes = None;
         // SAFETY: as in `bytes`; only this lease reaches them, and `&mut self` makes the access
@@ -371,7 +392,8 @@ impl Filled {
     }
 
     /// Address of the first byte.
-    pub(crate) fn start(&self) -> usize {
+    #[inline]
+    pub fn start(&self) -> usize {
         self.lease.start()
     }
 
@@ -382,6 +404,7 @@ impl Filled {
     ///
     /// When that window has no room for them.
     #[must_use]
+    #[inline]
     pub fn arrived(mut self, range: Range<usize>) -> Self {
         match self.lease.destination.take() {
             Some(destination) => destination.fill_from(&self.bytes()[range]),
@@ -390,6 +413,7 @@ impl Filled {
     }
 
     /// Returns the region that the window lies in and its offset there; `None` for staging memory.
+    #[inline]
     pub fn region(&self) -> Option<(&Arc<Region>, usize)> {
         match &self.lease.owner {
             Owner::Region { region, offset } => Some((region, *offset)),

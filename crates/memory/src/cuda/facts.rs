@@ -1,4 +1,4 @@
-//! Properties of devices and of the driver, the same with the feature `cuda` and without.
+//! Properties of devices and of the driver.
 
 /// Free and total memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

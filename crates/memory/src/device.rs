@@ -92,9 +92,12 @@ impl Drop for DeviceCharge {
 
 /// Device memory allocated by the caller's own allocator.
 pub struct ForeignMemory {
-    pub(crate) address: u64,
-    pub(crate) len: usize,
-    pub(crate) owner: KeepAlive,
+    /// Address of the first byte on the device.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: usize,
+    /// Keeps the memory alive.
+    pub owner: KeepAlive,
 }
 
 /// Owner of the bytes.
@@ -135,6 +138,7 @@ impl DeviceRegion {
     }
 
     /// Address of the first byte on the device.
+    #[inline]
     pub fn address(&self) -> u64 {
         match &self.memory {
             Memory::Own(memory) => memory.address(),
@@ -144,6 +148,7 @@ impl DeviceRegion {
 
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         match &self.memory {
             Memory::Own(memory) => memory.len(),
@@ -152,7 +157,8 @@ impl DeviceRegion {
     }
 
     /// Records that the caller has received one of the region's tensors.
-    pub(crate) fn tensor_received(&self) {
+    #[inline]
+    pub fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
             drop(self.charge.lock().take());
         }
@@ -170,7 +176,8 @@ pub struct DeviceBytes {
 impl DeviceBytes {
     /// Creates a handle to the `len` bytes at `offset` of `region`, all of which have been copied
     /// there.
-    pub(crate) fn new(region: Arc<DeviceRegion>, offset: usize, len: usize) -> Self {
+    #[inline]
+    pub fn new(region: Arc<DeviceRegion>, offset: usize, len: usize) -> Self {
         let end = offset.checked_add(len);
         assert!(
             end.is_some_and(|end| end <= region.len()),
@@ -184,12 +191,14 @@ impl DeviceBytes {
     }
 
     /// Address of the first byte on the device.
+    #[inline]
     pub fn address(&self) -> u64 {
         self.region.address() + self.offset as u64
     }
 
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -208,7 +217,9 @@ impl DeviceBytes {
         }
     }
 
-    pub(crate) fn region(&self) -> &Arc<DeviceRegion> {
+    /// Region that the bytes lie in.
+    #[inline]
+    pub fn region(&self) -> &Arc<DeviceRegion> {
         &self.region
     }
 }
