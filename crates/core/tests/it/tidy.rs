@@ -366,10 +366,12 @@ const OPTIONS: [&str; 10] = [
 /// which the command would show by its name in Rust, and about marks that [`tload::Error`] does not
 /// know.
 fn unmarked_options(source: &Source) -> Vec<String> {
-    let is_checked = ["base", "core", "format", "memory"].iter().any(|name| {
-        let folder = format!("crates/{name}/src/");
-        source.path.starts_with(&folder)
-    });
+    let is_checked = ["base", "core", "format", "memory", "ranks"]
+        .iter()
+        .any(|name| {
+            let folder = format!("crates/{name}/src/");
+            source.path.starts_with(&folder)
+        });
     if !is_checked || source.path.contains("/testing/") {
         return Vec::new();
     }
