@@ -362,11 +362,24 @@ const OPTIONS: [&str; 10] = [
     "verify=",
 ];
 
+/// The core and the crates below it, whose texts each interface shows.
+const BELOW_INTERFACES: [&str; 9] = [
+    "base",
+    "checkpoint",
+    "copy",
+    "core",
+    "format",
+    "memory",
+    "ranks",
+    "store",
+    "verify",
+];
+
 /// Complains about texts of the core and of the crates below it that name an option without a mark,
 /// which the command would show by its name in Rust, and about marks that [`tload::Error`] does not
 /// know.
 fn unmarked_options(source: &Source) -> Vec<String> {
-    let is_checked = ["base", "core", "format", "memory", "store"].iter().any(|name| {
+    let is_checked = BELOW_INTERFACES.iter().any(|name| {
         let folder = format!("crates/{name}/src/");
         source.path.starts_with(&folder)
     });
