@@ -44,8 +44,8 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --exclude tload-soundness -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --exclude tload-soundness --all-features --all-targets -- -D warnings)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-soundness --all-features --all-targets -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --all-features --all-targets -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,env RUSTFLAGS="--cfg loom" cargo clippy --target-dir target/loom $(LOOM) -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-cli --package tload-serve --no-default-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features object -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features tokio-uring -- -D warnings)
@@ -58,20 +58,18 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 
 # The extension module is tested through Python. The output of passing tests is shown too, so that
 # tools/no-secrets can search it; tests/secrecy.py searches that of the Python tests.
-# Loom's crate is tested by itself, since its dependencies would give those of the others features
-# that the wheel does not have: all of them would be built twice.
-TESTED := --workspace --exclude tload-py --exclude tload-soundness --features tload/aws-config,tload/testing
+TESTED := --workspace --exclude tload-py --features tload/aws-config,tload/testing,tload-soundness/rings
 
-# Tests with loom's locks in place of the standard library's. The flag changes what every crate is
-# compiled to.
-LOOM := env RUSTFLAGS='--cfg loom' cargo test --target-dir target/loom --package tload-memory --test loom
+# Tests with loom's locks in place of the standard library's. The flag is part of what every crate is
+# compiled from, so these builds have a directory of their own.
+LOOM := --package tload-memory --package tload-ranks --test loom
+TEST_LOOM := env RUSTFLAGS='--cfg loom' cargo test --target-dir target/loom $(LOOM)
 
 ##@ Parts of test and check
 
 test-rust: ## run the Rust tests
 	tools/no-secrets cargo test $(TESTED) -- --show-output
-	tools/no-secrets cargo test --package tload-soundness -- --show-output
-	tools/no-secrets $(LOOM) -- --show-output
+	tools/no-secrets $(TEST_LOOM) -- --show-output
 
 # Runs as a test of the same packages with the same features, so that nothing is rebuilt; `cargo
 # bench` would build everything again, optimised.
@@ -253,8 +251,7 @@ soak: ## stress loads of every kind for MINUTES (10)
 
 # Up to four preemptions, where `make test` goes to three.
 loom: ## check interleavings with up to four preemptions
-	LOOM_MAX_PREEMPTIONS=4 $(LOOM) --release
-	LOOM_MAX_PREEMPTIONS=4 cargo test --release --package tload-soundness --test loom
+	LOOM_MAX_PREEMPTIONS=4 $(TEST_LOOM) --release
 
 miri: ## look for undefined behaviour
 	$(call if_installed,miri,cargo +$(NIGHTLY) miri --version,MIRIFLAGS=-Zmiri-disable-isolation \

@@ -34,7 +34,6 @@ pub mod copy;
 pub mod engine;
 pub mod plan;
 pub mod probe;
-pub mod ranks;
 pub mod schedule;
 pub mod sink;
 pub mod storage;
@@ -53,6 +52,14 @@ mod tensor;
 pub(crate) use tload_base::{crc, error, files, sync};
 pub(crate) use tload_format as format;
 pub use tload_memory::{self as memory, cuda};
+
+/// Processes that load one checkpoint together.
+pub mod ranks {
+    #[doc(inline)]
+    pub use tload_ranks::{
+        Group, JoinLimits, LocalGroup, MESSAGE_BYTES_MAX, Transport, finish_serving, give_up,
+    };
+}
 
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
 #[doc(inline)]

@@ -18,9 +18,9 @@ use crate::error::Result;
 use crate::format::parse_index;
 use crate::options::Location;
 use crate::options::location::hexadecimal;
-use crate::ranks::node::join_timeout_or_default;
-use crate::ranks::opening::{Opened, Opener, OpeningRole, meet};
 use crate::storage::{OpenedState, Source};
+use tload_ranks::join_timeout_or_default;
+use tload_ranks::{Opened, Opener, OpeningRole, meet};
 
 /// Time beyond that of an opening in which the rank that opens answers.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);

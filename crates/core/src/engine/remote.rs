@@ -10,10 +10,10 @@ use std::sync::Arc;
 use super::reread::{self, RereadSetup, Rereads, Waiting, fell_behind};
 use super::{Done, Engine, Job, Wait, cancelled};
 use crate::plan::Plan;
-use crate::ranks::peers::{Claim, Outcome, Peers, Received};
 use crate::report::Transfer;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
+use tload_ranks::{Claim, Outcome, Peers, Received};
 
 /// Bytes of one file that one other node reads.
 #[derive(Clone, Debug, PartialEq, Eq)]

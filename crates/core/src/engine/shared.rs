@@ -16,10 +16,10 @@ use super::reread::{self, RereadSetup, Rereads, Waiting, fell_behind};
 use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Plan;
-use crate::ranks::link::{Availability, Link};
 use crate::report::Transfer;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
+use tload_ranks::{Availability, Link};
 
 /// Configuration of a shared engine.
 pub(crate) struct SharedSetup {

@@ -17,11 +17,11 @@ use super::stream::LastSteps;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{OnPeerLoss, Options};
-use crate::ranks::messages::RankStatistics;
 use crate::report::{Counters, Report};
 use crate::storage::ReadFile;
 use crate::sync::timeline::{Span, Timeline};
 use crate::verify::Verify;
+use tload_ranks::RankStatistics;
 
 /// Parts of a load that its end needs.
 pub(super) struct LoadEnd {

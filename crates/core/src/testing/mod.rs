@@ -18,13 +18,10 @@ mod shared_engine;
 pub mod sim;
 pub mod simulation;
 pub mod storage;
-mod thread_nodes;
-mod thread_ranks;
 
 #[cfg(target_os = "linux")]
 pub use shared_engine::shared_engine;
-pub use thread_nodes::Network;
-pub use thread_ranks::{nodes_as_threads, ranks_as_threads};
+pub use tload_ranks::testing::{Network, nodes_as_threads, ranks_as_threads};
 
 use crate::engine::Engine;
 use crate::error::Result;

@@ -13,12 +13,12 @@ use crate::error::{Error, ErrorKind};
 use crate::memory::PublishedPool;
 use crate::options::OnPeerLoss;
 use crate::ranks::Group;
-use crate::ranks::agreement::Hello;
-use crate::ranks::hub::{Hub, Start, encode};
-use crate::ranks::link::{Joining, Link};
-use crate::ranks::messages::{RankPlan, RegionOrigin, Request};
-use crate::ranks::node::{self, Node, Role, Scope};
 use crate::sync::cancel::CancelFlag;
+use tload_ranks::Hello;
+use tload_ranks::{Hub, Start, encode};
+use tload_ranks::{Joining, Link};
+use tload_ranks::{Node, Role, Scope};
+use tload_ranks::{RankPlan, RegionOrigin, Request};
 
 /// Longer than two threads take to meet.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -75,7 +75,7 @@ pub fn shared_engine(request: &EngineRequest<'_>) -> EngineUnderTest {
 fn meet(deadline: Instant) -> (Hub, Joining) {
     let join = |group: &Arc<dyn Group>| -> Node {
         let hello = Hello::new(Vec::new(), Vec::new());
-        let joined = node::join(&**group, hello, &Request::default(), Scope::Node, deadline);
+        let joined = tload_ranks::join(&**group, hello, &Request::default(), Scope::Node, deadline);
         joined.expect("one process")
     };
     let group = ranks_as_threads(2);

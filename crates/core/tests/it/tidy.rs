@@ -633,9 +633,9 @@ mod rules {
         assert_none(&directions(&source(path, location)));
         let options = "use crate::options::Options;";
         assert_eq!(directions(&source(path, options)).len(), 1);
-        let path = "crates/core/src/storage/object/store/mod.rs";
+        let path = "crates/core/src/storage/object/mod.rs";
         assert_none(&directions(&source(path, "use crate::files::open_plain;")));
-        let cache = "use crate::storage::object::cache::Cache;";
+        let cache = "use crate::checkpoint::Checkpoint;";
         assert_eq!(directions(&source(path, cache)).len(), 1);
         assert_eq!(directions(&source("crates/core/src/new.rs", "")).len(), 1);
         assert_none(&directions(&source(

@@ -14,11 +14,11 @@ use crate::error::Result;
 use crate::load::destinations::{Destination, Destinations};
 use crate::options::Options;
 use crate::plan::{Plan, RegionPlan};
-use crate::ranks::link::{Joining, Link};
-use crate::ranks::messages::{RankPlan, RegionOrigin};
 use crate::schedule::{LaneCount, Limits};
 use crate::storage::{ReadHints, Source};
 use crate::sync::parallel::parallel_map;
+use tload_ranks::{Joining, Link};
+use tload_ranks::{RankPlan, RegionOrigin};
 
 /// Hints on shared memory that tensors show: windows are whole pages, so that a rank can replace
 /// single pages.

@@ -11,11 +11,11 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::{self, OpenedEngine, RemoteSetup, RemoteSource};
 use crate::error::Result;
 use crate::options::Options;
-use crate::ranks::messages::RegionOrigin;
-use crate::ranks::peers::Peers;
 use crate::schedule::{LaneCount, Limits};
 use crate::storage::ReadHints;
 use crate::tensor::TensorInfo;
+use tload_ranks::Peers;
+use tload_ranks::RegionOrigin;
 
 /// Hints on bytes from other nodes: windows are whole pages, so that the file can be read instead.
 const HINTS: ReadHints = ReadHints {

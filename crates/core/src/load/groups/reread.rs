@@ -9,9 +9,9 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::{RereadSetup, StorageEngines};
 use crate::error::Result;
 use crate::options::Options;
-use crate::ranks::messages::RegionOrigin;
 use crate::sync::cancel::CancelFlag;
 use crate::verify::Verify;
+use tload_ranks::RegionOrigin;
 
 /// Returns the configuration of reads of `regions` in place of the ranks that read them, counted in
 /// `bytes`.

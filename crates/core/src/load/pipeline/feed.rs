@@ -11,12 +11,12 @@ use crate::error::Result;
 use crate::load::check::Check;
 use crate::memory::{FileView, Lease, Pool, PublishedPool, RegionWriter, Slab};
 use crate::plan::Plan;
-use crate::ranks::link::Link;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
 use crate::sink::{DeviceBegun, DeviceRegions};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
+use tload_ranks::Link;
 
 /// Origin of leases.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::plan::{self, JointRange, NodeWants, SharePlan, Target};
 use crate::ranks::Group;
-use crate::ranks::peers::{Peers, Served, ServedRange};
 use crate::verify::Verify;
+use tload_ranks::{Peers, Served, ServedRange};
 
 /// Connection of a leader to the leaders of other nodes, and its part in what they share.
 pub(super) struct Across {

@@ -22,14 +22,14 @@ use super::groups::Shares;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{CacheMode, OnPeerLoss, OptionValue, Options, Order, Share, format_bytes};
 use crate::plan::{self, RankWant, ShareRules, Slice};
-use crate::ranks::agreement::Hello;
-use crate::ranks::hub::{Hub, Start};
-use crate::ranks::messages::Request;
-use crate::ranks::node::{self, Role, Scope};
 use crate::ranks::{Group, JoinLimits};
 use crate::report::GroupReport;
 use crate::storage::Source;
 use crate::verify::Verify;
+use tload_ranks::Hello;
+use tload_ranks::Request;
+use tload_ranks::{Hub, Start};
+use tload_ranks::{Role, Scope};
 
 /// Time for which a slow rank may delay the others, if it can then read the missing bytes itself.
 const LAG: Duration = Duration::from_secs(1);
@@ -78,7 +78,7 @@ impl Loader {
             Share::Cluster => Scope::Cluster,
         };
         let request = self.request()?;
-        let node = node::join(&**group, self.hello(), &request, scope, deadline)?;
+        let node = tload_ranks::join(&**group, self.hello(), &request, scope, deadline)?;
         let mut report = GroupReport {
             rank: group.rank(),
             size: group.size(),
@@ -144,7 +144,7 @@ impl Loader {
     /// Tells the other ranks of the group, if there is one, that this one does not begin the load.
     pub(super) fn give_up(&self, error: &Error) {
         if let Some(group) = self.group.as_ref().filter(|group| group.size() > 1) {
-            node::give_up(&**group, error, &self.options);
+            tload_ranks::give_up(&**group, error, &self.options);
         }
     }
 

@@ -20,15 +20,15 @@ use crate::load::source_table::Others;
 use crate::memory::{PublishedPool, Region, Slab};
 use crate::options::{OnPeerLoss, Options, Order};
 use crate::plan::{RankWant, RegionPlan, SharePlan};
-use crate::ranks::hub::{Carried, Hub, encode};
-use crate::ranks::link::Joining;
-use crate::ranks::messages::{RankPlan, RankStatistics, RegionOrigin};
-use crate::ranks::peers::{PeerEvent, Peers};
 use crate::report::{Counters, EngineReport};
 use crate::schedule::Schedule;
 use crate::sink::{PublishSink, Publisher};
 use crate::sync::lock::Mutex;
 use crate::verify::Verify;
+use tload_ranks::Joining;
+use tload_ranks::{Carried, Hub, encode};
+use tload_ranks::{PeerEvent, Peers};
+use tload_ranks::{RankPlan, RankStatistics, RegionOrigin};
 
 /// Reads of the leader of a node, for all of its ranks.
 pub(crate) struct Reader {
@@ -474,11 +474,11 @@ mod tests {
     use crate::options::Location;
     use crate::plan::{self, ShareRules};
     use crate::ranks::Group;
-    use crate::ranks::agreement::Hello;
-    use crate::ranks::messages::Request;
-    use crate::ranks::node::{self, Node, Role, Scope};
     use crate::testing::fixtures::FileBuilder;
     use crate::testing::{nodes_as_threads, ranks_as_threads};
+    use tload_ranks::Hello;
+    use tload_ranks::Request;
+    use tload_ranks::{Node, Role, Scope};
 
     /// Longer than two threads take to meet.
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -488,7 +488,7 @@ mod tests {
         let join = |group: &Arc<dyn Group>| -> Node {
             let (hello, request) = (Hello::new(Vec::new(), Vec::new()), Request::default());
             let deadline = Instant::now() + PATIENCE;
-            let joined = node::join(&**group, hello, &request, Scope::Cluster, deadline);
+            let joined = tload_ranks::join(&**group, hello, &request, Scope::Cluster, deadline);
             joined.expect("one process")
         };
         let (leader, other) = thread::scope(|scope| {

@@ -12,7 +12,6 @@ pub(crate) mod kept;
 mod measure;
 mod mirrors;
 pub(crate) mod remote;
-pub(crate) mod store;
 
 mod asking;
 mod elsewhere;
@@ -26,6 +25,9 @@ mod senders;
 mod sending;
 mod site;
 mod unchanged;
+
+// Path of a module that is a crate.
+pub(crate) use tload_store as store;
 
 use std::fs::File;
 use std::ops::Range;

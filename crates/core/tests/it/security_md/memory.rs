@@ -32,8 +32,8 @@ pub(super) const MEMORY: Section = Section {
                    refers to it, and never after such a rank was killed. This holds in every \
                    interleaving of two ranks and their leader with one preemption (loom).",
             tests: &[
-                "crates/soundness/tests/loom.rs::shared_memory_is_filled_again_only_once_no_rank_shows_it",
-                "crates/soundness/tests/loom.rs::shared_memory_of_killed_rank_is_never_filled_again",
+                "crates/ranks/tests/loom/main.rs::shared_memory_is_filled_again_only_once_no_rank_shows_it",
+                "crates/ranks/tests/loom/main.rs::shared_memory_of_killed_rank_is_never_filled_again",
             ],
         },
         Promise {

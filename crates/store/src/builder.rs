@@ -1,0 +1,249 @@
+//! Common steps of opening a store of any protocol: options over environment, and errors without
+//! secrets.
+//!
+//! The files of the protocols (`s3.rs`, `gcs.rs`, `azure.rs`, `web.rs`, `hub/`, `oci/`) turn this
+//! into a builder of `object_store`, or a store. Each has a [`StoreProtocol`].
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use http::HeaderValue;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+
+use super::classification::{Hints, texts};
+use super::client::{Extras, client_options};
+use super::connector::Connector;
+use super::credentials::Credentials;
+use super::environment::{Environment, Variables};
+use super::first_connection::FirstConnection;
+use super::hub::bucket::Bucket;
+use super::hub::repository::Repository;
+use super::oci::Registry;
+use super::pages::Format;
+use super::redactor::{Redactor, Sent};
+use super::signing::Signer;
+use super::trust::Bundle;
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::location::{Protocol, RemoteUrl};
+use crate::options::store_options::StoreOptions;
+
+/// Everything that depends on the protocol of a store, except its options.
+pub(crate) struct StoreProtocol {
+    pub(crate) open: fn(&Opening) -> Result<OpenStore>,
+    /// Returns the files that a store is opened from, in addition to those that options of all
+    /// protocols name; `None` if no other opening may share it.
+    pub(crate) files: fn(&Opening) -> Option<Vec<PathBuf>>,
+    /// Variables with settings for `object_store`, if there are any.
+    pub(crate) variables: Option<&'static Variables>,
+    pub(crate) hints: Hints,
+    /// Variables that name certificates to trust, in order of precedence.
+    pub(crate) bundles: [&'static str; 2],
+    /// True if checksums of objects can be requested.
+    pub(crate) states_checksums: bool,
+    /// Form of the pages of its lists, if `object_store` requests them.
+    pub(crate) lists: Option<Format>,
+}
+
+/// Inputs of opening a store.
+pub(crate) struct Opening<'a> {
+    pub(crate) protocol: &'static StoreProtocol,
+    pub(crate) url: &'a RemoteUrl,
+    pub(crate) options: &'a StoreOptions,
+    /// Empty if the options disable it.
+    pub(crate) environment: &'a Environment,
+    pub(crate) connector: Connector,
+    /// Holds the secrets that the store is opened with.
+    pub(crate) redactor: Redactor,
+}
+
+/// Opened store and its properties.
+pub(crate) struct OpenStore {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) credentials: Credentials,
+    /// Endpoint and account, beyond what the URL names.
+    pub(crate) origin: String,
+    /// Region that requests are signed for.
+    pub(crate) region: Option<String>,
+    /// Number of further HTTP clients that speak to the store itself.
+    pub(crate) sessions: usize,
+    /// Signer of requests that `object_store` cannot make.
+    pub(crate) signer: Option<Signer>,
+    /// Token that was found in a file.
+    pub(crate) token: Option<HeaderValue>,
+    /// Repository, if the store is one of a hub.
+    pub(crate) repository: Option<Repository>,
+    /// Artifact, if the store is an OCI registry.
+    pub(crate) registry: Option<Arc<Registry>>,
+    /// Bucket, if the store is one of a hub.
+    pub(crate) bucket: Option<Bucket>,
+}
+
+impl OpenStore {
+    /// Creates a store without any of the properties that only some protocols have.
+    pub(crate) fn new(store: impl ObjectStore, credentials: Credentials) -> Self {
+        Self {
+            store: Arc::new(store),
+            credentials,
+            origin: String::new(),
+            region: None,
+            sessions: 0,
+            signer: None,
+            token: None,
+            repository: None,
+            registry: None,
+            bucket: None,
+        }
+    }
+}
+
+impl Opening<'_> {
+    /// Returns the limit of the first connection, if this is a hub and the options set no limit.
+    pub(crate) fn first_connection(&self) -> Option<Arc<FirstConnection>> {
+        let is_hub = self.url.protocol == Protocol::Hub;
+        let is_limited = is_hub && self.options.get("connect_timeout").is_none();
+        is_limited.then(|| Arc::clone(self.connector.first()))
+    }
+
+    /// Returns whether the environment may be read.
+    pub(crate) fn may_read_environment(&self) -> bool {
+        self.options.flag("environment").unwrap_or(true)
+    }
+
+    /// Returns the first of these options that is set.
+    pub(crate) fn first_option(&self, names: &[&'static str]) -> Option<&'static str> {
+        let set = |name: &&&str| self.options.get(name).is_some();
+        names.iter().find(set).copied()
+    }
+
+    /// Returns the first option under a name of `object_store`'s that sets credentials.
+    pub(crate) fn passed_credential(&self) -> Option<&str> {
+        let variables = self.protocol.variables?;
+        let mut passed = self.options.passed_on(self.url.protocol);
+        let (name, _) = passed.find(|(name, _)| variables.is_credential(name))?;
+        Some(name)
+    }
+
+    /// Returns whether options give credentials, or forbid any: those of the environment are then
+    /// left out. `names` are the protocol's own options for them.
+    pub(crate) fn is_explicit(&self, names: &[&'static str]) -> bool {
+        self.first_option(names).is_some()
+            || self.options.flag("anonymous") == Some(true)
+            || self.passed_credential().is_some()
+    }
+
+    /// Returns settings for `object_store`, in ascending precedence: those of the environment, then
+    /// those of options.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for an option that `object_store` does not know.
+    pub(crate) fn settings<K: FromStr>(&self, explicit: bool) -> Result<Vec<(K, String)>> {
+        let mut settings = self.ambient_settings(explicit);
+        settings.extend(self.passed_settings()?);
+        Ok(settings)
+    }
+
+    /// Returns settings for `object_store` from the environment.
+    pub(crate) fn ambient_settings<K: FromStr>(&self, explicit: bool) -> Vec<(K, String)> {
+        let variables = self.protocol.variables.into_iter();
+        variables
+            .flat_map(|of| self.environment.settings(of, !explicit))
+            // Most variables with the prefix are for other tools.
+            .filter_map(|(name, value)| Some((name.parse().ok()?, value)))
+            .collect()
+    }
+
+    /// Returns settings for `object_store` from options that have its names.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for an option that `object_store` does not know.
+    pub(crate) fn passed_settings<K: FromStr>(&self) -> Result<Vec<(K, String)>> {
+        let options = self.options.passed_on(self.url.protocol);
+        options
+            .map(|(name, value)| {
+                let key = name.parse().map_err(|_| {
+                    Error::new(
+                        ErrorKind::InvalidRequest,
+                        format!("store option {name} is unknown to object_store as well"),
+                    )
+                })?;
+                Ok((key, value.to_owned()))
+            })
+            .collect()
+    }
+
+    /// Returns the configuration of the HTTP client.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`client_options`].
+    pub(crate) fn client(&self, mut extras: Extras) -> Result<ClientOptions> {
+        let of_variables = || Bundle::of_variables(self.environment, &self.protocol.bundles);
+        extras.bundle = extras.bundle.or_else(of_variables);
+        client_options(self.options, self.environment, &self.connector, extras)
+    }
+
+    /// Refuses to look for credentials if the options forbid it and give none.
+    pub(crate) fn needs_credentials(&self) -> Result<()> {
+        if self.may_read_environment() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::PermissionDenied,
+            "no credentials are given, and environment=false forbids looking for any",
+        )
+        .with_location(self.url.shown())
+        .with_hint("pass credentials, or set anonymous=true for public data"))
+    }
+
+    /// Translates a failure of `object_store` to build a store, which happens before any request.
+    pub(crate) fn refused(&self, error: &object_store::Error) -> Error {
+        let texts = texts(error);
+        let clean = |text: &String| self.redactor.clean(text, &Sent::default());
+        let text = texts.last().map(clean).unwrap_or_default();
+        let error = Error::new(
+            ErrorKind::InvalidRequest,
+            format!("the store cannot be opened: {text}"),
+        );
+        error
+            .with_location(self.url.shown())
+            .with_hint("check the options of the store and the environment")
+    }
+}
+
+#[cfg(test)]
+impl<'a> Opening<'a> {
+    /// Creates inputs for tests, which have no secrets to mask.
+    pub(crate) fn without_secrets(
+        protocol: &'static StoreProtocol,
+        url: &'a RemoteUrl,
+        options: &'a StoreOptions,
+        environment: &'a Environment,
+    ) -> Self {
+        Self {
+            protocol,
+            url,
+            options,
+            environment,
+            connector: Connector::default(),
+            redactor: Redactor::default(),
+        }
+    }
+}
+
+/// Returns the configuration without retries: tload retries by itself, with knowledge of the whole
+/// load.
+pub(crate) fn no_retries() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig::default(),
+        max_retries: 0,
+        retry_timeout: std::time::Duration::ZERO,
+    }
+}
+
+/// Returns whether an endpoint is used without TLS.
+pub(crate) fn is_plain(endpoint: Option<&str>) -> bool {
+    endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"))
+}
