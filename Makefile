@@ -94,7 +94,7 @@ wheel: $(INSTALLED) ## build the wheel and install it into .venv
 
 # These tests include mypy and stubtest, and GPU loads on a stub of CUDA's driver. Each of the two
 # processes takes whole files, in their order: libraries keep settings of files before.
-PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 test-python: cuda-stub ## run the Python tests (after `make wheel`)
 	$(PYTEST)
