@@ -26,7 +26,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # All recipes share one cargo target directory, and the summaries of test runners come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean test-vllm test-sglang test-suites FORCE
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs docs-browser help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean check-texts nightly msrv powerset cuda-stub test-vllm test-sglang test-suites FORCE
 
 ##@ Everyday
 
@@ -36,25 +36,28 @@ build: ## build target/release/tload
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: wheel test-rust test-python ## build the wheel and run all tests
+# Tests in Rust and in Python run at the same time: many of them wait, and some use one core.
+test: wheel cuda-stub ## build the wheel and run all tests
+	tools/beside '$(MAKE) --no-print-directory test-rust' '$(PYTEST)'
 
-# Covers the default features, builds without io_uring, and everything with its tests.
-check: ruff bench-check ## run formatters, lints, feature matrices and docs
-	tools/sizes
-	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
+# Crates whose features select code of their own, and those features and sets that `check` covers
+# without cargo-hack: none, the default, all.
+FEATURED := --package tload
+BUILT_ABOVE := --exclude-features default,aws-config,testing --exclude-no-default-features --exclude-all-features
+
+# Covers the default features, none, everything with its tests, and single features.
+check: check-texts bench-check ## run formatters, lints, feature matrices and docs
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --exclude tload-soundness -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --all-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,env RUSTFLAGS="--cfg loom" cargo clippy --target-dir target/loom $(LOOM) -- -D warnings)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload-cli --package tload-serve --no-default-features --all-targets -- -D warnings)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features object -- -D warnings)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features tokio-uring -- -D warnings)
+	$(call if_installed,cargo-hack,cargo hack --version,cargo hack clippy $(FEATURED) --each-feature $(BUILT_ABOVE) -- -D warnings)
+	tools/same-features $(TESTED)
 	@if cargo tree --package tload --edges normal | grep -E '(tokio|rustls|hyper|reqwest|aws-lc-sys) v'; then \
 		echo 'make: without the features `object` and `tokio-uring` these must not be in the tree' >&2; exit 1; fi
 	@if rustup target list --installed 2>/dev/null | grep -qx $(MACOS); then cargo check -p tload --target $(MACOS); \
 		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-soundness --no-deps --lib
-	$(call if_installed,typos,typos --version,typos)
 
 # The extension module is tested through Python. The output of passing tests is shown too, so that
 # tools/no-secrets can search it; tests/secrecy.py searches that of the Python tests.
@@ -66,6 +69,11 @@ LOOM := --package tload-memory --package tload-ranks --test loom
 TEST_LOOM := env RUSTFLAGS='--cfg loom' cargo test --target-dir target/loom $(LOOM)
 
 ##@ Parts of test and check
+
+check-texts: ruff ## check formats, spelling and the sizes of crates (seconds)
+	tools/sizes
+	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
+	$(call if_installed,typos,typos --version,typos)
 
 test-rust: ## run the Rust tests
 	tools/no-secrets cargo test $(TESTED) -- --show-output
@@ -87,9 +95,13 @@ wheel: $(INSTALLED) ## build the wheel and install it into .venv
 
 # These tests include mypy and stubtest, and GPU loads on a stub of CUDA's driver. Each of the two
 # processes takes whole files, in their order: libraries keep settings of files before.
-test-python: ## run the Python tests (after `make wheel`)
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15
+
+test-python: cuda-stub ## run the Python tests (after `make wheel`)
+	$(PYTEST)
+
+cuda-stub:
 	cargo build --package tload-cuda-stub
-	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Installs the requirements of pyproject.toml: its build system and its extra `test`.
 $(INSTALLED): pyproject.toml
@@ -239,6 +251,22 @@ advisories: ## check known vulnerabilities of dependencies
 # describes each. Missing tools are skipped with a message, or fail if TLOAD_REQUIRE names them.
 NIGHTLY ?= nightly
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+
+##@ Every night
+
+# Takes about an hour; the fuzzers take a minute each.
+nightly: MINUTES = 1
+nightly: msrv powerset advisories loom miri fuzz ## run what is too slow for every change
+
+# The compiler that rust-version promises, which rustup installs if it is missing.
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
+msrv: ## type-check with the oldest supported compiler
+	$(call if_installed,rustup,rustup --version,rustup run --install $(MSRV) cargo check --workspace --all-features --target-dir target/msrv)
+
+# With tests where the command and the server have no object stores.
+powerset: ## type-check all pairs of features
+	cargo check --package tload-cli --package tload-serve --no-default-features --all-targets
+	$(call if_installed,cargo-hack,cargo hack --version,cargo hack check $(FEATURED) --package tload-cli --package tload-serve --feature-powerset --depth 2)
 
 ##@ Soundness
 

@@ -125,7 +125,7 @@ impl Counts {
             if now.excess(before).is_none() || started.elapsed() > Duration::from_secs(60) {
                 return now;
             }
-            std::thread::yield_now();
+            tload_testbed::pause_between_looks();
         }
     }
 }

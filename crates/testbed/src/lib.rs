@@ -7,6 +7,7 @@
 mod black_hole;
 mod faulty;
 mod forward_proxy;
+mod polling;
 mod recorded;
 mod servers;
 #[cfg(target_os = "linux")]
@@ -16,6 +17,7 @@ mod token_service;
 pub use black_hole::BlackHole;
 pub use faulty::*;
 pub use forward_proxy::ForwardProxy;
+pub use polling::pause_between_looks;
 pub use recorded::{assert_recorded, assert_recorded_between};
 pub use servers::*;
 pub use token_service::{TokenRequest, TokenService};

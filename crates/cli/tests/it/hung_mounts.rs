@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -108,7 +107,7 @@ fn is_over(child: &Child) -> bool {
         if after_name.trim_start().starts_with('Z') {
             return true;
         }
-        thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
     false
 }

@@ -6,7 +6,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Once};
-use std::thread;
 
 use signal_hook::consts::SIGHUP;
 
@@ -118,7 +117,7 @@ fn interrupted_synth_removes_its_files() {
     .unwrap();
     // Until a shard is finished and another one is being written.
     while !model.exists() || entries(&model).len() < 2 {
-        thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
     interrupt(&child);
     was_interrupted(&child.wait_with_output().unwrap());

@@ -229,7 +229,6 @@ mod ends {
     use std::net::TcpListener;
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Child, Command, Output, Stdio};
-    use std::thread;
 
     use crate::interrupt::signal;
     use crate::{command, stderr};
@@ -244,7 +243,7 @@ mod ends {
             if found.len() == count {
                 return found;
             }
-            thread::yield_now();
+            tload_testbed::pause_between_looks();
         }
     }
 
@@ -300,7 +299,7 @@ mod ends {
             let output = self.child.wait_with_output().unwrap();
             for rank in self.ranks {
                 while is_rank(rank) {
-                    thread::yield_now();
+                    tload_testbed::pause_between_looks();
                 }
             }
             let left = fs::read_dir(self.temporary.path()).unwrap();

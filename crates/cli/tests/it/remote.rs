@@ -5,7 +5,6 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -390,7 +389,7 @@ pub(crate) fn ends_soon(mut child: Child) -> Output {
             child.kill().unwrap();
         }
         assert!(!late, "it did not end");
-        thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
     child.wait_with_output().unwrap()
 }

@@ -322,8 +322,8 @@ impl Fill {
     /// Returns the pause before the next attempt to bring in the pages of a view; `None` if the
     /// error is permanent.
     pub(super) fn not_shown(&mut self, file: &ReadFile, error: &io::Error) -> Option<Duration> {
-        // `EFAULT` is the only report of pages that could not be read. Truncated pages cause the
-        // same, so the file is checked.
+        // The kernel reports `EFAULT` for pages that could not be read, and also for pages beyond
+        // the end of a truncated file. Checking the file tells which.
         let unread = error.raw_os_error() == Some(libc::EFAULT);
         let what = file.failure(libc::EIO).filter(|_| unread)?;
         file.source().verify_unchanged().ok()?;

@@ -157,7 +157,7 @@ impl ObjectEngine {
                 let reading = object.read(range, retries, Some(&hedging), &mut running);
                 let result = tokio::select! {
                     biased;
-                    // Sending fails only if the engine is gone.
+                    // An error means that the engine is gone, which cancels its requests, too.
                     _ = stopped.wait_for(|stopped| *stopped) => Err(cancelled()),
                     result = reading => result,
                 };
@@ -232,7 +232,7 @@ impl Engine for ObjectEngine {
                 self.take(news, done);
             }
             if done[before..].iter().any(|done| done.result.is_err()) {
-                // The caller may want to stop: let it decide first.
+                // Start no more requests before the caller has seen the failure.
                 return;
             }
             self.start_requests();

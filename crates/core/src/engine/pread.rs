@@ -224,7 +224,7 @@ impl Drop for PreadEngine {
         // Joined threads have completed the queued jobs, which own their memory until then.
         self.work.close();
         for thread in self.threads.drain(..) {
-            // The panic hook has reported a panic there; the memory of its job is gone with it.
+            // A panic of the thread has been reported by the panic hook.
             let _ = thread.join();
         }
     }

@@ -148,8 +148,8 @@ pub(super) fn reap(waiting: &mut impl Waiting, wait: Wait, done: &mut Vec<Done>)
             engine.reap(Wait::ForOne, done);
         } else {
             drop(engines);
-            // Once only: the lane may have memory for another job by now, and the other rank none
-            // for what this one waits for until that has been taken.
+            // Wait only once, then let the lane submit jobs that it has memory for by now: the
+            // other rank may be unable to send more until those have been taken.
             waiting.events().wait_past(changes);
             waiting.look(done);
         }

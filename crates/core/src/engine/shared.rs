@@ -73,11 +73,12 @@ impl SharedEngine {
         } else {
             let start = usize::try_from(job.offset).expect("inside a mapping");
             self.view(region).map(|view| {
-                // SAFETY: the view shows the region, as above.
+                // SAFETY: the view shows a region whose bytes the leader has filled and does not
+                // write again.
                 let bytes = unsafe { view.bytes(start..start + job.needed) };
                 let filled = match slice {
                     None => job.lease.fill_from(bytes),
-                    // The rows of the whole tensor may be many times as long.
+                    // Copy only the rows of the slice: the whole tensor may be many times as long.
                     Some((extent, _)) => {
                         let mut lease = job.lease;
                         plan.gather_from(extent, bytes, lease.bytes_mut(0..job.needed));

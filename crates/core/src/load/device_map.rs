@@ -85,7 +85,7 @@ impl DeviceMap {
             for position in matching() {
                 used[position] = true;
             }
-            // `matching` begins with the longest name.
+            // The longest matching name comes first in `matching`.
             let key = match (glob, matching().min()) {
                 (Some(glob), Some(module)) if glob < module => Some(glob),
                 (glob, None) => glob,

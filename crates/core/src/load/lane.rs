@@ -182,7 +182,7 @@ fn spawn_all(
                 spawned.missing += 1;
             }
             Err(error) => {
-                // No thread waits for this lane, and the others do without it.
+                // The load goes on with the other lanes; no thread waits for this one.
                 tracing::warn!(%error, "a thread for reads could not be started");
                 feed.lane_failed(group, number);
                 ended();
@@ -255,7 +255,7 @@ where
                 }
                 Ok(())
             });
-            // Free the memory first. The notification after it must be sent whatever happens here.
+            // Free the memory before `ended` is called, which must happen even if freeing panics.
             let freed = caught(|| {
                 drop((sink, deliver, failing, setup));
                 Ok(())

@@ -290,7 +290,7 @@ pub(crate) fn published(
     let is_copied = prepared.reads_devices() && !SharedMemory::has_huge_pages();
     let budget = match is_copied.then(copied).flatten() {
         Some(budget) => budget,
-        // The copy only saves time, so a budget without it will do.
+        // Staging for copies only saves time, so a budget without it is enough.
         None => demand.host(Some(0), false, options)?,
     };
     let window = WINDOW_BYTES.max(demand.in_flight.saturating_mul(2));

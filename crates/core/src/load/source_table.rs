@@ -245,7 +245,7 @@ fn in_file_order(wanted: &mut [(usize, Wanted)], tensors: &[TensorInfo]) -> Vec<
 /// Returns the layout of a source of a load's own. With `is_shared`, other ranks read, too.
 fn own_layout(mut hints: ReadHints, is_shared: bool, options: &Options, staged: bool) -> Layout {
     if is_shared {
-        // Other ranks may read the bytes between.
+        // Read no bytes of gaps: other ranks may read those.
         hints.gap_bytes = 0;
     }
     layout(&hints, options, staged)

@@ -312,7 +312,7 @@ fn first_cluster<'c, 'w>(claims: &'c [Claim<'w>]) -> (&'c [Claim<'w>], Range<u64
 fn own_reads(cluster: &[Claim<'_>], rules: &ShareRules, reads_max: usize) -> Option<usize> {
     let alignment = rules.alignment.max(ALIGNMENT_MIN);
     let gap = rules.gap_bytes.max(2 * alignment);
-    // Listing them takes time.
+    // Give up on too many reads before the spans are listed, which takes time.
     let at_least = cluster.iter().map(|claim| claim.spans_max(gap) / 2);
     if at_least.fold(0, u64::saturating_add) > reads_max as u64 {
         return None;

@@ -204,7 +204,8 @@ impl Controller {
     /// Records the end of a read; `remaining` bytes have not begun.
     pub(super) fn ended(&mut self, window: usize, remaining: u64, now: Duration) {
         self.in_flight.end(window);
-        // Once all reads have begun, engines still choose their connections by the limit.
+        // The limit stays as it is once all reads have begun, because engines choose the number of
+        // connections by it.
         if self.depth.is_fixed() || remaining == 0 {
             return;
         }
@@ -327,7 +328,7 @@ impl Controller {
             }
             return;
         }
-        // A deviating sample may be the first of two.
+        // A single deviating sample is not added to the mean: a second one would be a drift.
         if !off(rate) {
             self.usual.add(rate, LONG_MEMORY);
             self.notice_drift();

@@ -17,7 +17,7 @@ fn peak(cuda: &Cuda) -> u64 {
 fn fill(stream: &TensorStream, budget: u64) {
     let started = Instant::now();
     while stream.report().devices[0].memory_peak < budget && started.elapsed() < PATIENCE {
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
     let mut read = (0, 0);
     while read.1 < 2000 {

@@ -158,7 +158,7 @@ fn hanging_copies_do_not_block_drop() {
     let loader = loader(&files, options);
     let stream = loader.stream().expect("starts");
     while cuda.stub.count("cuMemcpyHtoDAsync_v2") == 0 {
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
     drop((stream, loader));
     assert!(cuda.stub.live("allocations") > 0, "the copy still runs");

@@ -198,7 +198,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
     let started = Instant::now();
     while !is_so() {
         assert!(started.elapsed() < PATIENCE, "waited in vain");
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
 }
 

@@ -332,7 +332,7 @@ fn wait_for(child: libc::pid_t) -> i32 {
             unsafe { libc::kill(child, libc::SIGKILL) };
         }
         assert!(!hangs, "the child hangs");
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
 }
 
@@ -353,7 +353,7 @@ fn settled(wanted: (usize, usize), patience: Duration) -> (usize, usize) {
         if (now.0 <= wanted.0 && now.1 <= wanted.1) || over {
             return now;
         }
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
 }
 
@@ -420,7 +420,7 @@ fn one(stub: &Stub, files: &Files, rng: &mut Rng) {
         let started = Instant::now();
         while stub.live("contexts") > 0 && started.elapsed() < crate::stub::PATIENCE {
             tload::release_staging();
-            std::thread::yield_now();
+            tload_testbed::pause_between_looks();
         }
         stub.set("fail", "");
     }

@@ -63,7 +63,7 @@ impl Cuda {
         };
         let started = Instant::now();
         while !left().is_empty() && started.elapsed() < PATIENCE {
-            std::thread::yield_now();
+            tload_testbed::pause_between_looks();
         }
         assert_eq!(left(), [], "leaked");
         // A destroyed context frees what it still contains, which must have been nothing.
@@ -77,7 +77,7 @@ impl Cuda {
         let started = Instant::now();
         while self.stub.live("contexts") > 0 && started.elapsed() < PATIENCE {
             release_staging();
-            std::thread::yield_now();
+            tload_testbed::pause_between_looks();
         }
         let live = KINDS.map(|kind| (kind, self.stub.live(kind)));
         assert!(live.iter().all(|(_, count)| *count == 0), "{live:?}");

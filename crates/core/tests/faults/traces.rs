@@ -43,7 +43,7 @@ impl Traces {
             if started.elapsed() > PATIENCE {
                 return Some(format!("before: {self:?}, after: {now:?}"));
             }
-            std::thread::yield_now();
+            tload_testbed::pause_between_looks();
         }
     }
 }

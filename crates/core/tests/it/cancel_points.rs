@@ -183,7 +183,7 @@ fn assert_settles(simulation: &Simulation, watched: &Watched) {
     // Dropping a stream waits for its lanes for a limited time; a busy machine may need longer.
     let started = Instant::now();
     while watched.usage().charged > 0 && started.elapsed() < PATIENCE {
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
     assert_nothing_is_left(simulation, watched);
 }

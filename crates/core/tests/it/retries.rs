@@ -94,7 +94,7 @@ fn wait_until_freed(stream: &TensorStream) {
     let start = Instant::now();
     while stream.report().parked_bytes > 0 {
         assert!(start.elapsed() < PATIENCE, "{}", stream.report());
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
 }
 

@@ -77,7 +77,7 @@ pub(crate) fn assert_nothing_is_left(simulation: &Simulation, watched: &Watched)
     // A lane that a busy machine runs late drops its last memory after the stream's end.
     let started = Instant::now();
     while watched.usage().charged > 0 && started.elapsed() < PATIENCE {
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
     assert_eq!(
         watched.usage().charged,
@@ -279,7 +279,7 @@ fn abandoned_stream_returns_all_memory() {
         // Dropping a stream waits for its lanes for a limited time; a busy machine may need longer.
         let started = Instant::now();
         while watched.usage().charged > 0 && started.elapsed() < PATIENCE {
-            std::thread::yield_now();
+            tload_testbed::pause_between_looks();
         }
         // The canceller still exists: it must not keep memory.
         assert_nothing_is_left(&simulation, &watched);

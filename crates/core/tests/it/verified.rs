@@ -212,7 +212,7 @@ fn outcome(
 fn assert_nothing_is_left(watched: &Watched) {
     let started = Instant::now();
     while watched.usage().charged > 0 && started.elapsed() < PATIENCE {
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
     assert_eq!(watched.usage().charged, 0, "bytes still charged");
     assert_eq!(watched.in_flight(), InFlight::default(), "still in flight");

@@ -665,7 +665,7 @@ fn assert_cache_is_free() {
             return;
         }
         assert!(started.elapsed() < PATIENCE, "is locked");
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
 }
 
@@ -682,7 +682,7 @@ fn copy_through_hub_cache_shows_progress_and_is_cancelled() {
     // More than what comes with the openings of the files.
     while control.progress().bytes_done < 150_000 {
         assert!(started.elapsed() < PATIENCE, "{:?}", control.progress());
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
     let late = control.timed_out(Duration::from_secs(1));
     assert!(late.message().contains("had been copied"), "{late}");

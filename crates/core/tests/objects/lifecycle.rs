@@ -66,7 +66,7 @@ pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {
         assert!(started.elapsed() < PATIENCE, "{what}");
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
 }
 

@@ -119,7 +119,7 @@ fn late(site: &Site, server: &FaultyServer, stage: &Stage, timeout: Duration) ->
         Ok(mut stream) => {
             // No tensor is taken before the timeout has expired.
             while stream.report().outcome == "running" {
-                std::thread::yield_now();
+                tload_testbed::pause_between_looks();
             }
             stream.find_map(Result::err).expect("is late")
         }

@@ -232,8 +232,8 @@ impl<'a> Serving<'a> {
         }
         for (record, carried) in records {
             let position = follower.position;
-            match (record, carried) {
-                (Record::Join { rank }, Some(carried)) => {
+            match (record, carried, position) {
+                (Record::Join { rank }, Some(carried), _) => {
                     let Ok(request) = payload::read(carried) else {
                         return false;
                     };
@@ -244,17 +244,17 @@ impl<'a> Serving<'a> {
                     drop(state);
                     self.shared.changed.notify_all();
                 }
-                (Record::Claim { region }, _) if let Some(position) = position => {
+                (Record::Claim { region }, _, Some(position)) => {
                     self.holdings.claim(position, region as usize);
                 }
-                (Record::Release { region }, _) if let Some(position) = position => {
+                (Record::Release { region }, _, Some(position)) => {
                     self.holdings.release(position, region as usize);
                 }
-                (Record::Alive, _) => {}
-                (Record::Unmapped { region }, _) if let Some(position) = position => {
+                (Record::Alive, ..) => {}
+                (Record::Unmapped { region }, _, Some(position)) => {
                     self.holdings.unmapped(position, region as usize);
                 }
-                (Record::Done, Some(carried)) => {
+                (Record::Done, Some(carried), position) => {
                     let own = self.load.as_ref().map_or(0, |load| load.own);
                     if let (Some(rank), Ok(found)) = (follower.rank, payload::read(carried))
                         && position.is_none_or(|position| position < own)

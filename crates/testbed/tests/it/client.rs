@@ -61,7 +61,7 @@ pub(crate) fn assert_gone(address: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while TcpStream::connect(address).is_ok() {
         assert!(Instant::now() < deadline, "{address} still answers");
-        std::thread::yield_now();
+        tload_testbed::pause_between_looks();
     }
 }
 

@@ -53,8 +53,8 @@ unsafe impl<K: Unpin + 'static> IoBuf for Stretch<K> {
     }
 }
 
-// SAFETY: as above. The lease has the right to write; it is either in `keep`, or beside the future
-// that has checked out the slot.
+// SAFETY: `keep` keeps these bytes mapped at this address. The lease, which has the right to write
+// to them, is in `keep` or is held by the future that has checked out the slot.
 unsafe impl<K: Unpin + 'static> IoBufMut for Stretch<K> {
     fn stable_mut_ptr(&mut self) -> *mut u8 {
         self.start
@@ -153,7 +153,7 @@ pub(super) async fn read_once(
 ) -> (io::Result<usize>, Lease) {
     let end = read.window_offset + read.len;
     assert!(end <= lease.len(), "a read leaves its window");
-    // The crate silently truncates longer ones.
+    // tokio-uring silently truncates lengths that exceed 32 bits.
     assert!(
         u32::try_from(read.len).is_ok(),
         "windows are at most about 1 GiB"

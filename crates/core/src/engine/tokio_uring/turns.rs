@@ -56,9 +56,8 @@ impl Turns {
     pub(super) async fn turn(&self) {
         let parks = self.parks();
         while self.parks() == parks {
-            // Each write is a separate event, and the counter is far from its maximum after any
-            // number of them; so a failure could only be one of the descriptor. Then the wait below
-            // still ends, with the next read.
+            // The counter never comes near its maximum, so a write fails only if the descriptor is
+            // bad. The wait then ends with the next completed read.
             let _ = rustix::io::write(self.doorbell.get_ref(), &1_u64.to_ne_bytes());
             if let Ok(mut heard) = self.doorbell.readable().await {
                 heard.clear_ready();

@@ -270,7 +270,7 @@ impl Drop for UringEngine {
         for (slot, _) in self.copies.drain(..) {
             drop(self.slots.take(slot));
         }
-        // The ring itself may have failed, before or only now: entering it must not be relied on.
+        // The ring itself may have failed, and draining it then panics.
         let is_drained =
             !std::thread::panicking() && catch_unwind(AssertUnwindSafe(|| self.drain())).is_ok();
         if is_drained {

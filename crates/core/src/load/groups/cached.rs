@@ -36,7 +36,7 @@ pub(super) fn open(
     opening: &Opening,
 ) -> Option<ReadFile> {
     let entry = object.entry().filter(|entry| entry.has_most_of(wanted))?;
-    // The store has the bytes, too.
+    // If the entry cannot be opened, the bytes come from the store.
     open_entry(entry, wanted, opening).ok()
 }
 

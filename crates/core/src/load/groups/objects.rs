@@ -50,7 +50,7 @@ pub(super) fn open(opening: &Opening, is_alone: bool) -> Result<Vec<OpenedGroup>
             object: object.for_load(),
         })
     })?;
-    // On all objects together: the first group has it.
+    // One note covers the objects of all groups, and the first group reports it.
     let mut note = unversioned_note(opened.iter().map(|(_, opened)| &opened.object));
     let groups = grouped(opened, OpenedObject::is_beside).into_iter();
     let group = |(sources, opened): (Vec<usize>, Vec<OpenedObject>)| {

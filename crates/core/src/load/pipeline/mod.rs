@@ -171,7 +171,7 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
         if !self.done.is_empty() {
             // Completions are already pending; do not block.
         } else if self.lacks_slot && self.sink.in_flight() > 0 {
-            // A copy that ends frees a slot; a read that ends only needs a copy.
+            // Wait for a copy and not for a read: only a copy that ends frees a slot.
             self.engine.reap(Wait::No, &mut self.done);
             if self.done.is_empty() {
                 self.await_copy();
@@ -259,8 +259,8 @@ impl<E: Engine, S: Sink> LaneLoop<'_, E, S> {
                 return sink.submit(extent, filled);
             };
             watch.lap(Stage::Deliver);
-            // The check passes on this extent, or none if it must wait for others of its file, or
-            // also several that waited for it.
+            // The check calls back for each extent that it passes on: none if this one has to wait
+            // for others of its file, or also those that waited for this one.
             let compared = check.pass(done.extent, filled, &mut |extent, filled| {
                 watch.lap(Stage::Verify);
                 let submitted = sink.submit(extent, filled);

@@ -24,10 +24,10 @@ impl Controller {
     /// Tries much more than `base` at once, whatever is left to read: on a slow store, connections
     /// that gain nothing cost nothing either, and each sample takes long.
     ///
-    /// The sample of `base` `took` its time from the start of the load, and its first read ended
-    /// after `first_took`, in which hardly a byte came from a store that answers late. For as long
-    /// from now on, all reads that end began before: with them, the rate of `base` is that of its
-    /// sample's time, but from the end of the first read on.
+    /// The sample of `base` covers `took` from the start of the load. Its first read ended after
+    /// `first_took`, a time in which a store that answers late sends hardly a byte. All reads that
+    /// end in the next `first_took` began before the leap; their bytes are added to the sample.
+    /// Its rate is then that of a period of the same length that begins when the first read ended.
     pub(super) fn leap(
         &mut self,
         base: Point,

@@ -242,7 +242,7 @@ impl CudaSink {
             open,
             ..
         } = copying;
-        // First, so that the next read can begin.
+        // Release the slot before tensors are completed, so that the next read can begin.
         drop(filled);
         let bytes = |piece: &Piece| piece.len as u64;
         if let Some(began) = &marks.began {
@@ -324,11 +324,12 @@ impl Sink for CudaSink {
         let load = Arc::clone(&self.load);
         let inside = load.places.gate().map(WriteGate::enter);
         if matches!(inside, Some(None)) {
-            // The load is over, and the memory is the caller's again.
+            // The gate is closed: the load is over, and the memory belongs to the caller again.
             return Ok(());
         }
         let marks = self.marks()?;
-        // Before the first copy: from then on, only the queue may release the slot.
+        // The slot enters the queue before its first copy starts, because from then on only the
+        // queue may release it.
         self.copying.push_back(Copying {
             marks,
             queued: false,
@@ -341,7 +342,7 @@ impl Sink for CudaSink {
         drop(inside);
         match self.copying.back_mut() {
             Some(newest) if queued.is_ok() => newest.queued = true,
-            // Some of its copies may run.
+            // Some copies of this slot may have been queued, so the GPU may still read from it.
             _ => self.abandon(),
         }
         queued

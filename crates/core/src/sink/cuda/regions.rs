@@ -181,7 +181,8 @@ impl DeviceRegions {
         };
         match self.allocate(region, stream, charge)? {
             Some(memory) => Ok(self.begin(region, memory)),
-            // Each further wait needs another region that has begun, so they come to an end.
+            // Wait again only if another region has begun since the last wait: regions are finite,
+            // so the waits end.
             None if waited.is_some_and(|waited| waited.begun == self.state.lock().begun) => {
                 Err(self.no_room(region, bytes))
             }
@@ -343,7 +344,7 @@ impl DeviceRegions {
                 std::mem::take(&mut state.open),
             )
         };
-        // Dropped without the lock: freeing can take a while.
+        // The lock is released first, because freeing can take a while.
         drop(left);
     }
 }

@@ -207,7 +207,7 @@ impl Served {
         // The kernel removes a thread shortly after it was joined.
         // The first load may not have been gone entirely.
         while !Leftovers::of_this_process().are_within(&before) && Instant::now() < deadline {
-            std::thread::yield_now();
+            tload_testbed::pause_between_looks();
         }
         let after = Leftovers::of_this_process();
         assert!(after.are_within(&before), "{after:?}, {before:?}");
