@@ -67,7 +67,7 @@ impl Checkpoint {
         }
     }
 
-    /// Returns the checkpoint to load from. `_checkpoint/mapping.py` opens one that
+    /// Returns the checkpoint to load from. `_sources/opened.py` opens one that
     /// [`Self::is_cut_off`] again first.
     pub(crate) fn share(&self) -> tload::Checkpoint {
         self.inner.clone()

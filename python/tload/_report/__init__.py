@@ -1,1 +1,1 @@
-"""What a load tells: its report, progress, log lines and spans."""
+"""Reports of loads, their progress, log lines and spans."""

@@ -1,1 +1,1 @@
-"""What loads read: locations, headers, and how both are opened."""
+"""Sources of loads: locations, headers, and how both are opened."""

@@ -58,6 +58,16 @@ pub(super) const SECRETS: Section = Section {
                 "crates/base/src/options/store_options.rs::debug_shows_no_secret",
                 "crates/base/src/options/location.rs::displayed_location_hides_secrets",
                 "crates/core/src/verify/choice.rs::secrets_of_a_manifests_url_are_not_shown",
+                "tests/test_stores.py::test_repr_shows_no_secret",
+            ],
+        },
+        Promise {
+            says: "In Python, checkpoints and options with a secret are not pickled.",
+            tests: &[
+                "tests/test_pickle.py::test_secrets_are_not_pickled",
+                "tests/test_pickle.py::test_secrets_of_urls_are_not_pickled",
+                "tests/test_pickle.py::test_options_are_pickled",
+                "tests/test_stores.py::test_secrets_of_stores_are_not_pickled",
             ],
         },
         Promise {
