@@ -5,18 +5,19 @@
 
 use std::collections::BTreeMap;
 
-use tload::{Loader, Location, Options, Order, Result, Selection, Tensor, format_bytes};
+use tload::internal::format_bytes;
+use tload::{LoadOptions, Loader, Location, Order, Result, Selection, Tensor};
 
 fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let location = args.next().unwrap_or_else(|| ".".to_owned());
     let pattern = args.next().unwrap_or_else(|| "*".to_owned());
 
-    let mut options = Options::default();
+    let mut options = LoadOptions::default();
     options.order = Order::File;
     options.memory_limit = Some(1 << 30);
     let loader = Loader::open(&Location::parse(&location)?)?
-        .tensors(Selection::glob(&pattern)?)
+        .select(Selection::glob(&pattern)?)
         .options(options);
 
     let kept: BTreeMap<String, Tensor> = loader

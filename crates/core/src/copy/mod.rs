@@ -121,13 +121,13 @@ impl Default for CopyOptions {
 /// ```no_run
 /// # fn main() -> tload::Result<()> {
 /// let source = tload::Location::parse("s3://bucket/model")?;
-/// let report = tload::copy::Copy::new(&source, "/models/model").run()?;
+/// let report = tload::copy::CopyJob::new(&source, "/models/model").run()?;
 /// println!("{} files, {} bytes", report.copied_files, report.copied_bytes);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Copy {
+pub struct CopyJob {
     source: Location,
     target: PathBuf,
     /// The target, if it is open already.
@@ -225,7 +225,7 @@ pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedF
     Ok(listed)
 }
 
-impl Copy {
+impl CopyJob {
     /// Creates a copy of `source` into the directory `target`, which is created if it does not
     /// exist.
     pub fn new(source: &Location, target: impl Into<PathBuf>) -> Self {
@@ -523,7 +523,7 @@ mod tests {
     #[test]
     fn cancelled_copy_keeps_what_was_recorded() {
         let source = Location::from_path("model");
-        let control = Copy::new(&source, "target").control();
+        let control = CopyJob::new(&source, "target").control();
         Shared::add(&control.shared.bytes_recorded, 7);
         assert_eq!(control.progress().bytes_kept, 0);
         control.cancel();
@@ -535,7 +535,7 @@ mod tests {
     #[cfg(feature = "object")]
     #[test]
     fn copy_goes_on_from_its_target_after_a_failed_download() {
-        let copy = Copy::new(&Location::from_path("model"), "target");
+        let copy = CopyJob::new(&Location::from_path("model"), "target");
         let (shared, control) = (&copy.shared, copy.control());
         let download = shared.begin_download();
         Shared::add(&download.bytes_total, 100);
@@ -606,7 +606,7 @@ mod tests {
                 listed: Some(listed),
                 opened: None,
             };
-            let copy = Copy::new(&source, target.path()).options(options);
+            let copy = CopyJob::new(&source, target.path()).options(options);
             let absent = copy.absent(vec![entry], &root);
             absent
                 .map(|absent| absent.len())

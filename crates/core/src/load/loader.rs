@@ -5,13 +5,14 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::checkpoint::{BoxError, Checkpoint};
 use super::destinations::DeviceRules;
 use super::device_map::DeviceMap;
 use super::stream::Canceller;
-use crate::checkpoint::{Checkpoint, OpenOptions};
+use crate::checkpoint::OpenOptions;
 use crate::error::Result;
 use crate::memory::{RegionCache, Target};
-use crate::options::{Device, Location, Options};
+use crate::options::{Device, LoadOptions, Location};
 use crate::plan::{Selection, Slice};
 use crate::ranks::Group;
 use crate::tensor::TensorInfo;
@@ -27,7 +28,7 @@ use crate::verify::Expectation;
 ///
 /// # fn main() -> tload::Result<()> {
 /// let loader = Loader::open(&Location::parse("model_dir")?)?;
-/// for tensor in loader.tensors(Selection::glob("*.weight")?).stream()? {
+/// for tensor in loader.select(Selection::glob("*.weight")?).stream()? {
 ///     let tensor = tensor?;
 ///     println!("{} {} {:?}", tensor.name(), tensor.dtype(), tensor.shape());
 /// }
@@ -41,7 +42,7 @@ pub struct Loader {
     pub(super) devices: DeviceRules,
     pub(super) targets: Arc<HashMap<String, Target>>,
     pub(super) slices: Arc<HashMap<String, Slice>>,
-    pub(crate) options: Options,
+    pub(crate) options: LoadOptions,
     /// Expectations by shard, which replace those that would be discovered.
     pub(super) expectations: Option<Arc<[Expectation]>>,
     /// True if the caller selected tensors by name alone.
@@ -55,12 +56,12 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Opens the checkpoint at `location`.
+    /// Opens the checkpoint at `location`: short for [`Checkpoint::open`] and [`Checkpoint::load`].
     ///
     /// # Errors
     ///
     /// As [`Checkpoint::open`].
-    pub fn open(location: &Location) -> Result<Self> {
+    pub fn open(location: impl TryInto<Location, Error: Into<BoxError>>) -> Result<Self> {
         Checkpoint::open(location).map(Self::new)
     }
 
@@ -70,12 +71,15 @@ impl Loader {
     /// # Errors
     ///
     /// As [`Checkpoint::open_with`].
-    pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
+    pub fn open_with(
+        location: impl TryInto<Location, Error: Into<BoxError>>,
+        options: impl Into<OpenOptions>,
+    ) -> Result<Self> {
         Checkpoint::open_with(location, options).map(Self::new)
     }
 
     /// Creates a loader for an open checkpoint: all tensors, into host memory, with default
-    /// options.
+    /// options. The same as [`Checkpoint::load`].
     pub fn new(checkpoint: Checkpoint) -> Self {
         Self {
             checkpoint,
@@ -83,7 +87,7 @@ impl Loader {
             devices: DeviceRules::default(),
             targets: Arc::default(),
             slices: Arc::default(),
-            options: Options::default(),
+            options: LoadOptions::default(),
             expectations: None,
             by_name: false,
             is_one_tensor: false,
@@ -98,16 +102,16 @@ impl Loader {
         &self.checkpoint
     }
 
-    /// Sets the tensors to load.
+    /// Sets the tensors to load. Default: all.
     #[must_use]
-    pub fn tensors(mut self, selection: Selection) -> Self {
+    pub fn select(mut self, selection: Selection) -> Self {
         self.by_name = selection.is_by_name();
         self.selection = selection;
         self
     }
 
     /// Restricts the selection to tensors with these names, such as a rank's share of a model.
-    /// Other names are ignored. A later call of [`Self::tensors`] replaces the restriction.
+    /// Other names are ignored. A later call of [`Self::select`] replaces the restriction.
     ///
     /// Unlike [`Selection::names`], this is not the caller's own choice of tensors: verification
     /// requires every file that a manifest lists unless it was not required before.
@@ -172,7 +176,7 @@ impl Loader {
 
     /// Sets the limits and preferences of the load.
     #[must_use]
-    pub fn options(mut self, options: Options) -> Self {
+    pub fn options(mut self, options: LoadOptions) -> Self {
         self.options = options;
         self
     }
@@ -189,13 +193,13 @@ impl Loader {
     /// returns it. Set a new handle for each load: of several, it cancels the last, and it refuses
     /// every load that begins after [`Canceller::cancel`].
     #[must_use]
-    pub fn canceller(mut self, canceller: Canceller) -> Self {
+    pub fn cancelled_by(mut self, canceller: Canceller) -> Self {
         self.canceller = canceller;
         self
     }
 
     /// Sets the expectations of the files, one for each of [`Checkpoint::shards`]. They replace
-    /// those that [`Options::verify`] would discover and are enforced as strictly as it says; with
+    /// those that [`LoadOptions::verify`] would discover and are enforced as strictly as it says; with
     /// [`crate::Verify::Off`] they are ignored. In a group, the rank that reads for the others
     /// compares with its own: pass equal expectations to all ranks.
     #[must_use]

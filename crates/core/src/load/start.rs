@@ -17,7 +17,7 @@ use super::source_table::Others;
 use super::stream::{Shared, StreamSetup, TensorStream};
 use crate::error::Result;
 use crate::memory::Slab;
-use crate::options::Options;
+use crate::options::LoadOptions;
 use crate::report::{Counters, EngineReport, Report};
 use crate::schedule::Schedule;
 use crate::sink::DeviceRegions;
@@ -125,7 +125,7 @@ impl Loader {
     }
 
     /// Joins the other ranks, opens the sources and plans the reads.
-    fn prepare(&self, started: Instant) -> Result<(Prepared, Options, Option<Joined>)> {
+    fn prepare(&self, started: Instant) -> Result<(Prepared, LoadOptions, Option<Joined>)> {
         let requested = self.requested();
         let (selected, destinations) = requested.inspect_err(|error| self.give_up(error))?;
         let mut joined = self.join(started)?;

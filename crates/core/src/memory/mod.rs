@@ -29,11 +29,11 @@ pub use lease::{Filled, Filling, Lease};
 #[cfg(feature = "testing")]
 pub use mapping::mapped_bytes;
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
-pub use pool::{Begun, Evicted, Pool, PoolUsage, RegionCache};
+pub use pool::{Evicted, Pool, PoolUsage, RegionCache, RegionStart};
 pub use published::PublishedPool;
 pub use region::{Region, RegionBytes, RegionWriter};
 pub use shared::{SharedMemory, SharedView, ViewEnd};
 pub use slab::Slab;
 pub use staging::{Staging, StagingFacts, StagingNeed, kept_staging, release_staging};
 pub use target::{KeepAlive, Target};
-pub use write_gate::{Inside, WriteGate};
+pub use write_gate::{WriteGate, WritePermit};

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use self::number_pattern::NumberPattern;
 use crate::error::{Error, Result, counted};
-use crate::plan::{Selection, Slice, Steps};
+use crate::plan::{Indices, Selection, Slice};
 
 /// Maximum number of tensors that an error names.
 const SHOWN: usize = 10;
@@ -78,7 +78,7 @@ struct Divided<'t> {
     name: &'t str,
     shape: &'t [usize],
     /// Indices along each dimension.
-    steps: Vec<Steps>,
+    steps: Vec<Indices>,
     is_kept: bool,
 }
 
@@ -182,7 +182,7 @@ impl Sharding {
         let tensors = tensors.into_iter().map(|(name, shape)| Divided {
             name,
             shape,
-            steps: shape.iter().map(|len| Steps::from(0..*len)).collect(),
+            steps: shape.iter().map(|len| Indices::from(0..*len)).collect(),
             is_kept: true,
         });
         let mut tensors: Vec<Divided<'_>> = tensors.collect();
@@ -193,7 +193,7 @@ impl Sharding {
         let mut sharded = Sharded::default();
         for tensor in tensors.into_iter().filter(|tensor| tensor.is_kept) {
             sharded.names.push(tensor.name.to_owned());
-            let whole = tensor.shape.iter().map(|len| Steps::from(0..*len));
+            let whole = tensor.shape.iter().map(|len| Indices::from(0..*len));
             if !whole.eq(tensor.steps.iter().copied()) {
                 let slice = Slice::new(tensor.steps);
                 sharded.slices.push((tensor.name.to_owned(), slice));
@@ -292,7 +292,7 @@ impl Divided<'_> {
                 .with_hint("dimensions count from 0; put a rule with a narrower glob first"));
         }
         let mine = position.rounded_up_run(self.steps[dim].count);
-        narrow(&mut self.steps[dim], Steps::from(mine));
+        narrow(&mut self.steps[dim], Indices::from(mine));
         Ok(())
     }
 
@@ -305,10 +305,10 @@ impl Divided<'_> {
 }
 
 /// Keeps some of the indices along a dimension; `kept` counts among them.
-fn narrow(steps: &mut Steps, kept: Steps) {
+fn narrow(steps: &mut Indices, kept: Indices) {
     // Every second index from 4 on, and of these every third from the second on: every sixth index
     // from 6 on. The start is past the end if nothing is kept.
-    *steps = Steps {
+    *steps = Indices {
         start: steps.start + kept.start * steps.step,
         count: kept.count,
         step: steps.step * kept.step,
@@ -336,7 +336,7 @@ fn any_of<G: AsRef<str>>(globs: impl IntoIterator<Item = G>) -> Result<Option<Se
     for glob in globs {
         let glob = Selection::glob(glob.as_ref())?;
         union = Some(match union {
-            Some(union) => union.or(glob),
+            Some(union) => union.union(glob),
             None => glob,
         });
     }

@@ -89,7 +89,7 @@ pub(crate) fn join_timeout_or_default(timeout: Option<Duration>) -> Duration {
 ///
 /// [`Loader::stream`](crate::Loader::stream) does so itself. Call this for an error before, such as
 /// that of [`Loader::open`](crate::Loader::open), or drop the group. Waits for the others, within
-/// the limits: those of [`Options`](crate::Options), for example.
+/// the limits: those of [`LoadOptions`](crate::LoadOptions), for example.
 pub fn give_up(group: &dyn Group, error: &Error, limits: impl Into<JoinLimits>) {
     let hello = Hello::given_up(Failure::new(group.rank(), error));
     let deadline = limits.into().deadline(Instant::now());

@@ -9,6 +9,7 @@
 //! bytes and files; [`fuzz`] has the targets of fuzzers.
 
 pub mod conformance;
+mod example_model;
 pub mod fixtures;
 pub mod fuzz;
 pub mod null;
@@ -21,6 +22,7 @@ pub mod storage;
 mod thread_nodes;
 mod thread_ranks;
 
+pub use example_model::ExampleModel;
 #[cfg(target_os = "linux")]
 pub use shared_engine::shared_engine;
 pub use thread_nodes::Network;
@@ -77,6 +79,6 @@ pub fn receive(tensor: &Tensor) {
 /// # Errors
 ///
 /// The defect of the header.
-pub fn parse_header(header: &[u8], file_bytes: u64) -> Result<usize, crate::HeaderError> {
+pub fn parse_header(header: &[u8], file_bytes: u64) -> Result<usize, crate::format::HeaderError> {
     crate::format::parse(header, file_bytes).map(|header| header.tensors.len())
 }

@@ -81,11 +81,11 @@ const RANKS: [(&str, &[&str]); 27] = [
 const LOAD_OPTIONS: [&str; 12] = [
     "Device",
     "EngineChoice",
+    "LoadOptions",
     "OnPeerLoss",
     "OptionKey",
     "OptionKind",
     "OptionValue",
-    "Options",
     "Order",
     "keys",
     "load_options",
@@ -684,7 +684,7 @@ mod rules {
         let path = "crates/core/src/ranks/node.rs";
         let location = "use crate::options::Location;";
         assert_none(&directions(&source(path, location)));
-        let options = "use crate::options::Options;";
+        let options = "use crate::options::LoadOptions;";
         assert_eq!(directions(&source(path, options)).len(), 1);
         let path = "crates/core/src/storage/object/store/mod.rs";
         assert_none(&directions(&source(path, "use crate::files::open_plain;")));

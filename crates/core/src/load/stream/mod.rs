@@ -154,7 +154,7 @@ impl TensorStream {
 
     /// Cancels the load: the next item is [`Cancelled`](crate::ErrorKind::Cancelled). Returns at
     /// once. Reads in flight complete by themselves, and their memory is freed then; until then it
-    /// counts as [`crate::parked_bytes`].
+    /// counts as [`crate::orphaned_bytes`].
     ///
     /// The outcome in the report and the metrics is `"cancelled"`, or `"complete"` if the caller
     /// has received all tensors and does not wait for the end. The same holds for a stream that is

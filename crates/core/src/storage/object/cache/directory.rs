@@ -218,13 +218,26 @@ impl CacheDirectory {
     }
 
     /// Removes objects at and below `location`, and what is known about them; all if it is `None`.
-    /// With `dry_run`, returns the objects that would be removed.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] if `location` is a path: only objects of stores are cached.
     /// The first error of the file system, once all objects that can be removed are.
-    pub fn remove(&self, location: Option<&Location>, dry_run: bool) -> Result<CacheRemoval> {
+    pub fn remove(&self, location: Option<&Location>) -> Result<CacheRemoval> {
+        self.removal(location, false)
+    }
+
+    /// Returns what [`Self::remove`] would remove now, and removes nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::remove`].
+    pub fn removable(&self, location: Option<&Location>) -> Result<CacheRemoval> {
+        self.removal(location, true)
+    }
+
+    /// Removes objects, or with `dry_run` only lists them.
+    fn removal(&self, location: Option<&Location>, dry_run: bool) -> Result<CacheRemoval> {
         let within = location.map(url).transpose()?;
         let chosen = |entry: &CacheEntry| {
             within.is_none_or(|outer| entry.location.as_deref().is_some_and(|it| holds(outer, it)))
@@ -484,7 +497,7 @@ mod tests {
             let removal = if is_pruned {
                 cache.prune(&rules)
             } else {
-                cache.remove(None, false)
+                cache.remove(None)
             };
             errors.push((
                 removal.expect_err("it is mounted").to_string(),
