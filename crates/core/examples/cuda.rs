@@ -8,11 +8,11 @@ use std::error::Error;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut};
-use tload::{Device, KeepAlive, Loader, Location, Selection, Target, Tensor};
+use tload::{Checkpoint, Device, KeepAlive, Loader, Selection, Target, Tensor};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let location = std::env::args().nth(1).unwrap_or_else(|| ".".to_owned());
-    let loader = Loader::open(&Location::parse(&location)?)?.device(Device::Cuda(0));
+    let loader = Checkpoint::open(location)?.load().device(Device::Cuda(0));
     let tensors = into_memory_of_the_load(&loader)?;
     let largest = tensors.iter().max_by_key(|tensor| tensor.byte_len());
     if let Some(largest) = largest.filter(|tensor| tensor.byte_len() > 0) {

@@ -122,8 +122,8 @@ pub(crate) fn selection(
     Ok(union.unwrap_or_default())
 }
 
-/// Returns a value as text for [`LoadOptions::set`]. A value of a type that the option does not take is
-/// a `TypeError`.
+/// Returns a value as text for [`LoadOptions::set`]. A value of a type that the option does not
+/// take is a `TypeError`.
 fn text(key: &OptionKey, value: &Bound<'_, PyAny>) -> PyResult<String> {
     // In Python, True is the int 1; and truthiness is not enough for a flag: the text "no" would be
     // true.

@@ -228,7 +228,7 @@ impl Checkpoint {
     }
 }
 
-/// What the headers say.
+/// Tensors and files, as the headers describe them.
 impl Checkpoint {
     /// Returns the location that it was opened from.
     pub fn location(&self) -> &Location {

@@ -56,6 +56,22 @@ impl Checkpoint {
     ///
     /// [`ErrorKind::NoSuchTensor`]; [`ErrorKind::InvalidRequest`] for a slice outside the tensor's
     /// shape; any error of the read.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// use tload::{Checkpoint, Indices, LoadOptions, Slice};
+    ///
+    /// let checkpoint = Checkpoint::open(path)?;
+    /// let options = LoadOptions::new();
+    /// let bias = checkpoint.read("layer.0.bias", &Slice::default(), &options)?;
+    /// assert_eq!(bias.byte_len(), 16);
+    /// let row = Slice::new([Indices::at(1)]);
+    /// assert_eq!(checkpoint.read("layer.0.weight", &row, &options)?.shape(), [4]);
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn read(&self, name: &str, slice: &Slice, options: &LoadOptions) -> Result<Tensor> {
         self.read_cancellable(name, slice, options, Canceller::default())
     }

@@ -65,6 +65,27 @@ impl Loader {
     ///
     /// [`crate::ErrorKind::InvalidRequest`] that lists every mismatch; nothing has been written in
     /// that case.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// use tload::{Checkpoint, Device, Dtype, LoadTarget, LoadTargetRules};
+    ///
+    /// let weight = LoadTarget {
+    ///     name: "layer.0.weight".to_owned(),
+    ///     dtype: Some(Dtype::F32),
+    ///     shape: vec![4, 4],
+    ///     device: Device::Cpu,
+    ///     memory: None,
+    ///     layout: None,
+    /// };
+    /// let rules = LoadTargetRules { strict: false, ..LoadTargetRules::default() };
+    /// let loader = Checkpoint::open(path)?.load().into_targets(vec![weight], rules)?;
+    /// assert_eq!(loader.selected()?.len(), 1);
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn into_targets(
         self,
         load_targets: Vec<LoadTarget>,

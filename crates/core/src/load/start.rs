@@ -41,6 +41,20 @@ impl Loader {
     /// [`Unsupported`]: crate::ErrorKind::Unsupported
     /// [DeviceFailed]: crate::ErrorKind::Device
     /// [`Changed`]: crate::ErrorKind::Changed
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// let mut stream = tload::Checkpoint::open(path)?.load().stream()?;
+    /// for tensor in &mut stream {
+    ///     println!("{:?}", tensor?);
+    /// }
+    /// // Complete once the stream has ended.
+    /// assert_eq!(stream.report().outcome, "complete");
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn stream(&self) -> Result<TensorStream> {
         self.start(None)
     }

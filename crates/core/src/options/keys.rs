@@ -48,8 +48,8 @@ pub enum OptionKind {
     Verify,
 }
 
-/// Value of an option. `Display` writes it as [`LoadOptions::set`] reads it. Serialized, a duration is
-/// a number of seconds.
+/// Value of an option. `Display` writes it as [`LoadOptions::set`] reads it. Serialized, a duration
+/// is a number of seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OptionValue {
     /// Name of a choice, mode of verification or location of a manifest.
@@ -120,6 +120,7 @@ macro_rules! field {
 
 impl LoadOptions {
     /// Every option, in the order of the command's help.
+    #[doc(hidden)]
     pub const KEYS: &'static [OptionKey] = &[
         OptionKey {
             name: "engine",
@@ -294,6 +295,7 @@ impl LoadOptions {
     ];
 
     /// Returns the description of the option `name`.
+    #[doc(hidden)]
     pub fn key(name: &str) -> Option<&'static OptionKey> {
         Self::KEYS.iter().find(|key| key.name == name)
     }
@@ -303,6 +305,19 @@ impl LoadOptions {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] if there is no such option, or for an invalid value.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tload::LoadOptions;
+    ///
+    /// let mut options = LoadOptions::new();
+    /// options.set("memory_limit", "1.5 GiB")?;
+    /// assert_eq!(options.memory_limit, Some(3 << 29));
+    /// let error = options.set("depth", "0").unwrap_err();
+    /// assert_eq!(error.message(), "depth is 0; it must lie between 1 and 4096");
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
         let Some(key) = Self::key(name) else {
             let names: Vec<_> = Self::KEYS.iter().map(|key| key.name).collect();
@@ -326,6 +341,13 @@ impl LoadOptions {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] that names the option, its value and its bounds.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let error = tload::LoadOptions::new().lanes(0).validate().unwrap_err();
+    /// assert_eq!(error.option(), Some("lanes"));
+    /// ```
     pub fn validate(&self) -> Result<()> {
         for key in Self::KEYS {
             if let Some(text) = (key.field.get)(self) {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::CacheMode;
 use super::share::{OnPeerLoss, Share};
+use super::{CacheMode, with_setters};
 use crate::error::{Error, ErrorKind, Result, named};
 use crate::verify::Verify;
 
@@ -132,37 +132,7 @@ named! {
     impl FromStr as "order";
 }
 
-/// Declares [`LoadOptions`] with a setter for each field.
-macro_rules! declare_options {
-    (
-        $(#[$doc:meta])* pub struct $options:ident {
-            $($(#[$field_doc:meta])* pub $name:ident: $outer:ident $(<$inner:ty>)?,)*
-        }
-    ) => {
-        $(#[$doc])*
-        pub struct $options {
-            $($(#[$field_doc])* pub $name: $outer $(<$inner>)?,)*
-        }
-
-        /// Setters, for chains. A field that is not set keeps its default.
-        impl $options {
-            $(declare_options!(setter $name, $outer $(<$inner>)?);)*
-        }
-    };
-    // The first rule takes the value of an option that is otherwise `None`.
-    (setter $name:ident, Option<$inner:ty>) => { declare_options!(setter $name, $inner, Some); };
-    (setter $name:ident, $value:ty) => { declare_options!(setter $name, $value, std::convert::identity); };
-    (setter $name:ident, $value:ty, $wrap:path) => {
-        #[doc = concat!("Sets [`", stringify!($name), "`](Self#structfield.", stringify!($name), ").")]
-        #[must_use]
-        pub fn $name(mut self, $name: $value) -> Self {
-            self.$name = $wrap($name);
-            self
-        }
-    };
-}
-
-declare_options! {
+with_setters! {
 /// Limits and preferences of a load; with `None` and the defaults the load chooses.
 ///
 /// # Examples

@@ -20,18 +20,21 @@ const SHOWN: usize = 10;
 /// Shardings combine with [`and`](Self::and): the second divides what the first has left to this
 /// rank.
 ///
+/// # Examples
+///
 /// ```no_run
 /// # fn main() -> tload::Result<()> {
-/// use tload::{Loader, Location, Sharding};
+/// use tload::{Checkpoint, Sharding};
 ///
-/// let loader = Loader::open(&Location::parse("model_dir")?)?;
+/// let checkpoint = Checkpoint::open("model_dir")?;
 /// let (rank, size) = (3, 8);
 /// let attention = [("*.q_proj.weight", 0), ("*.o_proj.weight", 1)];
 /// let sharding = Sharding::tp(rank, size, attention)?
 ///     .and(Sharding::ep(rank, size, "*.experts.{}.*")?);
-/// let tensors = loader.checkpoint().tensors().iter();
+/// let tensors = checkpoint.tensors().iter();
 /// let mine = sharding.apply(tensors.map(|tensor| (tensor.name(), tensor.shape())))?;
-/// let stream = loader
+/// let stream = checkpoint
+///     .load()
 ///     .within(mine.names)?
 ///     .slices(mine.slices)
 ///     .stream()?;
@@ -94,6 +97,19 @@ impl Sharding {
     /// # Errors
     ///
     /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed glob.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tload::{Indices, Sharding, Slice};
+    ///
+    /// let second = Sharding::tp(1, 2, [("*.weight", 0)])?;
+    /// let mine = second.apply([("up.weight", &[6, 4][..]), ("norm", &[4][..])])?;
+    /// assert_eq!(mine.names, ["up.weight", "norm"]);
+    /// let rows = Slice::new([Indices::from(3..6)]);
+    /// assert_eq!(mine.slices[0].1.dims()[0], rows.dims()[0]);
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn tp<G: AsRef<str>>(
         rank: usize,
         size: usize,
@@ -117,6 +133,16 @@ impl Sharding {
     ///
     /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed
     /// pattern.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let first = tload::Sharding::ep(0, 2, "*.experts.{}.*")?;
+    /// let names = ["a.experts.0.up", "a.experts.1.up", "norm"];
+    /// let mine = first.apply(names.map(|name| (name, &[4][..])))?;
+    /// assert_eq!(mine.names, ["a.experts.0.up", "norm"]);
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn ep(rank: usize, size: usize, pattern: &str) -> Result<Self> {
         Self::pp::<&str>(rank, size, pattern, [], [])
     }

@@ -40,6 +40,15 @@ impl Drop for ServingGuard {
 ///
 /// A process that leads a node and exits before takes the memory of the ranks that it still reads
 /// for with it: they fail with [`crate::ErrorKind::Peer`], or read for themselves.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+///
+/// // At the end of the process.
+/// assert!(tload::ranks::finish_serving(Duration::from_secs(30)));
+/// ```
 pub fn finish_serving(timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout.min(TIMEOUT_MAX);
     let mut serving = SERVING.lock();

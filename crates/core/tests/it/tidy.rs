@@ -19,9 +19,11 @@ const BANNED: [&str; 11] = [
 ];
 
 /// Names with banned words from other projects.
-const NAMES_OF_OTHERS: [(&str, &str); 2] = [
+const NAMES_OF_OTHERS: [(&str, &str); 4] = [
     ("DataType", "the structure is called so in DLPack's ABI"),
     ("Data", "a type of `http_body::Body`"),
+    ("data", "a function of `safetensors::View`"),
+    ("data_len", "a function of `safetensors::View`"),
 ];
 
 /// Modules of the core from the bottom to the top, with the crate that each is to become a part of:
@@ -76,6 +78,9 @@ const RANKS: [(&str, &[&str]); 27] = [
     ("tload", &["load::read_one", "probe"]),
     ("testing", &["testing"]),
 ];
+
+/// Files that re-export items of the modules for users.
+const FACE: [&str; 4] = ["cache", "extend", "internal", "lib"];
 
 /// Files and items of `options` that are of a load, and not of locations and stores.
 const LOAD_OPTIONS: [&str; 12] = [
@@ -281,7 +286,9 @@ fn directions(source: &Source) -> Vec<String> {
     };
     let path = path.trim_end_matches(".rs").trim_end_matches("/mod");
     let path: Vec<_> = path.split('/').collect();
-    if path == ["lib"] {
+    if let [name] = path[..]
+        && FACE.contains(&name)
+    {
         return Vec::new();
     }
     let Some((module, own)) = rank(&path) else {
