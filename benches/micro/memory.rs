@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use tload::memory::{EventCount, Pool};
+use tload::internal::memory::{EventCount, Pool};
 
 /// Number of regions held at a time, as in a load.
 const HELD: usize = 32;

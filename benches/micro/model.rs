@@ -1,6 +1,6 @@
 //! Inputs of the measurements: tensors of typical models, without their bytes.
 
-use tload::plan::{Layout, Wanted};
+use tload::internal::plan::{Layout, Wanted};
 
 /// Read hints of files on disks (`ReadFile::hints`), at the time of writing.
 pub const LAYOUT: Layout = Layout {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
 use tload::Order;
-use tload::plan::{Arrangement, Plan, Wanted, build};
-use tload::schedule::{Depth, Groups, Next, Schedule};
+use tload::internal::plan::{Arrangement, Plan, Wanted, build};
+use tload::internal::schedule::{Depth, Groups, Next, Schedule};
 use tload_micro::{LAYOUT, dense, experts, header};
 
 pub(crate) fn headers(criterion: &mut Criterion) {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use tload::CacheMode;
-use tload::engine::{self, Engine, EngineKind, EngineSetup, Job, Wait};
-use tload::memory::{EventCount, Slab};
-use tload::plan::Layout;
-use tload::schedule::Depth;
-use tload::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
+use tload::internal::engine::{self, Engine, EngineKind, EngineSetup, Job, Wait};
+use tload::internal::memory::{EventCount, Slab};
+use tload::internal::plan::Layout;
+use tload::internal::schedule::Depth;
+use tload::internal::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
 use tload::testing::fixtures::tensor_info;
 use tload::testing::null::NullEngine;
 use tload::testing::sim::SimConfig;

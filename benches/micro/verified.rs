@@ -3,7 +3,7 @@
 use criterion::{BenchmarkId, Criterion, Throughput};
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
-use tload::{Dtype, Loader, Location, Options, Verify};
+use tload::{Dtype, LoadOptions, Loader, Location, Verify};
 
 use crate::is_measuring;
 
@@ -60,7 +60,7 @@ pub(crate) fn loads(criterion: &mut Criterion) {
     group.throughput(Throughput::Bytes((tensors * bytes) as u64));
     group.sample_size(20);
     for (name, expectation) in cases {
-        let mut options = Options::default();
+        let mut options = LoadOptions::default();
         if name != "off" {
             options.verify = Verify::Require;
         }

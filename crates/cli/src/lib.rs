@@ -84,14 +84,15 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     // The doctor reports them as findings.
     if !matches!(args.command, Command::Doctor(_)) {
         let variables = options::variables();
-        for (_, warning) in tload::unknown_variables(variables.iter().map(String::as_str)) {
+        for (_, warning) in tload::internal::unknown_variables(variables.iter().map(String::as_str))
+        {
             output::error::warn(&format!("warning: {warning}"));
         }
     }
 
     let limits = Limits::current();
     limits.raise_files();
-    tload::reserve_descriptors();
+    tload::internal::reserve_descriptors();
     let answer = Answer::new(args.command.answers_in_json());
     Interrupt::install(&System::real(), answer)
         .attend(|interrupt| attended(args, &arguments, interrupt, &limits))
@@ -128,7 +129,7 @@ fn finish_caching(interrupt: &Interrupt) {
     /// Most time after a signal.
     const STEP: Duration = Duration::from_millis(500);
     let deadline = Instant::now() + CACHING_GRACE;
-    while !tload::finish_caching(STEP) {
+    while !tload::cache::finish_caching(STEP) {
         if interrupt.check().is_err() || Instant::now() >= deadline {
             return;
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tload::copy::CopyOptions;
 use tload::verify::{ManifestTarget, VerifyOptions};
 use tload::{
-    Device, DeviceMap, Error, ErrorKind, Location, OpenOptions, Options, Result, Selection,
+    Device, DeviceMap, Error, ErrorKind, LoadOptions, Location, OpenOptions, Result, Selection,
     StoreOptions,
 };
 use tload_serve::{ServeOptions, TlsFiles};
@@ -161,7 +161,7 @@ pub(crate) fn selection(args: &SelectArgs) -> Result<Selection> {
     // Not a fold from `all()`, whose union with anything is everything.
     Ok(selections
         .into_iter()
-        .reduce(Selection::or)
+        .reduce(Selection::union)
         .unwrap_or_default())
 }
 
@@ -202,7 +202,7 @@ pub(crate) fn configurations(args: &BenchArgs, device: Device) -> Result<Vec<Con
         }
     }
     let mut configurations = Vec::new();
-    for options in combinations(&Options::default(), &fixed)? {
+    for options in combinations(&LoadOptions::default(), &fixed)? {
         if args.with_defaults {
             configurations.push(options.clone());
         }
@@ -215,7 +215,7 @@ pub(crate) fn configurations(args: &BenchArgs, device: Device) -> Result<Vec<Con
 }
 
 /// Returns `options` with every combination of values. An empty list leaves an option as it is.
-fn combinations(options: &Options, lists: &[(&str, Vec<String>)]) -> Result<Vec<Options>> {
+fn combinations(options: &LoadOptions, lists: &[(&str, Vec<String>)]) -> Result<Vec<LoadOptions>> {
     let mut combinations = vec![options.clone()];
     for (name, values) in lists.iter().filter(|(_, values)| !values.is_empty()) {
         let mut longer = Vec::with_capacity(combinations.len() * values.len());

@@ -8,11 +8,11 @@ use std::error::Error;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut};
-use tload::{Device, KeepAlive, Loader, Location, Selection, Target, Tensor};
+use tload::{Checkpoint, Device, KeepAlive, Loader, Selection, Target, Tensor};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let location = std::env::args().nth(1).unwrap_or_else(|| ".".to_owned());
-    let loader = Loader::open(&Location::parse(&location)?)?.device(Device::Cuda(0));
+    let loader = Checkpoint::open(location)?.load().device(Device::Cuda(0));
     let tensors = into_memory_of_the_load(&loader)?;
     let largest = tensors.iter().max_by_key(|tensor| tensor.byte_len());
     if let Some(largest) = largest.filter(|tensor| tensor.byte_len() > 0) {
@@ -60,7 +60,7 @@ fn into_a_slice(loader: &Loader, tensor: &Tensor) -> Result<(), Box<dyn Error>> 
     // over; `stream` is live.
     let target = unsafe { Target::cuda(0, address, len, address_of(&stream), Some(owner)) };
 
-    let one = loader.clone().tensors(Selection::names([name]));
+    let one = loader.clone().select(Selection::names([name]));
     for tensor in one.targets([(name.to_owned(), target)]).stream()? {
         // Says only that the bytes are there.
         let tensor = tensor?;
@@ -70,7 +70,7 @@ fn into_a_slice(loader: &Loader, tensor: &Tensor) -> Result<(), Box<dyn Error>> 
     // On the way back: the same bytes as in host memory.
     let found = stream.clone_dtoh(&*slice)?;
     let on_host = loader.clone().device(Device::Cpu);
-    for tensor in on_host.tensors(Selection::names([name])).stream()? {
+    for tensor in on_host.select(Selection::names([name])).stream()? {
         let same = tensor?.bytes() == found;
         println!("{name:?}: {}", if same { "same bytes" } else { "differs" });
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tload::{Error, ErrorKind, Loader, LocalGroup, Location, Result};
+use tload::{Checkpoint, Error, ErrorKind, LocalGroup, Result};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -20,8 +20,8 @@ fn main() -> Result<()> {
     let (rank, size) = (number(rank)?, number(size)?);
 
     let group = LocalGroup::join(Path::new(socket), rank, size, TIMEOUT)?;
-    let loader = Loader::open(&Location::parse(location)?)?.group(Arc::new(group));
-    let mut stream = loader.stream()?;
+    let checkpoint = Checkpoint::open(location)?;
+    let mut stream = checkpoint.load().group(Arc::new(group)).stream()?;
     for tensor in &mut stream {
         let tensor = tensor?;
         println!("{} {:?}", tensor.name(), tensor.shape());

@@ -5,27 +5,24 @@
 
 use std::collections::BTreeMap;
 
-use tload::{Loader, Location, Options, Order, Result, Selection, Tensor, format_bytes};
+use tload::{Checkpoint, LoadOptions, Order, Result, Selection, Tensor};
 
 fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let location = args.next().unwrap_or_else(|| ".".to_owned());
     let pattern = args.next().unwrap_or_else(|| "*".to_owned());
 
-    let mut options = Options::default();
-    options.order = Order::File;
-    options.memory_limit = Some(1 << 30);
-    let loader = Loader::open(&Location::parse(&location)?)?
-        .tensors(Selection::glob(&pattern)?)
-        .options(options);
-
-    let kept: BTreeMap<String, Tensor> = loader
-        .stream()?
+    let stream = Checkpoint::open(location)?
+        .load()
+        .select(Selection::glob(&pattern)?)
+        .options(LoadOptions::new().order(Order::File).memory_limit(1 << 30))
+        .stream()?;
+    let kept: BTreeMap<String, Tensor> = stream
         .map(|tensor| tensor.map(|tensor| (tensor.name().to_owned(), tensor)))
         .collect::<Result<_>>()?;
     for (name, tensor) in &kept {
-        let size = format_bytes(tensor.byte_len());
-        println!("{name:?} {} {:?} {size}", tensor.dtype(), tensor.shape());
+        let (dtype, shape, bytes) = (tensor.dtype(), tensor.shape(), tensor.byte_len());
+        println!("{name:?} {dtype} {shape:?} {bytes} bytes");
     }
     Ok(())
 }

@@ -3,12 +3,11 @@
 
 #![expect(clippy::print_stdout, reason = "an example prints")]
 
-use tload::{Loader, Location, Result};
+use tload::{Checkpoint, Result};
 
 fn main() -> Result<()> {
     let location = std::env::args().nth(1).unwrap_or_else(|| ".".to_owned());
-    let loader = Loader::open(&Location::parse(&location)?)?;
-    let mut stream = loader.stream()?;
+    let mut stream = Checkpoint::open(location)?.load().stream()?;
     let mut largest = None;
     for tensor in &mut stream {
         let tensor = tensor?;

@@ -6,15 +6,13 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use tload::{Loader, Location, Result};
+use tload::{Checkpoint, OpenOptions, Result};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let location = std::env::args().nth(1).unwrap_or_else(|| ".".to_owned());
-    // Opening blocks: for a store or a mount, on a thread of its own.
-    let opening = tokio::task::spawn_blocking(move || Loader::open(&Location::parse(&location)?));
-    let loader = opening.await.expect("the task is never aborted")?;
-    let mut stream = loader.stream()?;
+    let checkpoint = Checkpoint::open_async(location, OpenOptions::default()).await?;
+    let mut stream = checkpoint.load().stream()?;
     let mut ticks = tokio::time::interval(Duration::from_millis(10));
     let mut count = 0;
     loop {

@@ -3,17 +3,34 @@
 //! Plain safetensors checkpoints, one file or shards with an index, are read in place. Tensors
 //! arrive in host or GPU memory while later ones are still being read.
 //!
-//! ```no_run
-//! # fn main() -> tload::Result<()> {
-//! let loader = tload::Loader::open(&tload::Location::parse("model_dir")?)?;
-//! let mut stream = loader.stream()?;
+//! ```
+//! # let model = tload::testing::ExampleModel::new(); let path = model.path();
+//! use tload::Checkpoint;
+//!
+//! // A path, or a URL such as `s3://bucket/model`.
+//! let checkpoint = Checkpoint::open(path)?;
+//! let mut stream = checkpoint.load().stream()?;
 //! for tensor in &mut stream {
 //!     let tensor = tensor?;
 //!     println!("{}: {} bytes", tensor.name(), tensor.bytes().len());
 //! }
 //! println!("{}", stream.report());
-//! # Ok(())
-//! # }
+//! # Ok::<(), tload::Error>(())
+//! ```
+//!
+//! A load is configured in a chain: which tensors, to which device, within which limits.
+//!
+//! ```no_run
+//! use tload::{Checkpoint, Device, LoadOptions, Selection};
+//!
+//! let checkpoint = Checkpoint::open("s3://bucket/model")?;
+//! let mut stream = checkpoint
+//!     .load()
+//!     .select(Selection::glob("*.weight")?)
+//!     .device(Device::Cuda(0))
+//!     .options(LoadOptions::new().memory_limit(1 << 30))
+//!     .stream()?;
+//! # Ok::<(), tload::Error>(())
 //! ```
 //!
 //! # A tensor's life, in seven files
@@ -23,35 +40,33 @@
 //! each read's window of memory from `memory/` to an engine (`engine/uring/mod.rs`) and on to
 //! `sink/host.rs` or `sink/cuda/mod.rs`, which completes the tensor. `load/stream/mod.rs` hands it
 //! over.
-//!
-//! # Stability
-//!
-//! The items re-exported here are the crate's interface. The modules `cuda`, `engine`, `memory`,
-//! `pipeline`, `plan`, `schedule`, `sink` and `storage` are public for extensions of tload and for
-//! its tests, and may change in any release.
 
+#[cfg(feature = "object")]
+pub mod cache;
 pub mod copy;
-pub mod engine;
-pub mod plan;
-pub mod probe;
-pub mod schedule;
-pub mod sink;
-pub mod storage;
-
+pub mod extend;
+#[doc(hidden)]
+pub mod internal;
+pub mod report;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod verify;
 
 mod checkpoint;
+mod engine;
 mod load;
 mod options;
-mod report;
+mod plan;
+mod probe;
+mod schedule;
+mod sink;
+mod storage;
 mod tensor;
 
 // Paths of modules that are in crates below.
 pub(crate) use tload_base::{crc, error, files, sync};
 pub(crate) use tload_format as format;
-pub use tload_memory::{self as memory, cuda};
+pub(crate) use tload_memory::{self as memory, cuda};
 
 /// Processes that load one checkpoint together.
 pub mod ranks {
@@ -61,41 +76,24 @@ pub mod ranks {
     };
 }
 
-pub use checkpoint::{Checkpoint, OpenOptions, Shard};
+pub use checkpoint::{OpenOptions, Shard};
 #[doc(inline)]
-pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, nearest_name, printable};
+pub use error::{Error, ErrorKind, FailedRequest, Result};
 #[doc(inline)]
-pub use format::{Dtype, HeaderError, Precedence, Slice, Steps, TensorInfo};
-pub use load::Loader;
+pub use format::{Dtype, Indices, Precedence, Slice, TensorInfo};
 pub use load::device_alloc::DeviceAllocator;
 pub use load::device_map::DeviceMap;
 pub use load::load_target::{LoadTarget, LoadTargetLayout, LoadTargetRules};
-pub use load::metrics::metrics_text;
-pub use load::orphaned::parked_bytes;
-pub use load::pipeline;
+pub use load::orphaned::orphaned_bytes;
 pub use load::stream::{Canceller, Progress, TensorStream};
-pub use memory::{KeepAlive, Target, release_staging};
+pub use load::{Checkpoint, Loader};
+pub use memory::{DeviceBytes, KeepAlive, Target, release_staging};
 #[doc(inline)]
-pub use options::{
-    CacheMode, Device, EngineChoice, Location, OnPeerLoss, OptionKey, OptionKind, OptionValue,
-    Options, Order, Protocol, Share, StoreKey, StoreOptions, format_bytes, parse_bytes,
-    parse_duration, unknown_variables,
-};
+pub use options::{CacheMode, Location, Protocol, StoreOptions};
+pub use options::{Device, EngineChoice, LoadOptions, OnPeerLoss, Order, Share};
 pub use plan::{Selection, Sharded, Sharding};
-pub use probe::ceiling::Ceiling;
-pub use ranks::{Group, LocalGroup, Transport, finish_serving};
-pub use report::{
-    CacheReport, DepthReport, DeviceReport, EngineReport, GroupReport, MirrorReport, PhaseReport,
-    Report, StageTimes, StagingReport, Unverified, VerificationReport, VerifiedBy,
-};
+pub use ranks::{Group, LocalGroup};
+pub use report::Report;
 pub use sink::DeviceMemory;
-#[cfg(feature = "object")]
-pub use storage::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};
-#[doc(inline)]
-pub use sync::cancel::CancelFlag;
-#[doc(inline)]
-pub use sync::descriptors::reserve_descriptors;
-#[doc(inline)]
-pub use sync::per_process::process_id;
 pub use tensor::Tensor;
 pub use verify::Verify;

@@ -1,6 +1,7 @@
 //! A loaded [`Tensor`]: owns its bytes together with its neighbours in its region. Knows nothing of
 //! how they were read.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ptr;
 
@@ -14,6 +15,25 @@ use crate::memory::{DeviceBytes, RegionBytes, Target};
 ///
 /// Small tensors that are neighbours in the file share memory: keeping one keeps at most about 1
 /// MiB besides it.
+///
+/// # Examples
+///
+/// ```
+/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+/// use tload::{Checkpoint, Dtype, Selection};
+///
+/// let bias = Selection::names(["layer.0.bias"]);
+/// let mut stream = Checkpoint::open(path)?.load().select(bias).stream()?;
+/// let tensor = stream.next().expect("one tensor")?;
+/// assert_eq!((tensor.name(), tensor.dtype()), ("layer.0.bias", Dtype::F32));
+/// assert_eq!((tensor.shape(), tensor.byte_len()), (&[4][..], 16));
+/// let (elements, []) = tensor.bytes().as_chunks::<4>() else {
+///     unreachable!("4 bytes each");
+/// };
+/// let elements: Vec<f32> = elements.iter().map(|it| f32::from_le_bytes(*it)).collect();
+/// assert_eq!(elements, [0.0, 1.0, 2.0, 3.0]);
+/// # Ok::<(), tload::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Tensor {
     info: TensorInfo,
@@ -139,6 +159,60 @@ impl Tensor {
             TensorBytes::Device(bytes) => foreign(bytes.address()),
             TensorBytes::Target(target) => foreign(target.address()),
         }
+    }
+}
+
+/// Saves tensors in the host memory of a load, with the crate `safetensors`.
+///
+/// # Panics
+///
+/// [`safetensors::View::data`], as [`Tensor::bytes`].
+///
+/// # Examples
+///
+/// ```
+/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+/// let loaded: tload::Result<Vec<_>> = tload::Checkpoint::open(path)?.load().stream()?.collect();
+/// let loaded = loaded?;
+/// let named = loaded.iter().map(|tensor| (tensor.name(), tensor));
+/// let file = safetensors::serialize(named, None).expect("three tensors");
+/// assert_eq!(safetensors::SafeTensors::deserialize(&file).expect("a file").len(), 3);
+/// # Ok::<(), tload::Error>(())
+/// ```
+impl safetensors::View for &Tensor {
+    fn dtype(&self) -> safetensors::Dtype {
+        Tensor::dtype(self).into()
+    }
+
+    fn shape(&self) -> &[usize] {
+        Tensor::shape(self)
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.bytes().into()
+    }
+
+    fn data_len(&self) -> usize {
+        usize::try_from(self.byte_len()).expect("the bytes are in memory")
+    }
+}
+
+/// As for a reference to a tensor.
+impl safetensors::View for Tensor {
+    fn dtype(&self) -> safetensors::Dtype {
+        self.dtype().into()
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape()
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.bytes().into()
+    }
+
+    fn data_len(&self) -> usize {
+        (&self).data_len()
     }
 }
 

@@ -10,7 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use base64::Engine as _;
 use overlay::Overlay;
 use requirement::requirement;
-use tload::{Checkpoint, ErrorKind, HeaderError, Loader, Location, Selection, Verify, verify};
+use tload::internal::HeaderError;
+use tload::{Checkpoint, ErrorKind, Loader, Location, Selection, Verify, verify};
 
 #[path = "it/files.rs"]
 #[expect(
@@ -476,7 +477,7 @@ fn sparse_file_on_overlay_takes_memory_for_selection_only() {
         let sparse = sparse
             .clone()
             .options(options.clone())
-            .tensors(Selection::names([select]));
+            .select(Selection::names([select]));
         let before = NOW.load(Ordering::Relaxed);
         PEAK.store(before, Ordering::Relaxed);
         let loaded = sparse.stream().map(|mut stream| {

@@ -3,7 +3,7 @@
 
 use tload::CacheMode;
 use tload::testing::fixtures::{FileBuilder, Rng};
-use tload::{Dtype, EngineChoice, Loader, Location, Options};
+use tload::{Dtype, EngineChoice, LoadOptions, Loader, Location};
 
 #[global_allocator]
 static COUNTED: dhat::Alloc = dhat::Alloc;
@@ -20,7 +20,7 @@ fn allocations(
     cache: CacheMode,
     extent: u64,
 ) -> (u64, u64) {
-    let mut options = Options::default();
+    let mut options = LoadOptions::default();
     options.engine = engine;
     options.cache = cache;
     options.extent_bytes = Some(extent);

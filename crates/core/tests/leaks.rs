@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tload::CacheMode;
+use tload::internal::Ceiling;
 use tload::testing::fixtures::{FileBuilder, Rng};
-use tload::{Ceiling, Dtype, EngineChoice, Loader, Location, Options, TensorStream};
+use tload::{Dtype, EngineChoice, LoadOptions, Loader, Location, TensorStream};
 
 /// Number of loads, after those that create the state that a process creates once.
 const LOADS: usize = 1000;
@@ -155,7 +156,7 @@ fn shard_path(folder: &Path, shard: usize) -> std::path::PathBuf {
 fn ways() -> Vec<(EngineChoice, CacheMode)> {
     let mut engines = vec![EngineChoice::Pread];
     // Other tests print that there is no ring.
-    if tload::probe::ring().available {
+    if tload::internal::probe::ring().available {
         engines.push(EngineChoice::Uring);
         if cfg!(feature = "tokio-uring") {
             engines.push(EngineChoice::TokioUring);
@@ -186,7 +187,7 @@ const ENDINGS: usize = 9;
 /// Runs one load that ends in one of [`ENDINGS`] ways: before its first tensor, after the last, or
 /// in between.
 fn load(rng: &mut Rng, folder: &Path, (engine, cache): (EngineChoice, CacheMode), ending: usize) {
-    let mut options = Options::default();
+    let mut options = LoadOptions::default();
     (options.engine, options.cache) = (engine, cache);
     options.lanes = Some(1 + rng.index(4));
     options.extent_bytes = Some(rng.pick(&[64 << 10, 256 << 10, 4 << 20]));

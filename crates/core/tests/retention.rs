@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use tload::testing::fixtures::Rng;
-use tload::{Dtype, Loader, Location, Options};
+use tload::{Dtype, LoadOptions, Loader, Location};
 
 const MIB: usize = 1 << 20;
 const SHARDS: usize = 8;
@@ -84,7 +84,7 @@ fn kept_tensors_of_large_load_retain_little_else() {
         tensors = write_shard(&path, &random, tensors);
     }
 
-    let mut options = Options::default();
+    let mut options = LoadOptions::default();
     options.memory_limit = Some(MEMORY_LIMIT as u64);
     let loader = Loader::open(&Location::from(folder.path()))
         .expect("opens")

@@ -27,7 +27,7 @@ pub use model_files::{
     Choice, INDEX_NAME, INDEX_SUFFIX, ModelFiles, Precedence, SINGLE_NAME, choose_files,
 };
 pub use shards::{Gap, INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};
-pub use slice::{Cut, Shown, Slice, Steps, Strides};
+pub use slice::{Cut, Indices, Shown, Slice, Strides};
 pub use tensor_info::TensorInfo;
 
 /// Longest header that the format allows, so that a damaged length cannot make a reader allocate

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Indices along one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Steps {
+pub struct Indices {
     /// First index.
     pub start: usize,
     /// Number of indices.
@@ -25,7 +25,7 @@ pub struct Steps {
     pub single: bool,
 }
 
-impl Steps {
+impl Indices {
     /// Selects one index and drops the dimension.
     pub fn at(index: usize) -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Steps {
     }
 }
 
-impl From<Range<usize>> for Steps {
+impl From<Range<usize>> for Indices {
     fn from(range: Range<usize>) -> Self {
         Self {
             start: range.start,
@@ -53,15 +53,15 @@ impl From<Range<usize>> for Steps {
 ///
 /// ```
 /// # use tload_format as tload;
-/// use tload::{Slice, Steps};
+/// use tload::{Slice, Indices};
 ///
 /// // Rows 8 to 15 of a matrix, and of those every second column of the first hundred.
-/// let columns = Steps { start: 0, count: 50, step: 2, single: false };
-/// let slice = Slice::new([Steps::from(8..16), columns]);
+/// let columns = Indices { start: 0, count: 50, step: 2, single: false };
+/// let slice = Slice::new([Indices::from(8..16), columns]);
 /// assert_ne!(slice, Slice::default());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slice(Vec<Steps>);
+pub struct Slice(Vec<Indices>);
 
 /// Position of the bytes of a slice in its tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,12 +93,12 @@ struct Level {
 
 impl Slice {
     /// Creates a slice of these indices along the first dimensions, and all along the others.
-    pub fn new<S: Into<Steps>>(dims: impl IntoIterator<Item = S>) -> Self {
+    pub fn new<S: Into<Indices>>(dims: impl IntoIterator<Item = S>) -> Self {
         Self(dims.into_iter().map(Into::into).collect())
     }
 
     /// Returns the indices along the first dimensions; the others are whole.
-    pub fn dims(&self) -> &[Steps] {
+    pub fn dims(&self) -> &[Indices] {
         &self.0
     }
 
@@ -116,8 +116,8 @@ impl Slice {
                 shape.len()
             )));
         }
-        let whole = |len: &usize| Steps::from(0..*len);
-        let dims: Vec<Steps> = (self.0.iter().copied())
+        let whole = |len: &usize| Indices::from(0..*len);
+        let dims: Vec<Indices> = (self.0.iter().copied())
             .chain(shape[self.0.len()..].iter().map(whole))
             .collect();
         for (dim, (steps, len)) in dims.iter().zip(shape).enumerate() {
@@ -192,7 +192,7 @@ fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidRequest, message)
 }
 
-impl Steps {
+impl Indices {
     fn check(&self, dim: usize, len: usize) -> Result<()> {
         if self.step == 0 {
             return Err(invalid(format!(
@@ -420,8 +420,8 @@ mod tests {
 
     use super::*;
 
-    fn steps(start: usize, count: usize, step: usize) -> Steps {
-        Steps {
+    fn steps(start: usize, count: usize, step: usize) -> Indices {
+        Indices {
             start,
             count,
             step,
@@ -430,13 +430,13 @@ mod tests {
     }
 
     /// Returns the positions of all wanted elements, one by one.
-    fn by_hand(dims: &[Steps], shape: &[usize], bytes: u64) -> Vec<u64> {
+    fn by_hand(dims: &[Indices], shape: &[usize], bytes: u64) -> Vec<u64> {
         let mut elements = vec![0u64];
         for (index, len) in shape.iter().enumerate() {
             let steps = dims
                 .get(index)
                 .copied()
-                .unwrap_or_else(|| Steps::from(0..*len));
+                .unwrap_or_else(|| Indices::from(0..*len));
             elements = (elements.iter())
                 .flat_map(|base| {
                     let base = base * *len as u64;
@@ -479,7 +479,7 @@ mod tests {
 
     #[test]
     fn out_of_range_slice_is_invalid() {
-        let message = |dims: Vec<Steps>, shape: &[usize], bits| {
+        let message = |dims: Vec<Indices>, shape: &[usize], bits| {
             let error = Slice(dims).cut(shape, bits).expect_err("not there");
             assert_eq!(error.kind(), ErrorKind::InvalidRequest);
             error.message().to_owned()
@@ -491,7 +491,7 @@ mod tests {
         assert!(message(vec![steps(1, usize::MAX, 2)], &[7], 8).contains("dimension 0"));
         assert!(message(vec![steps(0, 1, 0)], &[7], 8).contains("step"));
         assert!(message(vec![steps(0, 1, 1); 2], &[7], 8).contains("2 dimensions"));
-        let single = |count| Steps {
+        let single = |count| Indices {
             single: true,
             ..steps(0, count, 1)
         };
@@ -544,7 +544,7 @@ mod tests {
         assert_eq!(spans, [0..1, 98..101, 198..201, 298..299]);
     }
 
-    fn cases() -> impl Strategy<Value = (Vec<usize>, Vec<Steps>, usize)> {
+    fn cases() -> impl Strategy<Value = (Vec<usize>, Vec<Indices>, usize)> {
         let dim = (
             1usize..7,
             0usize..7,
@@ -558,7 +558,7 @@ mod tests {
         )
             .prop_map(|(dims, bytes, named)| {
                 let shape: Vec<usize> = dims.iter().map(|dim| dim.0).collect();
-                let mut slices: Vec<Steps> = dims
+                let mut slices: Vec<Indices> = dims
                     .iter()
                     .map(|(len, start, step, count)| {
                         let start = start % len;

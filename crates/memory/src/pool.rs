@@ -150,7 +150,7 @@ pub struct PoolUsage {
 
 /// Result of a request for a region.
 #[derive(Debug)]
-pub enum Begun {
+pub enum RegionStart {
     /// Memory for its bytes, charged.
     Region(RegionWriter),
     /// There will be room once this is dropped.
@@ -223,9 +223,9 @@ impl Pool {
     pub fn try_region(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
         loop {
             match self.begin_region(len, tensors)? {
-                Begun::Region(region) => return Ok(Some(region)),
-                Begun::Evicts(evicted) => drop(evicted),
-                Begun::Full => return Ok(None),
+                RegionStart::Region(region) => return Ok(Some(region)),
+                RegionStart::Evicts(evicted) => drop(evicted),
+                RegionStart::Full => return Ok(None),
             }
         }
     }
@@ -237,7 +237,7 @@ impl Pool {
     ///
     /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the system has no
     /// memory to map.
-    pub fn begin_region(&self, len: usize, tensors: u32) -> Result<Begun> {
+    pub fn begin_region(&self, len: usize, tensors: u32) -> Result<RegionStart> {
         let shared = &*self.link.0;
         let wanted = Mapping::charge(len);
         let mut state = shared.state.lock();
@@ -246,9 +246,9 @@ impl Pool {
             mapping
         } else {
             match state.make_room(wanted as u64, shared.limit) {
-                None => return Ok(Begun::Full),
+                None => return Ok(RegionStart::Full),
                 Some(evicted) if !evicted.is_empty() => {
-                    return Ok(Begun::Evicts(self.evicted(evicted)));
+                    return Ok(RegionStart::Evicts(self.evicted(evicted)));
                 }
                 Some(_) => {}
             }
@@ -265,7 +265,7 @@ impl Pool {
             mapping
         };
         let region = RegionWriter::new(mapping, tensors, self.link.clone());
-        Ok(Begun::Region(region))
+        Ok(RegionStart::Region(region))
     }
 
     fn evicted(&self, mappings: Vec<Mapping>) -> Evicted {
@@ -274,12 +274,20 @@ impl Pool {
 
     /// Creates a region over `len` bytes at `offset` of memory that another process fills, for
     /// `tensors` tensors, as [`Self::begin_region`] does.
-    pub fn begin_received(&self, view: &ViewRef, offset: usize, len: usize, tensors: u32) -> Begun {
+    pub fn begin_received(
+        &self,
+        view: &ViewRef,
+        offset: usize,
+        len: usize,
+        tensors: u32,
+    ) -> RegionStart {
         let shared = &*self.link.0;
         let mut state = shared.state.lock();
         match state.make_room(len as u64, shared.limit) {
-            None => return Begun::Full,
-            Some(evicted) if !evicted.is_empty() => return Begun::Evicts(self.evicted(evicted)),
+            None => return RegionStart::Full,
+            Some(evicted) if !evicted.is_empty() => {
+                return RegionStart::Evicts(self.evicted(evicted));
+            }
             Some(_) => {}
         }
         state.charged += len as u64;
@@ -287,7 +295,7 @@ impl Pool {
         state.fresh += 1;
         drop(state);
         let link = self.link.clone();
-        Begun::Region(RegionWriter::received(view, offset, len, tensors, link))
+        RegionStart::Region(RegionWriter::received(view, offset, len, tensors, link))
     }
 
     /// Returns the usage until now, or until the load was over; `charged` is always the current
@@ -638,19 +646,19 @@ mod tests {
     fn evicted_memory_is_charged_until_it_is_unmapped() {
         let (pool, _between) = scattered();
         let begun = pool.begin_region(60 << 10, 1).expect("no system error");
-        let Begun::Evicts(evicted) = begun else {
+        let RegionStart::Evicts(evicted) = begun else {
             panic!("both are too small")
         };
         assert_eq!(pool.usage().charged, 64 << 10);
         // Another lane waits meanwhile.
         let other = pool.begin_region(4096, 1).expect("no system error");
-        assert!(matches!(other, Begun::Full));
+        assert!(matches!(other, RegionStart::Full));
         let events = pool.events().count();
         drop(evicted);
         assert_eq!(pool.usage().charged, 4 << 10);
         assert_ne!(pool.events().count(), events, "it is woken");
         let begun = pool.begin_region(60 << 10, 1).expect("maps");
-        assert!(matches!(begun, Begun::Region(_)));
+        assert!(matches!(begun, RegionStart::Region(_)));
     }
 
     #[test]

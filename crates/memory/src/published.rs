@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use super::mapping::Mapping;
-use super::pool::{Begun, Evicted};
+use super::pool::{Evicted, RegionStart};
 use super::region::RegionWriter;
 use super::shared::SharedMemory;
 use crate::error::Result;
@@ -95,9 +95,9 @@ impl PublishedPool {
     pub fn try_region(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
         loop {
             match self.begin_region(len, tensors)? {
-                Begun::Region(region) => return Ok(Some(region)),
-                Begun::Evicts(evicted) => drop(evicted),
-                Begun::Full => return Ok(None),
+                RegionStart::Region(region) => return Ok(Some(region)),
+                RegionStart::Evicts(evicted) => drop(evicted),
+                RegionStart::Full => return Ok(None),
             }
         }
     }
@@ -108,7 +108,7 @@ impl PublishedPool {
     /// # Errors
     ///
     /// Those of [`SharedMemory::new`].
-    pub fn begin_region(&self, len: usize, tensors: u32) -> Result<Begun> {
+    pub fn begin_region(&self, len: usize, tensors: u32) -> Result<RegionStart> {
         let wanted = Mapping::charge(len);
         let mut state = self.0.state.lock();
         let memory = if let Some(memory) = state.take_fitting(wanted) {
@@ -118,9 +118,12 @@ impl PublishedPool {
         } else {
             let is_scarce = SharedMemory::takes_many_descriptors();
             match state.make_room(wanted as u64, self.0.limit, is_scarce) {
-                None => return Ok(Begun::Full),
+                None => return Ok(RegionStart::Full),
                 Some(evicted) if !evicted.is_empty() => {
-                    return Ok(Begun::Evicts(Evicted::published(evicted, self.clone())));
+                    return Ok(RegionStart::Evicts(Evicted::published(
+                        evicted,
+                        self.clone(),
+                    )));
                 }
                 Some(_) => {}
             }
@@ -128,7 +131,7 @@ impl PublishedPool {
             SharedMemory::new(wanted).inspect_err(|_| self.uncharge(wanted))?
         };
         let region = RegionWriter::published(memory, tensors, self.clone());
-        Ok(Begun::Region(region))
+        Ok(RegionStart::Region(region))
     }
 
     /// Uses twice as much of the budget from now on. Returns false if all of it is in use already.
@@ -332,13 +335,13 @@ mod tests {
         small.allow_reuse();
         drop(small);
         let begin = || pool.begin_region(2 * PAGE, 1).expect("memory");
-        let Begun::Evicts(evicted) = begin() else {
+        let RegionStart::Evicts(evicted) = begin() else {
             panic!("the free memory is too small");
         };
         assert_eq!(pool.usage().charged, PAGE as u64);
-        assert!(matches!(begin(), Begun::Full));
+        assert!(matches!(begin(), RegionStart::Full));
         drop(evicted);
-        assert!(matches!(begin(), Begun::Region(_)));
+        assert!(matches!(begin(), RegionStart::Region(_)));
     }
 
     #[test]

@@ -260,6 +260,13 @@ fn reason(refusal: &Error) -> String {
 
 /// Frees the staging memory that earlier loads of this process have left, and returns its size in
 /// bytes. Memory in use by a running load is not freed.
+///
+/// # Examples
+///
+/// ```
+/// let freed = tload::release_staging();
+/// println!("{freed} bytes freed");
+/// ```
 pub fn release_staging() -> usize {
     crate::cuda::free_leftovers();
     let staging = std::mem::take(&mut *IDLE.lock());

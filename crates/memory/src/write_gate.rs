@@ -23,16 +23,16 @@ type Drain = Box<dyn Fn() + Send + Sync>;
 
 /// Permission to write, until it is dropped.
 #[derive(Debug)]
-pub struct Inside<'a> {
+pub struct WritePermit<'a> {
     _open: RwLockReadGuard<'a, bool>,
 }
 
 impl WriteGate {
     /// Enters the gate; returns `None` once it is closed.
     #[inline]
-    pub fn enter(&self) -> Option<Inside<'_>> {
+    pub fn enter(&self) -> Option<WritePermit<'_>> {
         let open = self.closed.read().unwrap_or_else(PoisonError::into_inner);
-        (!*open).then_some(Inside { _open: open })
+        (!*open).then_some(WritePermit { _open: open })
     }
 
     /// Registers `drain`, which waits for queued writes when the gate is closed.

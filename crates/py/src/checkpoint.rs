@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
+use tload::internal::process_id;
 use tload::verify::require_files;
-use tload::{Canceller, Location, OpenOptions, Precedence, Slice, TensorInfo, process_id};
+use tload::{Canceller, Location, OpenOptions, Precedence, Slice, TensorInfo};
 
 use crate::error::exception;
 use crate::forked::Owned;

@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 
 use pyo3::prelude::*;
-use tload::copy::{Copy, CopyOptions, list_files as list};
+use tload::copy::{CopyJob, CopyOptions, list_files as list};
 use tload::{Error, ErrorKind};
 
 use crate::checkpoint::LocationArgument;
@@ -51,7 +51,7 @@ pub(crate) fn copy(
     options.dry_run = dry_run;
     options.depth = limits.depth.unwrap_or(options.depth);
     options.range_bytes = limits.extent_bytes.unwrap_or(options.range_bytes);
-    let copy = Copy::new(&source.parse().map_err(failed)?, target)
+    let copy = CopyJob::new(&source.parse().map_err(failed)?, target)
         .options(options)
         .store(store.read().map_err(failed)?);
     let control = copy.control();

@@ -31,7 +31,8 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyCapsule};
-use tload::{Dtype, Tensor, process_id};
+use tload::internal::process_id;
+use tload::{Dtype, Tensor};
 
 /// `kDLCPU`, device 0.
 const CPU: (i32, i32) = (1, 0);

@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use tload::{printable, process_id};
+use tload::internal::{printable, process_id};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Subscriber};

@@ -8,7 +8,7 @@
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
-use tload::process_id;
+use tload::internal::process_id;
 
 /// A value that is dropped only by the process that created it.
 #[derive(Debug)]

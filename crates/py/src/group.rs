@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyBaseException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tload::{Error, ErrorKind, LocalGroup, process_id};
+use tload::internal::process_id;
+use tload::{Error, ErrorKind, LocalGroup};
 
 use crate::error::exception;
 use crate::forked::Owned;
@@ -250,7 +251,7 @@ impl tload::Group for PythonGroup {
         &self,
         leaders: &[usize],
         deadline: Instant,
-    ) -> tload::Result<Option<Arc<dyn tload::Transport>>> {
+    ) -> tload::Result<Option<Arc<dyn tload::ranks::Transport>>> {
         let connected = Python::try_attach(|py| {
             let left = deadline.saturating_duration_since(Instant::now());
             let arguments = (leaders.to_vec(), left.as_secs_f64());
@@ -259,7 +260,7 @@ impl tload::Group for PythonGroup {
                 .bind(py)
                 .call_method1("transport", arguments)
                 .map_err(|raised| self.error(py, raised))?;
-            let wrap = |object: Bound<'_, PyAny>| -> Arc<dyn tload::Transport> {
+            let wrap = |object: Bound<'_, PyAny>| -> Arc<dyn tload::ranks::Transport> {
                 Arc::new(PythonTransport {
                     object: object.unbind(),
                 })
@@ -305,7 +306,7 @@ impl PythonTransport {
     }
 }
 
-impl tload::Transport for PythonTransport {
+impl tload::ranks::Transport for PythonTransport {
     fn send(&self, to: usize, bytes: &[u8], deadline: Instant) -> tload::Result<()> {
         let address = bytes.as_ptr().expose_provenance();
         self.call("send", to, address, bytes.len(), deadline)

@@ -3,7 +3,7 @@
 use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyEllipsis, PySlice, PyTuple};
-use tload::{Slice, Steps};
+use tload::{Indices, Slice};
 
 /// Reads `index` for a tensor of this shape.
 ///
@@ -35,7 +35,7 @@ pub(crate) fn slice(index: &Bound<'_, PyAny>, shape: &[usize]) -> PyResult<Slice
         let dim = steps.len();
         if is_ellipsis(item) {
             let passed = &shape[dim..][..shape.len() - named];
-            steps.extend(passed.iter().map(|len| Steps::from(0..*len)));
+            steps.extend(passed.iter().map(|len| Indices::from(0..*len)));
         } else {
             steps.push(one(item, dim, shape[dim])?);
         }
@@ -43,7 +43,7 @@ pub(crate) fn slice(index: &Bound<'_, PyAny>, shape: &[usize]) -> PyResult<Slice
     Ok(Slice::new(steps))
 }
 
-fn one(item: &Bound<'_, PyAny>, dim: usize, len: usize) -> PyResult<Steps> {
+fn one(item: &Bound<'_, PyAny>, dim: usize, len: usize) -> PyResult<Indices> {
     let signed = isize::try_from(len).map_err(|_| {
         PyIndexError::new_err(format!("dimension {dim} is too large to be indexed"))
     })?;
@@ -56,14 +56,14 @@ fn one(item: &Bound<'_, PyAny>, dim: usize, len: usize) -> PyResult<Steps> {
             )));
         };
         let count = indices.slicelength;
-        return Ok(Steps {
+        return Ok(Indices {
             start,
             count,
             step,
             single: false,
         });
     }
-    let wrong_type = || -> PyResult<Steps> {
+    let wrong_type = || -> PyResult<Indices> {
         Err(PyTypeError::new_err(format!(
             "an index can be an int, a slice or an ellipsis, or a tuple of them; found {}",
             item.get_type().qualname()?
@@ -84,7 +84,7 @@ fn one(item: &Bound<'_, PyAny>, dim: usize, len: usize) -> PyResult<Steps> {
     };
     let index = if number < 0 { number + signed } else { number };
     match usize::try_from(index) {
-        Ok(start) if start < len => Ok(Steps::at(start)),
+        Ok(start) if start < len => Ok(Indices::at(start)),
         _ => Err(PyIndexError::new_err(format!(
             "index {number} is out of bounds for dimension {dim}, which has {len}"
         ))),

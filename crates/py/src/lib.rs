@@ -79,7 +79,7 @@ mod _tload {
     #[pyfunction]
     fn finish_caching(py: Python<'_>, timeout: f64) -> PyResult<bool> {
         #[cfg(feature = "object")]
-        return wait_in_steps(py, timeout, tload::finish_caching);
+        return wait_in_steps(py, timeout, tload::cache::finish_caching);
         #[cfg(not(feature = "object"))]
         return wait_in_steps(py, timeout, |_| true);
     }
@@ -93,7 +93,7 @@ mod _tload {
     /// Returns the counters of this process's loads and caches, in the text format of Prometheus.
     #[pyfunction]
     fn metrics_text(py: Python<'_>) -> String {
-        py.detach(tload::metrics_text)
+        py.detach(tload::internal::metrics_text)
     }
 
     /// Runs the command `tload` and returns its exit status. `argv[0]` is the program's name.
@@ -112,7 +112,7 @@ mod _tload {
     #[pyfunction]
     fn nearest_name(py: Python<'_>, wanted: &str, names: Vec<String>) -> Option<String> {
         py.detach(move || {
-            let nearest = tload::nearest_name(wanted, names.iter().map(String::as_str));
+            let nearest = tload::internal::nearest_name(wanted, names.iter().map(String::as_str));
             nearest.map(str::to_owned)
         })
     }
@@ -121,7 +121,7 @@ mod _tload {
     /// each with a warning.
     #[pyfunction]
     fn unknown_variables(py: Python<'_>, names: Vec<String>) -> Vec<(String, String)> {
-        py.detach(move || tload::unknown_variables(names.iter().map(String::as_str)))
+        py.detach(move || tload::internal::unknown_variables(names.iter().map(String::as_str)))
     }
 
     /// Frees the staging memory that loads have left for the next one, and returns its bytes.
@@ -141,17 +141,17 @@ mod _tload {
     /// there is none. `Report.parked_bytes` is the value for one load.
     #[pyfunction]
     fn parked_bytes() -> u64 {
-        tload::parked_bytes()
+        tload::orphaned_bytes()
     }
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        tload::reserve_descriptors();
+        tload::internal::reserve_descriptors();
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("ERROR_KINDS", ErrorKind::ALL.map(ErrorKind::name))?;
         module.add("DTYPES", tload::Dtype::ALL.map(tload::Dtype::name))?;
-        let variable = |key: &tload::OptionKey| Some((key.name, key.variable()?));
-        let variables = tload::Options::KEYS.iter().filter_map(variable);
+        let variable = |key: &tload::internal::OptionKey| Some((key.name, key.variable()?));
+        let variables = tload::LoadOptions::KEYS.iter().filter_map(variable);
         module.add("OPTION_VARIABLES", variables.collect::<Vec<_>>())?;
         let schemes = tload::Location::schemes();
         module.add("SCHEMES", schemes.collect::<Vec<_>>())?;

@@ -76,7 +76,7 @@ impl Loader {
         });
         let mut slices = slices.collect::<PyResult<Vec<_>>>()?;
         let mut inner = tload::Loader::new(checkpoint)
-            .tensors(selection(py, names, found, globs, regexes)?)
+            .select(selection(py, names, found, globs, regexes)?)
             .device(device.parse().map_err(failed)?)
             .device_map(DeviceMap::new(keys).map_err(failed)?)
             .options(options::read(options)?);
@@ -121,7 +121,7 @@ impl Loader {
             .selected()
             .map_err(|error| exception(py, &error))?;
         let is_copied = |info: &&tload::TensorInfo| {
-            info.byte_len() > 0 && self.inner.target(info.name()).is_none()
+            info.byte_len() > 0 && self.inner.target_of(info.name()).is_none()
         };
         let copied = selected.iter().filter(is_copied);
         copied.map(|info| describe(py, info)).collect()
@@ -135,7 +135,7 @@ impl Loader {
             .map_err(|error| exception(py, &error))?;
         let targets = selected
             .iter()
-            .filter_map(|info| self.inner.target(info.name())?.owner());
+            .filter_map(|info| self.inner.target_of(info.name())?.owner());
         let owners = targets.filter_map(|owner| Arc::clone(owner).downcast::<Py<PyAny>>().ok());
         Ok(owners.map(|owner| owner.clone_ref(py)).collect())
     }

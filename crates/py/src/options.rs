@@ -9,14 +9,15 @@ use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDelta};
-use tload::{Error, ErrorKind, OptionKey, OptionKind, OptionValue, Options, Selection};
+use tload::internal::{OptionKey, OptionKind, OptionValue};
+use tload::{Error, ErrorKind, LoadOptions, Selection};
 
 use crate::error::{exception, invalid_request};
 
 /// Reads `tload.Options`, whose fields have the names of the core's options.
-pub(crate) fn read(fields: &Bound<'_, PyAny>) -> PyResult<Options> {
-    let mut options = Options::default();
-    for key in Options::KEYS {
+pub(crate) fn read(fields: &Bound<'_, PyAny>) -> PyResult<LoadOptions> {
+    let mut options = LoadOptions::default();
+    for key in LoadOptions::KEYS {
         let value = fields.getattr(key.name)?;
         if !value.is_none() {
             let set = options.set(key.name, &text(key, &value)?);
@@ -39,7 +40,7 @@ pub(crate) fn option_from_variable<'py>(
     name: &str,
     text: &str,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let key = Options::key(name).expect("the caller takes names from the table");
+    let key = LoadOptions::key(name).expect("the caller takes names from the table");
     let value = key.parse(text).map_err(|invalid| {
         let variable = key.variable().unwrap_or_default();
         let message = format!(
@@ -65,7 +66,7 @@ pub(crate) fn option_from_variable<'py>(
 /// Returns the bytes that the text of the environment variable `name` stands for, such as `50GiB`.
 #[pyfunction]
 pub(crate) fn parse_bytes(py: Python<'_>, name: &str, text: &str) -> PyResult<u64> {
-    tload::parse_bytes(text).map_err(|invalid| {
+    tload::internal::parse_bytes(text).map_err(|invalid| {
         let message = format!("environment variable {name} is not valid");
         let error = Error::new(ErrorKind::InvalidRequest, message).with_source(invalid);
         exception(py, &error)
@@ -76,7 +77,7 @@ pub(crate) fn parse_bytes(py: Python<'_>, name: &str, text: &str) -> PyResult<u6
 #[pyfunction]
 pub(crate) fn seconds(name: &str, value: &Bound<'_, PyAny>) -> PyResult<f64> {
     let text = duration(value)?.ok_or_else(|| wrong_type(name, DURATION, value))?;
-    let parsed = tload::parse_duration(&text);
+    let parsed = tload::internal::parse_duration(&text);
     let duration = parsed
         .map_err(|error| invalid_request(value.py(), format!("{name}: {}", error.message())))?;
     Ok(duration.as_secs_f64())
@@ -91,7 +92,7 @@ pub(crate) fn verify_mode(options: &Bound<'_, PyAny>) -> PyResult<String> {
 /// Formats a size with one decimal and a binary unit.
 #[pyfunction]
 pub(crate) fn format_bytes(bytes: u64) -> String {
-    tload::format_bytes(bytes)
+    tload::internal::format_bytes(bytes)
 }
 
 /// Returns the selection of all names, given and found by rules in Python, globs and regular
@@ -112,7 +113,7 @@ pub(crate) fn selection(
                 .map(|pattern| Selection::regex(&pattern)),
         );
     let given = (!names.is_empty()).then(|| Ok(Selection::names(names)));
-    let found = (!found.is_empty()).then(|| Ok(Selection::found(found)));
+    let found = (!found.is_empty()).then(|| Ok(Selection::matched_names(found)));
     let all = given.into_iter().chain(found).chain(patterns);
     let union = all
         .reduce(|union, next| Ok(union?.or(next?)))
@@ -121,8 +122,8 @@ pub(crate) fn selection(
     Ok(union.unwrap_or_default())
 }
 
-/// Returns a value as text for [`Options::set`]. A value of a type that the option does not take is
-/// a `TypeError`.
+/// Returns a value as text for [`LoadOptions::set`]. A value of a type that the option does not
+/// take is a `TypeError`.
 fn text(key: &OptionKey, value: &Bound<'_, PyAny>) -> PyResult<String> {
     // In Python, True is the int 1; and truthiness is not enough for a flag: the text "no" would be
     // true.

@@ -14,7 +14,8 @@ use futures_core::Stream as _;
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorInfo, TensorStream, process_id};
+use tload::internal::process_id;
+use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorInfo, TensorStream};
 
 use crate::checkpoint::{Described, describe};
 use crate::error::exception;

@@ -14,6 +14,31 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 ///
 /// Every rank of a group starts the same loads in the same order; the selections, slices and
 /// destinations of a load may differ from rank to rank.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Instant;
+/// use tload::Group;
+///
+/// /// A group of one: what every rank without company is.
+/// #[derive(Debug)]
+/// struct Alone;
+///
+/// impl Group for Alone {
+///     fn rank(&self) -> usize {
+///         0
+///     }
+///
+///     fn size(&self) -> usize {
+///         1
+///     }
+///
+///     fn exchange(&self, message: &[u8], _: Instant) -> tload::Result<Vec<Vec<u8>>> {
+///         Ok(vec![message.to_vec()])
+///     }
+/// }
+/// ```
 pub trait Group: fmt::Debug + Send + Sync {
     /// Number of this rank, from 0.
     fn rank(&self) -> usize;

@@ -96,7 +96,7 @@ pub fn join_timeout_or_default(timeout: Option<Duration>) -> Duration {
 /// until their `join_timeout`. The group can be used for another load.
 ///
 /// `Loader::stream` does so itself. Call this for an error before, such as that of `Loader::open`,
-/// or drop the group. Waits for the others, within the limits: those of `Options`, for example.
+/// or drop the group. Waits for the others, within the limits: those of `LoadOptions`, for example.
 pub fn give_up(group: &dyn Group, error: &Error, limits: impl Into<JoinLimits>) {
     let hello = Hello::given_up(Failure::new(group.rank(), error));
     let deadline = limits.into().deadline(Instant::now());

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tload::storage::ConfinedEntry;
+use tload::internal::storage::ConfinedEntry;
 use tload::verify::{Digest, Manifest};
 
 use crate::version::Version;
@@ -102,7 +102,7 @@ mod tests {
     use std::sync::Barrier;
 
     use tload::Location;
-    use tload::storage::ConfinedDir;
+    use tload::internal::storage::ConfinedDir;
     use tload::verify::MANIFEST_NAME;
 
     use super::*;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::time::SystemTime;
 
 use serde::Serialize;
-use tload::format_bytes;
+use tload::internal::format_bytes;
 use tload::verify::Digest;
 
 use crate::target::encode;

@@ -125,7 +125,7 @@ impl Metrics {
             let _ = writeln!(text, "{name} {value}");
         }
         // The core counts what the cache writes. No load runs here.
-        let all = tload::metrics_text();
+        let all = tload::internal::metrics_text();
         for line in all.lines().filter(|line| line.contains("tload_cache_")) {
             let _ = writeln!(text, "{line}");
         }

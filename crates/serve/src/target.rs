@@ -1,8 +1,8 @@
 //! Paths that requests name, as components below the served directory. Pure.
 //!
 //! The first of two checks. This one refuses names that no list contains: hidden ones, `..`, and
-//! those that decode to a separator or a NUL. [`tload::storage::ConfinedDir`] then checks where
-//! links lead.
+//! those that decode to a separator or a NUL. [`tload::internal::storage::ConfinedDir`] then checks
+//! where links lead.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

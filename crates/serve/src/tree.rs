@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use tload::storage::{ConfinedDir, ConfinedEntry};
+use tload::internal::storage::{ConfinedDir, ConfinedEntry};
 use tload::verify::{Digest, MANIFEST_NAME};
 use tload::{Error, ErrorKind, Location, Result};
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
 #[cfg(feature = "object")]
-use tload::storage::ObjectIdentity;
+use tload::internal::storage::ObjectIdentity;
 use tload::verify::{Algorithm, Digest};
 
 /// Digits of a tag: 128 bits.

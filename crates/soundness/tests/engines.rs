@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tload::CacheMode;
 use tload::testing::fixtures::{FileBuilder, Rng};
-use tload::{Dtype, EngineChoice, ErrorKind, Loader, Location, Options, Order, Result, Tensor};
+use tload::{Dtype, EngineChoice, ErrorKind, LoadOptions, Loader, Location, Order, Result, Tensor};
 
 const SHARDS: usize = 3;
 const TENSORS: usize = 16;
@@ -39,7 +39,7 @@ fn checkpoint() -> tempfile::TempDir {
 
 fn engines() -> Vec<EngineChoice> {
     let mut engines = vec![EngineChoice::Pread];
-    if cfg!(feature = "rings") && tload::probe::ring().available {
+    if cfg!(feature = "rings") && tload::internal::probe::ring().available {
         engines.extend([EngineChoice::Uring, EngineChoice::TokioUring]);
     }
     engines
@@ -58,7 +58,7 @@ fn assert_right(tensor: &Tensor) {
 }
 
 fn load(folder: &Path, engine: EngineChoice, rng: &mut Rng) -> Result<()> {
-    let mut options = Options::default();
+    let mut options = LoadOptions::default();
     (options.engine, options.order) = (engine, rng.pick(&[Order::Ready, Order::File]));
     options.cache = rng.pick(&[CacheMode::Auto, CacheMode::Buffered, CacheMode::Drop]);
     if engine == EngineChoice::Pread && rng.once_in(4) {

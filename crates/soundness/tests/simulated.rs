@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use tload::plan::Arrangement;
-use tload::sink::HostSink;
+use tload::internal::plan::Arrangement;
+use tload::internal::sink::HostSink;
 use tload::testing::conformance::sink_suite;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::testing::sim::Moments;

@@ -52,8 +52,8 @@ impl Error {
     }
 
     /// Like [`Self::chain`], with options named by `name`, which gets the name of the option in
-    /// `Options` or another struct of options, and the value if the text recommends or rejects one,
-    /// as in `cache=auto`. For `list_names` it gets the location, and returns the call or the
+    /// `LoadOptions` or another struct of options, and the value if the text recommends or rejects
+    /// one, as in `cache=auto`. For `list_names` it gets the location, and returns the call or the
     /// command that lists the names of its tensors.
     pub fn chain_with(&self, name: impl Fn(&str, Option<&str>) -> String) -> String {
         let mut text = String::new();

@@ -33,6 +33,21 @@ pub use printable::{cut, shortened};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Error of a load: one word wide, with its cause as [`StdError::source`].
+///
+/// Its display is one line: what failed, where, what was found and what was wanted. Advice is apart
+/// in [`Self::hint`], and [`Self::kind`] says what a program can do.
+///
+/// # Examples
+///
+/// ```
+/// # use tload_base::error::{Error, ErrorKind};
+/// let error = Error::new(ErrorKind::NotFound, "does not exist")
+///     .with_location("/models/llama")
+///     .with_hint("check the path");
+/// assert_eq!(error.kind(), ErrorKind::NotFound);
+/// assert_eq!(error.to_string(), "/models/llama: does not exist");
+/// assert_eq!(error.hint(), Some("check the path"));
+/// ```
 pub struct Error(Box<Inner>);
 
 struct Inner {

@@ -64,6 +64,45 @@ impl ErrorKind {
     }
 }
 
+impl From<ErrorKind> for io::ErrorKind {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::NotFound => Self::NotFound,
+            ErrorKind::PermissionDenied => Self::PermissionDenied,
+            ErrorKind::InvalidFormat | ErrorKind::Corrupt => Self::InvalidData,
+            ErrorKind::NoSuchTensor | ErrorKind::InvalidRequest => Self::InvalidInput,
+            ErrorKind::Unsupported => Self::Unsupported,
+            ErrorKind::OutOfMemory => Self::OutOfMemory,
+            ErrorKind::TimedOut => Self::TimedOut,
+            // Not `Interrupted` for a cancelled load: the standard library retries after that.
+            ErrorKind::Io
+            | ErrorKind::Remote
+            | ErrorKind::Device
+            | ErrorKind::Changed
+            | ErrorKind::Cancelled
+            | ErrorKind::Peer => Self::Other,
+        }
+    }
+}
+
+/// For functions that return [`io::Result`]. The error of the crate stays inside:
+/// [`io::Error::get_ref`] returns it.
+///
+/// ```
+/// use std::io;
+/// use tload_base::error::{Error, ErrorKind};
+///
+/// let error = io::Error::from(Error::new(ErrorKind::NotFound, "does not exist"));
+/// assert_eq!(error.kind(), io::ErrorKind::NotFound);
+/// let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+/// assert_eq!(inner.map(Error::message), Some("does not exist"));
+/// ```
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        Self::new(error.kind().into(), error)
+    }
+}
+
 /// Returns the advice for a thread that cannot be started.
 pub fn thread_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {

@@ -23,6 +23,20 @@ use crate::error::{Error, Result, printable, shortened};
 
 /// A path, a `file://` URL, the URL of an object or of a prefix of objects, a model or bucket on a
 /// hub (`hf://org/name`), or a model in an OCI registry (`oci://registry/repository:tag`).
+///
+/// Functions that take a location accept anything that converts to one: a path, or text that is
+/// parsed as [`Self::parse`] does. Its display leaves out what may be secret: user, password and
+/// query.
+///
+/// # Examples
+///
+/// ```
+/// # use tload_base::options::Location;
+/// let location = Location::try_from("https://user:secret@host/model?sig=secret")?;
+/// assert_eq!(location.to_string(), "https://host/model?…");
+/// assert!(location.has_secret());
+/// # Ok::<(), tload_base::error::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Location {
     place: Place,
@@ -94,6 +108,23 @@ impl Protocol {
 
 impl Location {
     /// Parses a path or a URL.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`](crate::error::ErrorKind::InvalidRequest) for an empty or
+    /// malformed location, [`ErrorKind::Unsupported`](crate::error::ErrorKind::Unsupported) for a
+    /// URL of another scheme.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tload_base::options::{Location, Protocol};
+    /// let model = Location::parse("s3://bucket/model")?;
+    /// assert_eq!(model.protocol(), Some(Protocol::S3));
+    /// assert_eq!(Location::parse("/models/llama")?.protocol(), None);
+    /// assert!(Location::parse("ftp://host/model").is_err());
+    /// # Ok::<(), tload_base::error::Error>(())
+    /// ```
     pub fn parse(text: &str) -> Result<Self> {
         if text.is_empty() {
             return Err(Error::invalid_request("the location is empty"));
@@ -160,7 +191,16 @@ impl Location {
         })
     }
 
-    /// Creates the location of a path, taken as it is.
+    /// Creates the location of a path, taken as it is: also one that looks like a URL.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tload_base::options::Location;
+    /// let location = Location::from_path("/models/llama");
+    /// assert_eq!(location.as_path(), Some("/models/llama".as_ref()));
+    /// assert_eq!(location.to_string(), "/models/llama");
+    /// ```
     pub fn from_path(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let shown = path.display().to_string();
@@ -192,6 +232,15 @@ impl Location {
     }
 
     /// Returns the location of `name` inside this directory or below this prefix.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tload_base::options::Location;
+    /// let file = Location::parse("s3://bucket/model")?.join("config.json");
+    /// assert_eq!(file.url().as_deref(), Some("s3://bucket/model/config.json"));
+    /// # Ok::<(), tload_base::error::Error>(())
+    /// ```
     #[must_use]
     pub fn join(&self, name: &str) -> Self {
         match &self.place {
@@ -418,9 +467,48 @@ impl From<&Path> for Location {
     }
 }
 
+impl From<&PathBuf> for Location {
+    fn from(path: &PathBuf) -> Self {
+        Self::from_path(path)
+    }
+}
+
 impl From<PathBuf> for Location {
     fn from(path: PathBuf) -> Self {
         Self::from_path(path)
+    }
+}
+
+impl From<&Self> for Location {
+    fn from(location: &Self) -> Self {
+        location.clone()
+    }
+}
+
+/// Parses a path or a URL, as [`Location::parse`] does.
+impl TryFrom<&str> for Location {
+    type Error = Error;
+
+    fn try_from(text: &str) -> Result<Self> {
+        Self::parse(text)
+    }
+}
+
+/// Parses a path or a URL, as [`Location::parse`] does.
+impl TryFrom<&String> for Location {
+    type Error = Error;
+
+    fn try_from(text: &String) -> Result<Self> {
+        Self::parse(text)
+    }
+}
+
+/// Parses a path or a URL, as [`Location::parse`] does.
+impl TryFrom<String> for Location {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        Self::parse(&text)
     }
 }
 

@@ -13,6 +13,7 @@ pub mod store_options;
 mod bytes;
 mod duration;
 mod store_keys;
+mod with_setters;
 
 pub use bytes::{format_bytes, parse_bytes};
 pub use cache_mode::CacheMode;
@@ -21,3 +22,4 @@ pub use hub_id::HubId;
 pub use location::{Location, Protocol};
 pub use store_keys::StoreKey;
 pub use store_options::{StoreOptions, split_locations};
+pub use with_setters::with_setters;

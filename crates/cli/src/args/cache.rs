@@ -126,14 +126,14 @@ pub(crate) struct CachePruneArgs {
     #[arg(
         long,
         value_name = "SIZE",
-        value_parser = tload::parse_bytes,
+        value_parser = tload::internal::parse_bytes,
         required_unless_present = "unused_for",
         env = "TLOAD_CACHE_LIMIT",
         hide_env_values = true
     )]
     pub(crate) max_size: Option<u64>,
     /// Remove objects that were not opened for this long: 30m, 12h
-    #[arg(long, value_name = "TIME", value_parser = tload::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = tload::internal::parse_duration)]
     pub(crate) unused_for: Option<Duration>,
     #[command(flatten)]
     pub(crate) removal: RemovalArgs,

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use tload::Options;
+use tload::LoadOptions;
 
 use super::location;
 use super::store::StoreArgs;
@@ -73,7 +73,7 @@ pub(crate) struct CopyArgs {
     #[arg(
         long,
         value_name = "SIZE",
-        value_parser = tload::parse_bytes,
+        value_parser = tload::internal::parse_bytes,
         env = "TLOAD_EXTENT",
         hide_env_values = true
     )]
@@ -89,7 +89,7 @@ pub(crate) struct CopyArgs {
 
 /// Parses a depth like that of loads.
 fn depth(text: &str) -> Result<usize, String> {
-    let key = Options::key("depth").expect("an option of loads");
+    let key = LoadOptions::key("depth").expect("an option of loads");
     let text = tuning::parse(key, text)?;
     text.trim().parse().map_err(|_| text)
 }

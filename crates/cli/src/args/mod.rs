@@ -186,7 +186,7 @@ pub(crate) struct DoctorArgs {
     #[arg(
         long,
         value_name = "TIME",
-        value_parser = tload::parse_duration,
+        value_parser = tload::internal::parse_duration,
         default_value = "10s",
         env = "TLOAD_TIMEOUT",
         hide_env_values = true

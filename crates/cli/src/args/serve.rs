@@ -68,7 +68,7 @@ pub(crate) struct ServeArgs {
 }
 
 fn client_timeout(text: &str) -> Result<Duration> {
-    let timeout = tload::parse_duration(text)?;
+    let timeout = tload::internal::parse_duration(text)?;
     if timeout > CLIENT_TIMEOUT_MAX {
         let message = format!("{text:?} is longer than 24h");
         return Err(Error::new(ErrorKind::InvalidRequest, message));

@@ -25,7 +25,7 @@ pub(crate) struct SynthArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ModelArgs {
     /// Total bytes of the tensors, accurate to 2 % [default: 4GiB, tiny: 4MiB]
-    #[arg(long, value_name = "SIZE", value_parser = tload::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = tload::internal::parse_bytes)]
     pub(crate) size: Option<u64>,
     /// Model to imitate
     #[arg(long, value_enum, default_value_t = PresetArg::Llama)]

@@ -8,7 +8,7 @@ pub(crate) struct TimeArgs {
     #[arg(
         long,
         value_name = "TIME",
-        value_parser = tload::parse_duration,
+        value_parser = tload::internal::parse_duration,
         env = "TLOAD_TIMEOUT",
         hide_env_values = true
     )]

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use serde::{Deserialize, Serialize};
-use tload::{OptionKey, OptionKind, Options, Verify, nearest_name};
+use tload::internal::{OptionKey, OptionKind, nearest_name};
+use tload::{LoadOptions, Verify};
 
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Tensor selection (any matching filter selects a tensor)")]
@@ -23,7 +24,7 @@ pub(crate) struct SelectArgs {
 
 /// Options of one load.
 #[derive(Debug)]
-pub(crate) struct TuningArgs(pub(crate) Options);
+pub(crate) struct TuningArgs(pub(crate) LoadOptions);
 
 /// Heading of [`SweepArgs`] and `--sweep`.
 pub(super) const SWEEP_HEADING: &str = "Tuning (lists are swept over every combination)";
@@ -47,7 +48,7 @@ impl clap::Args for TuningArgs {
 
 impl FromArgMatches for TuningArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut options = Options::default();
+        let mut options = LoadOptions::default();
         for key in keys() {
             for text in values(matches, key) {
                 options
@@ -102,7 +103,7 @@ impl FromArgMatches for SweepArgs {
 
 /// Returns the options that have a flag.
 fn keys() -> impl Iterator<Item = &'static OptionKey> {
-    Options::KEYS.iter().filter(|key| key.flag.is_some())
+    LoadOptions::KEYS.iter().filter(|key| key.flag.is_some())
 }
 
 /// Returns the options of a benchmark. Whole loads are measured, and nothing limits the ceiling.

@@ -4,8 +4,9 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use tload::probe::prefault;
-use tload::{Ceiling, Checkpoint, Device, Loader, OpenOptions, Report, Result, release_staging};
+use tload::internal::Ceiling;
+use tload::internal::probe::prefault;
+use tload::{Checkpoint, Device, Loader, OpenOptions, Report, Result, release_staging};
 
 use super::fio::{Fio, Job};
 use super::page_cache::{PageCache, Residency};

@@ -1,8 +1,9 @@
 //! GPU that a benchmark loads to. It is opened before the first run and kept to the end, so that no
 //! run includes the creation of its context.
 
-use tload::cuda::Context;
-use tload::{Device, Error, ErrorKind, Result, format_bytes};
+use tload::internal::cuda::Context;
+use tload::internal::format_bytes;
+use tload::{Device, Error, ErrorKind, Result};
 
 /// GPU with its context.
 #[derive(Debug)]

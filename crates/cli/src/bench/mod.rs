@@ -25,7 +25,7 @@ pub(crate) mod waterfall;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
-use tload::{Checkpoint, Device, Loader, Options, Report, Result};
+use tload::{Checkpoint, Device, LoadOptions, Loader, Report, Result};
 
 pub(crate) use fio::Fio;
 pub(crate) use gpu::Gpu;
@@ -69,7 +69,7 @@ pub(crate) struct Configuration {
     #[serde(serialize_with = "as_text")]
     pub(crate) device: Device,
     #[serde(flatten)]
-    pub(crate) options: Options,
+    pub(crate) options: LoadOptions,
 }
 
 impl Configuration {

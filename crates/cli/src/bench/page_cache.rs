@@ -6,7 +6,8 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use tload::{Result, probe};
+use tload::Result;
+use tload::internal::probe;
 
 use super::CacheState;
 use crate::interrupt::Interrupt;

@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use tload::{Error, ErrorKind, Result, format_bytes, probe};
+use tload::internal::{format_bytes, probe};
+use tload::{Error, ErrorKind, Result};
 
 use super::warnings::Warning;
 use crate::synth::free_bytes;

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use tload::{Report, format_bytes};
+use tload::Report;
+use tload::internal::format_bytes;
 
 use super::results::{CellResults, CheckpointRecord, Results, Summary};
 use super::{CacheState, Contender, Mode, disk_runner};

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use tload::{Checkpoint, Error, ErrorKind, Location, OpenOptions, Result, format_bytes, probe};
+use tload::internal::{format_bytes, probe};
+use tload::{Checkpoint, Error, ErrorKind, Location, OpenOptions, Result};
 
 use super::place::Place;
 use super::results::{CheckpointRecord, SyntheticRecord};

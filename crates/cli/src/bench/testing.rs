@@ -1,6 +1,6 @@
 //! Benchmark without a disk, for tests of everything around the runs.
 
-use tload::{Device, Options, Result};
+use tload::{Device, LoadOptions, Result};
 
 use super::page_cache::{Found, Residency};
 use super::results::{CheckpointRecord, Results, RunRecord, Sample, SyntheticRecord};
@@ -26,8 +26,8 @@ pub(crate) fn plan(cells: usize, rounds: u32) -> Plan {
     }
 }
 
-fn options(index: usize) -> Options {
-    let mut options = Options::default();
+fn options(index: usize) -> LoadOptions {
+    let mut options = LoadOptions::default();
     options.depth = Some(4 << index);
     options.extent_bytes = Some(1 << 20);
     options

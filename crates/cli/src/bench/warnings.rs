@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use tload::{CacheMode, format_bytes};
+use tload::CacheMode;
+use tload::internal::format_bytes;
 
 use super::results::{CellResults, Results, Sample};
 use super::stats::Spread;

@@ -4,8 +4,9 @@ use std::cell::Cell;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use tload::copy::{Copy, CopyAction, CopyControl, CopyPlan, CopyReport};
-use tload::{Result, format_bytes, printable};
+use tload::Result;
+use tload::copy::{CopyAction, CopyControl, CopyJob, CopyPlan, CopyReport};
+use tload::internal::{format_bytes, printable};
 
 use crate::args::CopyArgs;
 use crate::deadline::Watch;
@@ -19,7 +20,7 @@ use crate::output::verbosity;
 
 pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let source = options::location(&args.source)?;
-    let copy = Copy::new(&source, &args.target)
+    let copy = CopyJob::new(&source, &args.target)
         .options(options::copy(args))
         .store(options::store(&args.store)?);
     let control = copy.control();
@@ -52,7 +53,7 @@ fn note_unusable(report: &CopyReport, is_accepted: bool) {
 /// Runs the copy until it ends, a signal arrives or the timeout expires, even if the storage does
 /// not answer.
 fn watch(
-    copy: Copy,
+    copy: CopyJob,
     control: &CopyControl,
     timeout: Option<Duration>,
     interrupt: &Interrupt,

@@ -7,8 +7,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tload::probe::StoreProbe;
-use tload::{Checkpoint, Error, ErrorKind, Result, StoreOptions, printable};
+use tload::internal::printable;
+use tload::internal::probe::StoreProbe;
+use tload::{Checkpoint, Error, ErrorKind, Result, StoreOptions};
 
 use crate::args::DoctorArgs;
 use crate::deadline::{ERROR_GRACE, Watch};

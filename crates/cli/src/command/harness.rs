@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 
 use serde::Serialize;
-use tload::{Result, printable};
+use tload::Result;
+use tload::internal::printable;
 
 use crate::args::BenchArgs;
 use crate::bench::page_cache::PageCache;

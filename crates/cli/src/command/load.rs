@@ -6,7 +6,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use serde::Serialize;
-use tload::{Device, Error, ErrorKind, Loader, Report, Result, Tensor, TensorStream, format_bytes};
+use tload::internal::format_bytes;
+use tload::{Device, Error, ErrorKind, Loader, Report, Result, Tensor, TensorStream};
 
 use super::open::open;
 use super::ranks;
@@ -35,7 +36,7 @@ pub(crate) fn run(
     let timeout = args.tuning.0.timeout;
     let checkpoint = open(&args.location, &args.opening, timeout, interrupt)?;
     let loader = Loader::new(checkpoint)
-        .tensors(options::selection(&args.select)?)
+        .select(options::selection(&args.select)?)
         .device(device)
         .device_map(rules)
         .options(args.tuning.0.clone());
@@ -72,7 +73,7 @@ pub(crate) fn run(
 
 /// Refuses a digest if any tensor goes to a GPU.
 fn in_sight(loader: &Loader) -> Result<()> {
-    let mut devices = loader.devices()?.into_iter();
+    let mut devices = loader.selected_devices()?.into_iter();
     let Some(device) = devices.find(|device| *device != Device::Cpu) else {
         return Ok(());
     };

@@ -7,7 +7,8 @@ use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use tload::{Checkpoint, Error, ErrorKind, Loader, Result, TensorInfo, printable};
+use tload::internal::printable;
+use tload::{Checkpoint, Error, ErrorKind, Loader, Result, TensorInfo};
 
 use self::listing::Listing;
 use super::open::open;
@@ -76,7 +77,7 @@ fn list(
 /// Returns the selected tensors, in file order.
 fn selected(checkpoint: &Checkpoint, args: &LsArgs) -> Result<Vec<TensorInfo>> {
     Loader::new(checkpoint.clone())
-        .tensors(options::selection(&args.select)?)
+        .select(options::selection(&args.select)?)
         .selected()
 }
 

@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-use tload::{Result, printable};
+use tload::Result;
+use tload::internal::printable;
 use tload_serve::Server;
 
 use crate::args::ServeArgs;

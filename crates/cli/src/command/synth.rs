@@ -3,7 +3,8 @@
 use std::io::Write;
 use std::time::Instant;
 
-use tload::{Result, format_bytes};
+use tload::Result;
+use tload::internal::format_bytes;
 
 use super::local_path::require_local;
 use crate::args::SynthArgs;

@@ -1,6 +1,6 @@
 //! Limit of open files, compared with the number of files of a checkpoint.
 
-use tload::probe;
+use tload::internal::probe;
 
 use super::{Finding, Level, Urgency};
 use crate::host::limits::Limit;

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use tload::cuda::{self, Context};
-use tload::memory::{Staging, StagingNeed};
-use tload::{Error, Result, format_bytes};
+use tload::internal::cuda::{self, Context};
+use tload::internal::format_bytes;
+use tload::internal::memory::{Staging, StagingNeed};
+use tload::{Error, Result};
 
 use super::{Finding, Level, Urgency};
 use crate::host::System;

@@ -1,7 +1,8 @@
 //! Memory: amount, limits, locked memory and huge pages.
 
-use tload::probe::CgroupMemory;
-use tload::{Checkpoint, TensorInfo, format_bytes};
+use tload::internal::format_bytes;
+use tload::internal::probe::CgroupMemory;
+use tload::{Checkpoint, TensorInfo};
 
 use super::{Finding, Level, Urgency};
 use crate::host::limits::{Limit, Limits};

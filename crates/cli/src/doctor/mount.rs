@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tload::probe::StoreProbe;
-use tload::{Checkpoint, Error, ErrorKind, format_bytes, probe};
+use tload::internal::probe::StoreProbe;
+use tload::internal::{format_bytes, probe};
+use tload::{Checkpoint, Error, ErrorKind};
 
 use super::{Finding, Level, Settings, Urgency, disk, store, verify};
 use crate::host::System;

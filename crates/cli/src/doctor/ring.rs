@@ -1,6 +1,6 @@
 //! `io_uring`: availability of rings, and the settings that forbid them.
 
-use tload::{format_bytes, probe};
+use tload::internal::{format_bytes, probe};
 
 use super::{Finding, Level, Urgency};
 use crate::host::System;

@@ -1,7 +1,8 @@
 //! Options that are set, by `TLOAD_*` variables for every load or by arguments of `doctor`. Shown
 //! as loads interpret them, without secrets.
 
-use tload::{OptionValue, Options, format_bytes};
+use tload::LoadOptions;
+use tload::internal::{OptionValue, format_bytes};
 
 use super::{Finding, Level, Urgency};
 use crate::args::OpenArgs;
@@ -17,7 +18,7 @@ const LOG: &str = "TLOAD_LOG";
 /// Values of the variables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    pub(crate) options: Options,
+    pub(crate) options: LoadOptions,
     /// Options that are set, and the variables that set them, in the order of the table.
     set: Vec<(&'static str, String)>,
     /// Settings that are no options of a load, as they are shown.
@@ -32,7 +33,7 @@ impl Settings {
     /// Reads the settings through `variable`. A blank variable counts as unset.
     pub(crate) fn new(variable: impl Fn(&str) -> Option<String>) -> Self {
         let mut settings = Self::default();
-        for key in Options::KEYS {
+        for key in LoadOptions::KEYS {
             let Some(name) = key.variable() else { continue };
             let text = variable(&name).filter(|text| !text.trim().is_empty());
             match text.map(|text| settings.options.set(key.name, text.trim())) {
@@ -80,7 +81,7 @@ impl Settings {
     }
 
     pub(super) fn finding(&self) -> Finding {
-        let shown = Options::KEYS.iter().filter_map(|key| {
+        let shown = LoadOptions::KEYS.iter().filter_map(|key| {
             let (_, variable) = self.set.iter().find(|(name, _)| *name == key.name)?;
             let flag = key.flag?;
             let value = key.value(&self.options)?;

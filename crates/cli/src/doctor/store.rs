@@ -1,7 +1,8 @@
 //! The object store of a checkpoint and the network to it. Judges what the core measured.
 
-use tload::probe::{ConnectionRate, StoreProbe};
-use tload::{Error, format_bytes};
+use tload::Error;
+use tload::internal::format_bytes;
+use tload::internal::probe::{ConnectionRate, StoreProbe};
 
 use super::mount::{one_line, told};
 use super::{Finding, Level, Urgency};

@@ -4,7 +4,7 @@ use super::{Finding, Level, Urgency};
 
 /// Returns a finding for each unknown variable among `names`.
 pub(crate) fn findings<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<Finding> {
-    let unknown = tload::unknown_variables(names).into_iter();
+    let unknown = tload::internal::unknown_variables(names).into_iter();
     let finding = |(name, warning): (String, String)| {
         let finding = Finding::ok("variables", "variables", &*name).advise(Level::Warn, warning);
         // A shell may take other names for more than a word.

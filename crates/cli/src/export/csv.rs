@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use serde_json::Value;
-use tload::printable;
+use tload::internal::printable;
 
 use super::Format;
 use crate::bench::results::{CellResults, Results, Sample};

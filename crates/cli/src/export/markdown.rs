@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use tload::printable;
+use tload::internal::printable;
 
 use super::Format;
 use crate::bench::results::Results;

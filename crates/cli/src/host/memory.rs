@@ -1,6 +1,6 @@
 //! Memory available to a load: that of the machine, limited by the control groups of this process.
 
-use tload::probe::{self, CgroupMemory};
+use tload::internal::probe::{self, CgroupMemory};
 
 use super::System;
 

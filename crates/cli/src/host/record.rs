@@ -4,7 +4,7 @@ use std::path::Path;
 use std::thread;
 
 use serde::Serialize;
-use tload::probe;
+use tload::internal::probe;
 
 use super::System;
 use super::disk::Disk;

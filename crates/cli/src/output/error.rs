@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use tload::{Error, printable};
+use tload::Error;
+use tload::internal::printable;
 
 use super::flags::flag;
 use super::{style, verbosity};

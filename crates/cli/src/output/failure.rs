@@ -90,7 +90,8 @@ impl<'a> Outcome<'a, ()> {
 #[cfg(test)]
 mod tests {
     use serde_json::{json, to_value};
-    use tload::{Comparison, ErrorKind};
+    use tload::ErrorKind;
+    use tload::verify::Comparison;
 
     use super::*;
 

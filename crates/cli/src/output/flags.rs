@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use tload::{OptionKind, Options};
+use tload::LoadOptions;
+use tload::internal::OptionKind;
 
 /// Returns the flag of an option that an error or a hint names, and the value behind it:
 /// `--extent`, `--cache auto`. For `list_names`, whose value is a location, returns the command.
@@ -11,7 +12,7 @@ pub(crate) fn flag(option: &str, value: Option<&str>) -> String {
         let location = value.map_or("LOCATION".into(), quoted);
         return format!("tload ls {location}");
     }
-    let key = Options::key(option);
+    let key = LoadOptions::key(option);
     // `--verify` may stand alone, so that its value must follow in the same word.
     let separator = if key.is_some_and(|key| key.kind == OptionKind::Verify) {
         '='

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use serde::Serialize;
-use tload::printable;
+use tload::internal::printable;
 
 /// Writes `value` as several lines, with a line feed after the last.
 pub(crate) fn write(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {

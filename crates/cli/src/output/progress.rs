@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use tload::format_bytes;
+use tload::internal::format_bytes;
 
 use super::quantity::float;
 use super::verbosity;

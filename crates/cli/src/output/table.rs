@@ -1,7 +1,7 @@
 //! Tables in plain columns, without rules or colours, so that they can be piped.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use tload::printable;
+use tload::internal::printable;
 
 /// Alignment of a column.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tload::Options;
+use tload::LoadOptions;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt;
@@ -95,10 +95,10 @@ fn start_log(level: LevelFilter) {
 
 /// Returns a line for each variable that sets an option, without secrets.
 fn variables(value: impl Fn(&str) -> Option<String>) -> Vec<String> {
-    let set = Options::KEYS.iter().filter_map(|key| {
+    let set = LoadOptions::KEYS.iter().filter_map(|key| {
         let name = key.variable()?;
         let text = value(&name).filter(|text| !text.trim().is_empty())?;
-        let mut options = Options::default();
+        let mut options = LoadOptions::default();
         let is_valid = options.set(key.name, text.trim()).is_ok();
         let shown = key.value(&options).filter(|_| is_valid);
         Some(shown.map_or_else(

@@ -13,7 +13,8 @@ mod tiny;
 mod writer;
 
 use serde_json::Value;
-use tload::{Dtype, Error, ErrorKind, Result, format_bytes};
+use tload::internal::format_bytes;
+use tload::{Dtype, Error, ErrorKind, Result};
 
 pub(crate) use writer::{Synth, check_room, free_bytes};
 

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use serde_json::{Value, json};
-use tload::{Error, ErrorKind, Result, format_bytes, probe};
+use tload::internal::{format_bytes, probe};
+use tload::{Error, ErrorKind, Result};
 
 use super::random::Numbers;
 use super::safetensors::Layout;

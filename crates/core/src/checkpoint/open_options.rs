@@ -12,18 +12,18 @@ use crate::error::Result;
 use crate::format::Precedence;
 #[cfg(feature = "object")]
 use crate::options::Location;
-use crate::options::StoreOptions;
+use crate::options::{StoreOptions, with_setters};
 use crate::ranks::Group;
 
+with_setters! {
 /// Options for opening a checkpoint.
 ///
 /// ```
-/// let mut options = tload::OpenOptions::default();
-/// options.follow_symlinks = true;
-/// let location = tload::Location::parse("no-such-model")?;
-/// let checkpoint = tload::Checkpoint::open_with(&location, options);
-/// assert_eq!(checkpoint.unwrap_err().kind(), tload::ErrorKind::NotFound);
-/// # Ok::<(), tload::Error>(())
+/// use tload::{Checkpoint, ErrorKind, OpenOptions};
+///
+/// let options = OpenOptions::default().follow_symlinks(true);
+/// let checkpoint = Checkpoint::open_with("no-such-model", options);
+/// assert_eq!(checkpoint.unwrap_err().kind(), ErrorKind::NotFound);
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -43,8 +43,10 @@ pub struct OpenOptions {
     pub join_timeout: Option<Duration>,
     /// Which of two models in a directory is loaded. Default: the one that an index names.
     pub precedence: Precedence,
+    ;
     #[cfg(feature = "object")]
     pub(crate) prefetch: Option<Prefetch>,
+}
 }
 
 /// Brings the models at all locations, which are in one repository of a hub, to this machine if

@@ -37,38 +37,12 @@ pub(super) struct OpenedFiles {
 }
 
 impl Checkpoint {
-    /// Opens a file, a directory or an index file, on a file system or in an object store.
-    ///
-    /// A directory (or the prefix of objects that stands for one) is read by its
-    /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`. An index
-    /// decides which shards are opened and which of their tensors exist, also beside a
-    /// `model.safetensors`, unless [`OpenOptions::precedence`] says otherwise. Without an index,
-    /// its `*.safetensors` are read in natural order: `model.safetensors` alone if it exists, else
-    /// the shards `model-*-of-*`, else those of `diffusion_pytorch_model`, else all files but
-    /// `consolidated*` and `adapter_model*`, else `consolidated*`, else `adapter_model*`. Over
-    /// HTTP, which has no listing, a directory is read by its `model.safetensors.index.json` or
-    /// else its `model.safetensors`. [`Self::notes`] names files that were left out.
-    ///
-    /// A model on a hub (`hf://org/name`) is read from the cache of `huggingface_hub`, if its
-    /// weights are complete there: then no request goes to the hub, not even to check whether a
-    /// branch has moved on. Else the revision is resolved to a commit, and only that commit is read
-    /// from the hub.
-    ///
-    /// Files of a directory, and those that an index names, must resolve to paths inside the
-    /// directory: see [`OpenOptions::follow_symlinks`].
+    /// Opens a file, a directory or an index file, on a file system or in an object store, with
+    /// [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions) alone.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations (the latter also
-    /// for links that lead out of the directory), [`ErrorKind::InvalidFormat`] for headers, indexes
-    /// and shards that do not fit together, [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] for
-    /// stores that do not respond.
-    pub fn open(location: &Location) -> Result<Self> {
-        Self::open_with(location, OpenOptions::default())
-    }
-
-    /// Like [`Self::open`], with [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions)
-    /// alone.
+    /// Those of the interface's function of the same name.
     pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
         let location = location.clone();
         let shown = location.clone();
@@ -98,19 +72,12 @@ impl Checkpoint {
         run_with_timeout(limit, &pending, TOO_LONG, move || open(&backend, started))
     }
 
-    /// Opens a list of files as one checkpoint, in this order. Some may be on file systems and some
-    /// in object stores. Of a tensor that two of them hold, the copy counts that the index of their
-    /// directory names, if there is one.
+    /// Opens a list of files as one checkpoint, in this order, with [`OpenOptions`], or with
+    /// [`StoreOptions`](crate::StoreOptions) alone. Listed files may be symbolic links.
     ///
     /// # Errors
     ///
-    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for an empty list.
-    pub fn open_all(locations: &[Location]) -> Result<Self> {
-        Self::open_all_with(locations, OpenOptions::default())
-    }
-
-    /// Like [`Self::open_all`], with [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions)
-    /// alone. Listed files may be symbolic links.
+    /// As [`Self::open_with`]; [`ErrorKind::InvalidRequest`] for an empty list.
     pub fn open_all_with(locations: &[Location], options: impl Into<OpenOptions>) -> Result<Self> {
         let [first, rest @ ..] = locations else {
             return Err(Error::invalid_request("the list of files is empty"));
@@ -153,24 +120,12 @@ impl Checkpoint {
     }
 
     /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
-    /// a directory. Of the options in `store`, those for retries, `open_timeout`, `read_timeout`
-    /// and `allow_unversioned` (whether objects may lack a validator) apply; those that configure a
-    /// connection do not.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use tload::{Checkpoint, StoreOptions};
-    ///
-    /// let store = Arc::new(object_store::memory::InMemory::new());
-    /// let options = StoreOptions::default();
-    /// let error = Checkpoint::open_in(store, "models/none", &options).unwrap_err();
-    /// assert_eq!(error.kind(), tload::ErrorKind::NotFound);
-    /// ```
+    /// a directory.
     ///
     /// # Errors
     ///
-    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for a path with empty components, `.` or
-    /// `..`.
+    /// As [`Self::open_with`]; [`ErrorKind::InvalidRequest`] for a path with empty components, `.`
+    /// or `..`.
     #[cfg(feature = "object")]
     pub fn open_in(
         objects: Arc<dyn object_store::ObjectStore>,

@@ -17,19 +17,34 @@ const FILES: [&str; 2] = [".safetensors", ".json"];
 ///
 /// [`ErrorKind::NotFound`] if there is no such file; [`ErrorKind::InvalidFormat`] if it has more
 /// than `bytes_max` bytes; and errors of opening and reading it.
+///
+/// # Examples
+///
+/// ```
+/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+///
+/// use tload::StoreOptions;
+/// use tload::copy::read_beside;
+///
+/// std::fs::write(path.join("config.json"), "{}").expect("the disk has room");
+/// let config = read_beside(path, "config.json", 1 << 20, &StoreOptions::new())?;
+/// assert_eq!(config, b"{}");
+/// # Ok::<(), tload::Error>(())
+/// ```
 pub fn read_beside(
-    checkpoint: &Location,
+    checkpoint: impl Into<Location>,
     name: &str,
     bytes_max: u64,
     store: &StoreOptions,
 ) -> Result<Vec<u8>> {
+    let checkpoint = checkpoint.into();
     let is_file = FILES
         .iter()
         .any(|suffix| checkpoint.file_name().ends_with(suffix));
     let folder = if is_file {
         checkpoint.parent()
     } else {
-        checkpoint.clone()
+        checkpoint
     };
     let (sources, shared) = (Sources::new(store), Arc::default());
     let location = sources.in_cache(folder.join(name))?;

@@ -25,7 +25,7 @@ use self::lock::{CacheLock, LOCK_PATIENCE};
 use super::cancel::{Stop, unless_stopped};
 use super::list::Found;
 use super::paths::{self, components};
-use super::{Copy, CopyOptions, DEPTH, RANGE_BYTES, Shared};
+use super::{CopyJob, CopyOptions, DEPTH, RANGE_BYTES, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     Choice, INDEX_BYTES_MAX, INDEX_SUFFIX, Precedence, SUFFIX, choose_files, parse_index,
@@ -323,7 +323,7 @@ impl Cache {
             };
             let staging =
                 (self.staged(&[], true)).map_err(|error| cannot(self.staging.path(), error))?;
-            let mut copy = Copy::new(&self.source, staging.path()).options(options);
+            let mut copy = CopyJob::new(&self.source, staging.path()).options(options);
             copy.opened = Some(staging);
             copy.shared = Arc::clone(&self.download.shared);
             copy.store(self.store.clone()).run()?;

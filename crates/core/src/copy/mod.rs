@@ -40,7 +40,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Precedence;
 #[cfg(feature = "object")]
 use crate::options::Protocol;
-use crate::options::{Location, StoreOptions};
+use crate::options::{Location, StoreOptions, with_setters};
 #[cfg(feature = "object")]
 use crate::storage::guarded_dir::GuardedDir;
 use control::Shared;
@@ -57,13 +57,10 @@ const RANGE_BYTES: u64 = 16 << 20;
 const DEPTH: usize = 16;
 const DEPTH_MAX: usize = 4096;
 
+with_setters! {
 /// Options of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is one flag of `tload cp`"
-)]
 pub struct CopyOptions {
     /// Exactly the files at these paths below the source. Default: `None`, which selects all.
     pub names: Option<Vec<String>>,
@@ -85,6 +82,7 @@ pub struct CopyOptions {
     pub depth: usize,
     /// Maximum length of a request, bytes; at least 4096. Default: 16 MiB.
     pub range_bytes: u64,
+}
 }
 
 impl Default for CopyOptions {
@@ -118,16 +116,25 @@ impl Default for CopyOptions {
 /// attributes. A source without anything that distinguishes its states is copied every time; so is
 /// one with only a modification time that was less than a minute ago when it was copied.
 ///
-/// ```no_run
-/// # fn main() -> tload::Result<()> {
-/// let source = tload::Location::parse("s3://bucket/model")?;
-/// let report = tload::copy::Copy::new(&source, "/models/model").run()?;
-/// println!("{} files, {} bytes", report.copied_files, report.copied_bytes);
-/// # Ok(())
-/// # }
+/// # Examples
+///
+/// ```
+/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+/// use tload::copy::{CopyJob, CopyOptions};
+///
+/// // The source may be a location of any kind: `Location::parse("s3://bucket/model")?`.
+/// # let other = tload::testing::ExampleModel::new();
+/// let target = other.path().join("copy");
+/// let only = CopyOptions::default().include(vec!["*.safetensors".to_owned()]);
+/// let report = CopyJob::new(path, &target).options(only.clone()).run()?;
+/// assert_eq!((report.copied_files, report.skipped_files), (1, 0));
+/// // Only what has changed is copied again.
+/// let report = CopyJob::new(path, &target).options(only).run()?;
+/// assert_eq!((report.copied_files, report.skipped_files), (0, 1));
+/// # Ok::<(), tload::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Copy {
+pub struct CopyJob {
     source: Location,
     target: PathBuf,
     /// The target, if it is open already.
@@ -193,7 +200,21 @@ pub struct ListedFile {
 ///
 /// Errors of listing the source: [`ErrorKind::NotFound`] for a path that does not exist,
 /// [`ErrorKind::PermissionDenied`], [`ErrorKind::Remote`].
-pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedFile>> {
+///
+/// # Examples
+///
+/// ```
+/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+///
+/// use tload::StoreOptions;
+/// use tload::copy::list_files;
+///
+/// let files = list_files(path, &StoreOptions::new())?;
+/// assert_eq!(files[0].name, "model.safetensors");
+/// # Ok::<(), tload::Error>(())
+/// ```
+pub fn list_files(source: impl Into<Location>, store: &StoreOptions) -> Result<Vec<ListedFile>> {
+    let source = &source.into();
     let options = CopyOptions {
         hidden: true,
         ..CopyOptions::default()
@@ -225,12 +246,12 @@ pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedF
     Ok(listed)
 }
 
-impl Copy {
+impl CopyJob {
     /// Creates a copy of `source` into the directory `target`, which is created if it does not
     /// exist.
-    pub fn new(source: &Location, target: impl Into<PathBuf>) -> Self {
+    pub fn new(source: impl Into<Location>, target: impl Into<PathBuf>) -> Self {
         Self {
-            source: source.clone(),
+            source: source.into(),
             target: target.into(),
             #[cfg(feature = "object")]
             opened: None,
@@ -255,6 +276,23 @@ impl Copy {
     }
 
     /// Returns a handle that observes and cancels the copy.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// # let other = tload::testing::ExampleModel::new();
+    /// # let target = other.path().join("copy");
+    /// use tload::copy::CopyJob;
+    ///
+    /// let job = CopyJob::new(path, &target);
+    /// let control = job.control();
+    /// // Run the job on another thread, and call `control.cancel()` to end it early.
+    /// let report = job.run()?;
+    /// assert_eq!(control.progress().bytes_done, report.copied_bytes);
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn control(&self) -> CopyControl {
         CopyControl {
             shared: Arc::clone(&self.shared),
@@ -523,7 +561,7 @@ mod tests {
     #[test]
     fn cancelled_copy_keeps_what_was_recorded() {
         let source = Location::from_path("model");
-        let control = Copy::new(&source, "target").control();
+        let control = CopyJob::new(&source, "target").control();
         Shared::add(&control.shared.bytes_recorded, 7);
         assert_eq!(control.progress().bytes_kept, 0);
         control.cancel();
@@ -535,7 +573,7 @@ mod tests {
     #[cfg(feature = "object")]
     #[test]
     fn copy_goes_on_from_its_target_after_a_failed_download() {
-        let copy = Copy::new(&Location::from_path("model"), "target");
+        let copy = CopyJob::new(&Location::from_path("model"), "target");
         let (shared, control) = (&copy.shared, copy.control());
         let download = shared.begin_download();
         Shared::add(&download.bytes_total, 100);
@@ -606,7 +644,7 @@ mod tests {
                 listed: Some(listed),
                 opened: None,
             };
-            let copy = Copy::new(&source, target.path()).options(options);
+            let copy = CopyJob::new(&source, target.path()).options(options);
             let absent = copy.absent(vec![entry], &root);
             absent
                 .map(|absent| absent.len())

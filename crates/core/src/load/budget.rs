@@ -4,7 +4,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Mapping;
 use crate::memory::cgroup::CgroupMemory;
-use crate::options::{Options, format_bytes};
+use crate::options::{LoadOptions, format_bytes};
 use crate::plan::{Plan, RegionPlan};
 use crate::tensor::TensorInfo;
 
@@ -86,7 +86,7 @@ impl Demand<'_> {
         &self,
         host: Option<usize>,
         staged: bool,
-        options: &Options,
+        options: &LoadOptions,
     ) -> Result<HostBudget> {
         // A destination whose tensors have no bytes needs no memory.
         let host = host.filter(|host| self.regions_of(*host).next().is_some());
@@ -210,7 +210,7 @@ impl Demand<'_> {
         destination: usize,
         ordinal: usize,
         free: u64,
-        options: &Options,
+        options: &LoadOptions,
     ) -> Result<u64> {
         let largest = self.region_bytes_max(destination) as u64;
         let regions = self.regions_of(destination);
@@ -389,11 +389,11 @@ mod tests {
         )
     }
 
-    fn options(memory: Option<u64>, device: Option<u64>) -> Options {
-        Options {
+    fn options(memory: Option<u64>, device: Option<u64>) -> LoadOptions {
+        LoadOptions {
             memory_limit: memory,
             device_memory_limit: device,
-            ..Options::default()
+            ..LoadOptions::default()
         }
     }
 

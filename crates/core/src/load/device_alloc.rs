@@ -13,6 +13,35 @@ use crate::sink::{DeviceMemory, DeviceRegions};
 
 /// Allocator of GPU memory for a load to fill. Called only on the thread that calls the loader or
 /// the stream.
+///
+/// # Examples
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use tload::{Checkpoint, Device, DeviceAllocator, DeviceMemory, Result};
+///
+/// struct Arena {
+///     next: u64,
+/// }
+///
+/// impl DeviceAllocator for Arena {
+///     fn allocate(&mut self, _: usize, bytes: usize) -> Result<DeviceMemory> {
+///         let address = self.next;
+///         self.next += bytes.next_multiple_of(512) as u64;
+///         // SAFETY: memory of the device that lives as long as the process, for this alone.
+///         Ok(unsafe { DeviceMemory::new(address, bytes, 0, Arc::new(())) })
+///     }
+/// }
+///
+/// # let address = 0;
+/// let arena = Box::new(Arena { next: address });
+/// let loader = Checkpoint::open("model_dir")?.load().device(Device::Cuda(0));
+/// for tensor in loader.stream_with(arena)? {
+///     let bytes = tensor?.device_bytes().map(|bytes| (bytes.address(), bytes.len()));
+///     println!("{bytes:?}");
+/// }
+/// # Ok::<(), tload::Error>(())
+/// ```
 pub trait DeviceAllocator: Send {
     /// Allocates `bytes` bytes (at least 1) of GPU `ordinal`.
     ///

@@ -17,6 +17,20 @@ const WILDCARDS: [char; 5] = ['*', '?', '[', '{', '\\'];
 /// * The first key that matches a tensor determines its device; of several names that match, the
 ///   longest one does, wherever it stands.
 /// * The empty key stands for all tensors that no other key matches, wherever it stands.
+///
+/// # Examples
+///
+/// ```
+/// use tload::{Device, DeviceMap};
+///
+/// let map = DeviceMap::new([
+///     ("model.layers.0", Device::Cuda(0)),
+///     ("*.norm.weight", Device::Cuda(1)),
+///     ("", Device::Cpu),
+/// ])?;
+/// # let _ = map;
+/// # Ok::<(), tload::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct DeviceMap {
     keys: Vec<Key>,

@@ -16,7 +16,7 @@ use super::shared::Joined;
 use super::stream::LastSteps;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::{OnPeerLoss, Options};
+use crate::options::{LoadOptions, OnPeerLoss};
 use crate::report::{Counters, Report};
 use crate::storage::ReadFile;
 use crate::sync::timeline::{Span, Timeline};
@@ -42,7 +42,7 @@ pub(super) struct LoadEnd {
     pub(super) joined: Option<Joined>,
     /// Checkpoint whose index must not change during the load.
     pub(super) index: Option<Checkpoint>,
-    pub(super) options: Options,
+    pub(super) options: LoadOptions,
 }
 
 impl LastSteps for LoadEnd {

@@ -26,7 +26,7 @@ use crate::engine::{Engine, OpenedEngine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::check::Blame;
 use crate::memory::{FileView, Slab};
-use crate::options::Options;
+use crate::options::LoadOptions;
 use crate::plan::Plan;
 use crate::report::{CacheReport, MirrorReport};
 use crate::schedule::{LaneCount, Limits, Member};
@@ -121,7 +121,11 @@ pub(crate) trait StorageGroup: SourceGroup {
     /// # Errors
     ///
     /// Those of opening an engine.
-    fn open_engine(&self, options: &Options, cancel: &Arc<CancelFlag>) -> Result<Box<dyn Engine>>;
+    fn open_engine(
+        &self,
+        options: &LoadOptions,
+        cancel: &Arc<CancelFlag>,
+    ) -> Result<Box<dyn Engine>>;
 }
 
 /// Opens the engine of a lane.
@@ -141,7 +145,7 @@ pub(crate) trait OpenEngine: fmt::Debug + Send + Sync {
 
 /// Facts that the in-flight limits of a group depend on.
 pub(crate) struct LimitsRequest<'a> {
-    pub(crate) options: &'a Options,
+    pub(crate) options: &'a LoadOptions,
     /// Length of the longest window that is read, in bytes.
     pub(crate) window: usize,
     /// Number of GPUs that tensors go to.
@@ -152,7 +156,7 @@ pub(crate) struct LimitsRequest<'a> {
 
 /// Facts that the lanes of a group depend on.
 pub(crate) struct LaneContext<'a> {
-    pub(crate) options: &'a Options,
+    pub(crate) options: &'a LoadOptions,
     pub(crate) plan: &'a Arc<Plan>,
     pub(crate) limits: &'a Limits,
     /// Number of GPUs that tensors go to.

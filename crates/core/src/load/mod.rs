@@ -23,16 +23,18 @@ pub(crate) mod metrics;
 mod open_defaults;
 pub(crate) mod orphaned;
 pub(crate) mod outputs;
-pub mod pipeline;
+pub(crate) mod pipeline;
 pub(crate) mod prepare;
 pub(crate) mod read_one;
 pub(crate) mod stream;
 mod wanted;
 
+mod checkpoint;
 mod loader;
 mod request;
 mod shared;
 mod source_table;
 mod start;
 
+pub use checkpoint::Checkpoint;
 pub use loader::Loader;

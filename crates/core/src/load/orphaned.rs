@@ -35,7 +35,13 @@ pub(crate) fn register(feed: &Arc<Feed>) {
 /// because storage has not completed all their reads. It is freed when storage does; until then it
 /// belongs to no load's budget. Memory of a ring that failed with reads in flight is counted too,
 /// and never freed.
-pub fn parked_bytes() -> u64 {
+///
+/// # Examples
+///
+/// ```
+/// assert_eq!(tload::orphaned_bytes(), 0);
+/// ```
+pub fn orphaned_bytes() -> u64 {
     let left: Vec<_> = {
         let left = LEFT.lock();
         left.iter().filter_map(Weak::upgrade).collect()

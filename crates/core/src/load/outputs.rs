@@ -17,7 +17,7 @@ use crate::memory::{
     DeviceBudget, Mapping, Pool, PublishedPool, RegionCache, SharedMemory, Slab, Staging,
     StagingNeed, WriteGate, kept_staging,
 };
-use crate::options::Options;
+use crate::options::LoadOptions;
 use crate::plan::{Plan, RegionPlan};
 use crate::report::{DeviceReport, Report, StagingReport};
 use crate::schedule::beginnings;
@@ -77,7 +77,7 @@ impl Outputs {
     /// allocated; [`crate::ErrorKind::Device`].
     pub(crate) fn new(
         prepared: &Prepared,
-        options: &Options,
+        options: &LoadOptions,
         region_cache: &RegionCache,
         mut allocator: Option<&mut (dyn DeviceAllocator + 'static)>,
     ) -> Result<Self> {
@@ -265,7 +265,7 @@ fn shows(prepared: &Prepared, leader: &LeaderGroup) -> Vec<Option<usize>> {
 /// [`crate::ErrorKind::OutOfMemory`] for a budget that is too small.
 pub(crate) fn published(
     prepared: &Prepared,
-    options: &Options,
+    options: &LoadOptions,
     events: Arc<EventCount>,
 ) -> Result<(PublishedPool, Option<Arc<Slab>>)> {
     let group = cgroup_memory(Path::new("/"));
@@ -395,7 +395,7 @@ fn staging(
 fn device_budgets(
     demand: &Demand<'_>,
     prepared: &Prepared,
-    options: &Options,
+    options: &LoadOptions,
     allocator: &mut Option<&mut (dyn DeviceAllocator + 'static)>,
 ) -> Result<Vec<Option<u64>>> {
     let mut budgets = Vec::new();
@@ -425,7 +425,7 @@ fn regions(
     prepared: &Prepared,
     context: &Context,
     budget: DeviceBudget,
-    options: &Options,
+    options: &LoadOptions,
     given: bool,
 ) -> Result<DeviceRegions> {
     let plan = Arc::clone(&prepared.plan);

@@ -11,7 +11,7 @@ use super::wanted::{refuse_too_many_reads, wanted};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileView, Slab};
-use crate::options::{CacheMode, EngineChoice, Options};
+use crate::options::{CacheMode, EngineChoice, LoadOptions};
 use crate::plan::{self, Plan, Wanted};
 use crate::report::Counters;
 use crate::schedule::{Depth, Groups, Limits};
@@ -53,7 +53,7 @@ impl Prepared {
         checkpoint: &Checkpoint,
         tensors: Vec<TensorInfo>,
         destinations: Destinations,
-        options: &Options,
+        options: &LoadOptions,
         others: Option<Others>,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
@@ -175,7 +175,7 @@ impl Prepared {
     /// their own threads. There are none if there is nothing to read.
     pub(crate) fn lanes(
         &self,
-        options: &Options,
+        options: &LoadOptions,
         feed: &Arc<Feed>,
         counters: &Arc<Counters>,
         slab: Option<&Arc<Slab>>,
@@ -217,7 +217,7 @@ fn refuse_views(
     checkpoint: &Checkpoint,
     tensors: &[TensorInfo],
     destinations: &Destinations,
-    options: &Options,
+    options: &LoadOptions,
 ) -> Result<()> {
     if let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some()) {
         return Err(Error::new(
@@ -254,7 +254,7 @@ fn refuse_views(
 fn limits(
     sources: &Sources,
     plan: &Plan,
-    options: &Options,
+    options: &LoadOptions,
     destinations: &Destinations,
 ) -> Vec<Limits> {
     let (members, groups) = (sources.members(), sources.groups());

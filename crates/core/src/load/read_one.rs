@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use rustix::param::page_size;
 
-use super::Loader;
 use super::stream::Canceller;
-use crate::checkpoint::Checkpoint;
+use super::{Checkpoint, Loader};
 use crate::engine::Wait;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Pool;
-use crate::options::Options;
+use crate::options::LoadOptions;
 use crate::plan::{self, Arrangement, Layout, Selection, Slice, Wanted};
 use crate::sink::{HostSink, Sink};
 use crate::storage::{FileSource, Source};
@@ -57,7 +56,23 @@ impl Checkpoint {
     ///
     /// [`ErrorKind::NoSuchTensor`]; [`ErrorKind::InvalidRequest`] for a slice outside the tensor's
     /// shape; any error of the read.
-    pub fn read(&self, name: &str, slice: &Slice, options: &Options) -> Result<Tensor> {
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// use tload::{Checkpoint, Indices, LoadOptions, Slice};
+    ///
+    /// let checkpoint = Checkpoint::open(path)?;
+    /// let options = LoadOptions::new();
+    /// let bias = checkpoint.read("layer.0.bias", &Slice::default(), &options)?;
+    /// assert_eq!(bias.byte_len(), 16);
+    /// let row = Slice::new([Indices::at(1)]);
+    /// assert_eq!(checkpoint.read("layer.0.weight", &row, &options)?.shape(), [4]);
+    /// # Ok::<(), tload::Error>(())
+    /// ```
+    pub fn read(&self, name: &str, slice: &Slice, options: &LoadOptions) -> Result<Tensor> {
         self.read_cancellable(name, slice, options, Canceller::default())
     }
 
@@ -70,7 +85,7 @@ impl Checkpoint {
         &self,
         name: &str,
         slice: &Slice,
-        options: &Options,
+        options: &LoadOptions,
         canceller: Canceller,
     ) -> Result<Tensor> {
         let located = |error: Error| self.located(error);
@@ -94,11 +109,11 @@ impl Checkpoint {
             return Ok(tensor);
         }
         let loader = Loader::new(self.clone())
-            .tensors(Selection::names([name]))
+            .select(Selection::names([name]))
             .slices([(name.to_owned(), slice.clone())])
             .of_one_tensor()
             .options(options.clone())
-            .canceller(canceller);
+            .cancelled_by(canceller);
         // Read to the end of the stream, which checks that the file has not changed.
         let tensors: Vec<Tensor> = loader.stream()?.collect::<Result<_>>()?;
         let tensor = tensors.into_iter().next();

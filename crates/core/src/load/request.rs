@@ -3,7 +3,7 @@
 use super::Loader;
 use super::destinations::Destinations;
 use super::load_target::{self, LoadTarget, LoadTargetRules};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::memory::Target;
 use crate::options::Device;
@@ -45,7 +45,7 @@ impl Loader {
     /// # Errors
     ///
     /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing.
-    pub fn devices(&self) -> Result<Vec<Device>> {
+    pub fn selected_devices(&self) -> Result<Vec<Device>> {
         let names = self.names();
         let selected = self.resolve(&self.selection, &names)?;
         let mut devices = self.devices_of(&names, &selected)?;
@@ -65,6 +65,27 @@ impl Loader {
     ///
     /// [`crate::ErrorKind::InvalidRequest`] that lists every mismatch; nothing has been written in
     /// that case.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// use tload::{Checkpoint, Device, Dtype, LoadTarget, LoadTargetRules};
+    ///
+    /// let weight = LoadTarget {
+    ///     name: "layer.0.weight".to_owned(),
+    ///     dtype: Some(Dtype::F32),
+    ///     shape: vec![4, 4],
+    ///     device: Device::Cpu,
+    ///     memory: None,
+    ///     layout: None,
+    /// };
+    /// let rules = LoadTargetRules { strict: false, ..LoadTargetRules::default() };
+    /// let loader = Checkpoint::open(path)?.load().into_targets(vec![weight], rules)?;
+    /// assert_eq!(loader.selected()?.len(), 1);
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn into_targets(
         self,
         load_targets: Vec<LoadTarget>,
@@ -80,7 +101,7 @@ impl Loader {
     }
 
     /// Returns the caller's memory that the load writes the tensor to, if it does so directly.
-    pub fn target(&self, name: &str) -> Option<&Target> {
+    pub fn target_of(&self, name: &str) -> Option<&Target> {
         self.targets.get(name)
     }
 
@@ -126,7 +147,7 @@ impl Loader {
     }
 
     /// Returns the checkpoint, if the load could mix shards of two states of it.
-    pub(super) fn indexed(&self) -> Option<&Checkpoint> {
-        (!self.is_one_tensor).then_some(&self.checkpoint)
+    pub(super) fn indexed(&self) -> Option<&checkpoint::Checkpoint> {
+        (!self.is_one_tensor).then_some(&*self.checkpoint)
     }
 }

@@ -11,7 +11,7 @@ use super::groups::{
 use super::wanted::{Place, layout};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::options::Options;
+use crate::options::LoadOptions;
 use crate::plan::{Layout, Plan, Wanted};
 use crate::storage::ReadHints;
 use crate::tensor::TensorInfo;
@@ -60,7 +60,7 @@ impl SourceTable {
         checkpoint: &Checkpoint,
         tensors: &[TensorInfo],
         others: Option<Others>,
-        options: &Options,
+        options: &LoadOptions,
         staged: bool,
     ) -> Result<Self> {
         let own = |is_own: &dyn Fn(usize) -> bool| OwnShards::new(checkpoint, tensors, is_own);
@@ -143,7 +143,7 @@ impl SourceTable {
     }
 
     /// Returns the layout of each source.
-    pub(super) fn layouts(&self, options: &Options, staged: bool) -> Vec<Layout> {
+    pub(super) fn layouts(&self, options: &LoadOptions, staged: bool) -> Vec<Layout> {
         let is_shared = !matches!(self.received, Received::Nothing);
         let own = |source: usize| {
             let hints = self.sources.hints(source);
@@ -172,7 +172,7 @@ impl SourceTable {
         checkpoint: &Checkpoint,
         plan: &Plan,
         destinations: &Destinations,
-        options: &Options,
+        options: &LoadOptions,
     ) -> Result<(Sources, Option<Arc<LeaderGroup>>)> {
         let mut sources = self.sources;
         let Received::Regions(shares, regions) = self.received else {
@@ -243,7 +243,12 @@ fn in_file_order(wanted: &mut [(usize, Wanted)], tensors: &[TensorInfo]) -> Vec<
 }
 
 /// Returns the layout of a source of a load's own. With `is_shared`, other ranks read, too.
-fn own_layout(mut hints: ReadHints, is_shared: bool, options: &Options, staged: bool) -> Layout {
+fn own_layout(
+    mut hints: ReadHints,
+    is_shared: bool,
+    options: &LoadOptions,
+    staged: bool,
+) -> Layout {
     if is_shared {
         // Read no bytes of gaps: other ranks may read those.
         hints.gap_bytes = 0;
@@ -253,7 +258,7 @@ fn own_layout(mut hints: ReadHints, is_shared: bool, options: &Options, staged: 
 
 /// Returns the layout of a source that others read. An extent is no read of a file: it is one
 /// message from another node, whose length is limited, or a slot of each rank.
-fn received_layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
+fn received_layout(hints: &ReadHints, options: &LoadOptions, staged: bool) -> Layout {
     let mut layout = layout(hints, options, staged);
     layout.extent_bytes = layout.extent_bytes.min(hints.extent_bytes);
     layout
@@ -274,9 +279,9 @@ mod tests {
             in_flight_bytes: 32 << 20,
             in_flight_bytes_max: 32 << 20,
         };
-        let options = Options {
+        let options = LoadOptions {
             extent_bytes: Some(1 << 30),
-            ..Options::default()
+            ..LoadOptions::default()
         };
         let own = [false, true].map(|is_shared| own_layout(hints, is_shared, &options, false));
         assert_eq!(own.map(|layout| layout.extent_bytes), [1 << 30; 2]);

@@ -20,7 +20,7 @@ use super::source_table::Others;
 use super::stream::{Shared, StreamSetup, TensorStream};
 use crate::error::Result;
 use crate::memory::Slab;
-use crate::options::Options;
+use crate::options::LoadOptions;
 use crate::report::{Counters, EngineReport, Report};
 use crate::schedule::Schedule;
 use crate::sink::DeviceRegions;
@@ -44,6 +44,20 @@ impl Loader {
     /// [`Unsupported`]: crate::ErrorKind::Unsupported
     /// [DeviceFailed]: crate::ErrorKind::Device
     /// [`Changed`]: crate::ErrorKind::Changed
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// let mut stream = tload::Checkpoint::open(path)?.load().stream()?;
+    /// for tensor in &mut stream {
+    ///     println!("{:?}", tensor?);
+    /// }
+    /// // Complete once the stream has ended.
+    /// assert_eq!(stream.report().outcome, "complete");
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn stream(&self) -> Result<TensorStream> {
         self.start(None)
     }
@@ -128,7 +142,7 @@ impl Loader {
     }
 
     /// Joins the other ranks, opens the sources and plans the reads.
-    fn prepare(&self, started: Instant) -> Result<(Prepared, Options, Option<Joined>)> {
+    fn prepare(&self, started: Instant) -> Result<(Prepared, LoadOptions, Option<Joined>)> {
         let requested = self.requested();
         let (selected, destinations) = requested.inspect_err(|error| self.give_up(error))?;
         let mut joined = self.join(started)?;

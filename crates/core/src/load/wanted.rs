@@ -6,7 +6,7 @@ use rustix::param::page_size;
 
 use super::destinations::Destinations;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::{Options, format_bytes};
+use crate::options::{LoadOptions, format_bytes};
 use crate::plan::{Layout, Wanted};
 use crate::storage::ReadHints;
 use crate::tensor::TensorInfo;
@@ -47,7 +47,7 @@ pub(super) fn wanted(
 
 /// Returns the layout of a source with these hints. With `staged`, its bytes pass through staging
 /// memory.
-pub(super) fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
+pub(super) fn layout(hints: &ReadHints, options: &LoadOptions, staged: bool) -> Layout {
     let extent_bytes = match options.extent_bytes {
         // No tensor is too large for staging memory: it passes through in smaller reads, at least
         // two at a time.

@@ -1,7 +1,7 @@
 //! The one table of a load's options: names, `TLOAD_*` variables, flags of the command, values.
 //!
 //! The command's arguments, the variables, the reading of Python's keywords, `tload doctor` and the
-//! records of `tload bench` are derived from [`Options::KEYS`].
+//! records of `tload bench` are derived from [`LoadOptions::KEYS`].
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 use super::flag::parse_flag;
-use super::{Options, parse_bytes, parse_duration};
+use super::{LoadOptions, parse_bytes, parse_duration};
 use crate::error::{Error, ErrorKind, Result};
 use crate::verify::Verify;
 
@@ -17,7 +17,7 @@ use crate::verify::Verify;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct OptionKey {
-    /// Name of the field of [`Options`], and of the keyword in Python.
+    /// Name of the field of [`LoadOptions`], and of the keyword in Python.
     pub name: &'static str,
     /// Name of the command's flag, without dashes, and of the environment variable, without
     /// `TLOAD_` and in lower case. None for an option that only a program can set.
@@ -48,8 +48,8 @@ pub enum OptionKind {
     Verify,
 }
 
-/// Value of an option. `Display` writes it as [`Options::set`] reads it. Serialized, a duration is
-/// a number of seconds.
+/// Value of an option. `Display` writes it as [`LoadOptions::set`] reads it. Serialized, a duration
+/// is a number of seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OptionValue {
     /// Name of a choice, mode of verification or location of a manifest.
@@ -98,8 +98,8 @@ const ANY_BYTES: OptionKind = OptionKind::Bytes(1, u64::MAX);
 /// Access to the field of an option, as text that [`OptionKey::parse`] has checked.
 #[derive(Clone, Copy, Debug)]
 struct Field {
-    get: fn(&Options) -> Option<String>,
-    set: fn(&mut Options, &str),
+    get: fn(&LoadOptions) -> Option<String>,
+    set: fn(&mut LoadOptions, &str),
 }
 
 /// Makes the [`Field`] of an option: `optional` if the load chooses unless it is set.
@@ -118,8 +118,9 @@ macro_rules! field {
     };
 }
 
-impl Options {
+impl LoadOptions {
     /// Every option, in the order of the command's help.
+    #[doc(hidden)]
     pub const KEYS: &'static [OptionKey] = &[
         OptionKey {
             name: "engine",
@@ -294,6 +295,7 @@ impl Options {
     ];
 
     /// Returns the description of the option `name`.
+    #[doc(hidden)]
     pub fn key(name: &str) -> Option<&'static OptionKey> {
         Self::KEYS.iter().find(|key| key.name == name)
     }
@@ -303,6 +305,19 @@ impl Options {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] if there is no such option, or for an invalid value.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tload::LoadOptions;
+    ///
+    /// let mut options = LoadOptions::new();
+    /// options.set("memory_limit", "1.5 GiB")?;
+    /// assert_eq!(options.memory_limit, Some(3 << 29));
+    /// let error = options.set("depth", "0").unwrap_err();
+    /// assert_eq!(error.message(), "depth is 0; it must lie between 1 and 4096");
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
         let Some(key) = Self::key(name) else {
             let names: Vec<_> = Self::KEYS.iter().map(|key| key.name).collect();
@@ -326,6 +341,13 @@ impl Options {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] that names the option, its value and its bounds.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let error = tload::LoadOptions::new().lanes(0).validate().unwrap_err();
+    /// assert_eq!(error.option(), Some("lanes"));
+    /// ```
     pub fn validate(&self) -> Result<()> {
         for key in Self::KEYS {
             if let Some(text) = (key.field.get)(self) {
@@ -337,7 +359,7 @@ impl Options {
 }
 
 /// Serialized as a map of each option to its [`OptionValue`], or to null if the load chooses.
-impl Serialize for Options {
+impl Serialize for LoadOptions {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(Self::KEYS.iter().map(|key| (key.name, key.value(self))))
     }
@@ -351,7 +373,7 @@ impl OptionKey {
     }
 
     /// Returns the value in `options`, a location without its secrets; none if the load chooses.
-    pub fn value(&self, options: &Options) -> Option<OptionValue> {
+    pub fn value(&self, options: &LoadOptions) -> Option<OptionValue> {
         self.parsed(&(self.field.get)(options)?)
     }
 
@@ -458,15 +480,18 @@ mod tests {
 
     #[test]
     fn every_option_keeps_every_kind_of_value() {
-        for key in Options::KEYS {
+        for key in LoadOptions::KEYS {
             for text in examples(key.kind) {
-                let mut options = Options::default();
+                let mut options = LoadOptions::default();
                 options.set(key.name, &text).expect(key.name);
                 let value = key.value(&options).expect(key.name);
                 assert_eq!(value.to_string(), text, "{}", key.name);
                 options.validate().expect("a valid value");
-                for other in Options::KEYS.iter().filter(|other| other.name != key.name) {
-                    let default = other.value(&Options::default());
+                for other in LoadOptions::KEYS
+                    .iter()
+                    .filter(|other| other.name != key.name)
+                {
+                    let default = other.value(&LoadOptions::default());
                     assert_eq!(other.value(&options), default, "{}", other.name);
                 }
             }
@@ -475,20 +500,20 @@ mod tests {
 
     #[test]
     fn every_field_has_a_key() {
-        let shown = format!("{:#?}", Options::default());
+        let shown = format!("{:#?}", LoadOptions::default());
         let fields: Vec<_> = shown
             .lines()
             .filter_map(|line| line.strip_prefix("    ")?.split_once(": "))
             .map(|(name, _)| name)
             .collect();
-        let mut names: Vec<_> = Options::KEYS.iter().map(|key| key.name).collect();
+        let mut names: Vec<_> = LoadOptions::KEYS.iter().map(|key| key.name).collect();
         names.sort_by_key(|name| fields.iter().position(|field| field == name));
         assert_eq!(names, fields);
     }
 
     #[test]
     fn choices_are_those_of_their_types() {
-        let names = |name: &str| match Options::key(name).map(|key| key.kind) {
+        let names = |name: &str| match LoadOptions::key(name).map(|key| key.kind) {
             Some(OptionKind::Choice(names)) => names,
             kind => panic!("{name} is {kind:?}"),
         };
@@ -545,18 +570,20 @@ mod tests {
                 "timeout is 0; it must be a positive duration such as 500ms, 30s, 2m or 1h30m",
             ),
         ] {
-            let mut options = Options::default();
+            let mut options = LoadOptions::default();
             let error = options.set(name, text).expect_err(name);
             assert_eq!((error.message(), error.option()), (message, Some(name)));
-            assert_eq!(options, Options::default(), "{name} is unchanged");
+            assert_eq!(options, LoadOptions::default(), "{name} is unchanged");
         }
-        let error = Options::default().set("deepth", "3").expect_err("unknown");
+        let error = LoadOptions::default()
+            .set("deepth", "3")
+            .expect_err("unknown");
         assert!(error.message().starts_with("option \"deepth\" is unknown"));
     }
 
     #[test]
     fn blanks_around_values_do_not_count() {
-        for key in Options::KEYS {
+        for key in LoadOptions::KEYS {
             for text in examples(key.kind) {
                 let value = key.parse(&format!(" {text} ")).expect(key.name);
                 // They may be part of a path.
@@ -569,34 +596,36 @@ mod tests {
 
     #[test]
     fn validate_checks_fields_that_were_set_directly() {
-        let options = Options {
+        let options = LoadOptions {
             depth: Some(0),
-            ..Options::default()
+            ..LoadOptions::default()
         };
         let error = options.validate().expect_err("zero depth");
         assert_eq!(
             error.message(),
             "depth is 0; it must lie between 1 and 4096"
         );
-        let options = Options {
+        let options = LoadOptions {
             timeout: Some(Duration::ZERO),
-            ..Options::default()
+            ..LoadOptions::default()
         };
         assert_eq!(
             options.validate().expect_err("zero").option(),
             Some("timeout")
         );
-        let options = Options {
+        let options = LoadOptions {
             timeout: Some(Duration::MAX),
-            ..Options::default()
+            ..LoadOptions::default()
         };
         options.validate().expect("as good as no limit");
-        Options::default().validate().expect("defaults are valid");
+        LoadOptions::default()
+            .validate()
+            .expect("defaults are valid");
     }
 
     #[test]
     fn variables_are_named_after_flags() {
-        let variable = |name| Options::key(name).and_then(OptionKey::variable);
+        let variable = |name| LoadOptions::key(name).and_then(OptionKey::variable);
         assert_eq!(
             variable("in_flight_bytes").as_deref(),
             Some("TLOAD_IN_FLIGHT")
@@ -606,7 +635,7 @@ mod tests {
 
     #[test]
     fn serialized_options_have_numbers_and_nulls() {
-        let mut options = Options::default();
+        let mut options = LoadOptions::default();
         for (name, text) in [("depth", "3"), ("memory_limit", "1KiB"), ("timeout", "1m")] {
             options.set(name, text).expect(name);
         }
@@ -620,7 +649,7 @@ mod tests {
 
     #[test]
     fn manifest_keeps_its_url_and_shows_no_secret() {
-        let mut options = Options::default();
+        let mut options = LoadOptions::default();
         options.set("verify", "dir/m.json ").expect("a path");
         assert_eq!(options.verify, Verify::Manifest("dir/m.json ".to_owned()));
         let url = "https://user:hunter2@host/m.json?sig=hunter2";

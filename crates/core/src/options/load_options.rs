@@ -4,12 +4,23 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::CacheMode;
 use super::share::{OnPeerLoss, Share};
+use super::{CacheMode, with_setters};
 use crate::error::{Error, ErrorKind, Result, named};
 use crate::verify::Verify;
 
 /// Device that tensors are loaded to.
+///
+/// # Examples
+///
+/// ```
+/// use tload::Device;
+///
+/// assert_eq!("cuda:1".parse::<Device>()?, Device::Cuda(1));
+/// assert_eq!(Device::default(), Device::Cpu);
+/// assert_eq!(Device::Cuda(1).to_string(), "cuda:1");
+/// # Ok::<(), tload::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Device {
@@ -121,10 +132,25 @@ named! {
     impl FromStr as "order";
 }
 
+with_setters! {
 /// Limits and preferences of a load; with `None` and the defaults the load chooses.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tload::{LoadOptions, Order};
+///
+/// let options = LoadOptions::new()
+///     .memory_limit(1 << 30)
+///     .order(Order::File)
+///     .timeout(Duration::from_secs(60));
+/// assert_eq!(options.memory_limit, Some(1 << 30));
+/// assert_eq!(options.depth, None);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Options {
+pub struct LoadOptions {
     /// Engine that performs the reads. Default: [`EngineChoice::Auto`].
     pub engine: EngineChoice,
     /// Page cache mode of file reads. Default: [`CacheMode::Auto`].
@@ -182,7 +208,7 @@ pub struct Options {
     /// Timeout of the load, including opening its files; when exceeded, the load fails with
     /// [`ErrorKind::TimedOut`]. Storage that does not respond delays the caller by at most half a
     /// second beyond that; memory of reads that cannot be cancelled is freed when the storage
-    /// responds ([`crate::parked_bytes`]). Default: no limit.
+    /// responds ([`crate::orphaned_bytes`]). Default: no limit.
     pub timeout: Option<Duration>,
     /// Ranks that share what is read, in a load with a [`Group`](crate::Group). Default:
     /// [`Share::Node`].
@@ -198,6 +224,14 @@ pub struct Options {
     /// copies each page that is written to. Otherwise writing to them kills the process
     /// (`SIGSEGV`). Default: yes.
     pub private: Option<bool>,
+}
+}
+
+impl LoadOptions {
+    /// Creates options with their defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
 }
 
 #[cfg(test)]

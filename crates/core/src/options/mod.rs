@@ -9,7 +9,7 @@ mod share;
 mod variables;
 
 pub use keys::{OptionKey, OptionKind, OptionValue};
-pub use load_options::{Device, EngineChoice, Options, Order};
+pub use load_options::{Device, EngineChoice, LoadOptions, Order};
 pub use share::{OnPeerLoss, Share};
 pub use tload_base::options::*;
 pub use variables::unknown_variables;

@@ -1,7 +1,7 @@
 //! Names of the environment variables that begin with `TLOAD_`, for warnings of misspelt ones.
 //! Pure: the command and the Python package pass the names that are set.
 
-use super::{OptionKey, Options};
+use super::{LoadOptions, OptionKey};
 use crate::error::{nearest_name, shortened};
 
 const PREFIX: &str = "TLOAD_";
@@ -42,13 +42,13 @@ const OF_TESTS: [&str; 12] = [
 /// reads, sorted by name, each with the name and the warning. Other names do not count.
 ///
 /// ```
-/// let warnings = tload::unknown_variables(["PATH", "TLOAD_DEPTH", "TLOAD_DEPTHH"]);
+/// let warnings = tload::internal::unknown_variables(["PATH", "TLOAD_DEPTH", "TLOAD_DEPTHH"]);
 /// let [(name, warning)] = warnings.as_slice() else { panic!("one is unknown") };
 /// assert_eq!(name, "TLOAD_DEPTHH");
 /// assert!(warning.ends_with("did you mean TLOAD_DEPTH?"));
 /// ```
 pub fn unknown_variables<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(String, String)> {
-    let known: Vec<String> = Options::KEYS
+    let known: Vec<String> = LoadOptions::KEYS
         .iter()
         .filter_map(OptionKey::variable)
         .chain(OTHERS.map(str::to_owned))
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn known_variables_and_those_of_tests_cause_no_warning() {
-        let known = Options::KEYS.iter().filter_map(OptionKey::variable);
+        let known = LoadOptions::KEYS.iter().filter_map(OptionKey::variable);
         let known: Vec<_> = known.collect();
         let known = known.iter().map(String::as_str);
         let others = ["PATH", "tload_depth", "TLOAD_CUDA_STUB_FAIL", "TLOAD_SEEDS"];

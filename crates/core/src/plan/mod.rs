@@ -34,7 +34,7 @@ pub use sharding::{Sharded, Sharding};
 pub use share::{RankWant, SharePlan, ShareRules, SharedRange, share, share_with};
 
 use crate::format::Shown;
-pub use crate::format::{Slice, Steps, Strides};
+pub use crate::format::{Indices, Slice, Strides};
 
 /// A tensor to load, as the plan needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]

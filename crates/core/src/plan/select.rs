@@ -9,6 +9,19 @@ use super::near_glob::nearest_glob;
 use crate::error::{Error, ErrorKind, Result, counted};
 
 /// A set of tensors, by name. The default selects all.
+///
+/// # Examples
+///
+/// ```
+/// use tload::Selection;
+///
+/// let norms = Selection::regex(r"\bnorm\b")?;
+/// let some = Selection::glob("model.layers.0.*")?.union(norms);
+/// let two = Selection::names(["lm_head.weight", "model.norm.weight"]);
+/// assert!(Selection::glob("[").is_err());
+/// # let _ = (some, two);
+/// # Ok::<(), tload::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// `None` selects everything.
@@ -18,8 +31,8 @@ pub struct Selection {
 #[derive(Clone, Debug)]
 enum Rule {
     Name(String),
-    /// A name that the caller has found by its own rule.
-    Found(String),
+    /// A name that the caller has matched by its own rule.
+    Matched(String),
     Glob(GlobMatcher),
     Regex(Regex),
 }
@@ -43,11 +56,11 @@ impl Selection {
         }
     }
 
-    /// Selects these tensors, which the caller has found by its own rule, such as a pattern:
+    /// Selects these tensors, which the caller has matched by its own rule, such as a pattern:
     /// like [`Self::names`], except that verification still requires every file that a manifest
     /// lists.
-    pub fn found<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
-        let rules = names.into_iter().map(|name| Rule::Found(name.into()));
+    pub fn matched_names<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
+        let rules = names.into_iter().map(|name| Rule::Matched(name.into()));
         Self {
             rules: Some(rules.collect()),
         }
@@ -93,7 +106,7 @@ impl Selection {
 
     /// Returns the union of both selections.
     #[must_use]
-    pub fn or(self, other: Self) -> Self {
+    pub fn union(self, other: Self) -> Self {
         let rules = self.rules.zip(other.rules).map(|(mut rules, more)| {
             rules.extend(more);
             rules
@@ -126,7 +139,7 @@ impl Selection {
         let mut selected = vec![false; names.len()];
         for rule in rules {
             let found = match rule {
-                Rule::Name(name) | Rule::Found(name) => by_name
+                Rule::Name(name) | Rule::Matched(name) => by_name
                     .get(name.as_str())
                     .map(|&index| selected[index] = true)
                     .is_some(),
@@ -167,7 +180,7 @@ impl Rule {
     }
 
     fn has_name(&self) -> bool {
-        matches!(self, Self::Name(_) | Self::Found(_))
+        matches!(self, Self::Name(_) | Self::Matched(_))
     }
 
     fn selects_nothing(&self, names: &[&str]) -> Error {
@@ -177,7 +190,7 @@ impl Rule {
                 .with_hint("list the names with ‹list_names›")
         };
         match self {
-            Self::Name(name) | Self::Found(name) => {
+            Self::Name(name) | Self::Matched(name) => {
                 error(format!("the checkpoint has no such tensor; it has {total}"))
                     .with_tensor(name)
                     .suggesting(name, names.iter().copied())
@@ -227,9 +240,9 @@ mod tests {
         assert_eq!(resolve(&Selection::regex(r"\.b\.").expect("valid")), [2]);
         let both = Selection::regex("head$")
             .expect("valid")
-            .or(Selection::names(["lm_head"]));
+            .union(Selection::names(["lm_head"]));
         assert_eq!(resolve(&both), [3]);
-        assert_eq!(resolve(&both.or(Selection::all())), [0, 1, 2, 3]);
+        assert_eq!(resolve(&both.union(Selection::all())), [0, 1, 2, 3]);
         assert!(resolve(&Selection::names::<&str>([])).is_empty());
     }
 

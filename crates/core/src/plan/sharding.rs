@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use self::number_pattern::NumberPattern;
 use crate::error::{Error, Result, counted};
-use crate::plan::{Selection, Slice, Steps};
+use crate::plan::{Indices, Selection, Slice};
 
 /// Maximum number of tensors that an error names.
 const SHOWN: usize = 10;
@@ -20,18 +20,21 @@ const SHOWN: usize = 10;
 /// Shardings combine with [`and`](Self::and): the second divides what the first has left to this
 /// rank.
 ///
+/// # Examples
+///
 /// ```no_run
 /// # fn main() -> tload::Result<()> {
-/// use tload::{Loader, Location, Sharding};
+/// use tload::{Checkpoint, Sharding};
 ///
-/// let loader = Loader::open(&Location::parse("model_dir")?)?;
+/// let checkpoint = Checkpoint::open("model_dir")?;
 /// let (rank, size) = (3, 8);
 /// let attention = [("*.q_proj.weight", 0), ("*.o_proj.weight", 1)];
 /// let sharding = Sharding::tp(rank, size, attention)?
 ///     .and(Sharding::ep(rank, size, "*.experts.{}.*")?);
-/// let tensors = loader.checkpoint().tensors().iter();
+/// let tensors = checkpoint.tensors().iter();
 /// let mine = sharding.apply(tensors.map(|tensor| (tensor.name(), tensor.shape())))?;
-/// let stream = loader
+/// let stream = checkpoint
+///     .load()
 ///     .within(mine.names)?
 ///     .slices(mine.slices)
 ///     .stream()?;
@@ -78,7 +81,7 @@ struct Divided<'t> {
     name: &'t str,
     shape: &'t [usize],
     /// Indices along each dimension.
-    steps: Vec<Steps>,
+    steps: Vec<Indices>,
     is_kept: bool,
 }
 
@@ -94,6 +97,19 @@ impl Sharding {
     /// # Errors
     ///
     /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed glob.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tload::{Indices, Sharding, Slice};
+    ///
+    /// let second = Sharding::tp(1, 2, [("*.weight", 0)])?;
+    /// let mine = second.apply([("up.weight", &[6, 4][..]), ("norm", &[4][..])])?;
+    /// assert_eq!(mine.names, ["up.weight", "norm"]);
+    /// let rows = Slice::new([Indices::from(3..6)]);
+    /// assert_eq!(mine.slices[0].1.dims()[0], rows.dims()[0]);
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn tp<G: AsRef<str>>(
         rank: usize,
         size: usize,
@@ -118,6 +134,16 @@ impl Sharding {
     ///
     /// [`crate::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed
     /// pattern.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let first = tload::Sharding::ep(0, 2, "*.experts.{}.*")?;
+    /// let names = ["a.experts.0.up", "a.experts.1.up", "norm"];
+    /// let mine = first.apply(names.map(|name| (name, &[4][..])))?;
+    /// assert_eq!(mine.names, ["a.experts.0.up", "norm"]);
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn ep(rank: usize, size: usize, pattern: &str) -> Result<Self> {
         Self::pp::<&str>(rank, size, pattern, [], [])
     }
@@ -184,7 +210,7 @@ impl Sharding {
         let tensors = tensors.into_iter().map(|(name, shape)| Divided {
             name,
             shape,
-            steps: shape.iter().map(|len| Steps::from(0..*len)).collect(),
+            steps: shape.iter().map(|len| Indices::from(0..*len)).collect(),
             is_kept: true,
         });
         let mut tensors: Vec<Divided<'_>> = tensors.collect();
@@ -195,7 +221,7 @@ impl Sharding {
         let mut sharded = Sharded::default();
         for tensor in tensors.into_iter().filter(|tensor| tensor.is_kept) {
             sharded.names.push(tensor.name.to_owned());
-            let whole = tensor.shape.iter().map(|len| Steps::from(0..*len));
+            let whole = tensor.shape.iter().map(|len| Indices::from(0..*len));
             if !whole.eq(tensor.steps.iter().copied()) {
                 let slice = Slice::new(tensor.steps);
                 sharded.slices.push((tensor.name.to_owned(), slice));
@@ -291,7 +317,7 @@ impl Divided<'_> {
                 .with_hint("dimensions count from 0; put a rule with a narrower glob first"));
         }
         let mine = position.rounded_up_run(self.steps[dim].count);
-        narrow(&mut self.steps[dim], Steps::from(mine));
+        narrow(&mut self.steps[dim], Indices::from(mine));
         Ok(())
     }
 
@@ -304,10 +330,10 @@ impl Divided<'_> {
 }
 
 /// Keeps some of the indices along a dimension; `kept` counts among them.
-fn narrow(steps: &mut Steps, kept: Steps) {
+fn narrow(steps: &mut Indices, kept: Indices) {
     // Every second index from 4 on, and of these every third from the second on: every sixth index
     // from 6 on. The start is past the end if nothing is kept.
-    *steps = Steps {
+    *steps = Indices {
         start: steps.start + kept.start * steps.step,
         count: kept.count,
         step: steps.step * kept.step,
@@ -335,7 +361,7 @@ fn any_of<G: AsRef<str>>(globs: impl IntoIterator<Item = G>) -> Result<Option<Se
     for glob in globs {
         let glob = Selection::glob(glob.as_ref())?;
         union = Some(match union {
-            Some(union) => union.or(glob),
+            Some(union) => union.union(glob),
             None => glob,
         });
     }

@@ -337,7 +337,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::{NodeWants, Slice, Steps, divide};
+    use crate::plan::{Indices, NodeWants, Slice, divide};
 
     const RULES: ShareRules = ShareRules {
         all: false,
@@ -366,7 +366,7 @@ mod tests {
             }
         }
 
-        fn cut(&self, dims: [Steps; 2]) -> RankWant {
+        fn cut(&self, dims: [Indices; 2]) -> RankWant {
             let shape = [self.rows, self.columns];
             let cut = Slice::new(dims).cut(&shape, 8).expect("inside");
             RankWant {
@@ -752,10 +752,10 @@ mod tests {
         })
     }
 
-    fn within((start, count, step): (u32, u32, usize), len: usize) -> Steps {
+    fn within((start, count, step): (u32, u32, usize), len: usize) -> Indices {
         let start = start as usize % len.max(1);
         let most = len.saturating_sub(start).div_ceil(step);
-        Steps {
+        Indices {
             start,
             count: count as usize % (most + 1),
             step,

@@ -65,8 +65,8 @@ fn tensor_slightly_over_extent_size_is_one_read() {
     assert_eq!(windows(far..far + 8192 + 2 * 4096), [16384]);
     assert_eq!(windows(far..far + 8192 + 2 * 4096 + 1), [12288, 8192]);
     // A row of a slice is one read, too.
-    let row = Steps::from(0..8192 + 2 * 4096);
-    let slice = slice_of(far, 2, 1 << 16, [Steps::from(0..2), row]);
+    let row = Indices::from(0..8192 + 2 * 4096);
+    let slice = slice_of(far, 2, 1 << 16, [Indices::from(0..2), row]);
     let plan = build(&[slice], &[DIRECT], IN_PLACE);
     let windows: Vec<usize> = plan.extents.iter().map(|extent| extent.window).collect();
     assert_eq!(windows, [16384, 16384]);
@@ -381,7 +381,7 @@ fn destinations_share_no_region() {
 
 /// A matrix of `rows` rows of `columns` bytes from byte `start` of source 0 on, of which a slice is
 /// wanted.
-fn slice_of(start: u64, rows: usize, columns: usize, dims: [Steps; 2]) -> Wanted {
+fn slice_of(start: u64, rows: usize, columns: usize, dims: [Indices; 2]) -> Wanted {
     let cut = Slice::new(dims).cut(&[rows, columns], 8).expect("inside");
     Wanted {
         range: start + cut.range.start..start + cut.range.end,
@@ -393,8 +393,8 @@ fn slice_of(start: u64, rows: usize, columns: usize, dims: [Steps; 2]) -> Wanted
 #[test]
 fn slice_skips_wide_gaps() {
     let columns = 1 << 16;
-    let first = Steps::from(0..10);
-    let tensor = slice_of(100, 4, columns, [Steps::from(0..4), first]);
+    let first = Indices::from(0..10);
+    let tensor = slice_of(100, 4, columns, [Indices::from(0..4), first]);
     let plan = build(std::slice::from_ref(&tensor), &[DIRECT], IN_PLACE);
     let reads: Vec<_> = plan.extents.iter().map(|e| (e.offset, e.needed)).collect();
     assert_eq!(
@@ -423,13 +423,13 @@ fn slice_skips_wide_gaps() {
 fn windows_of_a_slice_do_not_overlap() {
     // The second byte of a row is wanted again 99,000 bytes later, near the end of the row and so
     // near the next one.
-    let columns = Steps {
+    let columns = Indices {
         start: 0,
         count: 2,
         step: 99_000,
         single: false,
     };
-    let tensor = slice_of(100, 5, 100_000, [Steps::from(0..5), columns]);
+    let tensor = slice_of(100, 5, 100_000, [Indices::from(0..5), columns]);
     let plan = build(&[tensor], &[DIRECT], IN_PLACE);
     let ends = plan.extents.iter().map(|e| e.offset + e.window as u64);
     let begins = plan.extents.iter().skip(1).map(|e| e.offset);
@@ -452,13 +452,13 @@ proptest! {
     ) {
         let (row, column) = (row % rows, column % columns);
         let dims = [
-            Steps {
+            Indices {
                 start: row,
                 count: 1 + row_count.index((rows - row).div_ceil(rows_step)),
                 step: rows_step,
                 single: false,
             },
-            Steps {
+            Indices {
                 start: column,
                 count: 1 + column_count.index((columns - column).div_ceil(columns_step)),
                 step: columns_step,

@@ -18,7 +18,7 @@ use crate::load::pipeline::{Feed, LeaseOrigin};
 use crate::load::prepare::Prepared;
 use crate::memory::cgroup::cgroup_memory;
 use crate::memory::{Pool, Slab};
-use crate::options::{CacheMode, Options, Order};
+use crate::options::{CacheMode, LoadOptions, Order};
 use crate::report::{Counters, EngineReport, Report};
 use crate::schedule::Schedule;
 use crate::sink::DiscardSink;
@@ -94,7 +94,7 @@ impl Loader {
 
 /// Returns `options` without views: a mapped load reads nothing and so has no ceiling. The copy
 /// that it saves is measured instead.
-fn copying(mut options: Options) -> Options {
+fn copying(mut options: LoadOptions) -> LoadOptions {
     if options.cache == CacheMode::Map {
         options.cache = CacheMode::Auto;
     }

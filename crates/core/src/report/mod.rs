@@ -344,6 +344,21 @@ pub struct StageTimes {
 
 impl Report {
     /// Returns the bytes of tensors per second; 0 before the first tensor was handed out.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// let mut stream = tload::Checkpoint::open(path)?.load().stream()?;
+    /// stream.by_ref().for_each(drop);
+    /// let report = stream.report();
+    /// assert_eq!((report.tensors, report.tensor_bytes), (3, 144));
+    /// assert!(report.bytes_per_second() > 0.0);
+    /// // For people; it serializes to JSON for programs.
+    /// println!("{report}");
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
     pub fn bytes_per_second(&self) -> f64 {
         if self.seconds > 0.0 {

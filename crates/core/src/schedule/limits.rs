@@ -1,7 +1,7 @@
 //! In-flight limits of a group of sources, from the options of a load and the sources' hints.
 
 use super::{Depth, InFlight, ReadHints};
-use crate::options::Options;
+use crate::options::LoadOptions;
 
 /// Maximum number of reads of files in flight, whatever their length: the number of entries of a
 /// ring.
@@ -23,7 +23,7 @@ pub(crate) struct Limits {
 impl Limits {
     /// Returns the limits of a group of files. `window` is the length of its longest read, in
     /// bytes.
-    pub(crate) fn for_files(options: &Options, hints: &ReadHints, window: usize) -> Self {
+    pub(crate) fn for_files(options: &LoadOptions, hints: &ReadHints, window: usize) -> Self {
         // Windows are slightly longer than extents: alignment at both edges must not cost a whole
         // read in flight.
         let with_edges = |bytes: u64, reads: usize| bytes + 2 * hints.alignment * reads as u64;
@@ -72,20 +72,20 @@ mod tests {
 
     #[test]
     fn depth_of_files_adapts_unless_set() {
-        let limits = |options: &Options| Limits::for_files(options, &HINTS, WINDOW);
-        let free = limits(&Options::default());
+        let limits = |options: &LoadOptions| Limits::for_files(options, &HINTS, WINDOW);
+        let free = limits(&LoadOptions::default());
         assert!(!free.depth.is_fixed());
         assert_eq!(free.reads, 8);
         assert_eq!(free.depth.start().bytes, (32 << 20) + 8 * 2 * 4096);
-        let set = limits(&Options {
+        let set = limits(&LoadOptions {
             depth: Some(3),
-            ..Options::default()
+            ..LoadOptions::default()
         });
         assert!(set.depth.is_fixed());
         assert_eq!((set.reads, set.depth.bytes()), (3, 3 * WINDOW as u64));
-        let bounded = limits(&Options {
+        let bounded = limits(&LoadOptions {
             in_flight_bytes: Some(8 << 20),
-            ..Options::default()
+            ..LoadOptions::default()
         });
         assert!(bounded.depth.is_fixed());
         assert_eq!((bounded.reads, bounded.depth.bytes()), (2, 8 << 20));
@@ -98,7 +98,7 @@ mod tests {
             ..HINTS
         };
         assert!(
-            Limits::for_files(&Options::default(), &hints, WINDOW)
+            Limits::for_files(&LoadOptions::default(), &hints, WINDOW)
                 .depth
                 .is_fixed()
         );

@@ -14,7 +14,7 @@ mod route;
 mod target;
 
 pub use cuda::{
-    CudaLoad, CudaPlaces, CudaSink, CudaUsage, DeviceBegun, DeviceMemory, DeviceRegions, FreedWait,
+    CudaLoad, CudaPlaces, CudaSink, CudaUsage, DeviceMemory, DeviceRegions, DeviceStart, FreedWait,
     MemoryRequest, TargetPlaces,
 };
 pub use discard::DiscardSink;

@@ -9,6 +9,7 @@
 //! bytes and files; [`fuzz`] has the targets of fuzzers.
 
 pub mod conformance;
+mod example_model;
 pub mod fixtures;
 pub mod fuzz;
 pub mod null;
@@ -19,6 +20,7 @@ pub mod sim;
 pub mod simulation;
 pub mod storage;
 
+pub use example_model::ExampleModel;
 #[cfg(target_os = "linux")]
 pub use shared_engine::shared_engine;
 pub use tload_ranks::testing::{Network, nodes_as_threads, ranks_as_threads};
@@ -74,6 +76,6 @@ pub fn receive(tensor: &Tensor) {
 /// # Errors
 ///
 /// The defect of the header.
-pub fn parse_header(header: &[u8], file_bytes: u64) -> Result<usize, crate::HeaderError> {
+pub fn parse_header(header: &[u8], file_bytes: u64) -> Result<usize, crate::format::HeaderError> {
     crate::format::parse(header, file_bytes).map(|header| header.tensors.len())
 }

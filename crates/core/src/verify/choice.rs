@@ -8,6 +8,23 @@ use crate::options::Location;
 use crate::options::flag::parse_flag;
 
 /// Verification mode: whether the bytes of a load are compared with known digests during the load.
+///
+/// # Examples
+///
+/// ```
+/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+///
+/// use tload::{Checkpoint, ErrorKind, LoadOptions, Verify};
+///
+/// assert_eq!("require".parse::<Verify>()?, Verify::Require);
+/// let checkpoint = Checkpoint::open(path)?;
+/// // The example has no digests.
+/// let strict = LoadOptions::new().verify(Verify::Require);
+/// assert!(checkpoint.load().options(strict).stream().is_err());
+/// let lenient = LoadOptions::new().verify(Verify::Auto);
+/// assert_eq!(checkpoint.load().options(lenient).stream()?.count(), 3);
+/// # Ok::<(), tload::Error>(())
+/// ```
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verify {

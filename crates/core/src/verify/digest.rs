@@ -147,6 +147,16 @@ impl Digest {
     }
 
     /// Computes the digest of `bytes`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tload::verify::{Algorithm, Digest};
+    ///
+    /// let digest = Digest::compute(Algorithm::Sha256, b"abc");
+    /// assert!(digest.to_hex().starts_with("ba7816bf"));
+    /// assert_eq!(Digest::from_hex(Algorithm::Sha256, &digest.to_hex()), Some(digest));
+    /// ```
     pub fn compute(algorithm: Algorithm, bytes: &[u8]) -> Self {
         match (algorithm, algorithm.polynomial()) {
             (_, Some(polynomial)) => Self::from_crc(algorithm, polynomial.checksum(&[bytes])),

@@ -50,6 +50,18 @@ const NAME_MAX: usize = 80;
 const TEXT_MAX: usize = 240;
 
 /// Checksums of the files of a checkpoint.
+///
+/// # Examples
+///
+/// ```
+/// use tload::ErrorKind;
+/// use tload::verify::Manifest;
+///
+/// let text = Manifest::default().render();
+/// assert!(Manifest::parse(&text)?.files.is_empty());
+/// assert_eq!(Manifest::parse(b"{").unwrap_err().kind(), ErrorKind::InvalidFormat);
+/// # Ok::<(), tload::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
     /// Files by path below the directory of the manifest, with `/`.

@@ -15,6 +15,7 @@ mod full_scan;
 mod manifest;
 mod write;
 
+pub use crate::error::Comparison;
 pub use choice::Verify;
 pub use digest::{Algorithm, Digest};
 pub(crate) use discover::find_now;

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 
+use tload::internal::metrics_text;
 use tload::testing::fixtures::Rng;
 use tload::{
-    Device, DeviceAllocator, DeviceMap, DeviceMemory, Error, ErrorKind, Loader, Options, Order,
-    Report, Result, Selection, Tensor, metrics_text,
+    Device, DeviceAllocator, DeviceMap, DeviceMemory, Error, ErrorKind, LoadOptions, Loader, Order,
+    Report, Result, Selection, Tensor,
 };
 
 use crate::fixtures::{Files, MIB, load, options};
@@ -240,7 +241,7 @@ fn tight_budgets_never_deadlock() {
             })
             .filter(|(names, _)| {
                 let names = Selection::glob(names).expect("a pattern");
-                files.loader().tensors(names).selected().is_ok()
+                files.loader().select(names).selected().is_ok()
             })
             .collect();
         let mut options = options(|it| {
@@ -287,7 +288,7 @@ fn tight_budgets_never_deadlock() {
 }
 
 /// Sets the smallest sufficient limits, as hinted by errors.
-fn settle(loader: &Loader, options: &mut Options) {
+fn settle(loader: &Loader, options: &mut LoadOptions) {
     while let Err(error) = loader.clone().options(options.clone()).stream() {
         let before = (options.memory_limit, options.device_memory_limit);
         let wanted = Some(crate::fixtures::hinted(&error));

@@ -6,14 +6,14 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tload::testing::fixtures::Rng;
-use tload::{Device, EngineChoice, ErrorKind, Loader, Options, Order, Result};
+use tload::{Device, EngineChoice, ErrorKind, LoadOptions, Loader, Order, Result};
 
 use crate::fixtures::{Files, MIB, options};
 use crate::growing_timeouts::until_it_stalls;
 use crate::stub::cuda;
 
 /// Few slots, slow copies, several lanes: at any moment something is in flight everywhere.
-fn tight(rng: &mut Rng) -> Options {
+fn tight(rng: &mut Rng) -> LoadOptions {
     options(|it| {
         it.engine = rng.pick(&[EngineChoice::Auto, EngineChoice::Pread]);
         it.lanes = Some(1 + rng.index(3));
@@ -24,7 +24,7 @@ fn tight(rng: &mut Rng) -> Options {
     })
 }
 
-fn loader(files: &Files, options: Options) -> Loader {
+fn loader(files: &Files, options: LoadOptions) -> Loader {
     files.loader().device(Device::Cuda(0)).options(options)
 }
 

@@ -327,7 +327,7 @@ fn lost_context_is_reported_by_later_loads() {
     let cuda = cuda();
     let files = Files::even(4, 12, MIB);
     // A second user keeps the context, so it outlives the load.
-    let other = tload::cuda::Context::open(0).expect("the stub has GPU 0");
+    let other = tload::internal::cuda::Context::open(0).expect("the stub has GPU 0");
     cuda.stub.set("fail", "copy:719:3:1");
     run(&files, 1, Order::Ready).expect_err("lost");
     let error = run(&files, 1, Order::Ready).expect_err("still lost");

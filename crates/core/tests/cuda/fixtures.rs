@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
-use tload::{Dtype, Error, Loader, Location, Options, Report, Result, Tensor, TensorStream};
+use tload::{Dtype, Error, LoadOptions, Loader, Location, Report, Result, Tensor, TensorStream};
 
 use crate::stub::bytes;
 
@@ -123,7 +123,7 @@ impl Files {
         let mut files = std::fs::read_dir(self.path()).expect("is a directory");
         files.all(|file| {
             let path = file.expect("is listed").path();
-            let found = tload::probe::residency(&path).expect("Linux answers");
+            let found = tload::internal::probe::residency(&path).expect("Linux answers");
             found.resident_bytes == found.total_bytes
         })
     }
@@ -166,8 +166,8 @@ pub(crate) fn assert_same(contents: &Contents, tensor: &Tensor) {
     assert_eq!(tensor.as_ptr().addr() % alignment, 0, "{name}: alignment");
 }
 
-pub(crate) fn options(set: impl FnOnce(&mut Options)) -> Options {
-    let mut options = Options::default();
+pub(crate) fn options(set: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
+    let mut options = LoadOptions::default();
     set(&mut options);
     options
 }

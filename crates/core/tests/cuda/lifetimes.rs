@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use tload::cuda::Context;
+use tload::internal::cuda::Context;
 use tload::{Device, DeviceMap, ErrorKind, Order};
 
 use crate::fixtures::{Files, MIB, failure, load, options};

@@ -1,8 +1,9 @@
 //! Whole loads to devices: every byte, for every engine and limit.
 
 use tload::CacheMode;
+use tload::report::EngineReport;
 use tload::testing::fixtures::Rng;
-use tload::{Device, Dtype, EngineChoice, EngineReport, Loader, Options, Order, Verify};
+use tload::{Device, Dtype, EngineChoice, LoadOptions, Loader, Order, Verify};
 
 use crate::fixtures::{Files, MIB, failure, hinted, load, options};
 use crate::stub::{bytes, cuda};
@@ -11,7 +12,7 @@ use crate::stub::{bytes, cuda};
 fn engines() -> Vec<EngineChoice> {
     let mut engines = vec![EngineChoice::Pread];
     // Other tests report loudly when there is no ring.
-    if tload::probe::ring().available {
+    if tload::internal::probe::ring().available {
         engines.push(EngineChoice::Uring);
         if cfg!(feature = "tokio-uring") {
             engines.push(EngineChoice::TokioUring);
@@ -54,14 +55,14 @@ fn files_in_memory_are_copied_by_threads_for_gpu_only() {
     let to_gpu = engine(&gpu());
     let to_host = engine(&files.loader());
     let verified = engine(&gpu().options(options(|it| it.verify = Verify::Auto)));
-    let system = tload::probe::file_system(files.path()).expect("has one");
+    let system = tload::internal::probe::file_system(files.path()).expect("has one");
     // The kernel may evict pages at any time, and files on tmpfs are always copied by threads.
     if files.are_resident() && !system.in_memory {
         let EngineReport { name, reason, .. } = to_gpu;
         assert_eq!(name, "pread", "{reason}");
         assert!(reason.contains("threads copy them"), "{reason}");
         // Other tests report loudly when there is no ring.
-        if tload::probe::ring().available {
+        if tload::internal::probe::ring().available {
             assert_eq!([to_host.name, verified.name], ["uring", "uring"]);
         }
     }
@@ -257,7 +258,7 @@ fn empty_tensors_need_no_device_memory() {
     let empty = |name: &str| (name.to_owned(), Dtype::F32, 0, Vec::new());
     files.shard("0", vec![empty("a"), empty("b")], None);
     let loader = files.loader().device(Device::Cuda(0));
-    let (tensors, report) = load(&loader.options(Options::default())).expect("loads");
+    let (tensors, report) = load(&loader.options(LoadOptions::default())).expect("loads");
     assert_eq!(tensors.len(), 2);
     assert!(tensors.iter().all(|tensor| tensor.ordinal().is_none()));
     assert_eq!(report.staging, None);

@@ -2,7 +2,8 @@
 //! request.
 
 use tload::CacheMode;
-use tload::{Device, Loader, Options, StagingReport};
+use tload::report::StagingReport;
+use tload::{Device, LoadOptions, Loader};
 
 use crate::fixtures::{Files, MIB, load, options};
 use crate::stub::{Cuda, cuda};
@@ -16,7 +17,7 @@ fn staging(files: &Files, loader: &Loader) -> (StagingReport, Vec<String>) {
 
 /// Returns a checkpoint and options for five slots of 30 MiB plus the edges of reads: more than can
 /// be pinned at once on some kernels.
-fn large(cuda: &Cuda) -> (Files, Options) {
+fn large(cuda: &Cuda) -> (Files, LoadOptions) {
     cuda.stub.set("register_max", &(100 * MIB).to_string());
     let files = Files::of_lengths(1, &[30 * MIB, MIB, MIB, MIB, 30 * MIB - 77]);
     let options = options(|it| {

@@ -59,7 +59,7 @@ fn driver_is_found_in_library_path() {
         folder.path(),
         &[],
         || {
-            let facts = tload::cuda::driver().expect("found");
+            let facts = tload::internal::cuda::driver().expect("found");
             assert_eq!((facts.version, facts.devices), (12_080, 2));
             let files = Files::even(1, 10, MIB);
             let (tensors, report) = load(&files.loader().device(Device::Cuda(1))).expect("loads");
@@ -79,7 +79,7 @@ fn driver_is_found_without_unversioned_name() {
         folder.path(),
         &[],
         || {
-            assert!(tload::cuda::driver().is_ok());
+            assert!(tload::internal::cuda::driver().is_ok());
             let files = Files::even(1, 2, 1000);
             let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
             files.assert_all(&tensors);
@@ -280,7 +280,7 @@ fn forked_child_blocks_on_no_lock_of_parent_threads() {
             scope.spawn(|| again_and_again(&|| abandon(&loader)));
             for _ in 0..2 {
                 scope.spawn(|| again_and_again(&|| _ = tload::release_staging()));
-                scope.spawn(|| again_and_again(&|| _ = tload::parked_bytes()));
+                scope.spawn(|| again_and_again(&|| _ = tload::orphaned_bytes()));
             }
             for _ in 0..60 {
                 // SAFETY: the child uses only tload and the allocator, which handles forks, and
@@ -290,7 +290,7 @@ fn forked_child_blocks_on_no_lock_of_parent_threads() {
                     let child = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                         kept.clear();
                         tload::release_staging();
-                        tload::parked_bytes();
+                        tload::orphaned_bytes();
                         abandon(&loader);
                         into(&loader);
                         let (tensors, _) = load(&loader).expect("loads");

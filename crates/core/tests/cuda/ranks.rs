@@ -8,10 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::process::Signal;
+use tload::ranks::finish_serving;
 use tload::testing::ranks_as_threads;
 use tload::{
-    Device, Error, ErrorKind, Group, Loader, LocalGroup, Options, Order, Report, Result, Slice,
-    Steps, Tensor, TensorStream, finish_serving,
+    Device, Error, ErrorKind, Group, Indices, LoadOptions, Loader, LocalGroup, Order, Report,
+    Result, Slice, Tensor, TensorStream,
 };
 
 use crate::allocators::Ordered;
@@ -20,7 +21,7 @@ use crate::fixtures::{Files, MIB, load, options};
 use crate::stub::{Cuda, bytes, cuda};
 
 /// Little memory: regions come and go, and slots are used many times.
-fn little(it: &mut Options) {
+fn little(it: &mut LoadOptions) {
     it.memory_limit = Some(32 * MIB as u64);
     it.device_memory_limit = Some(8 * MIB as u64);
 }
@@ -124,8 +125,8 @@ fn both(slice: &Slice) -> [(String, Slice); 2] {
 /// Returns a rank's columns of a matrix.
 fn of_columns(rows: usize, columns: usize, rank: usize, size: usize) -> Slice {
     let share = columns / size;
-    let part = Steps::from(rank * share..(rank + 1) * share);
-    Slice::new([Steps::from(0..rows), part])
+    let part = Indices::from(rank * share..(rank + 1) * share);
+    Slice::new([Indices::from(0..rows), part])
 }
 
 #[test]
@@ -133,7 +134,7 @@ fn slices_of_rows_and_of_columns_are_right() {
     let (rows, columns) = (4096, 512);
     let of_rows = |rank: usize, size: usize| {
         let share = rows / size;
-        Slice::new([Steps::from(rank * share..(rank + 1) * share)])
+        Slice::new([Indices::from(rank * share..(rank + 1) * share)])
     };
     let files = Files::matrices(2, rows, columns);
     for size in [2, 4] {

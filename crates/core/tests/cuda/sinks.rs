@@ -6,10 +6,12 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use tload::Target;
-use tload::cuda::Context;
-use tload::memory::DeviceBudget;
-use tload::plan::Arrangement;
-use tload::sink::{CudaLoad, CudaPlaces, CudaSink, DeviceBegun, DeviceRegions, TargetPlaces};
+use tload::internal::cuda::Context;
+use tload::internal::memory::DeviceBudget;
+use tload::internal::plan::Arrangement;
+use tload::internal::sink::{
+    CudaLoad, CudaPlaces, CudaSink, DeviceRegions, DeviceStart, TargetPlaces,
+};
 use tload::testing::conformance::{SinkRequest, sink_suite};
 use tload::testing::fixtures::Rng;
 
@@ -51,7 +53,7 @@ fn sink_keeps_contract_in_own_memory() {
                 let begun = regions
                     .try_begin(region, None)
                     .expect("memory is available");
-                assert_eq!(begun, DeviceBegun::Begun);
+                assert_eq!(begun, DeviceStart::Begun);
             }
             sinks(request, context, CudaPlaces::Regions(regions), lanes)
         },

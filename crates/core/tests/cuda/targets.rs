@@ -297,7 +297,7 @@ fn device_mixes_targets_and_own_memory() {
         .loader()
         .device(Device::Cuda(0))
         .targets([("t3".to_owned(), lent.target())]);
-    let selected = loader.clone().tensors(Selection::names(["t3", "t4"]));
+    let selected = loader.clone().select(Selection::names(["t3", "t4"]));
     let (tensors, _) = load(&selected).expect("loads");
     assert_eq!(tensors.len(), 2);
     for tensor in &tensors {

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tload::CacheMode;
-use tload::engine::{self, EngineKind, EngineSetup, ObjectSetup};
-use tload::storage::{FileSource, ObjectSource, ReadFile, RefusedDirect};
+use tload::extend::CancelFlag;
+use tload::internal::engine::{self, EngineKind, EngineSetup, ObjectSetup};
+use tload::internal::storage::{FileSource, ObjectSource, ReadFile, RefusedDirect};
 use tload::testing::conformance::{
     EngineRequest, EngineUnderTest, SourceUnderTest, Trouble, TroubledEngine, engine_suite,
     source_suite, troubled_engine_suite,
 };
-use tload::{CancelFlag, EngineChoice, Location};
+use tload::{EngineChoice, Location};
 use tload_testbed::slowfs::{Fault as FileFault, Mount, Options as Slowness, Rule as FileRule};
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 

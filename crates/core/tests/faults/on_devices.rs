@@ -1,7 +1,7 @@
 //! Faults of GPUs and their driver, simulated by the stub (`tload_cuda_stub`).
 
 use tload::ErrorKind::{Device as DeviceFailed, OutOfMemory};
-use tload::{Device, ErrorKind, Loader, Location, Options};
+use tload::{Device, ErrorKind, LoadOptions, Loader, Location};
 
 use crate::bench::{Oracle, load, watched};
 use crate::files::{even, folder, options, write};
@@ -15,7 +15,7 @@ pub(crate) struct DeviceFault {
     key: &'static str,
     value: &'static str,
     /// Sets further options of the load.
-    set: fn(&mut Options),
+    set: fn(&mut LoadOptions),
 }
 
 fn row(

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 use tload::ErrorKind::{Changed, Corrupt, Io, NotFound, PermissionDenied, TimedOut};
-use tload::{CacheMode, EngineChoice, Loader, Location, Options, StoreOptions, Tensor, Verify};
+use tload::{CacheMode, EngineChoice, LoadOptions, Loader, Location, StoreOptions, Tensor, Verify};
 use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Request, Rule, serve_if_asked};
 
 use crate::bench::{Oracle, load, until_tabled, watched, write_manifest};
@@ -143,7 +143,7 @@ pub(crate) struct FileFault {
     rules: Vec<Rule>,
     when: When,
     deed: Option<Mutation>,
-    set: fn(&mut Options),
+    set: fn(&mut LoadOptions),
     /// The load has a timeout.
     is_hurried: bool,
 }
@@ -194,7 +194,7 @@ fn meanwhile(fault: &'static str, deed: Mutation, outcome: Outcome) -> FileFault
 }
 
 impl FileFault {
-    fn with(self, set: fn(&mut Options), words: &str) -> Self {
+    fn with(self, set: fn(&mut LoadOptions), words: &str) -> Self {
         let row = Row {
             made: format!("{}{words}", self.row.made),
             ..self.row
@@ -231,7 +231,7 @@ fn errno(number: i32) -> Fault {
     Fault::Errno(number)
 }
 
-fn through_the_page_cache(options: &mut Options) {
+fn through_the_page_cache(options: &mut LoadOptions) {
     options.cache = CacheMode::Buffered;
 }
 
@@ -726,7 +726,12 @@ impl Bench {
     }
 
     /// Opens the checkpoint, calls `then`, and loads.
-    pub(crate) fn load(&self, mounted: Mounted, options: Options, then: impl FnOnce()) -> Ended {
+    pub(crate) fn load(
+        &self,
+        mounted: Mounted,
+        options: LoadOptions,
+        then: impl FnOnce(),
+    ) -> Ended {
         self.load_and(mounted, options, then, |tensor| tensor.bytes().to_vec())
     }
 
@@ -734,7 +739,7 @@ impl Bench {
     fn load_and(
         &self,
         mounted: Mounted,
-        options: Options,
+        options: LoadOptions,
         then: impl FnOnce(),
         bytes: impl Fn(&Tensor) -> Vec<u8>,
     ) -> Ended {
@@ -817,7 +822,7 @@ impl Bench {
 }
 
 /// Returns options of a load that reads in this way.
-pub(crate) fn options_of(via: Via) -> Options {
+pub(crate) fn options_of(via: Via) -> LoadOptions {
     options(|it| {
         it.extent_bytes = Some(EXTENT_BYTES);
         it.retries = Some(3);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tload::ErrorKind::{Changed, Corrupt, PermissionDenied, Remote, TimedOut, Unsupported};
 use tload::verify::MANIFEST_NAME;
-use tload::{ErrorKind, Loader, Location, Options, StoreOptions, Verify};
+use tload::{ErrorKind, LoadOptions, Loader, Location, StoreOptions, Verify};
 use tload_testbed::{BlackHole, Fault, FaultyServer, Operation, Rule};
 
 use crate::bench::{Oracle, load, until_tabled, watched, write_manifest};
@@ -53,7 +53,7 @@ pub(crate) struct ObjectFault {
     /// Opens the folder, which is listed.
     is_listed: bool,
     read_timeout: &'static str,
-    set: fn(&mut Options),
+    set: fn(&mut LoadOptions),
     /// The load has a timeout.
     is_hurried: bool,
 }
@@ -581,7 +581,7 @@ impl ObjectFault {
         }
     }
 
-    fn with(self, set: fn(&mut Options), words: &str) -> Self {
+    fn with(self, set: fn(&mut LoadOptions), words: &str) -> Self {
         let row = Row {
             made: format!("{}{words}", self.row.made),
             ..self.row
@@ -696,7 +696,7 @@ struct Reached {
 }
 
 /// Returns options for one request at a time, so that the order in which rules match is known.
-pub(crate) fn serially() -> Options {
+pub(crate) fn serially() -> LoadOptions {
     options(|it| {
         it.depth = Some(1);
         it.extent_bytes = Some(1 << 20);
@@ -742,7 +742,7 @@ impl Bench {
     pub(crate) fn load(
         &self,
         store: &StoreOptions,
-        options: Options,
+        options: LoadOptions,
         then: impl FnOnce(),
     ) -> Ended {
         self.load_at("m-0.safetensors", store, options, then)
@@ -753,7 +753,7 @@ impl Bench {
         &self,
         opened: &str,
         store: &StoreOptions,
-        options: Options,
+        options: LoadOptions,
         then: impl FnOnce(),
     ) -> Ended {
         let location = Location::parse(&format!("s3://models/{opened}")).expect("a URL");

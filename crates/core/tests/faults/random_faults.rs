@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use tload::testing::fixtures::Rng;
-use tload::{ErrorKind, Options, Order};
+use tload::{ErrorKind, LoadOptions, Order};
 use tload_testbed::slowfs::{Fault as FileFault, Request, Rule as FileRule};
 use tload_testbed::{Fault, Operation, Rule};
 
@@ -30,7 +30,7 @@ fn seeds() -> Vec<u64> {
 }
 
 /// Draws the options of a load.
-fn options(rng: &mut Rng, via: Via) -> Options {
+fn options(rng: &mut Rng, via: Via) -> LoadOptions {
     let mut options = options_of(via);
     options.order = rng.pick(&[Order::Ready, Order::File]);
     options.lanes = Some(1 + rng.index(3));
@@ -44,7 +44,7 @@ fn options(rng: &mut Rng, via: Via) -> Options {
 }
 
 /// Sets a timeout, which ends requests that are never answered. Any stage may be the one it ends.
-fn limit(rng: &mut Rng, options: &mut Options, rules: usize) {
+fn limit(rng: &mut Rng, options: &mut LoadOptions, rules: usize) {
     options.timeout = (rules > 0).then_some(Duration::from_millis(rng.pick(&[300, 600, 900])));
 }
 

@@ -25,7 +25,7 @@ impl Traces {
         Self {
             descriptors,
             threads: threads(),
-            memory: tload::memory::mapped_bytes(),
+            memory: tload::internal::memory::mapped_bytes(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tload::{Checkpoint, ErrorKind, Loader, Location, OpenOptions, Options, Precedence};
+use tload::{Checkpoint, ErrorKind, LoadOptions, Loader, Location, OpenOptions, Precedence};
 
 use crate::files::{assert_all, even, folder, load, location, open, write};
 
@@ -28,7 +28,7 @@ fn single_file_opens_by_path_and_by_url() {
     let folder = folder();
     let file = even("a", 1, 3, 1000);
     let path = write(&folder.path().join("with space.safetensors"), &file);
-    assert_all(&load(&path, Options::default()), &[&file]);
+    assert_all(&load(&path, LoadOptions::default()), &[&file]);
 
     let url = format!("file://{}", path.display()).replace(' ', "%20");
     let loader = Loader::open(&Location::parse(&url).expect("a URL")).expect("opens");
@@ -73,7 +73,7 @@ fn file_list_is_read_in_given_order() {
     let tensors: Vec<_> = stream.map(|tensor| tensor.expect("loads")).collect();
     assert_all(&tensors, &[&files[0], &files[1]]);
 
-    let error = Checkpoint::open_all(&[]).expect_err("an empty list");
+    let error = Checkpoint::open_all::<Location>([]).expect_err("an empty list");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
     let error = Checkpoint::open_all(&[location(&paths[0]), location(&paths[0])]);
     let error = error.expect_err("the same file twice");
@@ -130,7 +130,7 @@ fn index_selects_shards_and_tensors() {
             .collect();
         assert_eq!(counts, [1, 2]);
         assert_eq!(checkpoint.total_bytes(), 300);
-        let loaded = load(location, Options::default());
+        let loaded = load(location, LoadOptions::default());
         assert_eq!(loaded.len(), 3);
         for tensor in &loaded {
             crate::files::assert_same(tensor, &shards[usize::from(tensor.name() == "b1")]);
@@ -160,7 +160,7 @@ fn index_resolves_tensor_found_in_two_shards() {
         "model.safetensors.index.json",
         &[("a0", "2.safetensors")],
     );
-    assert_all(&load(folder.path(), Options::default()), &[&shards[1]]);
+    assert_all(&load(folder.path(), LoadOptions::default()), &[&shards[1]]);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn index_distinguishes_equal_shard_names_in_two_folders() {
         "model.safetensors.index.json",
         &[("a0", "one/m.safetensors"), ("a1", "two/m.safetensors")],
     );
-    let loaded = load(folder.path(), Options::default());
+    let loaded = load(folder.path(), LoadOptions::default());
     assert_eq!(loaded.len(), 2);
     for tensor in &loaded {
         crate::files::assert_same(tensor, &shards[usize::from(tensor.name() == "a1")]);
@@ -203,12 +203,12 @@ fn index_names_shards_with_dots_and_backslashes() {
         ],
     );
     let wanted: Vec<_> = shards.iter().map(Vec::as_slice).collect();
-    assert_all(&load(folder.path(), Options::default()), &wanted);
+    assert_all(&load(folder.path(), LoadOptions::default()), &wanted);
     // Elsewhere than on Windows, such a file may exist.
     let other = even("a", 4, 1, 100);
     write(&folder.path().join("deep\\er\\1.safetensors"), &other);
     let wanted = [&other[..], &shards[1], &shards[2]];
-    assert_all(&load(folder.path(), Options::default()), &wanted);
+    assert_all(&load(folder.path(), LoadOptions::default()), &wanted);
 }
 
 #[test]
@@ -492,7 +492,7 @@ fn shards_opened_in_parallel_stay_in_order() {
     let wanted = (0..64).flat_map(|shard| (0..3).map(move |index| format!("{shard}.{index}")));
     assert!(names(&checkpoint).into_iter().eq(wanted));
     let files: Vec<_> = files.iter().map(Vec::as_slice).collect();
-    assert_all(&load(folder.path(), Options::default()), &files);
+    assert_all(&load(folder.path(), LoadOptions::default()), &files);
 
     // The error names the first broken shard in shard order, whatever the order of the threads.
     for number in [63, 40, 17] {

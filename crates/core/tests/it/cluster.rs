@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tload::ranks::Transport;
 use tload::testing::{Network, nodes_as_threads};
 use tload::{
-    ErrorKind, Group, Loader, Options, Order, Report, Selection, Share, Slice, Steps, Tensor,
-    Transport, Verify,
+    ErrorKind, Group, Indices, LoadOptions, Loader, Order, Report, Selection, Share, Slice, Tensor,
+    Verify,
 };
 
 use crate::files::{assert_all, even, folder, location, options, write, write_manifest};
@@ -19,7 +20,7 @@ use crate::sharing::{Loaded, all_good, assert_alone, load_in, matrices, of_group
 
 const MIB: u64 = 1 << 20;
 
-fn across(loader: Loader, set: impl Fn(&mut Options)) -> Loader {
+fn across(loader: Loader, set: impl Fn(&mut LoadOptions)) -> Loader {
     loader.options(options(|it| {
         it.share = Share::Cluster;
         set(it);
@@ -101,7 +102,7 @@ fn ranks_of_nodes_may_want_different_tensors() {
     two_shards(folder.path(), 3);
     let selections = ["a*", "*", "b[0-4]", "b[3-8]", "a1*", "*1"];
     let select = |rank: usize, loader: Loader| {
-        loader.tensors(Selection::glob(selections[rank]).expect("a glob"))
+        loader.select(Selection::glob(selections[rank]).expect("a glob"))
     };
     let (loaded, _) = load_all(3, folder.path(), |rank, it| {
         select(rank, across(it, |_| ()))
@@ -123,9 +124,9 @@ fn slices_of_nodes_are_read_once() {
     );
     // Each node has all rows, and a quarter of the columns.
     let slices = |rank: usize| {
-        let rows = Steps::from(rank % 2 * 2048..(rank % 2 + 1) * 2048);
-        let columns = Steps::from(rank * 256..(rank + 1) * 256);
-        let all = Steps::from(0..4096);
+        let rows = Indices::from(rank % 2 * 2048..(rank % 2 + 1) * 2048);
+        let columns = Indices::from(rank * 256..(rank + 1) * 256);
+        let all = Indices::from(0..4096);
         let slices = [Slice::new([rows]), Slice::new([all, columns])];
         let slice = move |index: usize| (format!("m{index}"), slices[index % 2].clone());
         (0..3).map(slice)

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tload::schedule::{Depth, InFlight, LimitReason};
+use tload::internal::schedule::{Depth, InFlight, LimitReason};
 use tload::testing::storage::{Outcome, Scene, Storage, Stream};
 
 const MIB: u64 = 1 << 20;

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use tload::CacheMode;
-use tload::engine::{self, Done, Engine, EngineKind, EngineSetup, Job, OpenedEngine, Wait};
-use tload::memory::{EventCount, Slab};
-use tload::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
+use tload::internal::engine::{
+    self, Done, Engine, EngineKind, EngineSetup, Job, OpenedEngine, Wait,
+};
+use tload::internal::memory::{EventCount, Slab};
+use tload::internal::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
 use tload::testing::conformance::{EngineRequest, EngineUnderTest, engine_suite};
 use tload::testing::fixtures::Rng;
 use tload::testing::sim::{SimConfig, SimEngine};
@@ -34,7 +36,7 @@ fn opened_files(
         // Pages in the page cache would be copied from there. Also, without dirty pages to write
         // back first, direct reads really are in flight when an engine is dropped.
         if !kept {
-            tload::probe::evict(&path).expect("just written");
+            tload::internal::probe::evict(&path).expect("just written");
         }
         let source = FileSource::open(&Location::from_path(&path)).expect("just written");
         let file = ReadFile::open(Arc::new(source), cache, &refused).expect("opens");
@@ -389,7 +391,7 @@ fn panic_with_reads_in_flight_frees_none_of_their_memory() {
         // Takes as long as the dropped reads would have taken.
         for file in std::fs::read_dir(folder.path()).expect("lists") {
             let path = file.expect("listed").path();
-            tload::probe::evict(&path).expect("ours");
+            tload::internal::probe::evict(&path).expect("ours");
             crate::files::read(&path);
         }
         assert!(

@@ -99,7 +99,7 @@ fn header_is_compared_when_index_omits_tensors() {
         Verify::Manifest(manifest_of(model.path())),
     ] {
         for selection in [Selection::all(), Selection::names(["a"])] {
-            let loader = loader(model.path(), &choice).tensors(selection);
+            let loader = loader(model.path(), &choice).select(selection);
             let error = load(&loader).expect_err("the header is another");
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{choice}: {error}");
             let header = Checkpoint::open(&location(&path)).expect("opens");
@@ -132,7 +132,7 @@ fn uncomparable_header_is_reported_or_rejected() {
     };
     let loader = |choice: &Verify, expected: &Expected, names: &[&str]| {
         loader(&path, choice)
-            .tensors(Selection::names(names.iter().copied()))
+            .select(Selection::names(names.iter().copied()))
             .expectations([Expectation::Of(expected.clone())])
     };
     let why = "covers the header only as part of the whole file";
@@ -169,7 +169,7 @@ fn crc_collision_passes_require_but_not_sha256() {
     let of_crc = [Verify::Require, Verify::Manifest(manifest)];
     for choice in &of_sha {
         for selection in [Selection::all(), Selection::names(["b"])] {
-            let some = loader(model.path(), choice).tensors(selection);
+            let some = loader(model.path(), choice).select(selection);
             let (tensors, report) = load(&some).expect("all is right");
             let text = report.to_string();
             assert!(text.contains("1 file with blake3 from manifest "), "{text}");
@@ -232,7 +232,7 @@ fn sha256_without_blake3_covers_whole_files() {
         );
         assert_eq!(verification.by[0].algorithm, "sha256");
         // The digest covers the whole file, so all of it has to be read.
-        let some = loader(model.path(), &choice).tensors(Selection::names(["b"]));
+        let some = loader(model.path(), &choice).select(Selection::names(["b"]));
         let error = load(&some).expect_err("the whole cannot be compared");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
         let hint = error.hint().expect("a hint");
@@ -249,7 +249,7 @@ fn changed_header_fails_sha256_whatever_is_selected() {
         file[dtype.expect("one")..][..4].copy_from_slice(b"\"I8\"");
     });
     for selection in [Selection::all(), Selection::names(["b"])] {
-        let some = loader(model.path(), &Verify::Sha256(None)).tensors(selection);
+        let some = loader(model.path(), &Verify::Sha256(None)).select(selection);
         let error = load(&some).expect_err("the header is another");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
         assert!(error.message().contains("expected blake3:"), "{error}");

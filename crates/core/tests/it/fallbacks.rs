@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tload::CacheMode;
-use tload::{Ceiling, EngineChoice, ErrorKind, Loader, Location};
+use tload::internal::Ceiling;
+use tload::{EngineChoice, ErrorKind, Loader, Location};
 
 use crate::files::{assert_all, even, evict, folder, location, mixed, options, write};
 use crate::requirement;
@@ -117,7 +118,7 @@ fn forbidden_ring_falls_back_to_threads_and_report_says_why() {
                 );
             }
 
-            let ring = tload::probe::ring();
+            let ring = tload::internal::probe::ring();
             assert!(!ring.available && ring.hint.is_some_and(|it| it.contains(hint)));
         });
     }
@@ -133,7 +134,7 @@ fn ring_of_a_kernel_before_5_6_is_refused_with_that_hint() {
         scope.spawn(|| {
             // `io_uring_register` on every architecture.
             refuse(427, libc::EINVAL);
-            let ring = tload::probe::ring();
+            let ring = tload::internal::probe::ring();
             let hint = ring.hint.expect("refused");
             assert!(!ring.available && hint.contains("older than 5.6"), "{hint}");
         });

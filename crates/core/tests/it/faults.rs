@@ -7,14 +7,15 @@ use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
 use tload::CacheMode;
-use tload::plan::Layout;
-use tload::schedule::Depth;
-use tload::storage::MemorySource;
+use tload::internal::plan::Layout;
+use tload::internal::schedule::Depth;
+use tload::internal::storage::MemorySource;
 use tload::testing::fixtures::tensor_info;
 use tload::testing::sim::SimConfig;
 use tload::testing::simulation::Simulation;
 use tload::{
-    Checkpoint, Dtype, EngineChoice, Error, ErrorKind, Loader, Options, Order, Slice, TensorStream,
+    Checkpoint, Dtype, EngineChoice, Error, ErrorKind, LoadOptions, Loader, Order, Slice,
+    TensorStream,
 };
 
 use crate::files::{even, folder, location, options, write};
@@ -51,7 +52,7 @@ fn variants() -> Vec<(EngineChoice, CacheMode)> {
 
 /// Returns options with a budget so small that most of a file is unread while the caller has one
 /// tensor.
-fn tight(engine: EngineChoice, cache: CacheMode, lanes: usize) -> Options {
+fn tight(engine: EngineChoice, cache: CacheMode, lanes: usize) -> LoadOptions {
     options(|it| {
         (it.engine, it.cache, it.lanes) = (engine, cache, Some(lanes));
         it.order = Order::File;

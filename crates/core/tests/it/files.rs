@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use tload::probe;
+use tload::internal::probe;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
 use tload::verify::{ManifestTarget, Verification, VerifyOptions};
-use tload::{Checkpoint, Dtype, Loader, Location, Options, Report, Result, Tensor};
+use tload::{Checkpoint, Dtype, LoadOptions, Loader, Location, Report, Result, Tensor};
 
 /// Creates a folder on the disk that cargo builds on: `/tmp` may be memory, which has no direct
 /// I/O.
@@ -44,8 +44,8 @@ pub(crate) fn location(path: &Path) -> Location {
     Location::from(path)
 }
 
-pub(crate) fn options(set: impl FnOnce(&mut Options)) -> Options {
-    let mut options = Options::default();
+pub(crate) fn options(set: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
+    let mut options = LoadOptions::default();
     set(&mut options);
     options
 }
@@ -93,14 +93,14 @@ pub(crate) fn even(prefix: &str, seed: u64, count: usize, bytes: usize) -> Vec<u
 }
 
 /// Loads everything with these options; panics on any error.
-pub(crate) fn load(path: &Path, options: Options) -> Vec<Tensor> {
+pub(crate) fn load(path: &Path, options: LoadOptions) -> Vec<Tensor> {
     let loader = Loader::open(&location(path)).expect("a good checkpoint");
     let stream = loader.options(options).stream().expect("starts");
     stream.collect::<Result<_>>().expect("loads")
 }
 
 /// Loads, and returns the report too.
-pub(crate) fn load_with_report(path: &Path, options: Options) -> (Vec<Tensor>, Report) {
+pub(crate) fn load_with_report(path: &Path, options: LoadOptions) -> (Vec<Tensor>, Report) {
     let loader = Loader::open(&location(path)).expect("a good checkpoint");
     let mut stream = loader.options(options).stream().expect("starts");
     let tensors = stream

@@ -9,7 +9,8 @@ use std::error::Error as _;
 use std::path::Path;
 
 use safetensors::SafeTensors;
-use tload::{Checkpoint, Dtype, Error, ErrorKind, HeaderError, Location};
+use tload::internal::HeaderError;
+use tload::{Checkpoint, Dtype, Error, ErrorKind, Location};
 
 /// Description of a file, its bytes, and the expected variant of `HeaderError` followed by the
 /// error's line without the location.

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use futures_core::Stream;
 use tload::CacheMode;
+use tload::internal::Ceiling;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
 use tload::{
-    Ceiling, Dtype, EngineChoice, ErrorKind, Loader, Options, Order, Report, Selection, Tensor,
+    Dtype, EngineChoice, ErrorKind, LoadOptions, Loader, Order, Report, Selection, Tensor,
     TensorStream,
 };
 
@@ -234,7 +235,7 @@ fn selections_load_matches_and_read_little_else() {
     write(&folder.path().join("2.safetensors"), &files[1]);
     let loader = Loader::open(&location(folder.path())).expect("opens");
     let select = |selection: Selection| {
-        let mut stream = loader.clone().tensors(selection).stream().expect("starts");
+        let mut stream = loader.clone().select(selection).stream().expect("starts");
         let announced: BTreeSet<_> = stream.tensors().map(|it| it.name().to_owned()).collect();
         let names: BTreeSet<_> = stream
             .by_ref()
@@ -256,11 +257,11 @@ fn selections_load_matches_and_read_little_else() {
     assert_eq!(select(Selection::names(["b7", "a3"])), "a3 b7");
     assert_eq!(select(Selection::glob("b[01]").expect("valid")), "b0 b1");
     assert_eq!(select(Selection::regex("^a[67]$").expect("valid")), "a6 a7");
-    let either = Selection::names(["a0"]).or(Selection::regex("b3").expect("valid"));
+    let either = Selection::names(["a0"]).union(Selection::regex("b3").expect("valid"));
     assert_eq!(select(either), "a0 b3");
     assert_eq!(select(Selection::names::<&str>([])), "");
 
-    let error = loader.tensors(Selection::names(["a0", "b9"])).stream();
+    let error = loader.select(Selection::names(["a0", "b9"])).stream();
     let error = error.expect_err("b9 is not there");
     assert_eq!(
         (error.kind(), error.tensor()),
@@ -276,7 +277,7 @@ fn checkpoint_without_bytes_needs_no_engine() {
         .build();
     for (file, tensors) in [(FileBuilder::new().build(), 0), (empty, 1)] {
         let path = write(&folder.path().join("m.safetensors"), &file);
-        let (loaded, report) = load_with_report(&path, Options::default());
+        let (loaded, report) = load_with_report(&path, LoadOptions::default());
         assert_all(&loaded, &[&file]);
         assert_eq!(
             (report.tensors, report.engine.name.as_str()),
@@ -415,7 +416,7 @@ fn polling_and_waiting_yield_same_tensors() {
 fn files_in_tmpfs_are_read_by_threads_and_report_says_why() {
     let memory = tempfile::tempdir_in("/dev/shm").map_err(|error| error.to_string());
     let is_tmpfs = |folder: &tempfile::TempDir| {
-        let found = tload::probe::file_system(folder.path()).expect("a folder");
+        let found = tload::internal::probe::file_system(folder.path()).expect("a folder");
         found.in_memory
     };
     let found = memory.and_then(|folder| {
@@ -428,7 +429,7 @@ fn files_in_tmpfs_are_read_by_threads_and_report_says_why() {
     };
     let file = mixed("t", 11, 30, 400_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
-    let (tensors, report) = load_with_report(&path, Options::default());
+    let (tensors, report) = load_with_report(&path, LoadOptions::default());
     assert_all(&tensors, &[&file]);
     assert_eq!(report.engine.name, "pread");
     assert!(

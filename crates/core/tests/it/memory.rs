@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use tload::{EngineChoice, ErrorKind, Loader, Options, Order, Slice, Steps, Tensor, parse_bytes};
+use tload::internal::parse_bytes;
+use tload::{EngineChoice, ErrorKind, Indices, LoadOptions, Loader, Order, Slice, Tensor};
 
 use crate::files::{assert_all, even, folder, load, location, mixed, options, write};
 use crate::sharing::matrices;
@@ -171,7 +172,7 @@ fn tensors_are_used_and_dropped_on_other_threads() {
             assert_all(&clones, &[&file]);
         }
     });
-    for tensor in load(&path, Options::default()) {
+    for tensor in load(&path, LoadOptions::default()) {
         sender.send(tensor).expect("the checker listens");
     }
     drop(sender);
@@ -259,7 +260,7 @@ fn columns_fit_into_budget_below_their_rows() {
     let file = matrices(2, rows, columns);
     let path = write(&folder.path().join("m.safetensors"), &file);
     let limit = 4 * MIB;
-    let slice = Slice::new([Steps::from(0..rows), Steps::from(8..40)]);
+    let slice = Slice::new([Indices::from(0..rows), Indices::from(8..40)]);
     for engine in [EngineChoice::Auto, EngineChoice::Pread] {
         let options = options(|it| (it.memory_limit, it.engine) = (Some(limit), engine));
         let loader = Loader::open(&location(&path)).expect("opens");

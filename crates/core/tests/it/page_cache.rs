@@ -6,10 +6,10 @@ use std::path::Path;
 
 use rustix::fs::{Advice, fadvise};
 use tload::CacheMode;
-use tload::probe;
-use tload::storage::FileSource;
+use tload::internal::probe;
+use tload::internal::storage::FileSource;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
-use tload::{Dtype, EngineChoice, ErrorKind, Loader, Options};
+use tload::{Dtype, EngineChoice, ErrorKind, LoadOptions, Loader};
 
 use crate::files::{
     assert_all, even, evict, folder, load_with_report, location, mixed, options, read, write,
@@ -36,7 +36,7 @@ fn while_resident<T>(path: &Path, file: &[u8], act: impl FnOnce() -> T) -> Optio
 }
 
 /// Asserts that a load of a cold file reads it directly.
-fn assert_read_directly(path: &Path, file: &[u8], options: Options) {
+fn assert_read_directly(path: &Path, file: &[u8], options: LoadOptions) {
     let (tensors, report) = load_with_report(path, options);
     assert_all(&tensors, &[file]);
     let through_cache = (report.buffered_bytes, report.mapped_bytes);
@@ -44,7 +44,7 @@ fn assert_read_directly(path: &Path, file: &[u8], options: Options) {
 }
 
 /// Asserts that a load of a file that is resident while it is read does not read it directly.
-fn assert_copied(path: &Path, file: &[u8], options: Options) {
+fn assert_copied(path: &Path, file: &[u8], options: LoadOptions) {
     let loaded = while_resident(path, file, || load_with_report(path, options));
     if let Some((tensors, report)) = loaded {
         assert_all(&tensors, &[file]);

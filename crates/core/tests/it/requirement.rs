@@ -35,14 +35,14 @@ pub(crate) fn say(line: &str) {
 
 /// Requires that an `io_uring` ring can be set up.
 pub(crate) fn uring() -> Option<()> {
-    let ring = tload::probe::ring();
+    let ring = tload::internal::probe::ring();
     let found = ring.error.map_or(Ok(()), Err);
     requirement("uring", found)
 }
 
 /// Requires that the engine of the crate `tokio-uring` can be set up.
 pub(crate) fn tokio_uring() -> Option<()> {
-    use tload::engine::{EngineKind, EngineSetup, open};
+    use tload::internal::engine::{EngineKind, EngineSetup, open};
     let setup = EngineSetup {
         files: [].into(),
         depth: 1,
@@ -65,7 +65,7 @@ pub(crate) fn direct() -> Option<()> {
     let folder = crate::files::folder();
     let path = folder.path().join("probe");
     std::fs::write(&path, [0; 4096]).expect("the temporary folder takes files");
-    let direct = tload::probe::direct_io(&path).expect("the file was just written");
+    let direct = tload::internal::probe::direct_io(&path).expect("the file was just written");
     let found = match (direct.error, direct.offset_alignment) {
         (Some(error), _) => Err(error),
         // Btrfs and tmpfs accept O_DIRECT, report no alignment, and read through the page cache.

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant, SystemTime};
 use tempfile::TempDir;
 use tload::CacheMode;
 use tload::{
-    Checkpoint, EngineChoice, ErrorKind, Loader, Options, StoreOptions, TensorStream, parked_bytes,
+    Checkpoint, EngineChoice, ErrorKind, LoadOptions, Loader, StoreOptions, TensorStream,
+    orphaned_bytes,
 };
 use tload_testbed::slowfs::{Mount, Options as Slowness};
 
@@ -54,11 +55,11 @@ impl Faulty {
         self.mount.path().join("m.safetensors")
     }
 
-    fn stream(&self, options: Options) -> TensorStream {
+    fn stream(&self, options: LoadOptions) -> TensorStream {
         self.try_stream(options).expect("starts")
     }
 
-    fn try_stream(&self, options: Options) -> tload::Result<TensorStream> {
+    fn try_stream(&self, options: LoadOptions) -> tload::Result<TensorStream> {
         let loader = Loader::open(&location(&self.path())).expect("headers have no faults");
         loader.options(options).stream()
     }
@@ -80,7 +81,7 @@ fn variants() -> Vec<(EngineChoice, CacheMode)> {
     read.chain([(EngineChoice::Auto, CacheMode::Map)]).collect()
 }
 
-fn wanted(engine: EngineChoice, cache: CacheMode) -> Options {
+fn wanted(engine: EngineChoice, cache: CacheMode) -> LoadOptions {
     options(|it| (it.engine, it.cache) = (engine, cache))
 }
 
@@ -156,7 +157,7 @@ fn read_retries_can_be_disabled_and_exhausted() {
 /// the number of retries that is configured.
 #[test]
 fn reads_of_local_disks_are_retried_only_on_request() {
-    use tload::storage::{FileSource, Retries};
+    use tload::internal::storage::{FileSource, Retries};
     let folder = folder();
     let path = write(&folder.path().join("m"), b"abc");
     let source = FileSource::open(&location(&path)).expect("opens");
@@ -216,7 +217,7 @@ fn hung_mount_ends_in_timeout_and_memory_is_kept_until_answer() {
         assert!(message.contains("are still held for"), "{message}");
         let report = stream.report();
         assert_eq!(report.outcome, "timed_out");
-        assert!(parked_bytes() >= report.parked_bytes);
+        assert!(orphaned_bytes() >= report.parked_bytes);
         assert!(report.to_string().contains("\norphaned "), "{report}");
         // The reads are answered with errors, because the mount ends.
         let served = faulty.mount.stop().expect("reports its counts");

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tload::ranks::finish_serving;
+use tload::report::GroupReport;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::testing::ranks_as_threads;
 use tload::verify::MANIFEST_NAME;
 use tload::{
-    Canceller, Dtype, ErrorKind, Group, GroupReport, Loader, Options, Order, Report, Result,
-    Selection, Slice, Steps, Tensor, TensorStream, Verify,
+    Canceller, Dtype, ErrorKind, Group, Indices, LoadOptions, Loader, Order, Report, Result,
+    Selection, Slice, Tensor, TensorStream, Verify,
 };
 
 use crate::files::{assert_all, even, folder, location, mixed, options, write, write_manifest};
@@ -126,11 +127,11 @@ fn rows_are_verified() {
     write_manifest(folder.path());
     let load = || {
         load_all(2, folder.path(), |rank, loader| {
-            let rows = Steps::from(rank * 512..(rank + 1) * 512);
+            let rows = Indices::from(rank * 512..(rank + 1) * 512);
             let slice = Slice::new([rows, (0..1024).into()]);
             let required = options(|it| it.verify = Verify::Require);
             loader
-                .tensors(Selection::names(["m1"]))
+                .select(Selection::names(["m1"]))
                 .slices([("m1".to_owned(), slice)])
                 .options(required)
         })
@@ -162,7 +163,7 @@ fn rank_that_wants_everything_requires_listed_files() {
         let loaded = load_all(2, folder.path(), |rank, loader| {
             let loader = loader.options(options(|it| it.verify = choice.clone()));
             match rank {
-                0 => loader.tensors(Selection::names(["a0", "a1", "a2", "a3"])),
+                0 => loader.select(Selection::names(["a0", "a1", "a2", "a3"])),
                 _ => loader,
             }
         });
@@ -222,7 +223,7 @@ fn ranks_read_rows_of_their_own() {
         &matrices(3, 4096, 2048),
     );
     let rows = |rank: usize| {
-        let slice = Slice::new([Steps::from(rank * 1024..(rank + 1) * 1024)]);
+        let slice = Slice::new([Indices::from(rank * 1024..(rank + 1) * 1024)]);
         (0..3).map(move |index| (format!("m{index}"), slice.clone()))
     };
     let loaded = all_good(load_all(4, folder.path(), |rank, loader| {
@@ -244,8 +245,8 @@ fn narrow_columns_are_gathered_from_shared_memory() {
     );
     let columns = |rank: usize| {
         let slice = Slice::new([
-            Steps::from(0..2048),
-            Steps::from(rank * 64..(rank + 1) * 64),
+            Indices::from(0..2048),
+            Indices::from(rank * 64..(rank + 1) * 64),
         ]);
         (0..2).map(move |index| (format!("m{index}"), slice.clone()))
     };
@@ -269,7 +270,7 @@ fn ranks_may_want_different_tensors() {
     two_shards(folder.path(), 3);
     let selections = ["a*", "*", "b[0-4]", "b[3-8]"];
     let select = |rank: usize, loader: Loader| {
-        loader.tensors(Selection::glob(selections[rank]).expect("a glob"))
+        loader.select(Selection::glob(selections[rank]).expect("a glob"))
     };
     let loaded = all_good(load_all(4, folder.path(), select));
     for (rank, (tensors, _)) in loaded.iter().enumerate() {
@@ -301,7 +302,7 @@ fn differing_options_are_an_error_on_every_rank() {
     let folder = folder();
     two_shards(folder.path(), 5);
     let limit = |rank: usize| {
-        Options::default()
+        LoadOptions::default()
             .memory_limit
             .or(Some(1 << (30 + rank / 2)))
     };
@@ -352,7 +353,7 @@ fn rank_that_cannot_begin_is_named() {
                 let loader = Loader::open(&location(path)).expect("a good checkpoint");
                 let loader = loader.options(patient).group(group);
                 let wrong = if rank == 1 { "nothing" } else { "a0" };
-                let error = loader.clone().tensors(Selection::names([wrong])).stream();
+                let error = loader.clone().select(Selection::names([wrong])).stream();
                 let error = error.expect_err("rank 1 has no such tensor");
                 if rank == 1 {
                     assert_eq!(error.kind(), ErrorKind::NoSuchTensor);
@@ -402,7 +403,7 @@ fn load_cancelled_while_it_joins_is_refused_before_it_writes() {
         canceller: canceller.clone(),
     });
     let loaded = load_in(group, folder.path(), |rank, loader| match rank {
-        0 => loader.canceller(canceller.clone()),
+        0 => loader.cancelled_by(canceller.clone()),
         _ => loader,
     });
     let error = loaded[0].as_ref().expect_err("was cancelled");

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-use tload::schedule::{Depth, InFlight};
-use tload::storage::{MemorySource, Retries};
+use tload::internal::schedule::{Depth, InFlight};
+use tload::internal::storage::{MemorySource, Retries};
 use tload::testing::fixtures::Rng;
 use tload::testing::receive;
 use tload::testing::sim::{INJECTED, SimConfig};
@@ -95,7 +95,8 @@ fn assert_injected(error: &tload::Error, simulation: &Simulation, faults: &BTree
         let extent = &plan.extents[extent];
         let source = &simulation.sources[extent.source];
         error.range() == Some(extent.offset..extent.offset + extent.needed as u64)
-            && error.location() == Some(&tload::storage::Source::location(source).to_string())
+            && error.location()
+                == Some(&tload::internal::storage::Source::location(source).to_string())
     });
     assert!(named, "{error}: not one of {faults:?}");
 }

@@ -4,10 +4,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use tload::engine::Wait;
-use tload::memory::{EventCount, Filled, KeepAlive, Region, Slab, Target};
-use tload::plan::{Arrangement, Extent};
-use tload::sink::{DiscardSink, HostSink, PublishSink, Publisher, Sink, TargetSink};
+use tload::internal::engine::Wait;
+use tload::internal::memory::{EventCount, Filled, KeepAlive, Region, Slab, Target};
+use tload::internal::plan::{Arrangement, Extent};
+use tload::internal::sink::{DiscardSink, HostSink, PublishSink, Publisher, Sink, TargetSink};
 use tload::testing::conformance::{SinkRequest, sink_suite};
 
 #[test]

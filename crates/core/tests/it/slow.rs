@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tload::CacheMode;
-use tload::{EngineChoice, Error, ErrorKind, Loader, Options, Report, Tensor};
+use tload::{EngineChoice, Error, ErrorKind, LoadOptions, Loader, Report, Tensor};
 use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Rule, serve_if_asked};
 
 use crate::files::{assert_all, assert_same, even, folder, location, mixed, options, write};
@@ -59,7 +59,7 @@ impl Slow {
     }
 
     /// Loads the checkpoint. Returns the tensors received, the error if any, and the report.
-    fn load(&self, options: Options) -> (Vec<Tensor>, Option<Error>, Report) {
+    fn load(&self, options: LoadOptions) -> (Vec<Tensor>, Option<Error>, Report) {
         let loader = Loader::open(&location(self.mount.path())).expect("headers have no faults");
         let mut stream = match loader.options(options).stream() {
             Ok(stream) => stream,
@@ -130,7 +130,7 @@ fn variants() -> Vec<(EngineChoice, CacheMode)> {
     engines().into_iter().flat_map(with).collect()
 }
 
-fn wanted(engine: EngineChoice, cache: CacheMode) -> Options {
+fn wanted(engine: EngineChoice, cache: CacheMode) -> LoadOptions {
     options(|it| (it.engine, it.cache) = (engine, cache))
 }
 

@@ -7,16 +7,16 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tload::CacheMode;
-use tload::plan::Layout;
-use tload::schedule::{Depth, InFlight};
-use tload::storage::{MemorySource, Source};
+use tload::internal::plan::Layout;
+use tload::internal::schedule::{Depth, InFlight};
+use tload::internal::storage::{MemorySource, Source};
 use tload::testing::fixtures::{FileBuilder, Rng, tensor_info};
 use tload::testing::sim::{INJECTED, SimConfig};
 use tload::testing::simulation::{Simulation, Watched};
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
-    Checkpoint, Dtype, EngineChoice, Error, ErrorKind, Loader, Options, Order, Report, Selection,
-    Slice, Steps, Tensor, TensorInfo, Verify,
+    Checkpoint, Dtype, EngineChoice, Error, ErrorKind, Indices, LoadOptions, Loader, Order, Report,
+    Selection, Slice, Tensor, TensorInfo, Verify,
 };
 
 use crate::files::{folder, location, mixed, options, write};
@@ -392,7 +392,7 @@ fn waiting_extents_are_freed_at_end_of_load() {
 // Real files: every engine.
 
 /// Returns options for each kind of memory here, in addition to views.
-fn ways() -> Vec<Options> {
+fn ways() -> Vec<LoadOptions> {
     let mut engines = vec![EngineChoice::Pread];
     if requirement::uring().is_some() {
         engines.push(EngineChoice::Uring);
@@ -434,7 +434,7 @@ fn shards(path: &Path, known: Known) -> Vec<Expectation> {
     files.iter().enumerate().map(of).collect()
 }
 
-fn loader(path: &Path, options: &Options, expectations: &[Expectation]) -> Loader {
+fn loader(path: &Path, options: &LoadOptions, expectations: &[Expectation]) -> Loader {
     Loader::open(&location(path))
         .expect("a good checkpoint")
         .options(options.clone())
@@ -573,7 +573,7 @@ fn uncomparable_load_is_reported_or_rejected() {
     let whole = shards(path, Known::Whole(Algorithm::Crc64Nvme));
     let each = shards(path, Known::Tensors(Algorithm::Crc64Nvme));
     let nothing = shards(path, Known::Nothing);
-    let slice = || [("b0".to_owned(), Slice::new(vec![Steps::from(0..1)]))];
+    let slice = || [("b0".to_owned(), Slice::new(vec![Indices::from(0..1)]))];
     let cases = [
         ("no digest is known", &nothing, Selection::all(), false),
         (
@@ -598,7 +598,7 @@ fn uncomparable_load_is_reported_or_rejected() {
                     Verify::Auto
                 }
             });
-            let mut loader = loader(path, &way, expectations).tensors(selection.clone());
+            let mut loader = loader(path, &way, expectations).select(selection.clone());
             if sliced {
                 loader = loader.slices(slice());
             }
@@ -620,7 +620,7 @@ fn uncomparable_load_is_reported_or_rejected() {
     // A selection is compared if each tensor and the header have a digest.
     let way = options(|it| it.verify = Verify::Require);
     let both = shards(path, Known::Both(Algorithm::Crc64Nvme));
-    let some = loader(path, &way, &both).tensors(Selection::names(["b0", "a3"]));
+    let some = loader(path, &way, &both).select(Selection::names(["b0", "a3"]));
     let (tensors, report) = load(&some).expect("all is right");
     let bytes: u64 = tensors.iter().map(Tensor::byte_len).sum();
     assert_eq!(report.verification.expect("was asked for").bytes, bytes);
@@ -700,7 +700,7 @@ fn known_mismatch_fails_before_first_read() {
     let error = loader(&path, &way, &[]).stream().expect_err("none for it");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
     // With verification off, expectations are ignored.
-    let off = Options::default();
+    let off = LoadOptions::default();
     let (_, report) = load(&loader(&path, &off, &[])).expect("nothing is compared");
     assert_eq!(report.verification, None);
 }

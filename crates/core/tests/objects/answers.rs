@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
-use tload::storage::{ObjectSource, Source};
+use tload::internal::storage::{ObjectSource, Source};
 use tload::{Error, ErrorKind, Location, StoreOptions};
 
 use crate::fixtures::{assert_all, even, in_file_order, index, load};

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use tload::cache::finish_caching;
+use tload::cache::{CacheDirectory, Pruning};
+use tload::internal::metrics_text;
 use tload::testing::fixtures::Rng;
 use tload::verify::{Algorithm, Digest};
-use tload::{
-    CacheDirectory, Checkpoint, ErrorKind, Location, Pruning, StoreOptions, finish_caching,
-    metrics_text,
-};
+use tload::{Checkpoint, ErrorKind, Location, StoreOptions};
 use tload_testbed::FaultyServer;
 
 use crate::caching::{
@@ -152,7 +152,7 @@ fn directories_of_other_versions_are_neither_read_nor_removed() {
     (rules.max_bytes, rules.unused_for) = (Some(0), Some(std::time::Duration::ZERO));
     assert_eq!(cache.prune(&rules).expect("prunes").removed.len(), 1);
     load_cached(&bench.site, KEY);
-    let removal = cache.remove(None, false).expect("no location");
+    let removal = cache.remove(None).expect("no location");
     assert_eq!(removal.removed.len(), 1);
     let left: Vec<_> = tree(&v1).into_keys().collect();
     let mut wanted = strange.map(PathBuf::from);
@@ -274,7 +274,7 @@ fn links_and_directories_in_place_of_files_are_not_used() {
             assert_all(&tensors, &[&file]);
             assert_eq!(read(&victim), b"of another program", "{name}");
             let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
-            let removal = cache.remove(None, false).expect("no location");
+            let removal = cache.remove(None).expect("no location");
             assert_eq!(removal.removed.len(), 1, "{name}");
             assert_eq!(read(&victim), b"of another program", "{name}");
         }

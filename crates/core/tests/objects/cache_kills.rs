@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use tload::Checkpoint;
+use tload::cache::finish_caching;
+use tload::cache::{CacheDirectory, Pruning};
 use tload::testing::fixtures::Rng;
-use tload::{CacheDirectory, Checkpoint, Pruning, finish_caching};
 
 use crate::cache_children::{child, key_of, location_of, of_child};
 use crate::caching::{Bench, PATIENCE, load_cached, of_cache};
@@ -57,12 +59,8 @@ fn child_shrinks_until_it_is_killed() {
         let at = rng.index(OBJECTS);
         match rng.below(8) {
             0 | 1 => drop(cache.prune(&rules(LIMIT / 4)).expect("prunes")),
-            2 => drop(
-                cache
-                    .remove(Some(&location_of(at)), false)
-                    .expect("removes"),
-            ),
-            3 => drop(cache.remove(None, false).expect("removes")),
+            2 => drop(cache.remove(Some(&location_of(at))).expect("removes")),
+            3 => drop(cache.remove(None).expect("removes")),
             _ => read(at),
         }
     }

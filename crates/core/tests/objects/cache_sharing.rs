@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use tload::copy::{Copy, CopyReport};
+use tload::cache::finish_caching;
+use tload::cache::{CacheDirectory, Pruning};
+use tload::copy::{CopyJob, CopyReport};
+use tload::internal::metrics_text;
 use tload::testing::fixtures::{FileBuilder, Rng};
-use tload::{
-    CacheDirectory, Checkpoint, Dtype, ErrorKind, Loader, Location, Pruning, Result, Slice, Steps,
-    finish_caching, metrics_text,
-};
+use tload::{Checkpoint, Dtype, ErrorKind, Indices, Loader, Location, Result, Slice};
 use tload_testbed::{Fault, Operation, Rule};
 
 use crate::cache_children::{child, key_of, location_of, of_child};
@@ -363,7 +363,7 @@ fn slices_request_the_tiles_that_are_missing() {
     for (first, last) in [(100, 116), (108, 132), (90, 140), (108, 120)] {
         let checkpoint = bench.site.checkpoint(KEY).expect("opens");
         let before = bench.requested_bytes();
-        let slice = Slice::new([Steps::from(first..last)]);
+        let slice = Slice::new([Indices::from(first..last)]);
         let loader = Loader::new(checkpoint).slices([("t".to_owned(), slice)]);
         let mut stream = loader.stream().expect("starts");
         let tensors: Result<Vec<_>> = stream.by_ref().collect();
@@ -381,7 +381,7 @@ fn slices_request_the_tiles_that_are_missing() {
 }
 
 fn copy(site: &Site, key: &str, target: &Path) -> Result<CopyReport> {
-    let copy = Copy::new(&site.location(key), target);
+    let copy = CopyJob::new(&site.location(key), target);
     copy.store(site.options.clone()).run()
 }
 

@@ -11,13 +11,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use tload::probe;
-use tload::storage::ObjectSource;
+use tload::cache::finish_caching;
+use tload::cache::{CacheDirectory, CacheEntry, Pruning};
+use tload::internal::probe;
+use tload::internal::storage::ObjectSource;
+use tload::report::{CacheReport, EngineReport};
 use tload::testing::fixtures::Rng;
 use tload::{
-    CacheDirectory, CacheEntry, CacheReport, Checkpoint, EngineChoice, EngineReport, Error,
-    ErrorKind, Loader, Location, Pruning, Report, Result, Selection, StoreOptions, Tensor,
-    finish_caching,
+    Checkpoint, EngineChoice, Error, ErrorKind, Loader, Location, Report, Result, Selection,
+    StoreOptions, Tensor,
 };
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
@@ -424,7 +426,7 @@ fn selections_use_and_fill_the_same_entry() {
     let select = |names: &[&str]| {
         let checkpoint = bench.site.checkpoint(KEY).expect("opens");
         let loader = Loader::new(checkpoint).options(in_file_order());
-        let loader = loader.tensors(Selection::names(names.iter().copied()));
+        let loader = loader.select(Selection::names(names.iter().copied()));
         let mut stream = loader.stream().expect("starts");
         let tensors = stream.by_ref().collect::<Result<Vec<_>>>().expect("loads");
         assert_eq!(tensors.len(), names.len());
@@ -466,7 +468,7 @@ fn stalls_of_a_disk_before_a_slow_store() -> u64 {
     let checkpoint = bench.site.checkpoint(KEY).expect("opens");
     let names: Vec<_> = (0..39).map(|index| format!("t{index}")).collect();
     let loader = Loader::new(checkpoint).options(options.clone());
-    let loader = loader.tensors(Selection::names(&names));
+    let loader = loader.select(Selection::names(&names));
     let stream = loader.stream().expect("starts");
     let tensors = stream.collect::<Result<Vec<_>>>().expect("loads");
     assert_eq!(tensors.len(), 39);
@@ -734,7 +736,7 @@ fn cached_part_of_an_object_is_read_like_a_file() {
     let part = |site: &Site, names: &[&str]| {
         let checkpoint = site.checkpoint(KEY).expect("opens");
         let loader = Loader::new(checkpoint).options(in_file_order());
-        let loader = loader.tensors(Selection::names(names.iter().copied()));
+        let loader = loader.select(Selection::names(names.iter().copied()));
         let mut stream = loader.stream().expect("starts");
         let tensors: Result<Vec<_>> = stream.by_ref().collect();
         assert!(finish_caching(PATIENCE));
@@ -800,7 +802,7 @@ fn removal_from_a_read_only_disk_is_an_error() {
     let cache = CacheDirectory::open(&directory).expect("a cache");
     let mut rules = Pruning::default();
     rules.max_bytes = Some(0);
-    for removal in [cache.remove(None, false), cache.prune(&rules)] {
+    for removal in [cache.remove(None), cache.prune(&rules)] {
         let error = removal.expect_err("it is read-only");
         let cause = std::error::Error::source(&error).expect("a cause");
         assert!(
@@ -891,7 +893,7 @@ fn entries_in_use_are_not_evicted_without_locks() {
     let cache = CacheDirectory::open(bench.folder.path()).expect("a cache");
     let [entry]: [CacheEntry; 1] = cache.entries().try_into().expect("it stays");
     assert!(entry.cached_bytes > 0, "{entry:?}");
-    let removal = cache.remove(None, false).expect("removes");
+    let removal = cache.remove(None).expect("removes");
     assert_eq!(removal.removed.len(), 1, "it is closed");
 }
 
@@ -923,7 +925,7 @@ fn directory_lists_and_removes_what_is_not_in_use() {
     assert_eq!(report.requests, 0, "{report}");
     drop((tensors, open));
     let within = bench.site.location("m");
-    let removal = cache.remove(Some(&within), false).expect("a URL");
+    let removal = cache.remove(Some(&within)).expect("a URL");
     assert_eq!((removal.removed.len(), removal.in_use.len()), (1, 0));
     assert!(cache.entries().is_empty());
     // A process was killed while it removed an entry.

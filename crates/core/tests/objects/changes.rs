@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tload::{Checkpoint, Error, ErrorKind, Loader, Options, Result, Tensor};
+use tload::{Checkpoint, Error, ErrorKind, LoadOptions, Loader, Result, Tensor};
 use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::fixtures::{assert_all, even, index, load, options};
@@ -237,7 +237,7 @@ fn put_indexed(site: &Site, tensors: &[&str]) {
 fn index_replaced(site: &Rc<Site>) {
     put_indexed(site, &["a0", "b0"]);
     let checkpoint = site.checkpoint("m").expect("opens");
-    let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
+    let (tensors, _) = load(&checkpoint, LoadOptions::default()).expect("loads");
     assert_eq!(tensors.len(), 2);
     site.put(INDEX, &index(&[("a1".to_owned(), "a.safetensors")]));
     let mut stream = Loader::new(checkpoint).stream().expect("starts");
@@ -276,16 +276,16 @@ fn overwritten(site: &Rc<Site>) {
         site.put(&key, &old);
         let checkpoint = site.checkpoint(&key).expect("opens");
         assert_all(
-            &load(&checkpoint, Options::default()).expect("loads").0,
+            &load(&checkpoint, LoadOptions::default()).expect("loads").0,
             &[&old],
         );
         site.put(&key, replacement);
-        let error = load(&checkpoint, Options::default()).expect_err("the object was replaced");
+        let error = load(&checkpoint, LoadOptions::default()).expect_err("the object was replaced");
         assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
         assert!(error.hint().is_some(), "{}", error.chain());
         let again = site.checkpoint(&key).expect("opens");
         assert_all(
-            &load(&again, Options::default()).expect("loads").0,
+            &load(&again, LoadOptions::default()).expect("loads").0,
             &[replacement],
         );
     }

@@ -5,12 +5,13 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tload::engine::{self, ObjectSetup};
-use tload::storage::{FileSource, MemorySource, ObjectSource};
+use tload::Location;
+use tload::extend::CancelFlag;
+use tload::internal::engine::{self, ObjectSetup};
+use tload::internal::storage::{FileSource, MemorySource, ObjectSource};
 use tload::testing::conformance::{
     EngineRequest, EngineUnderTest, SourceUnderTest, engine_suite, source_suite,
 };
-use tload::{CancelFlag, Location};
 
 use crate::fixtures::folder;
 use crate::sites::{Site, on_sites};

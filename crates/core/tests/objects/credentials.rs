@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tempfile::TempDir;
-use tload::{Checkpoint, Location, Options, Report, Result, StoreOptions};
+use tload::{Checkpoint, LoadOptions, Location, Report, Result, StoreOptions};
 use tload_testbed::{Fault, FaultyServer, Issue, Nginx, Rule, require};
 
 use crate::alone::{command, variable};
@@ -42,7 +42,8 @@ fn try_load(location: &str) -> Result<Report> {
     let pairs: Result<Vec<_>> = pairs.split_whitespace().map(StoreOptions::parse).collect();
     let store = StoreOptions::from_pairs(pairs?)?;
     let checkpoint = Checkpoint::open_with(&Location::parse(location)?, &store)?;
-    let serial = options(|it: &mut Options| (it.depth, it.extent_bytes) = (Some(2), Some(1 << 18)));
+    let serial =
+        options(|it: &mut LoadOptions| (it.depth, it.extent_bytes) = (Some(2), Some(1 << 18)));
     load(&checkpoint, serial).map(|(_, report)| report)
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 use tload::testing::fixtures::{FileBuilder, Rng};
-use tload::{Checkpoint, Dtype, Loader, Location, Options, Order, Report, Result, Tensor};
+use tload::{Checkpoint, Dtype, LoadOptions, Loader, Location, Order, Report, Result, Tensor};
 
 /// Creates a temporary folder on the disk that cargo builds on.
 pub(crate) fn folder() -> TempDir {
@@ -56,18 +56,18 @@ pub(crate) fn index(placed: &[(String, &str)]) -> Vec<u8> {
         .into_bytes()
 }
 
-pub(crate) fn options(set: impl FnOnce(&mut Options)) -> Options {
-    let mut options = Options::default();
+pub(crate) fn options(set: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
+    let mut options = LoadOptions::default();
     set(&mut options);
     options
 }
 
-pub(crate) fn in_file_order() -> Options {
+pub(crate) fn in_file_order() -> LoadOptions {
     options(|it| it.order = Order::File)
 }
 
 /// Loads everything and returns it with the report.
-pub(crate) fn load(checkpoint: &Checkpoint, options: Options) -> Result<(Vec<Tensor>, Report)> {
+pub(crate) fn load(checkpoint: &Checkpoint, options: LoadOptions) -> Result<(Vec<Tensor>, Report)> {
     let loader = Loader::new(checkpoint.clone()).options(options);
     let mut stream = loader.stream()?;
     let tensors = stream.by_ref().collect::<Result<Vec<_>>>()?;

@@ -2,7 +2,7 @@
 //!
 //! A byte that the store sent wrong is cached with a CRC that matches it.
 
-use tload::finish_caching;
+use tload::cache::finish_caching;
 use tload::ranks::finish_serving;
 use tload::testing::ranks_as_threads;
 use tload::verify::{

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
-use tload::copy::{Copy, CopyReport};
-use tload::{CacheDirectory, Checkpoint, Location, Pruning, StoreOptions};
+use tload::cache::{CacheDirectory, Pruning};
+use tload::copy::{CopyJob, CopyReport};
+use tload::{Checkpoint, Location, StoreOptions};
 use tload_testbed::{Fault, Hub, Rule, require_named};
 
 use crate::alone;
@@ -189,7 +190,7 @@ fn cache_that_others_can_change_is_not_used_and_leads_nowhere() {
             let mut rules = Pruning::default();
             (rules.max_bytes, rules.unused_for) = (Some(0), Some(Duration::ZERO));
             drop(cache.prune(&rules));
-            drop(cache.remove(None, false));
+            drop(cache.remove(None));
         } else {
             assert_eq!((name, what), ("v1", "link"));
         }
@@ -303,7 +304,7 @@ fn bytes_of_a_mirror_do_not_become_those_of_the_origin() {
         let (_, report) = load(&checkpoint, serial.clone()).expect("loads");
         drop(checkpoint);
         server.clear_faults();
-        assert!(tload::finish_caching(PATIENCE));
+        assert!(tload::cache::finish_caching(PATIENCE));
         // More than what is right at both ends.
         if report.mirrors[0].read_bytes > 2 << 20 {
             let reason = of_cache(&report).reason.as_deref().unwrap_or_default();
@@ -368,7 +369,7 @@ fn server(age: u32) -> Listener {
 
 fn copied(server: &Listener, target: &str, folder: &Path) -> (CopyReport, String) {
     let location = Location::parse(&format!("{}{target}", server.url())).expect("a URL");
-    let copy = Copy::new(&location, folder).store(sites::options(&[]));
+    let copy = CopyJob::new(&location, folder).store(sites::options(&[]));
     let report = copy.run().expect("copies");
     let bytes = read(&folder.join(location_name(target)));
     (report, String::from_utf8(bytes).expect("is text"))

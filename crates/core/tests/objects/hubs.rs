@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
-use tload::copy::{Copy, CopyReport};
-use tload::storage::{ObjectSource, Source};
+use tload::copy::{CopyJob, CopyReport};
+use tload::internal::storage::{ObjectSource, Source};
 use tload::{Checkpoint, Error, ErrorKind, Location, Protocol, Result, StoreOptions};
 use tload_testbed::{Access, Fault, FaultyServer, Hub, HubRequest, Rule};
 
@@ -319,7 +319,7 @@ fn file_differing_from_hub_list_is_error() {
 }
 
 pub(crate) fn copy(hub: &Hub, rest: &str, target: &Path) -> CopyReport {
-    let copy = Copy::new(&location(rest), target).store(store(hub, &[]));
+    let copy = CopyJob::new(&location(rest), target).store(store(hub, &[]));
     copy.run().expect("copies")
 }
 
@@ -413,7 +413,7 @@ fn resumed_copy_after_branch_moved_has_one_commit() {
         .from_byte(1);
     hub.files().fault(dead);
     let copy_once = || {
-        let copy = Copy::new(&location(""), target.path());
+        let copy = CopyJob::new(&location(""), target.path());
         copy.store(store(&hub, &[("retries", "0")])).run()
     };
     copy_once().expect_err("one file cannot be read");
@@ -478,7 +478,7 @@ fn cached_model_opens_without_the_hub() {
         ];
         let checkpoint = open(&hub, "", &options).expect("opens");
         let tensors = load(&checkpoint, in_file_order()).expect("loads").0;
-        assert!(tload::finish_caching(Duration::from_secs(60)));
+        assert!(tload::cache::finish_caching(Duration::from_secs(60)));
         tensors
     };
     assert_all(&load_with("always"), &model.shards());
@@ -547,7 +547,7 @@ fn copy_of_bucket_has_every_file() {
     let source = Location::parse(&format!("hf://{BUCKET}/runs/step 7")).expect("a location");
     let target = folder();
     let copy = || {
-        let copy = Copy::new(&source, target.path()).store(store(&hub, &[]));
+        let copy = CopyJob::new(&source, target.path()).store(store(&hub, &[]));
         copy.run().expect("copies")
     };
     assert_eq!(copy().copied_files, 6);
@@ -588,7 +588,7 @@ fn cached_bucket_opens_without_the_hub() {
         let checkpoint = in_bucket(&hub, "/runs/step 7", &options).expect("opens");
         let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
         assert_all(&tensors, &model.shards());
-        assert!(tload::finish_caching(Duration::from_secs(60)));
+        assert!(tload::cache::finish_caching(Duration::from_secs(60)));
         assert_eq!(hub.requests().len() > before, check == "always");
     }
 }
@@ -675,7 +675,7 @@ fn copy_through_hub_cache_shows_progress_and_is_cancelled() {
         return with_stalled_hub("hubs::copy_through_hub_cache_shows_progress_and_is_cancelled");
     };
     let target = folder();
-    let copy = Copy::new(&location(""), target.path()).store(patient(&endpoint, &[]));
+    let copy = CopyJob::new(&location(""), target.path()).store(patient(&endpoint, &[]));
     let control = copy.control();
     let running = std::thread::spawn(move || copy.run());
     let started = Instant::now();

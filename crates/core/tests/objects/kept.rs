@@ -5,8 +5,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tload::report::PhaseReport;
 use tload::testing::end_idle_threads;
-use tload::{Checkpoint, ErrorKind, Location, Options, PhaseReport, Result, StoreOptions};
+use tload::{Checkpoint, ErrorKind, LoadOptions, Location, Result, StoreOptions};
 use tload_testbed::{Fault, FaultyServer, Hub, Rule};
 
 use crate::alone::{self, is_alone, variable};
@@ -24,7 +25,7 @@ fn open(location: &str, options: &StoreOptions) -> Result<Checkpoint> {
 }
 
 /// Few requests at a time, so that a load needs fewer connections than the one before has left.
-fn narrow() -> Options {
+fn narrow() -> LoadOptions {
     options(|it| it.depth = Some(2))
 }
 
@@ -68,8 +69,11 @@ fn later_openings_make_no_connection() {
     let file = even("t", 1, 40, 100_000);
     site.put(KEY, &file);
     // As many as a load uses.
-    let (_, report) =
-        load(&site.checkpoint("lora").expect("opens"), Options::default()).expect("loads");
+    let (_, report) = load(
+        &site.checkpoint("lora").expect("opens"),
+        LoadOptions::default(),
+    )
+    .expect("loads");
     for phase in ["client", "connect"] {
         assert!(
             names(&report.phases).contains(&phase),
@@ -381,7 +385,7 @@ fn thousand_adapters_leave_nothing_behind() {
                         let url = format!("s3://{}/loras/{index}", sites::BUCKET);
                         let checkpoint = open(&url, options).expect("opens");
                         let (tensors, report) =
-                            load(&checkpoint, Options::default()).expect("loads");
+                            load(&checkpoint, LoadOptions::default()).expect("loads");
                         assert_all(&tensors, &[&files[index]]);
                         assert_eq!(report.retries, 0);
                     }

@@ -8,7 +8,8 @@ use tload::testing::end_idle_threads;
 use tload::testing::fixtures::Rng;
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
-    Checkpoint, ErrorKind, Loader, Location, Options, Result, StoreOptions, TensorStream, Verify,
+    Checkpoint, ErrorKind, LoadOptions, Loader, Location, Result, StoreOptions, TensorStream,
+    Verify,
 };
 use tload_testbed::{Fault, FaultyServer, Rule};
 
@@ -57,7 +58,7 @@ impl Bench {
     }
 }
 
-fn wide() -> Options {
+fn wide() -> LoadOptions {
     options(|it| (it.depth, it.extent_bytes) = (Some(64), Some(1 << 18)))
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
 
-use tload::copy::{Copy, CopyOptions, list_files};
+use tload::copy::{CopyJob, CopyOptions, list_files};
 use tload::{Checkpoint, ErrorKind, Location, StoreOptions};
 use url::Url;
 
@@ -202,13 +202,13 @@ fn list_is_complete_or_an_error() {
         assert_eq!(names, wanted, "{form:?}");
         assert_eq!(listed.len(), KEYS, "{form:?}");
         let target = tempfile::tempdir().expect("a folder");
-        let copy = Copy::new(&model(), target.path()).store(options).run();
+        let copy = CopyJob::new(&model(), target.path()).store(options).run();
         assert_eq!(copy.expect("a copy").copied_files, KEYS as u64, "{form:?}");
     }
     for form in [Form::DeadMarker, Form::Mute, Form::Silent] {
         let (_server, options) = serve(form, &keys);
         let target = tempfile::tempdir().expect("a folder");
-        let copy = Copy::new(&model(), target.path())
+        let copy = CopyJob::new(&model(), target.path())
             .store(options.clone())
             .run();
         let opened = Checkpoint::open_with(&model(), options).map(drop);
@@ -263,7 +263,7 @@ fn names_that_are_no_paths_are_left_out_and_named() {
             let target = tempfile::tempdir().expect("a folder");
             let mut how = CopyOptions::default();
             (how.skip_unusable, how.exclude) = (skip, exclude);
-            let copy = Copy::new(&model(), target.path());
+            let copy = CopyJob::new(&model(), target.path());
             let report = copy.options(how).store(options.clone()).run();
             let files = std::fs::read_dir(target.path()).expect("a folder");
             let names: BTreeSet<_> = files
@@ -306,7 +306,7 @@ fn hidden_names_that_are_no_paths_fail_no_copy() {
         let target = tempfile::tempdir().expect("a folder");
         let mut how = CopyOptions::default();
         (how.skip_unusable, how.hidden) = (hidden, hidden);
-        let copy = Copy::new(&model(), target.path()).options(how);
+        let copy = CopyJob::new(&model(), target.path()).options(how);
         let report = copy.store(options.clone()).run().expect("a copy");
         assert_eq!((report.copied_files, report.unusable.len()), (1, wanted));
     }
@@ -327,7 +327,7 @@ fn empty_objects_stand_for_folders() {
     }
     let target = tempfile::tempdir().expect("a folder");
     let (_server, options) = serve_objects(Form::Token, objects.clone());
-    let report = Copy::new(&model(), target.path()).store(options).run();
+    let report = CopyJob::new(&model(), target.path()).store(options).run();
     assert_eq!(report.expect("a copy").copied_files, 3);
     assert!(target.path().join("tokenizer/vocab.json").is_file());
     assert!(target.path().join("empty").is_file());
@@ -335,7 +335,7 @@ fn empty_objects_stand_for_folders() {
     objects.insert("m/tokenizer".to_owned(), b"x".to_vec());
     let target = tempfile::tempdir().expect("a folder");
     let (_server, options) = serve_objects(Form::Token, objects);
-    let error = Copy::new(&model(), target.path()).store(options).run();
+    let error = CopyJob::new(&model(), target.path()).store(options).run();
     let error = error.expect_err("a file and a folder");
     assert!(error.message().contains("\"tokenizer\""), "{error}");
     assert!(target.path().join("tokenizer/vocab.json").is_file());
@@ -434,7 +434,7 @@ fn endless_list_ends_at_cancel() {
     let server = Listener::start(|request| page_with_next(request, |page| page + 1));
     let (location, options) = hub_bucket(&server);
     let target = tempfile::tempdir().expect("a folder");
-    let copy = Copy::new(&location, target.path()).store(options);
+    let copy = CopyJob::new(&location, target.path()).store(options);
     let control = copy.control();
     let error = std::thread::scope(|scope| {
         let copying = scope.spawn(|| copy.run());

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tload::{Checkpoint, ErrorKind, Loader, Location, Options, Result, StoreOptions, Tensor};
+use tload::{Checkpoint, ErrorKind, LoadOptions, Loader, Location, Result, StoreOptions, Tensor};
 use tload_testbed::{Azurite, FaultyServer, Nginx, require};
 
 use crate::caching::cached_in;
@@ -21,8 +21,8 @@ fn parse(text: &str) -> Location {
 
 /// Returns the engine that reads a file outside of the page cache.
 fn engine_of(path: &std::path::Path) -> &'static str {
-    tload::probe::evict(path).expect("just written");
-    if tload::probe::ring().error.is_none() {
+    tload::internal::probe::evict(path).expect("just written");
+    if tload::internal::probe::ring().error.is_none() {
         "uring"
     } else {
         "pread"
@@ -158,7 +158,7 @@ fn every_azure_url_form_loads() {
         format!("abfs://{BUCKET}@{account}.dfs.core.windows.net/a"),
     ] {
         let checkpoint = Checkpoint::open_with(&parse(&url), azure_options(&server)).expect(&url);
-        let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
+        let (tensors, _) = load(&checkpoint, LoadOptions::default()).expect("loads");
         assert_all(&tensors, &[&file]);
         assert_eq!(checkpoint.location().to_string(), url);
     }
@@ -182,7 +182,7 @@ fn bucket_in_host_or_path_loads_through_proxy() {
         store.set("proxy", nginx.url()).expect("an option");
         let location = parse("s3://models/a/model.safetensors");
         let checkpoint = Checkpoint::open_with(&location, &store).expect("opens");
-        let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
+        let (tensors, _) = load(&checkpoint, LoadOptions::default()).expect("loads");
         assert_all(&tensors, &[file]);
     }
     // Without the proxy the name does not exist, and an address cannot have a bucket as subdomain.
@@ -258,7 +258,7 @@ fn loads_run_inside_async_runtime() {
             site.put("a/m.safetensors", &file);
             runtime.block_on(async {
                 let checkpoint = site.checkpoint("a").expect("opens");
-                let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
+                let (tensors, _) = load(&checkpoint, LoadOptions::default()).expect("loads");
                 assert_all(&tensors, &[&file]);
                 drop(checkpoint);
                 // Drops a load half-way.

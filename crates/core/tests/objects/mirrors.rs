@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tload::{Checkpoint, ErrorKind, Loader, MirrorReport, Report, Selection, StoreOptions, Tensor};
+use tload::report::MirrorReport;
+use tload::{Checkpoint, ErrorKind, Loader, Report, Selection, StoreOptions, Tensor};
 use tload_testbed::{Fault, FaultyServer, Nginx, Operation, Rule, require};
 
 use crate::fixtures::{assert_all, even, folder, in_file_order, load};
@@ -185,7 +186,7 @@ fn dropped_mirror_is_not_asked_for_other_files() {
     let checkpoint = open(&site, &with(&site, &[("mirrors", &place(&mirror))]));
     let begun = Instant::now();
     loop {
-        let of_file = Loader::new(checkpoint.clone()).tensors(Selection::names(["a0"]));
+        let of_file = Loader::new(checkpoint.clone()).select(Selection::names(["a0"]));
         let mut stream = of_file.stream().expect("starts");
         assert!(stream.by_ref().all(|tensor| tensor.is_ok()));
         if stream.report().mirrors[0].is_dropped {

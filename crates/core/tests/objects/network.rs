@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use tload::{Checkpoint, Error, ErrorKind, Loader, Location, Options, Result, StoreOptions};
+use tload::{Checkpoint, Error, ErrorKind, LoadOptions, Loader, Location, Result, StoreOptions};
 use tload_testbed::{
     Fault, FaultyServer, Nginx, Proxy, Rule, Stream, Toxiproxy, Versitygw, require,
 };
@@ -107,7 +107,7 @@ fn untrusted_certificate_is_rejected() {
     for trusting in [("ca_file", ca_file), ("tls_verify", "false")] {
         let checkpoint = open(&url, &impatient(&[trusting])).expect("trusted");
         assert_all(
-            &load(&checkpoint, Options::default()).expect("loads").0,
+            &load(&checkpoint, LoadOptions::default()).expect("loads").0,
             &[&file],
         );
     }
@@ -213,7 +213,7 @@ fn silent_connection_times_out() {
     expect(&error, ErrorKind::TimedOut, 2, "read_timeout");
     bench.proxy.clear().expect("no toxics");
     assert_all(
-        &load(&checkpoint, Options::default()).expect("loads").0,
+        &load(&checkpoint, LoadOptions::default()).expect("loads").0,
         &[&bench.file],
     );
 }
@@ -228,7 +228,7 @@ fn slow_connection_does_not_time_out() {
     let checkpoint = bench.open();
     bench.toxic("latency", &json!({"latency": 100, "jitter": 50}));
     bench.toxic("bandwidth", &json!({"rate": 4000}));
-    let (tensors, report) = load(&checkpoint, Options::default()).expect("loads");
+    let (tensors, report) = load(&checkpoint, LoadOptions::default()).expect("loads");
     assert_all(&tensors, &[&bench.file]);
     assert_eq!(report.retries, 0);
     bench.proxy.clear().expect("no toxics");
@@ -293,7 +293,7 @@ fn disappearing_server_fails_load() {
         bench.server.clear_faults();
     }
     assert_all(
-        &load(&checkpoint, Options::default()).expect("loads").0,
+        &load(&checkpoint, LoadOptions::default()).expect("loads").0,
         &[&bench.file],
     );
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tload::ranks::{finish_serving, give_up};
 use tload::testing::{nodes_as_threads, ranks_as_threads};
 use tload::{
-    Checkpoint, Error, ErrorKind, Group, Loader, Location, OpenOptions, Options, Report, Result,
-    StoreOptions, Tensor,
+    Checkpoint, Error, ErrorKind, Group, LoadOptions, Loader, Location, OpenOptions, Report,
+    Result, StoreOptions, Tensor,
 };
 use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
@@ -56,8 +56,8 @@ fn load_all(
         let ranks = group.iter().enumerate().map(|(rank, group)| {
             scope.spawn(move || {
                 let opened = open(rank, group);
-                let opened =
-                    opened.inspect_err(|error| give_up(&**group, error, &Options::default()))?;
+                let opened = opened
+                    .inspect_err(|error| give_up(&**group, error, &LoadOptions::default()))?;
                 let loader = Loader::new(opened).options(in_file_order());
                 let mut stream = loader.group(Arc::clone(group)).stream()?;
                 let tensors = stream.by_ref().collect::<Result<Vec<_>>>()?;

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use tload::storage::ObjectSite;
-use tload::{CacheDirectory, ErrorKind, Location};
+use tload::cache::CacheDirectory;
+use tload::internal::storage::ObjectSite;
+use tload::{ErrorKind, Location};
 use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::caching::{Bench, KEY, load_cached};

@@ -4,7 +4,7 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tload::{Checkpoint, ErrorKind, Options, Report, Result, Tensor};
+use tload::{Checkpoint, ErrorKind, LoadOptions, Report, Result, Tensor};
 use tload_testbed::{Fault, FaultyServer, Operation, Request, Rule};
 
 use crate::fixtures::{assert_all, even, load, options};
@@ -182,7 +182,7 @@ fn opening_is_retried() {
             panic!("{name}: {}", error.chain());
         }
         let (tensors, _) =
-            load(&opened.expect("checked above"), Options::default()).expect("loads");
+            load(&opened.expect("checked above"), LoadOptions::default()).expect("loads");
         assert_eq!(tensors.len(), 2);
         let requests = bench.server.requests();
         let count = |operation| {

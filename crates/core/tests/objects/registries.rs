@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tload::copy::Copy;
+use tload::copy::CopyJob;
 use tload::verify::{FileOutcome, Verification};
 use tload::{Checkpoint, Error, ErrorKind, Loader, Location, Result, Verify};
 use tload_testbed::{Fault, FaultyServer, Registry, Rule, require};
@@ -201,7 +201,7 @@ fn artifact_is_copied_and_verified() {
     push_model(&registry, "v1", &files);
     let location = location(registry.address(), ":v1");
     let target = folder();
-    let copy = Copy::new(&location, target.path()).store(sites::options(&[]));
+    let copy = CopyJob::new(&location, target.path()).store(sites::options(&[]));
     copy.run().expect("copies");
     for (name, bytes) in SHARDS.iter().zip(&files) {
         assert!(read(&target.path().join(name)) == *bytes, "{name}");

@@ -284,10 +284,11 @@ fn refused_token_is_renewed_once() {
     });
     let location = Location::parse(&format!("{}/file", url(&registry.address.to_string())));
     let options = sites::options(&[("retries", "0")]);
-    let source = tload::storage::ObjectSource::at(&location.expect("a location"), &options);
+    let source =
+        tload::internal::storage::ObjectSource::at(&location.expect("a location"), &options);
     let source = source.expect("opens");
     for start in [0, 50, 100, 150] {
-        let bytes = tload::storage::Source::fetch(&source, start, 50).expect("reads");
+        let bytes = tload::internal::storage::Source::fetch(&source, start, 50).expect("reads");
         assert_eq!(bytes, "0123456789".repeat(5).as_bytes());
     }
     let tokens = issued.load(Ordering::SeqCst);

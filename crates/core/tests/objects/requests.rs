@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tload::{ErrorKind, Loader, Options, Result, Selection};
+use tload::{ErrorKind, LoadOptions, Loader, Result, Selection};
 use tload_testbed::{Fault, FaultyServer, Operation, Request, Rule};
 
 use crate::fixtures::{assert_all, even, load, options};
@@ -38,7 +38,7 @@ fn neighbours_share_requests() {
     let checkpoint = site.checkpoint("m.safetensors").expect("opens");
     assert_eq!(gets(&server.requests()), vec![0..(256 << 10)]);
     server.forget_requests();
-    let (tensors, report) = load(&checkpoint, Options::default()).expect("loads");
+    let (tensors, report) = load(&checkpoint, LoadOptions::default()).expect("loads");
     assert_all(&tensors, &[&file]);
     let requests = gets(&server.requests());
     // More than one request, because idle connections get a share. Fewer than one per connection,
@@ -117,7 +117,7 @@ fn shards_open_concurrently_with_one_request_each() {
     assert!(by_path.len() == 200 && by_path.values().all(|count| *count == 1));
 
     server.forget_requests();
-    let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
+    let (tensors, _) = load(&checkpoint, LoadOptions::default()).expect("loads");
     let shards: Vec<_> = shards.iter().map(Vec::as_slice).collect();
     assert_all(&tensors, &shards);
     let requests = server.requests();
@@ -186,7 +186,7 @@ fn selection_reads_only_selected_tensors() {
     let checkpoint = site.checkpoint("m").expect("opens");
     server.forget_requests();
     let names = ["1.0", "1.3", "2.1"];
-    let loader = Loader::new(checkpoint.clone()).tensors(Selection::names(names));
+    let loader = Loader::new(checkpoint.clone()).select(Selection::names(names));
     let tensors: Result<Vec<_>> = loader.stream().expect("starts").collect();
     assert_eq!(tensors.expect("loads").len(), 3);
     let requests = server.requests();
@@ -232,7 +232,7 @@ fn signature_of_azure_covers_headers_of_options() {
         site.options.set(name, value).expect("an option");
     }
     let checkpoint = site.checkpoint("dir/").expect("lists and opens");
-    let (tensors, report) = load(&checkpoint, Options::default()).expect("loads");
+    let (tensors, report) = load(&checkpoint, LoadOptions::default()).expect("loads");
     assert_all(&tensors, &[&file]);
     assert_eq!(report.retries, 0, "{report}");
     site.options

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use tload::storage::ObjectSource;
+use tload::internal::storage::ObjectSource;
 use tload::{Checkpoint, Error, Loader, Location, StoreOptions};
 use tload_testbed::{Fault, FaultyServer, Rule};
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use tload::ranks::finish_serving;
+use tload::report::GroupReport;
 use tload::testing::ranks_as_threads;
-use tload::{Checkpoint, GroupReport, Loader, Location, Report, Result, Slice, Steps, Tensor};
+use tload::{Checkpoint, Indices, Loader, Location, Report, Result, Slice, Tensor};
 use tload_testbed::FaultyServer;
 
 use crate::fixtures::{assert_same, even, folder, in_file_order, load_local, mixed};
@@ -89,7 +90,7 @@ fn ranks_request_rows_of_their_own_once() {
     let server = FaultyServer::start();
     let folder = put(&server);
     let wanted = load_local(folder.path());
-    let slice = |rank: usize| Slice::new([Steps::from(rank << 20..(rank + 1) << 20)]);
+    let slice = |rank: usize| Slice::new([Indices::from(rank << 20..(rank + 1) << 20)]);
     let slices = |rank: usize| (0..8).map(move |index| (format!("b{index}"), slice(rank)));
     let rows = |rank: usize, loader: Loader| loader.slices(slices(rank));
     let (loaded, sent) = load_all(&server, 4, rows);

@@ -11,7 +11,7 @@ use object_store::path::Path;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{ObjectStore, ObjectStoreExt};
 use serde_json::json;
-use tload::storage::ObjectSource;
+use tload::internal::storage::ObjectSource;
 use tload::{Checkpoint, Location, Protocol, Result, StoreOptions};
 use tload_testbed::{
     Azurite, FakeGcs, FaultyServer, Hub, Moto, Nginx, Proxy, Registry, S3Server, S3sFs, Stream,

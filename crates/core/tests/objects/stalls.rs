@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tload::{Checkpoint, ErrorKind, Loader, Options, Report, Result, Tensor};
+use tload::{Checkpoint, ErrorKind, LoadOptions, Loader, Report, Result, Tensor};
 use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::fixtures::{assert_all, even, load, options};
@@ -40,20 +40,20 @@ impl Bench {
 }
 
 /// Returns options for one request at a time, each for one read.
-fn serially(set: impl FnOnce(&mut Options)) -> Options {
+fn serially(set: impl FnOnce(&mut LoadOptions)) -> LoadOptions {
     options(|it| {
         (it.depth, it.extent_bytes) = (Some(1), Some(MIB as u64 / 4));
         set(it);
     })
 }
 
-fn loaded(checkpoint: &Checkpoint, options: Options) -> Result<(Vec<Tensor>, Report)> {
+fn loaded(checkpoint: &Checkpoint, options: LoadOptions) -> Result<(Vec<Tensor>, Report)> {
     load(checkpoint, options)
 }
 
 /// Loads with one request that stalls, after enough others to know the usual latency. On a busy
 /// machine, others may appear to stall, too: then it loads again.
-fn with_one_stall(bench: &Bench, fault: &Fault, options: &Options) -> Report {
+fn with_one_stall(bench: &Bench, fault: &Fault, options: &LoadOptions) -> Report {
     for _ in 0..20 {
         let checkpoint = bench.open();
         bench

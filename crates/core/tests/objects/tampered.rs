@@ -235,7 +235,7 @@ fn load(
     choice: &Verify,
     selection: Selection,
 ) -> Result<(Vec<Tensor>, Report), Error> {
-    let loader = Loader::new(checkpoint.clone()).tensors(selection);
+    let loader = Loader::new(checkpoint.clone()).select(selection);
     let loader = loader.options(options(|it| it.verify = choice.clone()));
     let mut stream = loader.stream()?;
     let tensors = stream.by_ref().collect::<Result<Vec<_>>>()?;

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tload::copy::{Copy, CopyReport};
+use tload::copy::{CopyJob, CopyReport};
 use tload::verify::Verification;
 use tload::{Checkpoint, Error, ErrorKind, Loader, Report, Result, Selection, Tensor};
 use tload_testbed::{Fault, FaultyServer, Rule};
@@ -69,7 +69,7 @@ fn expect_changed(error: &Error, says: &str) {
 }
 
 fn copy(site: &Site, key: &str, target: &Path) -> Result<CopyReport> {
-    let copy = Copy::new(&site.location(key), target);
+    let copy = CopyJob::new(&site.location(key), target);
     copy.store(site.options.clone()).run()
 }
 
@@ -207,14 +207,20 @@ fn tensor_of_replaced_unversioned_object_is_changed() {
         let site = allowing(site);
         site.put(KEY, &old);
         let checkpoint = site.checkpoint(KEY).expect("opens");
-        let read = || checkpoint.read("t1", &tload::Slice::default(), &tload::Options::default());
+        let read = || {
+            checkpoint.read(
+                "t1",
+                &tload::Slice::default(),
+                &tload::LoadOptions::default(),
+            )
+        };
         read().expect("reads");
         site.put(KEY, &new);
         expect_changed(
             &read().expect_err("the object was replaced"),
             "first or last bytes",
         );
-        let some = Loader::new(checkpoint.clone()).tensors(Selection::names(["t2"]));
+        let some = Loader::new(checkpoint.clone()).select(Selection::names(["t2"]));
         expect_changed(
             &load(&some).0.expect_err("the object was replaced"),
             "first or last bytes",

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use tload::cache::finish_caching;
 use tload::ranks::finish_serving;
 use tload::testing::ranks_as_threads;
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
-use tload::{
-    Checkpoint, Error, ErrorKind, Loader, Report, Result, Selection, Tensor, Verify, finish_caching,
-};
+use tload::{Checkpoint, Error, ErrorKind, Loader, Report, Result, Selection, Tensor, Verify};
 use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::caching::cached_in;
@@ -297,7 +296,7 @@ fn wrong_bytes_in_the_cache_are_forgotten() {
         };
         let wrong = Fault::Corrupt(file.len() as u64 / 2);
         server.fault(Rule::always(wrong));
-        let (tensors, _) = run(&|it| Loader::new(it.clone()).tensors(selection.clone()));
+        let (tensors, _) = run(&|it| Loader::new(it.clone()).select(selection.clone()));
         tensors.expect("loads");
         server.clear_faults();
         let (tensors, _) = run(&|it| loader(it, &expected));

@@ -6,9 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tload::storage::{ObjectSource, Source};
+use tload::cache::finish_caching;
+use tload::internal::storage::{ObjectSource, Source};
 use tload::testing::fixtures::Rng;
-use tload::{Checkpoint, Error, ErrorKind, Location, finish_caching};
+use tload::{Checkpoint, Error, ErrorKind, Location};
 use tload_testbed::{Fault, Hub, Request, Rule, reconstruction};
 
 use crate::caching::PATIENCE;

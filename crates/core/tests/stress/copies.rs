@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tload::ErrorKind;
-use tload::copy::{Copy, CopyOptions};
+use tload::copy::{CopyJob, CopyOptions};
 use tload::testing::fixtures::Rng;
 
 use crate::counting::{Ended, Outcome};
@@ -31,7 +31,7 @@ pub(crate) fn run(land: &Land, rng: &mut Rng, seed: u64) -> Outcome {
         let mut options = CopyOptions::default();
         options.depth = 1 + rng.index(4);
         options.range_bytes = rng.pick(&[16 << 10, 64 << 10, 1 << 20]);
-        let copy = Copy::new(&source, &target)
+        let copy = CopyJob::new(&source, &target)
             .options(options)
             .store(store.clone());
         let (control, is_over) = (copy.control(), AtomicBool::new(false));

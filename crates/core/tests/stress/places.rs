@@ -12,7 +12,7 @@ use tload::CacheMode;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{MANIFEST_NAME, ManifestTarget, Verification, VerifyOptions};
 use tload::{
-    Checkpoint, Device, Dtype, EngineChoice, Loader, Location, Options, Order, Result,
+    Checkpoint, Device, Dtype, EngineChoice, LoadOptions, Loader, Location, Order, Result,
     StoreOptions, Verify,
 };
 use tload_cuda_stub::Stub;
@@ -196,7 +196,7 @@ impl Land {
         let [server, garbling, unversioned, redirecting] = servers;
         unversioned.leave_out_validators();
         redirect(&redirecting, &server, files.keys());
-        let found = tload::probe::ring().error.map_or(Ok(()), Err);
+        let found = tload::internal::probe::ring().error.map_or(Ok(()), Err);
         let mut engines = vec![EngineChoice::Pread];
         if required("uring", found).is_some() {
             engines.push(EngineChoice::Uring);
@@ -261,7 +261,7 @@ impl Land {
     /// Returns a loader of the checkpoint at `place` with random options, after injecting a fault
     /// if the place is faulty.
     pub(crate) fn loader(&self, rng: &mut Rng, place: Place) -> Result<Loader> {
-        let mut options = Options::default();
+        let mut options = LoadOptions::default();
         options.lanes = Some(1 + rng.index(3));
         options.order = rng.pick(&[Order::Ready, Order::File]);
         options.extent_bytes = Some(rng.pick(&[16 << 10, 64 << 10, 1 << 20]));

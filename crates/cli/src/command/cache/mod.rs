@@ -7,10 +7,9 @@ use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use tload::{
-    CacheDirectory, CacheEntry, CacheRemoval, Error, ErrorKind, Location, Pruning, Result,
-    format_bytes,
-};
+use tload::cache::{CacheDirectory, CacheEntry, CacheRemoval, Pruning};
+use tload::internal::format_bytes;
+use tload::{Error, ErrorKind, Location, Result};
 
 use crate::args::{
     CacheCommand, CacheDirArgs, CacheLsArgs, CachePruneArgs, CacheRmArgs, CacheStatArgs,
@@ -151,7 +150,12 @@ fn rm(args: &CacheRmArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<
     let location: Option<Location> = (args.location.as_deref())
         .map(options::location)
         .transpose()?;
-    let removal = open(&args.removal.cache)?.remove(location.as_ref(), args.removal.dry_run)?;
+    let cache = open(&args.removal.cache)?;
+    let removal = if args.removal.dry_run {
+        cache.removable(location.as_ref())?
+    } else {
+        cache.remove(location.as_ref())?
+    };
     if let Some(location) = &location
         && removal.removed.is_empty()
         && removal.in_use.is_empty()

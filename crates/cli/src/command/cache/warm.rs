@@ -4,7 +4,9 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tload::{Error, ErrorKind, Loader, Location, Report, Result, finish_caching, format_bytes};
+use tload::cache::finish_caching;
+use tload::internal::format_bytes;
+use tload::{Error, ErrorKind, Loader, Location, Report, Result};
 
 use super::super::load::receive;
 use super::super::open::open;
@@ -41,7 +43,7 @@ pub(super) fn run(args: &CacheWarmArgs, interrupt: &Interrupt, out: &mut dyn Wri
     };
     let checkpoint = open(&args.location, &opening, args.tuning.0.timeout, interrupt)?;
     let loader = Loader::new(checkpoint)
-        .tensors(options::selection(&args.select)?)
+        .select(options::selection(&args.select)?)
         .options(args.tuning.0.clone());
     let mut stream = loader.stream()?;
     interrupt.watch(stream.canceller());

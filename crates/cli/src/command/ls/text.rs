@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use tload::format_bytes;
+use tload::internal::format_bytes;
 
 use super::listing::{Listing, Tensors, Total};
 use crate::output::quantity::format_count;

@@ -17,7 +17,7 @@ mod start;
 use std::ffi::OsString;
 use std::io::Write;
 
-use tload::{Options, Result};
+use tload::{LoadOptions, Result};
 
 use self::messages::Job;
 pub(super) use self::program::again;
@@ -68,10 +68,10 @@ pub(super) fn load(
 }
 
 /// Returns the options that are set, as text.
-fn texts(options: &Options) -> Vec<(String, String)> {
-    let text = |key: &tload::OptionKey| {
+fn texts(options: &LoadOptions) -> Vec<(String, String)> {
+    let text = |key: &tload::internal::OptionKey| {
         let value = key.value(options)?;
         Some((key.name.to_owned(), value.to_string()))
     };
-    Options::KEYS.iter().filter_map(text).collect()
+    LoadOptions::KEYS.iter().filter_map(text).collect()
 }

@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use tload::ranks::finish_serving;
 use tload::{
-    Error, ErrorKind, Group, Loader, LocalGroup, Options, Report, Result, Share, Tensor,
+    Error, ErrorKind, Group, LoadOptions, Loader, LocalGroup, Report, Result, Share, Tensor,
     TensorStream,
 };
 
@@ -55,7 +55,7 @@ pub(crate) fn run() -> u8 {
 }
 
 fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
-    let mut tuning = Options::default();
+    let mut tuning = LoadOptions::default();
     for (name, text) in &job.options {
         tuning.set(name, text)?;
     }
@@ -78,7 +78,7 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
         it.join_timeout = Some(join_timeout);
     })?;
     let loader = Loader::new(checkpoint)
-        .tensors(options::selection(&job.select)?)
+        .select(options::selection(&job.select)?)
         .device(options::device(&job.device)?)
         .device_map(options::device_map(&job.device_map)?)
         .options(tuning);
@@ -106,7 +106,7 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
     }
     drop((kept, stream));
     #[cfg(feature = "object")]
-    tload::finish_caching(crate::CACHING_GRACE);
+    tload::cache::finish_caching(crate::CACHING_GRACE);
     finish_serving(join_timeout);
     Ok(())
 }

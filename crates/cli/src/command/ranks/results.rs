@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use serde_json::Value;
-use tload::format_bytes;
+use tload::internal::format_bytes;
 
 use super::start::RankLoad;
 use crate::output::quantity::{float, format_count, format_rate, format_seconds, rate};

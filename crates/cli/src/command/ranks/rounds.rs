@@ -4,8 +4,9 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
-use tload::probe::prefault;
-use tload::{Error, ErrorKind, Options, Result, Share, format_bytes};
+use tload::internal::format_bytes;
+use tload::internal::probe::prefault;
+use tload::{Error, ErrorKind, LoadOptions, Result, Share};
 
 use super::super::harness::{Bench, Sample, Subject, counting};
 use super::messages::Job;
@@ -44,7 +45,7 @@ pub(in crate::command) struct RankLoads {
     ranks: usize,
     shard: ShardArg,
     mode: Mode,
-    options: Options,
+    options: LoadOptions,
     #[serde(skip)]
     job: Job,
     /// Copies of the tensors that the ranks keep together.
@@ -113,7 +114,7 @@ impl RankLoads {
 }
 
 /// Returns the mode and the options to measure: one of each.
-fn request(args: &BenchArgs) -> Result<(Mode, Options)> {
+fn request(args: &BenchArgs) -> Result<(Mode, LoadOptions)> {
     let modes = options::modes(args);
     let configurations = options::configurations(args, options::device(&args.device)?)?;
     match (&modes[..], &configurations[..]) {

@@ -4,7 +4,7 @@
 //! so that reads, memory and time are those of a real start, but not into the slices that a certain
 //! engine would ask for.
 
-use tload::{Result, Sharding, Slice, Steps, TensorInfo};
+use tload::{Indices, Result, Sharding, Slice, TensorInfo};
 
 use crate::args::ShardArg;
 
@@ -71,8 +71,8 @@ fn even_slice(shape: &[usize], bits: u64, rank: usize, size: usize) -> Option<Sl
         if !(count as u64 * inner * bits).is_multiple_of(8) {
             return None;
         }
-        let whole = shape[..dim].iter().map(|len| Steps::from(0..*len));
-        let cut = Steps::from(rank * count..(rank + 1) * count);
+        let whole = shape[..dim].iter().map(|len| Indices::from(0..*len));
+        let cut = Indices::from(rank * count..(rank + 1) * count);
         Some(Slice::new(whole.chain([cut])))
     })
 }
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn slices_are_of_the_first_dimension_that_divides() {
         let rows = even_slice(&[8, 6], 16, 1, 4);
-        assert_eq!(rows, Some(Slice::new([Steps::from(2..4)])));
+        assert_eq!(rows, Some(Slice::new([Indices::from(2..4)])));
         let columns = even_slice(&[6, 8], 16, 3, 4);
         assert_eq!(columns, Some(Slice::new([0..6, 6..8])));
         for shape in [&[8][..], &[], &[6, 6], &[0, 0]] {
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(even_slice(&[4, 3], 4, 1, 4), None);
         assert_eq!(
             even_slice(&[4, 3], 4, 1, 2),
-            Some(Slice::new([Steps::from(2..4)]))
+            Some(Slice::new([Indices::from(2..4)]))
         );
     }
 }

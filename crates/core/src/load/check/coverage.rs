@@ -145,7 +145,7 @@ fn header(len: u64, header_bytes: u64, all: &[TensorInfo], expected: &Expected) 
 mod tests {
     use super::*;
     use crate::format::Dtype;
-    use crate::plan::{Slice, Steps};
+    use crate::plan::{Indices, Slice};
     use crate::testing::fixtures::tensor_info;
     use crate::verify::Algorithm;
 
@@ -256,10 +256,10 @@ mod tests {
     #[test]
     fn slice_is_compared_only_if_it_spans_its_tensor() {
         let all = tensors();
-        let slice = |steps: Steps| all[1].sliced(&Slice::new(vec![steps])).expect("inside");
+        let slice = |steps: Indices| all[1].sliced(&Slice::new(vec![steps])).expect("inside");
         let expected = expected(true, &["a", "b"]);
-        let half = slice(Steps::from(0..4));
-        let every_second = slice(Steps {
+        let half = slice(Indices::from(0..4));
+        let every_second = slice(Indices {
             start: 0,
             count: 4,
             step: 2,
@@ -273,7 +273,7 @@ mod tests {
                 "M only has digests of whole tensors, and a slice of tensor \"b\" was requested"
             );
         }
-        let whole = slice(Steps::from(0..8));
+        let whole = slice(Indices::from(0..8));
         assert_eq!(decided(&[whole], &expected), ("tensors", None));
     }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::engine::{self, Engine, ObjectSetup, OpenedEngine};
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::{EngineChoice, Location, Options};
+use crate::options::{EngineChoice, LoadOptions, Location};
 use crate::schedule::Limits;
 use crate::storage::object::cache::{Entry, TILE_BYTES};
 use crate::storage::{FileSource, ObjectSource, ReadFile, ReadHints};
@@ -137,7 +137,11 @@ impl SourceGroup for CachedGroup {
 }
 
 impl StorageGroup for CachedGroup {
-    fn open_engine(&self, options: &Options, cancel: &Arc<CancelFlag>) -> Result<Box<dyn Engine>> {
+    fn open_engine(
+        &self,
+        options: &LoadOptions,
+        cancel: &Arc<CancelFlag>,
+    ) -> Result<Box<dyn Engine>> {
         let files = self.files.open_single(options, EngineChoice::Auto)?;
         let store = self
             .objects

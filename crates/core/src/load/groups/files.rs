@@ -8,7 +8,7 @@ use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup, Sto
 use crate::checkpoint::ShardSource;
 use crate::engine::{self, Engine, EngineKind, EngineSetup, OpenedEngine};
 use crate::error::Result;
-use crate::options::{CacheMode, EngineChoice, Options};
+use crate::options::{CacheMode, EngineChoice, LoadOptions};
 use crate::schedule::{LaneCount, Limits};
 use crate::storage::{FileSource, FileSystem, ReadFile, ReadHints, Source};
 use crate::sync::cancel::CancelFlag;
@@ -120,7 +120,7 @@ impl FileGroup {
     /// Returns the number of threads that copy the files for GPUs, if that is the best way to read
     /// them. If bytes of the page cache are verified, it is not: lanes do that, so there should be
     /// several.
-    fn copiers(&self, options: &Options, gpus: usize) -> Option<usize> {
+    fn copiers(&self, options: &LoadOptions, gpus: usize) -> Option<usize> {
         let in_memory = |file: &ReadFile| file.source().file_system().in_memory;
         let by_threads = matches!(options.engine, EngineChoice::Auto | EngineChoice::Pread);
         let by_one_lane = options.verify == Verify::Off || self.files.iter().all(in_memory);
@@ -132,7 +132,7 @@ impl FileGroup {
     /// Opens an engine for single reads, which must be the requested one if it is `required`.
     pub(super) fn open_single(
         &self,
-        options: &Options,
+        options: &LoadOptions,
         required: EngineChoice,
     ) -> Result<OpenedEngine> {
         let (kind, _) = engine::choose(options.engine, &self.files, None);
@@ -201,7 +201,11 @@ impl SourceGroup for FileGroup {
 }
 
 impl StorageGroup for FileGroup {
-    fn open_engine(&self, options: &Options, _cancel: &Arc<CancelFlag>) -> Result<Box<dyn Engine>> {
+    fn open_engine(
+        &self,
+        options: &LoadOptions,
+        _cancel: &Arc<CancelFlag>,
+    ) -> Result<Box<dyn Engine>> {
         // The load tells engines for files itself when it is cancelled.
         Ok(self.open_single(options, options.engine)?.engine)
     }

@@ -12,7 +12,7 @@ use crate::checkpoint::{Checkpoint, Shard, ShardSource};
 use crate::engine::{self, OpenedEngine, SharedSetup};
 use crate::error::Result;
 use crate::load::destinations::{Destination, Destinations};
-use crate::options::Options;
+use crate::options::LoadOptions;
 use crate::plan::{Plan, RegionPlan};
 use crate::schedule::{LaneCount, Limits};
 use crate::storage::{ReadHints, Source};
@@ -127,7 +127,7 @@ impl LeaderGroup {
         first_source: usize,
         plan: &Plan,
         destinations: &Destinations,
-        options: &Options,
+        options: &LoadOptions,
         checkpoint: &Checkpoint,
     ) -> Result<Self> {
         let mut users = vec![0; shares.plan.regions.len()];
@@ -185,7 +185,7 @@ impl SourceGroup for LeaderGroup {
             0 => ReadHints::greatest([]),
             _ => self.regions.hints,
         };
-        Limits::for_files(&Options::default(), &hints, request.window)
+        Limits::for_files(&LoadOptions::default(), &hints, request.window)
     }
 
     fn lanes(&self, context: &LaneContext<'_>, _needed_bytes: u64) -> GroupLanes {

@@ -10,7 +10,7 @@ use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{self, OpenedEngine, RemoteSetup, RemoteSource};
 use crate::error::Result;
-use crate::options::Options;
+use crate::options::LoadOptions;
 use crate::schedule::{LaneCount, Limits};
 use crate::storage::ReadHints;
 use crate::tensor::TensorInfo;
@@ -99,7 +99,7 @@ impl SourceGroup for NodeGroup {
     }
 
     fn limits(&self, request: &LimitsRequest<'_>) -> Limits {
-        Limits::for_files(&Options::default(), &HINTS, request.window)
+        Limits::for_files(&LoadOptions::default(), &HINTS, request.window)
     }
 
     fn lanes(&self, context: &LaneContext<'_>, _needed_bytes: u64) -> GroupLanes {

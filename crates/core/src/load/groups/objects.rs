@@ -12,7 +12,7 @@ use super::{
 use crate::checkpoint::ShardSource;
 use crate::engine::{self, Engine, ObjectSetup, OpenedEngine};
 use crate::error::{Error, Result};
-use crate::options::{CacheMode, Options};
+use crate::options::{CacheMode, LoadOptions};
 use crate::schedule::{Depth, InFlight, LaneCount, Limits};
 use crate::storage::{ObjectSource, ReadFile, ReadHints, Source, unversioned_note};
 use crate::sync::cancel::CancelFlag;
@@ -73,7 +73,7 @@ pub(super) fn open(opening: &Opening, is_alone: bool) -> Result<Vec<OpenedGroup>
     Ok(groups.map(group).collect())
 }
 
-fn refuse_views(object: &ObjectSource, options: &Options) -> Result<()> {
+fn refuse_views(object: &ObjectSource, options: &LoadOptions) -> Result<()> {
     if options.cache != CacheMode::Map {
         return Ok(());
     }
@@ -100,7 +100,7 @@ impl ObjectGroup {
     pub(super) fn occasional_requests(
         &self,
         depth: usize,
-        options: &Options,
+        options: &LoadOptions,
         cancel: &Arc<CancelFlag>,
     ) -> Arc<ObjectSetup> {
         let hints = self.objects[0].hints();
@@ -207,7 +207,11 @@ impl SourceGroup for ObjectGroup {
 }
 
 impl StorageGroup for ObjectGroup {
-    fn open_engine(&self, options: &Options, cancel: &Arc<CancelFlag>) -> Result<Box<dyn Engine>> {
+    fn open_engine(
+        &self,
+        options: &LoadOptions,
+        cancel: &Arc<CancelFlag>,
+    ) -> Result<Box<dyn Engine>> {
         let setup = self.occasional_requests(REREAD_DEPTH, options, cancel);
         Ok(engine::open_objects(&setup).engine)
     }
@@ -229,7 +233,7 @@ impl OpenEngine for RequestEngine {
 
 /// Returns the limits of a group of objects. `window` is the length of its longest extent, in
 /// bytes.
-fn limits(options: &Options, hints: &ReadHints, window: usize) -> Limits {
+fn limits(options: &LoadOptions, hints: &ReadHints, window: usize) -> Limits {
     let reads = options.depth.unwrap_or(hints.depth);
     let request_bytes = options.extent_bytes.unwrap_or(hints.request_bytes);
     // The hints' bytes per request, scaled to the requested size; at least one extent for each
@@ -276,9 +280,9 @@ mod tests {
             in_flight_bytes_max: 128 << 20,
         };
         let limits = |extent_bytes| {
-            let options = Options {
+            let options = LoadOptions {
                 extent_bytes,
-                ..Options::default()
+                ..LoadOptions::default()
             };
             limits(&options, &hints, 1 << 20)
         };

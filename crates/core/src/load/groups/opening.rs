@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{SourceGroup, Sources, StorageGroup, files};
 use crate::checkpoint::ShardSource;
 use crate::error::Result;
-use crate::options::Options;
+use crate::options::LoadOptions;
 use crate::schedule::Member;
 use crate::storage::{RefusedDirect, Source, of_many};
 use crate::sync::detached::{PendingOps, TooLong, run_with_timeout};
@@ -42,7 +42,7 @@ pub(crate) struct WantedShard {
 /// Shards to open for one load.
 pub(super) struct Opening {
     shards: Vec<WantedShard>,
-    pub(super) options: Options,
+    pub(super) options: LoadOptions,
     pub(super) refused: RefusedDirect,
     pending: PendingOps,
 }
@@ -68,7 +68,11 @@ pub(crate) struct Opened {
 ///
 /// Any error of opening a file for direct I/O or as a view; [`crate::ErrorKind::Unsupported`] for
 /// views of objects.
-pub(crate) fn open(shards: Vec<WantedShard>, options: &Options, is_alone: bool) -> Result<Opened> {
+pub(crate) fn open(
+    shards: Vec<WantedShard>,
+    options: &LoadOptions,
+    is_alone: bool,
+) -> Result<Opened> {
     let count = shards.len();
     let pending = shards.first().map_or_else(PendingOps::default, |shard| {
         PendingOps::of(shard.source.location())

@@ -8,7 +8,7 @@ use super::{WantedShard, open};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{RereadSetup, StorageEngines};
 use crate::error::Result;
-use crate::options::Options;
+use crate::options::LoadOptions;
 use crate::sync::cancel::CancelFlag;
 use crate::verify::Verify;
 use tload_ranks::RegionOrigin;
@@ -19,7 +19,7 @@ pub(super) fn reread(
     checkpoint: &Checkpoint,
     regions: &[RegionOrigin],
     bytes: &Arc<AtomicU64>,
-    options: &Options,
+    options: &LoadOptions,
     cancel: &Arc<CancelFlag>,
 ) -> RereadSetup {
     let (checkpoint, regions) = (checkpoint.clone(), regions.to_vec());
@@ -36,7 +36,7 @@ pub(super) fn reread(
 fn open_engines(
     checkpoint: &Checkpoint,
     regions: &[RegionOrigin],
-    options: &Options,
+    options: &LoadOptions,
     cancel: &Arc<CancelFlag>,
 ) -> Result<StorageEngines> {
     let mut source_of = vec![None; checkpoint.shards().len()];

@@ -12,7 +12,7 @@ use crate::load::check::Check;
 use crate::memory::{FileView, Lease, Pool, PublishedPool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
-use crate::sink::{DeviceBegun, DeviceRegions};
+use crate::sink::{DeviceRegions, DeviceStart};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
@@ -382,9 +382,9 @@ impl Feed {
                 let destination = planned.destination;
                 let waited = waited.filter(|waited| waited.destination == destination);
                 match regions.try_begin(region, waited.map(|waited| waited.wait))? {
-                    DeviceBegun::Begun => Ok(true),
-                    DeviceBegun::NotYet => Ok(false),
-                    DeviceBegun::NoRoom => Err(NotBegun::NoRoom(DeviceOf {
+                    DeviceStart::Begun => Ok(true),
+                    DeviceStart::NotYet => Ok(false),
+                    DeviceStart::NoRoom => Err(NotBegun::NoRoom(DeviceOf {
                         destination,
                         regions: Arc::clone(regions),
                     })),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::memory::{Begun, Evicted, RegionWriter};
+use crate::memory::{Evicted, RegionStart, RegionWriter};
 use crate::sink::{DeviceRegions, FreedWait};
 
 /// Reason why a region has not begun, other than a budget that is used up.
@@ -31,11 +31,14 @@ pub(super) struct DeviceWait {
 
 impl NotBegun {
     /// Stores a region that has begun. Returns whether there was memory for it.
-    pub(super) fn unless(begun: Begun, writer: &mut Option<RegionWriter>) -> Result<bool, Self> {
+    pub(super) fn unless(
+        begun: RegionStart,
+        writer: &mut Option<RegionWriter>,
+    ) -> Result<bool, Self> {
         *writer = match begun {
-            Begun::Region(region) => Some(region),
-            Begun::Evicts(evicted) => return Err(Self::Evicts(evicted)),
-            Begun::Full => None,
+            RegionStart::Region(region) => Some(region),
+            RegionStart::Evicts(evicted) => return Err(Self::Evicts(evicted)),
+            RegionStart::Full => None,
         };
         Ok(writer.is_some())
     }

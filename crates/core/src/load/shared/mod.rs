@@ -20,7 +20,7 @@ use reader::Reader;
 use super::Loader;
 use super::groups::Shares;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::{CacheMode, OnPeerLoss, OptionValue, Options, Order, Share, format_bytes};
+use crate::options::{CacheMode, LoadOptions, OnPeerLoss, OptionValue, Order, Share, format_bytes};
 use crate::plan::{self, RankWant, ShareRules, Slice};
 use crate::ranks::{Group, JoinLimits};
 use crate::report::GroupReport;
@@ -53,8 +53,8 @@ pub(crate) struct Joined {
     reread_bytes: Arc<AtomicU64>,
 }
 
-impl From<&Options> for JoinLimits {
-    fn from(options: &Options) -> Self {
+impl From<&LoadOptions> for JoinLimits {
+    fn from(options: &LoadOptions) -> Self {
         Self::new(options.join_timeout, options.timeout)
     }
 }
@@ -163,7 +163,7 @@ impl Loader {
     /// Describes the load for the other ranks.
     fn hello(&self) -> Hello {
         let value = |name: &str| {
-            let value = Options::key(name).and_then(|key| key.value(&self.options));
+            let value = LoadOptions::key(name).and_then(|key| key.value(&self.options));
             match value {
                 Some(OptionValue::Bytes(bytes)) => format_bytes(bytes),
                 Some(value) => value.to_string(),

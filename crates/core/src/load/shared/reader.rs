@@ -18,7 +18,7 @@ use crate::load::pipeline::{Feed, LeaseOrigin};
 use crate::load::prepare::Prepared;
 use crate::load::source_table::Others;
 use crate::memory::{PublishedPool, Region, Slab};
-use crate::options::{OnPeerLoss, Options, Order};
+use crate::options::{LoadOptions, OnPeerLoss, Order};
 use crate::plan::{RankWant, RegionPlan, SharePlan};
 use crate::report::{Counters, EngineReport};
 use crate::schedule::Schedule;
@@ -33,7 +33,7 @@ use tload_ranks::{RankPlan, RankStatistics, RegionOrigin};
 /// Reads of the leader of a node, for all of its ranks.
 pub(crate) struct Reader {
     rank: usize,
-    options: Options,
+    options: LoadOptions,
     hub: Hub,
     prepared: Prepared,
     /// By region of the plan.

@@ -12,7 +12,8 @@ use crate::sync::lock::Mutex;
 /// Handle that cancels a load from another thread. Cheap to clone.
 ///
 /// [`TensorStream::canceller`] returns the handle of a load that has started. A new one cancels the
-/// next load of the loader that it is [given to](crate::Loader::canceller), also while that starts.
+/// next load of the loader that it is [given to](crate::Loader::cancelled_by), also while that
+/// starts.
 #[derive(Clone, Default)]
 pub struct Canceller(Arc<Mutex<State>>);
 

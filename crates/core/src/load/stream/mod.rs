@@ -48,7 +48,22 @@ pub(crate) use shared::{LastSteps, Shared, StreamSetup};
 const DROP_WAIT: Duration = Duration::from_millis(100);
 
 /// Iterator over the tensors of a load, in the requested order: an [`Iterator`] and a
-/// [`futures_core::Stream`]. It ends after an error.
+/// [`futures_core::Stream`]. It ends after an error. Dropping it cancels the load.
+///
+/// # Examples
+///
+/// ```
+/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+///
+/// let mut stream = tload::Checkpoint::open(path)?.load().stream()?;
+/// let mut bytes = 0;
+/// while let Some(tensor) = stream.next() {
+///     bytes += tensor?.byte_len();
+/// }
+/// let progress = stream.progress();
+/// assert_eq!((progress.tensors_received, progress.bytes_received), (3, bytes));
+/// # Ok::<(), tload::Error>(())
+/// ```
 pub struct TensorStream {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -136,6 +151,25 @@ impl TensorStream {
     }
 
     /// Returns the next tensor if it arrives within `timeout`, else [`Poll::Pending`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// use std::task::Poll;
+    /// use std::time::Duration;
+    ///
+    /// let mut stream = tload::Checkpoint::open(path)?.load().stream()?;
+    /// loop {
+    ///     match stream.wait(Duration::from_millis(100)) {
+    ///         Poll::Ready(Some(tensor)) => println!("{:?}", tensor?),
+    ///         Poll::Ready(None) => break,
+    ///         Poll::Pending => println!("waiting for storage"),
+    ///     }
+    /// }
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn wait(&mut self, timeout: Duration) -> Poll<Option<Result<Tensor>>> {
         let item = self.shared.wait(Instant::now().checked_add(timeout));
         self.hand_over(item)
@@ -154,11 +188,26 @@ impl TensorStream {
 
     /// Cancels the load: the next item is [`Cancelled`](crate::ErrorKind::Cancelled). Returns at
     /// once. Reads in flight complete by themselves, and their memory is freed then; until then it
-    /// counts as [`crate::parked_bytes`].
+    /// counts as [`crate::orphaned_bytes`].
     ///
     /// The outcome in the report and the metrics is `"cancelled"`, or `"complete"` if the caller
     /// has received all tensors and does not wait for the end. The same holds for a stream that is
     /// dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+    ///
+    /// use tload::ErrorKind;
+    ///
+    /// let mut stream = tload::Checkpoint::open(path)?.load().stream()?;
+    /// stream.cancel();
+    /// let error = stream.next().expect("the error").unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Cancelled);
+    /// assert!(stream.next().is_none());
+    /// # Ok::<(), tload::Error>(())
+    /// ```
     pub fn cancel(&self) {
         self.shared.abandon(cancelled());
     }

@@ -74,7 +74,7 @@ fn uneven_lengths_are_divided_as_by_torch() {
 
 #[test]
 fn given_slices_are_kept_and_divided_further() {
-    let every = |start, count, step| Steps {
+    let every = |start, count, step| Indices {
         start,
         count,
         step,
@@ -87,7 +87,7 @@ fn given_slices_are_kept_and_divided_further() {
     ];
     let (names, slices) = apply(&Sharding::from_slices(given.clone()));
     assert_eq!(names.len(), TENSORS.len());
-    let columns = Steps::from(0..4);
+    let columns = Indices::from(0..4);
     assert_eq!(slices, [(8, Slice::new([every(1, 3, 3), columns]))]);
     // From rows 1, 4 and 7, the second of two ranks gets row 7; in the other order, rows 6 and
     // 8 of 5 to 9.

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 pub use places::{CudaPlaces, TargetPlaces};
 use regions::OpenRegion;
-pub use regions::{DeviceBegun, DeviceMemory, DeviceRegions, FreedWait, MemoryRequest};
+pub use regions::{DeviceMemory, DeviceRegions, DeviceStart, FreedWait, MemoryRequest};
 
 use super::Sink;
 use crate::cuda::{Context, Event, Stream};

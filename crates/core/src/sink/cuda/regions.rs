@@ -59,7 +59,7 @@ pub(super) struct OpenRegion {
 
 /// Outcome of an attempt to begin a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceBegun {
+pub enum DeviceStart {
     /// It has memory.
     Begun,
     /// The budget is used up, or the caller's allocator has not provided the memory yet.
@@ -170,14 +170,14 @@ impl DeviceRegions {
     ///
     /// [`ErrorKind::OutOfMemory`] when the device has none and no other region has got what was
     /// freed, [`ErrorKind::Device`].
-    pub fn try_begin(&self, region: usize, waited: Option<FreedWait>) -> Result<DeviceBegun> {
+    pub fn try_begin(&self, region: usize, waited: Option<FreedWait>) -> Result<DeviceStart> {
         let Some(stream) = &self.own else {
             let given = self.state.lock().given.remove(&region);
-            return Ok(given.map_or(DeviceBegun::NotYet, |memory| self.begin(region, memory)));
+            return Ok(given.map_or(DeviceStart::NotYet, |memory| self.begin(region, memory)));
         };
         let bytes = self.plan.regions[region].bytes;
         let Some(charge) = self.budget.try_charge(bytes as u64) else {
-            return Ok(DeviceBegun::NotYet);
+            return Ok(DeviceStart::NotYet);
         };
         match self.allocate(region, stream, charge)? {
             Some(memory) => Ok(self.begin(region, memory)),
@@ -186,7 +186,7 @@ impl DeviceRegions {
             None if waited.is_some_and(|waited| waited.begun == self.state.lock().begun) => {
                 Err(self.no_room(region, bytes))
             }
-            None => Ok(DeviceBegun::NoRoom),
+            None => Ok(DeviceStart::NoRoom),
         }
     }
 
@@ -202,14 +202,14 @@ impl DeviceRegions {
         Ok(FreedWait { begun })
     }
 
-    fn begin(&self, region: usize, memory: OpenRegion) -> DeviceBegun {
+    fn begin(&self, region: usize, memory: OpenRegion) -> DeviceStart {
         let extents = self.plan.regions[region].extents.len();
         let mut state = self.state.lock();
         state.begun += 1;
         if !state.closed {
             state.open.insert(region, (Arc::new(memory), extents));
         }
-        DeviceBegun::Begun
+        DeviceStart::Begun
     }
 
     /// Allocates memory; returns `None` if the device has too little.

@@ -5,7 +5,7 @@
 use safetensors::SafeTensors;
 
 use super::assert_fit_to_print;
-use crate::HeaderError;
+use crate::format::HeaderError;
 use crate::format::{Header, LENGTH_BYTES, header_len, parse};
 
 /// Maximum length of a file that is made for the safetensors crate, bytes.

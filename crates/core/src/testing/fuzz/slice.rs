@@ -1,7 +1,7 @@
 //! Slices of any tensor, checked against the elements one by one; impossible ones are refused.
 
 use super::{Input, assert_fit_to_print};
-use crate::plan::{Arrangement, Layout, Slice, Steps, Wanted, build};
+use crate::plan::{Arrangement, Indices, Layout, Slice, Wanted, build};
 
 /// Maximum number of elements of a tensor: each is compared.
 const ELEMENTS_MAX: usize = 4096;
@@ -29,8 +29,8 @@ pub(super) fn check(input: &[u8]) {
             if fits.is_some() { dimension } else { 1 }
         })
         .collect();
-    let dims: Vec<Steps> = (0..input.index_up_to(5))
-        .map(|_| Steps {
+    let dims: Vec<Indices> = (0..input.index_up_to(5))
+        .map(|_| Indices {
             start: number(&mut input),
             count: number(&mut input),
             step: number(&mut input),
@@ -72,13 +72,13 @@ pub(super) fn check(input: &[u8]) {
 }
 
 /// Returns the elements as indices into the flat tensor, in the order of the slice.
-fn chosen(shape: &[usize], dims: &[Steps]) -> impl Iterator<Item = usize> + use<> {
+fn chosen(shape: &[usize], dims: &[Indices]) -> impl Iterator<Item = usize> + use<> {
     let mut indices = vec![0];
     for (dim, &len) in shape.iter().enumerate() {
         let steps = dims
             .get(dim)
             .copied()
-            .unwrap_or_else(|| Steps::from(0..len));
+            .unwrap_or_else(|| Indices::from(0..len));
         let of_dim = |&before: &usize| {
             (0..steps.count).map(move |index| before * len + steps.start + index * steps.step)
         };

@@ -27,7 +27,7 @@ use super::manifest::{MANIFEST_NAME, Manifest, ManifestFile};
 use super::write::{Begun, is_there, write};
 use crate::checkpoint::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::{Location, format_bytes};
+use crate::options::{Location, format_bytes, with_setters};
 use crate::sync::lock::Mutex;
 use crate::sync::parallel::parallel_map;
 use files::{Found, Subject};
@@ -44,6 +44,7 @@ pub enum ManifestTarget {
     Path(PathBuf),
 }
 
+with_setters! {
 /// Options of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -63,19 +64,27 @@ pub struct VerifyOptions {
     /// signer.
     pub signed: Option<SignedFiles>,
 }
+}
 
 /// Verification of a whole checkpoint.
 ///
-/// ```no_run
-/// use tload::verify::Verification;
+/// # Examples
 ///
-/// # fn main() -> tload::Result<()> {
-/// let report = Verification::new(&tload::Location::parse("model_dir")?).run()?;
+/// Writes a manifest, and compares with it later:
+///
+/// ```
+/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+/// use tload::verify::{ManifestTarget, Verification, VerifyOptions};
+///
+/// let write = VerifyOptions::default().write(ManifestTarget::Beside);
+/// Verification::new(path).options(write).run()?;
+///
+/// let report = Verification::new(path).run()?;
 /// for file in &report.files {
 ///     println!("{}: {}", file.name, file.outcome);
 /// }
-/// report.error().map_or(Ok(()), Err)
-/// # }
+/// assert!(report.error().is_none());
+/// # Ok::<(), tload::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Verification {
@@ -157,9 +166,9 @@ impl VerifyControl {
 impl Verification {
     /// Creates a verification of the checkpoint at `location`: a file, a directory or an index, on
     /// a file system or in an object store.
-    pub fn new(location: &Location) -> Self {
+    pub fn new(location: impl Into<Location>) -> Self {
         Self {
-            location: location.clone(),
+            location: location.into(),
             options: VerifyOptions::default(),
             opening: OpenOptions::default(),
             shared: Arc::default(),

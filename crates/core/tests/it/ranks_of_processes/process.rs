@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tload::ranks::give_up;
 use tload::testing::fixtures::Rng;
-use tload::{Error, Group, Loader, LocalGroup, Options, Tensor};
+use tload::{Error, Group, LoadOptions, Loader, LocalGroup, Tensor};
 
 use crate::child::{self, Child, PATIENCE, answer};
 use crate::files::{location, read};
@@ -43,7 +43,7 @@ fn serves() {
         match command {
             "load" => answer(&served.load(words, &mut wait)),
             "repeat" => answer(&served.repeat(number(words))),
-            "finish" => answer(&tload::finish_serving(PATIENCE).to_string()),
+            "finish" => answer(&tload::ranks::finish_serving(PATIENCE).to_string()),
             "descriptors" => {
                 limit_descriptors(words.parse().expect("a number"));
                 answer("limited");
@@ -113,7 +113,7 @@ impl Served {
     /// `drop=3` drops the stream then, `panic=3` panics, `fork=3` forks a child that ends at once,
     /// `child=3` one that stays, and from `full=3` on the process can open no descriptor.
     fn load(&self, words: &str, wait: &mut impl FnMut() -> String) -> String {
-        let mut options = Options::default();
+        let mut options = LoadOptions::default();
         let mut steps = Vec::new();
         for word in words.split_whitespace() {
             let (name, value) = word.split_once('=').expect("name=value");
@@ -197,12 +197,12 @@ impl Served {
         let load = || self.load("", &mut || unreachable!("no step"));
         // The first load opens what the process keeps.
         let mut last = load();
-        assert!(tload::finish_serving(PATIENCE));
+        assert!(tload::ranks::finish_serving(PATIENCE));
         let before = Leftovers::of_this_process();
         for _ in 0..times {
             last = load();
         }
-        assert!(tload::finish_serving(PATIENCE));
+        assert!(tload::ranks::finish_serving(PATIENCE));
         let deadline = Instant::now() + PATIENCE / 2;
         // The kernel removes a thread shortly after it was joined.
         // The first load may not have been gone entirely.

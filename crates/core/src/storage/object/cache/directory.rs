@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 use crate::options::hub_id::HubId;
 use crate::options::location::{Protocol, RemoteUrl};
+use crate::options::with_setters;
 use crate::storage::guarded_dir::{GuardedDir, Trust};
 
 /// Text in place of a query, which is not shown.
@@ -26,6 +27,24 @@ const QUERY: &str = "?…";
 /// Directory of a cache of objects (store option `cache_dir`).
 ///
 /// Loads may use it at any time: an object that is open is not removed.
+///
+/// # Examples
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tload::Location;
+/// use tload::cache::{CacheDirectory, Pruning};
+///
+/// let cache = CacheDirectory::open("/var/cache/tload")?;
+/// for entry in cache.entries() {
+///     println!("{:?}: {} of {} bytes", entry.location, entry.cached_bytes, entry.object_bytes);
+/// }
+/// let month = Duration::from_secs(30 * 24 * 60 * 60);
+/// cache.prune(&Pruning::default().unused_for(month).max_bytes(500 << 30))?;
+/// let removed = cache.remove(Some(&Location::parse("s3://bucket/old")?))?;
+/// println!("removed {} objects", removed.removed.len());
+/// # Ok::<(), tload::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct CacheDirectory {
     root: Arc<Root>,
@@ -86,6 +105,7 @@ impl CachedObject {
     }
 }
 
+with_setters! {
 /// Rules for [`CacheDirectory::prune`]; without any, nothing is removed.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
@@ -97,6 +117,7 @@ pub struct Pruning {
     pub unused_for: Option<Duration>,
     /// Removes nothing, and returns the objects that would be removed.
     pub dry_run: bool,
+}
 }
 
 /// Result of a removal from a cache.
@@ -221,13 +242,26 @@ impl CacheDirectory {
     }
 
     /// Removes objects at and below `location`, and what is known about them; all if it is `None`.
-    /// With `dry_run`, returns the objects that would be removed.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidRequest`] if `location` is a path: only objects of stores are cached.
     /// The first error of the file system, once all objects that can be removed are.
-    pub fn remove(&self, location: Option<&Location>, dry_run: bool) -> Result<CacheRemoval> {
+    pub fn remove(&self, location: Option<&Location>) -> Result<CacheRemoval> {
+        self.removal(location, false)
+    }
+
+    /// Returns what [`Self::remove`] would remove now, and removes nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::remove`].
+    pub fn removable(&self, location: Option<&Location>) -> Result<CacheRemoval> {
+        self.removal(location, true)
+    }
+
+    /// Removes objects, or with `dry_run` only lists them.
+    fn removal(&self, location: Option<&Location>, dry_run: bool) -> Result<CacheRemoval> {
         let within = location.map(url).transpose()?;
         let chosen = |entry: &CacheEntry| {
             within.is_none_or(|outer| entry.location.as_deref().is_some_and(|it| holds(outer, it)))
@@ -487,7 +521,7 @@ mod tests {
             let removal = if is_pruned {
                 cache.prune(&rules)
             } else {
-                cache.remove(None, false)
+                cache.remove(None)
             };
             errors.push((
                 removal.expect_err("it is mounted").to_string(),

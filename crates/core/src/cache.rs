@@ -1,0 +1,6 @@
+//! The directory that objects of stores are cached in: what it holds, and removals.
+//!
+//! The store option `cache_dir` makes loads use such a directory. They create it, and several
+//! processes may use it at once.
+
+pub use crate::storage::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};

@@ -1,0 +1,58 @@
+//! Parts of the crate for tload's own command, Python package, server and tests. Anything here may
+//! change in any release.
+
+pub use crate::error::{nearest_name, printable};
+pub use crate::format::HeaderError;
+pub use crate::load::metrics::metrics_text;
+pub use crate::options::{
+    OptionKey, OptionKind, OptionValue, StoreKey, format_bytes, parse_bytes, parse_duration,
+    unknown_variables,
+};
+pub use crate::probe::ceiling::Ceiling;
+pub use crate::sync::descriptors::reserve_descriptors;
+pub use crate::sync::per_process::process_id;
+
+/// The CUDA driver.
+pub mod cuda {
+    pub use crate::cuda::*;
+}
+
+/// Engines, and the choice of one.
+pub mod engine {
+    pub use crate::engine::*;
+}
+
+/// Leases, regions, slabs and budgets.
+pub mod memory {
+    pub use crate::memory::*;
+}
+
+/// The loop of a lane.
+pub mod pipeline {
+    pub use crate::load::pipeline::*;
+}
+
+/// Regions, extents and pieces of a load.
+pub mod plan {
+    pub use crate::plan::*;
+}
+
+/// Queries about this machine and its files.
+pub mod probe {
+    pub use crate::probe::*;
+}
+
+/// The order of reads, and their number.
+pub mod schedule {
+    pub use crate::schedule::*;
+}
+
+/// Sinks, and what they own.
+pub mod sink {
+    pub use crate::sink::*;
+}
+
+/// Files and objects.
+pub mod storage {
+    pub use crate::storage::*;
+}
