@@ -39,7 +39,8 @@ impl Drop for ServingGuard {
 /// whether that is so.
 ///
 /// A process that leads a node and exits before takes the memory of the ranks that it still reads
-/// for with it: they fail with [`ErrorKind::Peer`](crate::error::ErrorKind::Peer), or read for themselves.
+/// for with it: they fail with [`ErrorKind::Peer`](crate::error::ErrorKind::Peer), or read for
+/// themselves.
 pub fn finish_serving(timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout.min(TIMEOUT_MAX);
     let mut serving = SERVING.lock();
