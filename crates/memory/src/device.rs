@@ -13,10 +13,10 @@ use crate::sync::per_process::process_id;
 
 /// Budget for bytes of one device that a load holds and the caller has not received yet.
 #[derive(Clone, Debug)]
-pub struct DeviceBudget(Arc<Shared>);
+pub struct DeviceBudget(Arc<Inner>);
 
 #[derive(Debug)]
-struct Shared {
+struct Inner {
     ordinal: usize,
     limit: u64,
     usage: Mutex<Usage>,
@@ -41,7 +41,7 @@ impl DeviceBudget {
     /// Creates a budget of `limit` bytes on GPU `ordinal`, which notifies `events` whenever bytes
     /// come back.
     pub fn new(ordinal: usize, limit: u64, events: Arc<EventCount>) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(Inner {
             ordinal,
             limit,
             usage: Mutex::default(),

@@ -110,10 +110,10 @@ impl RegionCache {
 
 /// Reference from a region to its pool.
 #[derive(Clone, Debug)]
-pub(super) struct PoolLink(Arc<Shared>);
+pub(super) struct PoolLink(Arc<Inner>);
 
 #[derive(Debug)]
-struct Shared {
+struct Inner {
     limit: u64,
     state: Mutex<State>,
     events: Arc<EventCount>,
@@ -195,7 +195,7 @@ impl Drop for Evicted {
 impl Pool {
     /// Creates a pool of at most `limit` bytes that notifies `events` whenever memory comes back.
     pub fn new(limit: u64, events: Arc<EventCount>) -> Self {
-        let link = PoolLink(Arc::new(Shared {
+        let link = PoolLink(Arc::new(Inner {
             limit,
             state: Mutex::default(),
             events,
@@ -238,21 +238,21 @@ impl Pool {
     /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) when the system has no
     /// memory to map.
     pub fn begin_region(&self, len: usize, tensors: u32) -> Result<RegionStart> {
-        let shared = &*self.link.0;
+        let inner = &*self.link.0;
         let wanted = Mapping::charge(len);
-        let mut state = shared.state.lock();
+        let mut state = inner.state.lock();
         let mapping = if let Some(mapping) = state.take_fitting(wanted) {
             state.recycled += 1;
             mapping
         } else {
-            match state.make_room(wanted as u64, shared.limit) {
+            match state.make_room(wanted as u64, inner.limit) {
                 None => return Ok(RegionStart::Full),
                 Some(evicted) if !evicted.is_empty() => {
                     return Ok(RegionStart::Evicts(self.evicted(evicted)));
                 }
                 Some(_) => {}
             }
-            let mapped_len = state.stride(wanted, shared.limit);
+            let mapped_len = state.stride(wanted, inner.limit);
             state.charged += mapped_len as u64;
             state.peak = state.peak.max(state.charged);
             state.fresh += 1;
@@ -260,7 +260,7 @@ impl Pool {
             let mut mapping =
                 Mapping::anonymous(mapped_len).inspect_err(|_| self.link.uncharge(mapped_len))?;
             if mapped_len > wanted {
-                shared.state.lock().keep(mapping.split_off(wanted));
+                inner.state.lock().keep(mapping.split_off(wanted));
             }
             mapping
         };
@@ -281,9 +281,9 @@ impl Pool {
         len: usize,
         tensors: u32,
     ) -> RegionStart {
-        let shared = &*self.link.0;
-        let mut state = shared.state.lock();
-        match state.make_room(len as u64, shared.limit) {
+        let inner = &*self.link.0;
+        let mut state = inner.state.lock();
+        match state.make_room(len as u64, inner.limit) {
             None => return RegionStart::Full,
             Some(evicted) if !evicted.is_empty() => {
                 return RegionStart::Evicts(self.evicted(evicted));
@@ -335,7 +335,7 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl Inner {
     /// Returns whether this process made the pool: in a forked child, a thread that does not exist
     /// there may hold the lock.
     fn is_here(&self) -> bool {

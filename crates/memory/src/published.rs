@@ -24,10 +24,10 @@ use crate::sync::per_process::process_id;
 
 /// Allocates regions that other processes can map. Clones share the pool.
 #[derive(Clone, Debug)]
-pub struct PublishedPool(Arc<Shared>);
+pub struct PublishedPool(Arc<Inner>);
 
 #[derive(Debug)]
-struct Shared {
+struct Inner {
     limit: u64,
     state: Mutex<State>,
     events: Arc<EventCount>,
@@ -61,7 +61,7 @@ impl PublishedPool {
     /// Creates a pool of at most `limit` bytes, of which it uses `window` at first. Notifies
     /// `events` whenever memory comes back.
     pub fn new(limit: u64, window: u64, events: Arc<EventCount>) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(Inner {
             limit,
             state: Mutex::new(State {
                 charged: 0,

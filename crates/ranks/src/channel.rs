@@ -317,7 +317,7 @@ mod tests {
         let (one, other) = Channel::pair().expect("sockets");
         let memory: Carried = Arc::new(SharedMemory::new(4096).expect("room"));
         for region in 0..300 {
-            one.post(Record::Claim { region }, None);
+            one.post(Record::Ask { region }, None);
             if region % 3 == 0 {
                 one.post(Record::Here { region }, Some(Arc::clone(&memory)));
             }
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(records.len(), 400);
         let here = records.iter().filter(|(_, carried)| carried.is_some());
         assert_eq!(here.count(), 100);
-        assert_eq!(records[0].0, Record::Claim { region: 0 });
+        assert_eq!(records[0].0, Record::Ask { region: 0 });
         assert_eq!(records[1].0, Record::Here { region: 0 });
     }
 
@@ -336,7 +336,7 @@ mod tests {
     fn full_socket_keeps_the_rest_queued() {
         let (one, other) = Channel::pair().expect("sockets");
         for region in 0..1_000_000 {
-            one.post(Record::Claim { region }, None);
+            one.post(Record::Ask { region }, None);
         }
         assert!(!one.flush().expect("open"));
         let mut records = Vec::new();
@@ -344,7 +344,7 @@ mod tests {
             other.receive(&mut records).expect("open");
             one.flush().expect("open");
         }
-        assert_eq!(records[999_999].0, Record::Claim { region: 999_999 });
+        assert_eq!(records[999_999].0, Record::Ask { region: 999_999 });
     }
 
     /// The socket is ready, and a thread that waits for that would wait for nothing.

@@ -52,9 +52,9 @@ pub trait Group: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) with the [ranks](crate::error::Error::ranks) that have
-    /// not sent theirs by the `deadline`, or that are known to be gone. The group must not be used
-    /// after an error.
+    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) with the
+    /// [ranks](crate::error::Error::ranks) that have not sent theirs by the `deadline`, or that are
+    /// known to be gone. The group must not be used after an error.
     fn exchange(&self, message: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>>;
 
     /// Connects this rank with the others of `leaders`, which are ascending ranks, this one

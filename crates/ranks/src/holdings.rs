@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  begun ─▶ filled, range by range ─▶ complete ─▶ lent, once no rank needs it ─▶ reusable
-//!    each rank:  claims ─▶ receives the memory, and what is filled ─▶ releases ─▶ unmaps
+//!    each rank:  asks ─▶ receives the memory, and what is filled ─▶ releases ─▶ unmaps
 //!                   └─ or falls behind: the region is gone for it, and it reads for itself
 //! ```
 //!
@@ -67,7 +67,7 @@ struct Held<M> {
     filled_bytes: u64,
     /// Ranks that still need it.
     needed_by: RankSet,
-    claimed_by: RankSet,
+    asked_by: RankSet,
     /// Ranks that have been given the memory and have not unmapped it.
     shown_by: RankSet,
     /// A rank has left that may show it for ever.
@@ -100,7 +100,7 @@ impl<M: SharedBytes> Holdings<M> {
                 filled: Vec::new(),
                 filled_bytes: 0,
                 needed_by,
-                claimed_by: RankSet::default(),
+                asked_by: RankSet::default(),
                 shown_by: RankSet::default(),
                 is_shown_elsewhere: false,
             }
@@ -125,7 +125,7 @@ impl<M: SharedBytes> Holdings<M> {
             memory.allow_reuse();
             return;
         }
-        for rank in held.claimed_by.iter() {
+        for rank in held.asked_by.iter() {
             held.shown_by.insert(rank);
             announce(&mut self.outgoing, rank, region, &memory, &held.filled);
         }
@@ -143,14 +143,14 @@ impl<M: SharedBytes> Holdings<M> {
         // Several threads fill a region: one of them may be faster than the one that announces its
         // memory.
         if held.memory.is_some() {
-            for rank in held.claimed_by.iter() {
+            for rank in held.asked_by.iter() {
                 self.outgoing.push((rank, filled(region, (from, to)), None));
             }
         }
     }
 
     /// Records that a rank wants a region.
-    pub fn claim(&mut self, rank: usize, region: usize) {
+    pub fn ask(&mut self, rank: usize, region: usize) {
         let Some(held) = self.regions.get_mut(region) else {
             return;
         };
@@ -161,10 +161,10 @@ impl<M: SharedBytes> Holdings<M> {
             self.outgoing.push((rank, gone, None));
             return;
         }
-        if held.claimed_by.contains(rank) {
+        if held.asked_by.contains(rank) {
             return;
         }
-        held.claimed_by.insert(rank);
+        held.asked_by.insert(rank);
         if let Some(memory) = &held.memory {
             held.shown_by.insert(rank);
             announce(&mut self.outgoing, rank, region, memory, &held.filled);
@@ -176,7 +176,7 @@ impl<M: SharedBytes> Holdings<M> {
         let Some(held) = self.regions.get_mut(region) else {
             return;
         };
-        held.claimed_by.remove(rank);
+        held.asked_by.remove(rank);
         if held.needed_by.remove(rank) {
             self.settle(region);
         }
@@ -195,7 +195,7 @@ impl<M: SharedBytes> Holdings<M> {
     pub fn leave(&mut self, rank: usize) {
         for region in 0..self.regions.len() {
             let held = &mut self.regions[region];
-            held.claimed_by.remove(rank);
+            held.asked_by.remove(rank);
             held.is_shown_elsewhere |= held.shown_by.remove(rank);
             held.needed_by.remove(rank);
             self.settle(region);
@@ -236,8 +236,8 @@ impl<M: SharedBytes> Holdings<M> {
         RankSet(all).iter()
     }
 
-    /// No longer keeps complete regions for a rank that has fallen behind. What it has claimed, it
-    /// has; for the rest it will be told that it is gone.
+    /// No longer keeps complete regions for a rank that has fallen behind. What it has asked for,
+    /// it has; for the rest it will be told that it is gone.
     pub fn drop_for(&mut self, rank: usize) {
         for region in 0..self.regions.len() {
             if self.regions[region].is_complete() {
@@ -318,9 +318,9 @@ mod tests {
     }
 
     #[test]
-    fn claim_before_or_after_begin_gets_memory_and_ranges() {
+    fn ask_before_or_after_begin_gets_memory_and_ranges() {
         let mut holdings = two_regions();
-        holdings.claim(0, 0);
+        holdings.ask(0, 0);
         assert_eq!(told(&mut holdings), []);
         holdings.begun(0, Rc::default());
         assert_eq!(told(&mut holdings), [(0, here(0))]);
@@ -330,7 +330,7 @@ mod tests {
             told(&mut holdings),
             [(0, filled(0, (0, 60))), (0, filled(0, (60, 80)))]
         );
-        holdings.claim(1, 0);
+        holdings.ask(1, 0);
         assert_eq!(told(&mut holdings), [(1, here(0)), (1, filled(0, (0, 80)))]);
     }
 
@@ -351,8 +351,8 @@ mod tests {
         let mut holdings = two_regions();
         let memory = Rc::<Noted>::default();
         holdings.begun(0, Rc::clone(&memory));
-        holdings.claim(0, 0);
-        holdings.claim(1, 0);
+        holdings.ask(0, 0);
+        holdings.ask(1, 0);
         drop(holdings.take_outgoing());
         holdings.release(0, 0);
         holdings.unmapped(0, 0);
@@ -369,8 +369,8 @@ mod tests {
         let mut holdings = two_regions();
         let memory = Rc::<Noted>::default();
         holdings.begun(0, Rc::clone(&memory));
-        holdings.claim(0, 0);
-        holdings.claim(1, 0);
+        holdings.ask(0, 0);
+        holdings.ask(1, 0);
         drop(holdings.take_outgoing());
         holdings.leave(0);
         holdings.release(1, 0);
@@ -386,7 +386,7 @@ mod tests {
         let memory: Vec<Rc<Noted>> = (0..regions).map(|_| Rc::default()).collect();
         for (region, memory) in memory.iter().enumerate() {
             holdings.begun(region, Rc::clone(memory));
-            holdings.claim(0, region);
+            holdings.ask(0, region);
             holdings.release(0, region);
         }
         // Queued announcements keep their memory.
@@ -408,8 +408,8 @@ mod tests {
         assert_eq!(holdings.holders().collect::<Vec<_>>(), [0, 1]);
         holdings.drop_for(1);
         assert_eq!(holdings.holders().collect::<Vec<_>>(), [0]);
-        holdings.claim(1, 0);
-        holdings.claim(1, 1);
+        holdings.ask(1, 0);
+        holdings.ask(1, 1);
         assert_eq!(
             told(&mut holdings),
             [
@@ -429,7 +429,7 @@ mod tests {
         holdings.begun(0, Rc::clone(&memory));
         assert_eq!(Rc::strong_count(&memory), 1);
         // Numbers from another process may be anything.
-        holdings.claim(0, 99);
+        holdings.ask(0, 99);
         holdings.release(0, 99);
     }
 
@@ -437,7 +437,7 @@ mod tests {
     #[test]
     fn ranges_filled_before_begin_are_announced_behind_it() {
         let mut holdings = two_regions();
-        holdings.claim(0, 0);
+        holdings.ask(0, 0);
         holdings.filled(0, 60, 80);
         assert_eq!(told(&mut holdings), []);
         holdings.begun(0, Rc::default());
@@ -450,13 +450,13 @@ mod tests {
     const RANKS: usize = 3;
     const STEPS: u64 = 4;
 
-    /// Event of a region: it is begun, or one of its quarters filled; a rank claims it, releases
+    /// Event of a region: it is begun, or one of its quarters filled; a rank asks for it, releases
     /// it, unmaps it, leaves, or falls behind.
     #[derive(Clone, Copy, Debug)]
     enum Happening {
         Begun,
         Filled(u64),
-        Claim(usize),
+        Ask(usize),
         Release(usize),
         Unmapped(usize),
         Leave(usize),
@@ -468,7 +468,7 @@ mod tests {
     #[derive(Clone, Debug, Default)]
     struct Known {
         needs: bool,
-        claimed: bool,
+        asked: bool,
         here: u32,
         gone: u32,
         /// It was given the memory and has not said that it shows it no more.
@@ -483,7 +483,7 @@ mod tests {
         let one = prop_oneof![
             3 => Just(Happening::Begun),
             6 => (0..STEPS).prop_map(Happening::Filled),
-            4 => rank.clone().prop_map(Happening::Claim),
+            4 => rank.clone().prop_map(Happening::Ask),
             3 => rank.clone().prop_map(Happening::Release),
             3 => rank.clone().prop_map(Happening::Unmapped),
             1 => rank.clone().prop_map(Happening::Leave),
@@ -493,10 +493,10 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Each rank learns of each byte of a region that it has claimed exactly once, and the
+        /// Each rank learns of each byte of a region that it has asked for exactly once, and the
         /// memory is kept exactly as long as a rank needs it.
         #[test]
-        fn every_claimant_learns_of_every_byte_once(
+        fn every_asking_rank_learns_of_every_byte_once(
             needs in proptest::collection::vec(proptest::collection::vec(proptest::bool::ANY, RANKS), 2),
             happenings in happenings(),
         ) {
@@ -525,9 +525,9 @@ mod tests {
                         holdings.filled(region, quarter, quarter + 1);
                         quarters[region].push(quarter);
                     }
-                    Happening::Claim(rank) if !known[region][rank].claimed => {
-                        holdings.claim(rank, region);
-                        known[region][rank].claimed = true;
+                    Happening::Ask(rank) if !known[region][rank].asked => {
+                        holdings.ask(rank, region);
+                        known[region][rank].asked = true;
                     }
                     Happening::Release(rank) => {
                         holdings.release(rank, region);
@@ -554,7 +554,7 @@ mod tests {
                     }
                     Happening::Begun
                     | Happening::Filled(_)
-                    | Happening::Claim(_)
+                    | Happening::Ask(_)
                     | Happening::Unmapped(_) => {}
                 }
                 for (rank, record, carried) in holdings.take_outgoing() {
@@ -586,7 +586,7 @@ mod tests {
                         found.dedup();
                         proptest::prop_assert_eq!(found.len(), known.quarters.len(), "once");
                         proptest::prop_assert!(known.here + known.gone <= 1);
-                        if known.claimed && known.needs && begun[region] {
+                        if known.asked && known.needs && begun[region] {
                             let mut filled = quarters[region].clone();
                             filled.sort_unstable();
                             proptest::prop_assert_eq!(known.here, 1);

@@ -23,20 +23,20 @@ mod channel;
 #[cfg(not(target_os = "linux"))]
 #[path = "no_channel.rs"]
 mod channel;
+mod cluster;
+mod dispatcher;
 mod group;
 #[cfg_attr(
     not(loom),
     expect(unreachable_pub, reason = "a model with loom's threads uses it")
 )]
 mod holdings;
-mod hub;
 mod link;
 mod local;
 mod messages;
 mod node;
 mod opening;
 mod payload;
-mod peers;
 mod process;
 mod serving;
 #[cfg(any(test, feature = "testing"))]
@@ -54,16 +54,16 @@ pub(crate) use {tload_format as format, tload_memory as memory};
 
 pub use agreement::Hello;
 pub use channel::Carried;
+pub use cluster::{Cluster, ClusterEvent, Fetch, Outcome, Received, Served, ServedRange};
+pub use dispatcher::{Dispatcher, Start, encode};
 pub use group::{Group, MESSAGE_BYTES_MAX};
 #[cfg(loom)]
 pub use holdings::{Holdings, SharedBytes};
-pub use hub::{Hub, Start, encode};
 pub use link::{Availability, Joining, Link};
 pub use local::LocalGroup;
 pub use messages::{RankPlan, RankStatistics, RegionOrigin, Request};
 pub use node::{JoinLimits, Node, Role, Scope, give_up, join, join_timeout_or_default};
 pub use opening::{Opened, Opener, OpeningRole, meet};
-pub use peers::{Claim, Outcome, PeerEvent, Peers, Received, Served, ServedRange};
 pub use serving::finish_serving;
 pub use transport::Transport;
 #[cfg(loom)]

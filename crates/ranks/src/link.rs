@@ -38,12 +38,12 @@ const SILENCES_MAX: usize = 5;
 /// Connection to the leader during a load. Dropping it leaves the load.
 #[derive(Debug)]
 pub struct Link {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Inner {
     channel: Channel,
     wake: Wake,
     leader: usize,
@@ -67,7 +67,7 @@ struct State {
 struct RegionState {
     /// Until the region has been released.
     view: Option<Arc<SharedView>>,
-    is_claimed: bool,
+    is_asked: bool,
     is_here: bool,
     is_gone: bool,
     /// Filled ranges, disjoint.
@@ -105,7 +105,7 @@ impl Link {
         is_writable: bool,
     ) -> Result<Self> {
         let wake = Wake::new().map_err(cannot_receive)?;
-        let shared = Arc::new(Shared {
+        let inner = Arc::new(Inner {
             channel: joining.channel,
             wake,
             leader: joining.leader,
@@ -125,41 +125,41 @@ impl Link {
                 ..RegionState::default()
             };
             if *users > 0 {
-                let link = Arc::downgrade(&shared);
+                let link = Arc::downgrade(&inner);
                 let on_end = Box::new(move |end| ended(&link, region, end));
                 let view = SharedView::reserve(origin.len, *users, on_end)?;
                 state.view = Some(Arc::new(view.writable(is_writable)));
             }
             regions.push(state);
         }
-        shared.state.lock().regions = regions;
+        inner.state.lock().regions = regions;
         for (record, carried) in joining.received {
-            shared.take(record, carried)?;
+            inner.take(record, carried)?;
         }
-        let receiver = Arc::clone(&shared);
+        let receiver = Arc::clone(&inner);
         let thread = Builder::new()
             .name("tload-link".to_owned())
             .spawn(move || receiver.receive())
             .map_err(Error::cannot_start_thread)?;
         Ok(Self {
-            shared,
+            inner,
             thread: Some(thread),
         })
     }
 
     /// Returns the rank that reads for this one.
     pub fn leader(&self) -> usize {
-        self.shared.leader
+        self.inner.leader
     }
 
     /// Returns the count that changes with every message.
     pub fn events(&self) -> &Arc<EventCount> {
-        &self.shared.events
+        &self.inner.events
     }
 
     /// Returns the number of regions of the plan.
     pub(super) fn regions(&self) -> usize {
-        self.shared.state.lock().regions.len()
+        self.inner.state.lock().regions.len()
     }
 
     /// Returns bytes of a view that are [filled](Availability::Filled).
@@ -185,27 +185,27 @@ impl Link {
 
     /// Tells the leader that this rank makes progress, although it needs nothing at the moment.
     pub(super) fn give_sign_of_life(&self) {
-        self.shared.tell(Record::Alive);
+        self.inner.tell(Record::Alive);
     }
 
     /// Returns the view of a region that has not been released.
     pub fn view(&self, region: usize) -> Option<Arc<SharedView>> {
-        self.shared.state.lock().regions[region].view.clone()
+        self.inner.state.lock().regions[region].view.clone()
     }
 
     /// Asks for a region, unless that has been done.
-    pub fn claim(&self, region: usize) {
-        let state = &mut self.shared.state.lock().regions[region];
-        if std::mem::replace(&mut state.is_claimed, true) {
+    pub fn ask(&self, region: usize) {
+        let state = &mut self.inner.state.lock().regions[region];
+        if std::mem::replace(&mut state.is_asked, true) {
             return;
         }
         let number = u32::try_from(region).expect("regions are counted before");
-        self.shared.tell(Record::Claim { region: number });
+        self.inner.tell(Record::Ask { region: number });
     }
 
-    /// Returns whether bytes of a claimed region are available.
+    /// Returns whether bytes of a region that was asked for are available.
     pub fn availability(&self, region: usize, range: &Range<usize>) -> Availability {
-        let state = self.shared.state.lock();
+        let state = self.inner.state.lock();
         let found = &state.regions[region];
         let covers = |filled: &(usize, usize)| filled.0 <= range.start && range.end <= filled.1;
         let filled_bytes = || {
@@ -233,16 +233,16 @@ impl Link {
     ///
     /// The error of the leader; [`ErrorKind::Peer`] if it is gone before.
     pub fn wait_until_whole(&self, cancel: &CancelFlag) -> Result<()> {
-        let shared = Arc::downgrade(&self.shared);
+        let inner = Arc::downgrade(&self.inner);
         cancel.on_cancel(move || {
-            if let Some(shared) = shared.upgrade() {
-                shared.events.notify();
+            if let Some(inner) = inner.upgrade() {
+                inner.events.notify();
             }
         });
         loop {
-            let changes = self.shared.events.count();
+            let changes = self.inner.events.count();
             {
-                let state = self.shared.state.lock();
+                let state = self.inner.state.lock();
                 if state.is_whole || cancel.is_cancelled() {
                     return Ok(());
                 }
@@ -250,26 +250,26 @@ impl Link {
                     return Err(failure.again());
                 }
             }
-            self.shared.events.wait_past(changes);
+            self.inner.events.wait_past(changes);
         }
     }
 
     /// Tells the leader that this rank has finished.
     pub fn finish(&self, statistics: &RankStatistics) {
         if let Ok(statistics) = payload::write(statistics) {
-            self.shared.channel.post(Record::Done, Some(statistics));
-            let _ = self.shared.channel.flush();
+            self.inner.channel.post(Record::Done, Some(statistics));
+            let _ = self.inner.channel.flush();
         }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if self.shared.process != process_id() {
+        if self.inner.process != process_id() {
             return;
         }
-        let _ = self.shared.closing.set(());
-        self.shared.kick();
+        let _ = self.inner.closing.set(());
+        self.inner.kick();
         if let Some(thread) = self.thread.take() {
             // The receiving thread waits only for the connection and this signal.
             let _ = thread.join();
@@ -279,24 +279,24 @@ impl Drop for Link {
 
 /// Tells the leader that a region is no longer needed, and forgets it; or that it is not mapped any
 /// more.
-fn ended(link: &Weak<Shared>, region: usize, end: ViewEnd) {
-    let Some(shared) = link.upgrade() else { return };
-    if shared.process != process_id() {
+fn ended(link: &Weak<Inner>, region: usize, end: ViewEnd) {
+    let Some(inner) = link.upgrade() else { return };
+    if inner.process != process_id() {
         return;
     }
     let number = u32::try_from(region).expect("regions are counted before");
     if end == ViewEnd::Unmapped {
-        shared.tell(Record::Unmapped { region: number });
+        inner.tell(Record::Unmapped { region: number });
         return;
     }
-    let view = shared.state.lock().regions[region].view.take();
+    let view = inner.state.lock().regions[region].view.take();
     drop(view);
-    shared.tell(Record::Release { region: number });
+    inner.tell(Record::Release { region: number });
     // Notify the lane, which may now have memory for other regions.
-    shared.events.notify();
+    inner.events.notify();
 }
 
-impl Shared {
+impl Inner {
     fn tell(&self, record: Record) {
         self.channel.post(record, None);
         // If the leader is gone, the receiving thread notices; if it is busy, that thread goes on.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::agreement::{Difference, FileStates, Hello, NodeChoice, compare};
 use super::channel::{Channel, Listener};
+use super::dispatcher::Dispatcher;
 use super::holdings::NODE_RANKS_MAX;
-use super::hub::Hub;
 use super::link::Joining;
 use super::messages::{Failure, Request};
 use super::{Group, TIMEOUT_MAX};
@@ -49,8 +49,8 @@ pub enum Scope {
 /// Role of a rank in a load.
 #[derive(Debug)]
 pub enum Role {
-    /// It reads for others, and itself follows its own hub.
-    Leader(Hub, Joining),
+    /// It reads for others, and itself follows its own dispatcher.
+    Leader(Dispatcher, Joining),
     /// Another rank of the node reads for it.
     Follower(Joining),
     /// No other rank of the node shares with it.
@@ -162,8 +162,8 @@ pub fn join(
         reason: reason.clone(),
     };
     let close = |role: &Option<Role>| {
-        if let Some(Role::Leader(hub, _)) = role {
-            hub.close();
+        if let Some(Role::Leader(dispatcher, _)) = role {
+            dispatcher.close();
         }
     };
     let choices = exchange(group, &choice, deadline).inspect_err(|_| close(&role))?;
@@ -330,9 +330,10 @@ fn follow(
 fn lead(listener: Listener, rank: usize, request: &Request) -> Result<Role> {
     let (own, other) =
         Channel::pair().map_err(|error| Error::from_io("cannot start sharing", error))?;
-    let hub = Hub::start(listener, other)?;
-    let joining = Joining::join_own((own, rank), rank, request).inspect_err(|_| hub.close())?;
-    Ok(Role::Leader(hub, joining))
+    let dispatcher = Dispatcher::start(listener, other)?;
+    let joining =
+        Joining::join_own((own, rank), rank, request).inspect_err(|_| dispatcher.close())?;
+    Ok(Role::Leader(dispatcher, joining))
 }
 
 /// Exchanges a value with all ranks.

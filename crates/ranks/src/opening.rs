@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 
 use super::Group;
 use super::agreement::{Hello, NodeChoice, require_begun};
+use super::dispatcher::{Dispatcher, Start, encode};
 use super::holdings::NODE_RANKS_MAX;
-use super::hub::{Hub, Start, encode};
 use super::link::Joining;
 use super::messages::Request;
 use super::node::{Role, choose, exchange, listen, prefix, ranks_of};
@@ -30,7 +30,7 @@ pub enum OpeningRole {
 #[derive(Debug)]
 pub struct Opener {
     /// Until it serves the opening.
-    hub: Option<Hub>,
+    dispatcher: Option<Dispatcher>,
     rank: usize,
     /// Ranks that it opens for.
     others: Vec<usize>,
@@ -49,8 +49,8 @@ pub struct Opened(Joining);
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) for missing ranks, and for those that do not begin the load. Call
-/// [`super::give_up`] then, as for any other error of an opening.
+/// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) for missing ranks, and for those that do not
+/// begin the load. Call [`super::give_up`] then, as for any other error of an opening.
 pub fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result<OpeningRole> {
     let rank = group.rank();
     let prefix = prefix(group);
@@ -73,8 +73,8 @@ pub fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result<Openin
         reason: role.as_ref().err().cloned(),
     };
     let mut role = match role {
-        Ok(Role::Leader(hub, _own)) => OpeningRole::Leader(Opener {
-            hub: Some(hub),
+        Ok(Role::Leader(dispatcher, _own)) => OpeningRole::Leader(Opener {
+            dispatcher: Some(dispatcher),
             rank,
             others: Vec::new(),
             deadline,
@@ -100,12 +100,13 @@ impl Opener {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) for ranks that are gone; [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory).
+    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) for ranks that are gone;
+    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory).
     pub fn pass_on(mut self, opening: &impl Serialize) -> Result<()> {
         self.wait_for_others()?;
         let opening = encode(opening)?;
-        if let Some(hub) = self.hub.take() {
-            hub.serve(Start::of_one_answer(&self.others, &opening));
+        if let Some(dispatcher) = self.dispatcher.take() {
+            dispatcher.serve(Start::of_one_answer(&self.others, &opening));
         }
         Ok(())
     }
@@ -114,22 +115,23 @@ impl Opener {
     pub fn failed(self, error: &Error) {
         // Sending fails if the rank is gone, which then needs no error.
         let _ = self.wait_for_others();
-        if let Some(hub) = &self.hub {
-            hub.failed(self.rank, error);
+        if let Some(dispatcher) = &self.dispatcher {
+            dispatcher.failed(self.rank, error);
         }
     }
 
     fn wait_for_others(&self) -> Result<()> {
-        let hub = self.hub.iter();
-        let mut requests = hub.map(|hub| hub.requests(&self.others, self.deadline));
+        let dispatcher = self.dispatcher.iter();
+        let mut requests =
+            dispatcher.map(|dispatcher| dispatcher.requests(&self.others, self.deadline));
         requests.try_for_each(|requests| requests.map(drop))
     }
 }
 
 impl Drop for Opener {
     fn drop(&mut self) {
-        if let Some(hub) = &self.hub {
-            hub.close();
+        if let Some(dispatcher) = &self.dispatcher {
+            dispatcher.close();
         }
     }
 }
@@ -139,8 +141,8 @@ impl Opened {
     ///
     /// # Errors
     ///
-    /// The error of the rank that opens; [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) if it is gone, or does not
-    /// answer by the deadline.
+    /// The error of the rank that opens; [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) if it
+    /// is gone, or does not answer by the deadline.
     pub fn receive<T: DeserializeOwned>(mut self, deadline: Instant) -> Result<T> {
         self.0.answer(deadline)
     }

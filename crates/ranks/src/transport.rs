@@ -16,15 +16,15 @@ pub trait Transport: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) if the leader is gone, or has not taken them by
-    /// the `deadline`; nothing more can be sent to it then.
+    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) if the leader is gone, or has not taken
+    /// them by the `deadline`; nothing more can be sent to it then.
     fn send(&self, to: usize, bytes: &[u8], deadline: Instant) -> Result<()>;
 
     /// Receives as many bytes as the leader has sent in one piece.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) if the leader is gone, or has not sent them by
-    /// the `deadline`; nothing more can be received from it then.
+    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) if the leader is gone, or has not sent
+    /// them by the `deadline`; nothing more can be received from it then.
     fn receive(&self, from: usize, bytes: &mut [u8], deadline: Instant) -> Result<()>;
 }

@@ -20,7 +20,7 @@ pub enum Record {
     /// From the leader: the rank's part of the plan is in the descriptor.
     Plan,
     /// From a rank: it wants the region.
-    Claim { region: u32 },
+    Ask { region: u32 },
     /// From the leader: the memory of the region is the descriptor.
     Here { region: u32 },
     /// From the leader: these bytes of the region are filled.
@@ -56,7 +56,7 @@ impl Record {
             Self::Join { rank } => (1_u32, rank, 0, 0),
             Self::Joined => (2, 0, 0, 0),
             Self::Plan => (3, 0, 0, 0),
-            Self::Claim { region } => (4, region, 0, 0),
+            Self::Ask { region } => (4, region, 0, 0),
             Self::Here { region } => (5, region, 0, 0),
             Self::Filled { region, from, to } => (6, region, from, to),
             Self::Gone { region } => (7, region, 0, 0),
@@ -85,7 +85,7 @@ impl Record {
             1 => Self::Join { rank: region },
             2 => Self::Joined,
             3 => Self::Plan,
-            4 => Self::Claim { region },
+            4 => Self::Ask { region },
             5 => Self::Here { region },
             6 => Self::Filled {
                 region,
@@ -114,7 +114,7 @@ mod tests {
             Record::Join { rank: 7 },
             Record::Joined,
             Record::Plan,
-            Record::Claim { region: 1 },
+            Record::Ask { region: 1 },
             Record::Here { region: u32::MAX },
             Record::Filled {
                 region: 2,

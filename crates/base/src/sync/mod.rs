@@ -1,8 +1,8 @@
 //! Tools for threads and time, without knowledge of loads: threads where there is room for them,
 //! event count, cancellation, timeouts, retries, stalls, parallel maps, state per process.
 //!
-//! The code that hands memory over takes its locks and counters from here. A build with `--cfg loom`
-//! replaces them with loom's, for tests that try every order of the threads' steps.
+//! The code that hands memory over takes its locks and counters from here. A build with
+//! `--cfg loom` replaces them with loom's, for tests that try every order of the threads' steps.
 
 pub mod address_space;
 pub mod cancel;

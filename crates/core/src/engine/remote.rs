@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::report::Transfer;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
-use tload_ranks::{Claim, Outcome, Peers, Received};
+use tload_ranks::{Cluster, Fetch, Outcome, Received};
 
 /// Bytes of one file that one other node reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub(crate) struct RemoteSource {
 
 /// Configuration of the engine.
 pub(crate) struct RemoteSetup {
-    /// Plan of the load: windows also hold bytes at their edges that are not claimed.
+    /// Plan of the load: windows also hold bytes at their edges that are not asked for.
     pub(crate) plan: Arc<Plan>,
-    pub(crate) peers: Arc<Peers>,
+    pub(crate) cluster: Arc<Cluster>,
     /// Sources, in the order of [`Job::source`].
     pub(crate) sources: Vec<RemoteSource>,
     /// Number of jobs in flight that the engine must accept.
@@ -41,7 +41,7 @@ pub(crate) struct RemoteSetup {
 impl fmt::Debug for RemoteSetup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteSetup")
-            .field("peers", &self.peers)
+            .field("cluster", &self.cluster)
             .field("sources", &self.sources.len())
             .finish_non_exhaustive()
     }
@@ -50,8 +50,8 @@ impl fmt::Debug for RemoteSetup {
 /// Engine that waits for the leaders of other nodes.
 pub(super) struct RemoteEngine {
     setup: Arc<RemoteSetup>,
-    /// Number of claims that have not ended.
-    claimed: usize,
+    /// Number of fetches that have not ended.
+    fetching: usize,
     received: Vec<Received>,
     rereads: Rereads,
 }
@@ -60,26 +60,26 @@ impl RemoteEngine {
     pub(super) fn open(setup: &Arc<RemoteSetup>) -> Self {
         Self {
             setup: Arc::clone(setup),
-            claimed: 0,
+            fetching: 0,
             received: Vec::new(),
             rereads: Rereads::default(),
         }
     }
 
     /// Reads a job from storage.
-    fn read(&mut self, claim: Claim, done: &mut Vec<Done>) {
+    fn read(&mut self, fetch: Fetch, done: &mut Vec<Done>) {
         if let Err(error) = self.rereads.open(&self.setup.reread) {
-            done.push(Done::failed(claim.extent, error));
+            done.push(Done::failed(fetch.extent, error));
             return;
         }
         let job = Job {
-            extent: claim.extent,
-            source: claim.number,
-            offset: claim.offset,
-            needed: claim.needed,
-            lease: claim.lease,
+            extent: fetch.extent,
+            source: fetch.number,
+            offset: fetch.offset,
+            needed: fetch.needed,
+            lease: fetch.lease,
         };
-        self.rereads.submit(job, claim.number);
+        self.rereads.submit(job, fetch.number);
     }
 }
 
@@ -93,14 +93,14 @@ impl Waiting for RemoteEngine {
     }
 
     fn events(&self) -> &EventCount {
-        self.setup.peers.events()
+        self.setup.cluster.events()
     }
 
     fn look(&mut self, done: &mut Vec<Done>) {
         let mut received = std::mem::take(&mut self.received);
-        self.setup.peers.take_received(&mut received);
-        for Received { claim, outcome } in received.drain(..) {
-            self.claimed -= 1;
+        self.setup.cluster.take_received(&mut received);
+        for Received { fetch, outcome } in received.drain(..) {
+            self.fetching -= 1;
             let RereadSetup {
                 is_verified,
                 cancel,
@@ -108,18 +108,18 @@ impl Waiting for RemoteEngine {
             } = &self.setup.reread;
             match outcome {
                 _ if cancel.is_cancelled() => {
-                    done.push(Done::failed(claim.extent, cancelled()));
+                    done.push(Done::failed(fetch.extent, cancelled()));
                 }
-                Outcome::Filled => done.push(filled(claim, true)),
-                Outcome::Unneeded => done.push(filled(claim, false)),
-                Outcome::Cancelled => done.push(Done::failed(claim.extent, cancelled())),
+                Outcome::Filled => done.push(filled(fetch, true)),
+                Outcome::Unneeded => done.push(filled(fetch, false)),
+                Outcome::Cancelled => done.push(Done::failed(fetch.extent, cancelled())),
                 Outcome::Gone if *is_verified => {
-                    done.push(Done::failed(claim.extent, fell_behind()));
+                    done.push(Done::failed(fetch.extent, fell_behind()));
                 }
-                Outcome::Gone => self.read(claim, done),
+                Outcome::Gone => self.read(fetch, done),
                 Outcome::Failed(error) => match self.setup.reread.failure(error) {
-                    Some(error) => done.push(Done::failed(claim.extent, error)),
-                    None => self.read(claim, done),
+                    Some(error) => done.push(Done::failed(fetch.extent, error)),
+                    None => self.read(fetch, done),
                 },
             }
         }
@@ -127,16 +127,16 @@ impl Waiting for RemoteEngine {
     }
 }
 
-/// Returns the result of a claim whose window is filled, or need not be.
-fn filled(claim: Claim, is_received: bool) -> Done {
-    let bytes = claim.ranges.iter().map(|range| range.end - range.start);
+/// Returns the result of a fetch whose window is filled, or need not be.
+fn filled(fetch: Fetch, is_received: bool) -> Done {
+    let bytes = fetch.ranges.iter().map(|range| range.end - range.start);
     let transfer = Transfer {
         received_bytes: if is_received { bytes.sum() } else { 0 },
         ..Transfer::default()
     };
     Done {
-        extent: claim.extent,
-        result: Ok(claim.lease.written(claim.needed)),
+        extent: fetch.extent,
+        result: Ok(fetch.lease.written(fetch.needed)),
         window: None,
         transfer,
     }
@@ -164,13 +164,13 @@ impl Engine for RemoteEngine {
     }
 
     fn in_flight(&self) -> usize {
-        self.claimed + self.rereads.in_flight()
+        self.fetching + self.rereads.in_flight()
     }
 
     fn submit(&mut self, job: Job) {
         let source = &self.setup.sources[job.source];
-        self.claimed += 1;
-        let claim = Claim {
+        self.fetching += 1;
+        let fetch = Fetch {
             extent: job.extent,
             number: job.source,
             source: source.shard,
@@ -179,7 +179,7 @@ impl Engine for RemoteEngine {
             ranges: wanted(&self.setup.plan, job.extent),
             lease: job.lease,
         };
-        self.setup.peers.claim(source.owner, claim);
+        self.setup.cluster.fetch(source.owner, fetch);
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
@@ -187,10 +187,10 @@ impl Engine for RemoteEngine {
     }
 
     fn stop_when(&mut self, _cancel: &CancelFlag) {
-        let peers = Arc::downgrade(&self.setup.peers);
+        let cluster = Arc::downgrade(&self.setup.cluster);
         self.setup.reread.cancel.on_cancel(move || {
-            if let Some(peers) = peers.upgrade() {
-                peers.cancel();
+            if let Some(cluster) = cluster.upgrade() {
+                cluster.cancel();
             }
         });
     }
@@ -199,14 +199,14 @@ impl Engine for RemoteEngine {
 impl Drop for RemoteEngine {
     fn drop(&mut self) {
         // Windows that are being received into stay with the thread that receives.
-        self.setup.peers.cancel();
+        self.setup.cluster.cancel();
     }
 }
 
 impl fmt::Debug for RemoteEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteEngine")
-            .field("claimed", &self.claimed)
+            .field("fetching", &self.fetching)
             .finish_non_exhaustive()
     }
 }
@@ -218,7 +218,7 @@ mod tests {
 
     /// Windows of neighbours meet in a page, which both of them hold.
     #[test]
-    fn each_byte_is_claimed_for_one_extent() {
+    fn each_byte_is_fetched_for_one_extent() {
         let wanted_of = |range: Range<u64>| Wanted {
             source: 0,
             range,

@@ -174,7 +174,7 @@ impl Engine for SharedEngine {
     }
 
     fn submit(&mut self, job: Job) {
-        self.setup.link.claim(self.setup.regions[job.source]);
+        self.setup.link.ask(self.setup.regions[job.source]);
         self.waiting.push(job);
     }
 

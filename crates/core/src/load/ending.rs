@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::check::Check;
+use super::distributed::Joined;
 use super::groups::{LeaderGroup, RemoteReports, Sources};
 use super::outputs::Complete;
 use super::pipeline::Feed;
-use super::shared::Joined;
 use super::stream::LastSteps;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};

@@ -15,6 +15,7 @@ pub(crate) mod check;
 pub(crate) mod destinations;
 pub(crate) mod device_alloc;
 pub(crate) mod device_map;
+mod distributed;
 pub(crate) mod ending;
 pub(crate) mod groups;
 pub(crate) mod lane;
@@ -32,7 +33,6 @@ mod wanted;
 mod checkpoint;
 mod loader;
 mod request;
-mod shared;
 mod source_table;
 mod start;
 

@@ -10,14 +10,14 @@ use std::time::Instant;
 use super::Loader;
 use super::check::{self, Check};
 use super::device_alloc::{AllocatorBridge, DeviceAllocator};
+use super::distributed::Joined;
 use super::ending::LoadEnd;
 use super::lane::{self, OpenedEngine, Refused};
 use super::outputs::Outputs;
 use super::pipeline::Feed;
 use super::prepare::Prepared;
-use super::shared::Joined;
 use super::source_table::Others;
-use super::stream::{Shared, StreamSetup, TensorStream};
+use super::stream::{Handover, StreamSetup, TensorStream};
 use crate::error::Result;
 use crate::memory::Slab;
 use crate::options::LoadOptions;
@@ -95,7 +95,7 @@ impl Loader {
         let lanes = prepared.lanes(&options, &feed, &counters, outputs.slab.as_ref());
         timeline.record("memory", planned);
         let (opened_at, opening) = self.checkpoint.opening();
-        let shared = Shared::new(StreamSetup {
+        let handover = Handover::new(StreamSetup {
             started,
             feed: Arc::clone(&feed),
             gate: outputs.gate,
@@ -120,20 +120,20 @@ impl Loader {
                 options: options.clone(),
             }),
         });
-        self.canceller.begin(&shared, lanes.len())?;
+        self.canceller.begin(&handover, lanes.len())?;
         if lanes.is_empty() {
-            return TensorStream::empty(shared);
+            return TensorStream::empty(handover);
         }
-        let allocator = bridge(allocator, outputs.regions, feed, &shared, lanes.len())?;
-        let events = || shared.lane_events();
+        let allocator = bridge(allocator, outputs.regions, feed, &handover, lanes.len())?;
+        let events = || handover.lane_events();
         let start = || lane::start(lanes, &outputs.open_sink, events);
         let (threads, opened) = match timeline.time("lanes", start) {
             Ok(started) => started,
-            Err(refused) => return Err(TensorStream::refused(shared, refused)),
+            Err(refused) => return Err(TensorStream::refused(handover, refused)),
         };
         warn_once(&opened, outputs.slab.as_deref());
-        shared.set_engine(opened);
-        let mut stream = TensorStream::new(shared, threads);
+        handover.set_engine(opened);
+        let mut stream = TensorStream::new(handover, threads);
         stream.set_allocator(allocator);
         if let Some(timeout) = options.timeout {
             stream.limit(timeout)?;
@@ -214,13 +214,13 @@ fn bridge(
     allocator: Option<Box<dyn DeviceAllocator>>,
     regions: Vec<Arc<DeviceRegions>>,
     feed: Arc<Feed>,
-    shared: &Arc<Shared>,
+    handover: &Arc<Handover>,
     lanes: usize,
 ) -> Result<Option<AllocatorBridge>> {
     let begun = allocator.map(|allocator| AllocatorBridge::begin(allocator, regions, feed));
     begun.transpose().map_err(|error| {
         let refused = Refused::before_threads(error, lanes);
-        TensorStream::refused(Arc::clone(shared), refused)
+        TensorStream::refused(Arc::clone(handover), refused)
     })
 }
 

@@ -82,13 +82,13 @@ pub struct SharePlan {
 }
 
 /// A want that has bytes, and its place in the argument of [`share`].
-pub(super) struct Claim<'w> {
+pub(super) struct Need<'w> {
     pub(super) want: &'w RankWant,
     rank: usize,
     index: usize,
 }
 
-impl Claim<'_> {
+impl Need<'_> {
     pub(super) fn bytes(&self) -> u64 {
         let all = self.want.range.end - self.want.range.start;
         self.want.strides.as_ref().map_or(all, Strides::bytes)
@@ -120,14 +120,14 @@ impl Claim<'_> {
 
 /// Divides what the ranks of one node want, by rank, into separate and shared reads.
 ///
-/// Wants of one tensor whose ranges overlap form a cluster. A rank reads by itself
+/// Wants of one tensor whose ranges overlap form an overlap. A rank reads by itself
 ///
-/// * a cluster of its own, if it is the whole tensor or at least 1 MiB long;
-/// * its bytes of a cluster of several wants that interleave without common bytes, such as columns
+/// * an overlap of its own, if it is the whole tensor or at least 1 MiB long;
+/// * its bytes of an overlap of several wants that interleave without common bytes, such as columns
 ///   of a matrix, if the reads of all ranks together take at most 1.25 × the bytes that they want,
 ///   and those of the file at most 1,024 reads.
 ///
-/// Everything else is shared: one range for each cluster, and one for neighbours of one tensor
+/// Everything else is shared: one range for each overlap, and one for neighbours of one tensor
 /// that touch, if they are shorter than 1 MiB or the leader reads everything. Tensors must not
 /// overlap in the file.
 pub fn share(wants: &[Vec<RankWant>], rules: &ShareRules) -> SharePlan {
@@ -142,27 +142,27 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
         by_rank: wants.iter().map(|wants| vec![None; wants.len()]).collect(),
         ..SharePlan::default()
     };
-    let claims = sorted_claims(wants);
-    let (astride, claims): (Vec<_>, Vec<_>) =
-        (claims.into_iter()).partition(|claim| is_astride(claim.want, common));
+    let needs = sorted_needs(wants);
+    let (astride, needs): (Vec<_>, Vec<_>) =
+        (needs.into_iter()).partition(|need| is_astride(need.want, common));
     let mut unique = unique::Counter::default();
     let (mut source, mut reads_left) = (None, INTERLEAVED_READS_MAX);
     // True while the last shared range may grow.
     let mut open = false;
-    let mut rest = &claims[..];
+    let mut rest = &needs[..];
     while let Some(first) = rest.first() {
         let in_common = joint_with(first.want, common);
-        let (cluster, range) = match in_common {
-            Some(index) => (claims_in(rest, &common[index]), common[index].range.clone()),
-            None => first_cluster(rest),
+        let (overlapping, range) = match in_common {
+            Some(index) => (needs_in(rest, &common[index]), common[index].range.clone()),
+            None => first_overlapping(rest),
         };
-        rest = &rest[cluster.len()..];
-        let unique_bytes = unique_bytes(&mut unique, cluster);
+        rest = &rest[overlapping.len()..];
+        let unique_bytes = unique_bytes(&mut unique, overlapping);
         plan.unique_bytes += unique_bytes;
         if source != Some(first.want.source) {
             (source, reads_left) = (Some(first.want.source), INTERLEAVED_READS_MAX);
         }
-        let own = match cluster {
+        let own = match overlapping {
             _ if rules.all || in_common.is_some() => None,
             [one] => one.is_worth_a_read().then_some(0),
             several => own_reads(several, rules, reads_left),
@@ -198,14 +198,14 @@ pub fn share_with(wants: &[Vec<RankWant>], rules: &ShareRules, common: &[JointRa
         }
         open = small;
         let index = plan.shared.len() - 1;
-        for claim in cluster {
-            plan.by_rank[claim.rank][claim.index] = Some(index);
-            plan.shared[index].ranks.push(claim.rank);
+        for need in overlapping {
+            plan.by_rank[need.rank][need.index] = Some(index);
+            plan.shared[index].ranks.push(need.rank);
         }
     }
     plan.shared.iter_mut().for_each(SharedRange::sort_ranks);
     if !astride.is_empty() {
-        plan.unique_bytes = unique_bytes(&mut unique, &sorted_claims(wants));
+        plan.unique_bytes = unique_bytes(&mut unique, &sorted_needs(wants));
     }
     plan
 }
@@ -228,13 +228,13 @@ impl SharePlan {
     }
 }
 
-/// Returns the number of different bytes that claims want.
-fn unique_bytes(unique: &mut unique::Counter, mut claims: &[Claim<'_>]) -> u64 {
+/// Returns the number of different bytes that needs want.
+fn unique_bytes(unique: &mut unique::Counter, mut needs: &[Need<'_>]) -> u64 {
     let mut bytes = 0;
-    while !claims.is_empty() {
-        let (cluster, range) = first_cluster(claims);
-        bytes += unique.bytes(cluster, &range);
-        claims = &claims[cluster.len()..];
+    while !needs.is_empty() {
+        let (overlapping, range) = first_overlapping(needs);
+        bytes += unique.bytes(overlapping, &range);
+        needs = &needs[overlapping.len()..];
     }
     bytes
 }
@@ -259,68 +259,68 @@ fn joint_with(want: &RankWant, common: &[JointRange]) -> Option<usize> {
     (found.tensor == want.tensor && want.range.start < found.range.end).then_some(index)
 }
 
-/// Returns the claims at the beginning of `claims` that lie in a common range.
-fn claims_in<'c, 'w>(claims: &'c [Claim<'w>], common: &JointRange) -> &'c [Claim<'w>] {
-    let is_inside = |claim: &&Claim<'_>| {
-        let RankWant { tensor, range, .. } = claim.want;
+/// Returns the needs at the beginning of `needs` that lie in a common range.
+fn needs_in<'c, 'w>(needs: &'c [Need<'w>], common: &JointRange) -> &'c [Need<'w>] {
+    let is_inside = |need: &&Need<'_>| {
+        let RankWant { tensor, range, .. } = need.want;
         *tensor == common.tensor && range.start < common.range.end
     };
-    &claims[..claims.iter().take_while(is_inside).count()]
+    &needs[..needs.iter().take_while(is_inside).count()]
 }
 
 /// Returns the wants that have bytes, by source and offset.
-fn sorted_claims(wants: &[Vec<RankWant>]) -> Vec<Claim<'_>> {
+fn sorted_needs(wants: &[Vec<RankWant>]) -> Vec<Need<'_>> {
     let by_rank = wants.iter().enumerate();
-    let mut claims: Vec<Claim<'_>> = by_rank
+    let mut needs: Vec<Need<'_>> = by_rank
         .flat_map(|(rank, wants)| {
             let wants = wants.iter().enumerate();
-            wants.map(move |(index, want)| Claim { want, rank, index })
+            wants.map(move |(index, want)| Need { want, rank, index })
         })
-        .filter(|claim| !claim.want.range.is_empty())
+        .filter(|need| !need.want.range.is_empty())
         .collect();
-    claims.sort_unstable_by_key(|claim| {
-        let RankWant { range, tensor, .. } = claim.want;
-        (claim.want.source, range.start, *tensor, range.end)
+    needs.sort_unstable_by_key(|need| {
+        let RankWant { range, tensor, .. } = need.want;
+        (need.want.source, range.start, *tensor, range.end)
     });
-    claims
+    needs
 }
 
-/// Returns the claims at the beginning of `claims` that overlap, and the range of all of them.
-fn first_cluster<'c, 'w>(claims: &'c [Claim<'w>]) -> (&'c [Claim<'w>], Range<u64>) {
+/// Returns the needs at the beginning of `needs` that overlap, and the range of all of them.
+fn first_overlapping<'c, 'w>(needs: &'c [Need<'w>]) -> (&'c [Need<'w>], Range<u64>) {
     let RankWant {
         tensor,
         source,
         range,
         ..
-    } = claims[0].want;
+    } = needs[0].want;
     let mut end = range.end;
     let mut len = 1;
-    for Claim { want, .. } in &claims[1..] {
+    for Need { want, .. } in &needs[1..] {
         if (want.source, want.tensor) != (*source, *tensor) || want.range.start >= end {
             break;
         }
         end = end.max(want.range.end);
         len += 1;
     }
-    (&claims[..len], range.start..end)
+    (&needs[..len], range.start..end)
 }
 
-/// Returns the number of reads with which all ranks of a cluster read their bytes themselves;
+/// Returns the number of reads with which all ranks of an overlap read their bytes themselves;
 /// `None` if they read a byte twice, too many other bytes, or in more than `reads_max` reads.
 ///
 /// Counts as [`super::build`] reads: gaps are joined, and spans are rounded outwards.
-fn own_reads(cluster: &[Claim<'_>], rules: &ShareRules, reads_max: usize) -> Option<usize> {
+fn own_reads(overlapping: &[Need<'_>], rules: &ShareRules, reads_max: usize) -> Option<usize> {
     let alignment = rules.alignment.max(ALIGNMENT_MIN);
     let gap = rules.gap_bytes.max(2 * alignment);
     // Give up on too many reads before the spans are listed, which takes time.
-    let at_least = cluster.iter().map(|claim| claim.spans_max(gap) / 2);
+    let at_least = overlapping.iter().map(|need| need.spans_max(gap) / 2);
     if at_least.fold(0, u64::saturating_add) > reads_max as u64 {
         return None;
     }
-    let wanted: u64 = cluster.iter().map(Claim::bytes).sum();
+    let wanted: u64 = overlapping.iter().map(Need::bytes).sum();
     let mut spans = Vec::new();
     let mut read = 0;
-    for span in cluster.iter().flat_map(|claim| claim.spans(gap)) {
+    for span in overlapping.iter().flat_map(|need| need.spans(gap)) {
         read += span.end.next_multiple_of(alignment) - span.start / alignment * alignment;
         if spans.len() == reads_max || read > wanted + wanted / 4 {
             return None;
@@ -768,8 +768,8 @@ mod tests {
         let mut runs = Vec::new();
         for want in wants.into_iter().filter(|want| !want.range.is_empty()) {
             let (rank, index) = (0, 0);
-            let claim = Claim { want, rank, index };
-            runs.extend(claim.spans(0).map(|run| (want.source, run)));
+            let need = Need { want, rank, index };
+            runs.extend(need.spans(0).map(|run| (want.source, run)));
         }
         runs.sort_unstable_by_key(|(source, run)| (*source, run.start));
         runs

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::share::Claim;
+use super::share::Need;
 
 /// Most runs of slices that are listed for one plan. Slices that repeat alike are counted without.
 const RUNS_MAX: u64 = 1 << 20;
@@ -21,32 +21,32 @@ impl Default for Counter {
 }
 
 impl Counter {
-    /// Returns the number of bytes that at least one claim of a cluster wants, `range` being the
-    /// range of all of them; at most the sum of the claims once [`RUNS_MAX`] runs were listed.
-    pub(super) fn bytes(&mut self, cluster: &[Claim<'_>], range: &Range<u64>) -> u64 {
+    /// Returns the number of bytes that at least one need of an overlap wants, `range` being the
+    /// range of all of them; at most the sum of the needs once [`RUNS_MAX`] runs were listed.
+    pub(super) fn bytes(&mut self, overlapping: &[Need<'_>], range: &Range<u64>) -> u64 {
         let all = range.end - range.start;
-        let has_no_gaps = |claim: &Claim<'_>| claim.want.strides.is_none();
-        // Contiguous claims that overlap leave nothing out.
-        if cluster.iter().all(has_no_gaps)
-            || (cluster.iter()).any(|claim| has_no_gaps(claim) && claim.want.range == *range)
+        let has_no_gaps = |need: &Need<'_>| need.want.strides.is_none();
+        // Contiguous needs that overlap leave nothing out.
+        if overlapping.iter().all(has_no_gaps)
+            || (overlapping.iter()).any(|need| has_no_gaps(need) && need.want.range == *range)
         {
             return all;
         }
-        if let [one] = cluster {
+        if let [one] = overlapping {
             return one.bytes();
         }
-        if let Some(bytes) = repeated(cluster) {
+        if let Some(bytes) = repeated(overlapping) {
             return bytes;
         }
-        let runs = cluster
+        let runs = overlapping
             .iter()
-            .map(|claim| claim.spans_max(0))
+            .map(|need| need.spans_max(0))
             .fold(0, u64::saturating_add);
         if let Some(left) = self.runs_left.checked_sub(runs) {
             self.runs_left = left;
-            return union(cluster.iter().flat_map(|claim| claim.spans(0)).collect());
+            return union(overlapping.iter().flat_map(|need| need.spans(0)).collect());
         }
-        let sum = cluster.iter().map(Claim::bytes);
+        let sum = overlapping.iter().map(Need::bytes);
         all.min(sum.fold(0, u64::saturating_add))
     }
 }
@@ -56,16 +56,16 @@ impl Counter {
 ///
 /// Worked example: columns 0..4 and 2..6 of a matrix of 10 columns and 3 rows of bytes. The union
 /// of their first runs has 6 bytes, which repeat 3 times.
-fn repeated(cluster: &[Claim<'_>]) -> Option<u64> {
-    let start = cluster[0].want.range.start;
-    let first = cluster[0].want.strides.as_ref()?;
-    let mut runs = Vec::with_capacity(cluster.len());
-    for claim in cluster {
-        let strides = claim.want.strides.as_ref()?;
+fn repeated(overlapping: &[Need<'_>]) -> Option<u64> {
+    let start = overlapping[0].want.range.start;
+    let first = overlapping[0].want.strides.as_ref()?;
+    let mut runs = Vec::with_capacity(overlapping.len());
+    for need in overlapping {
+        let strides = need.want.strides.as_ref()?;
         if !strides.repeats_as(first) {
             return None;
         }
-        let offset = claim.want.range.start - start;
+        let offset = need.want.range.start - start;
         runs.push(offset..offset + strides.run());
     }
     let reach = runs.iter().map(|run| run.end).max()?;

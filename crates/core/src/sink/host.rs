@@ -25,12 +25,12 @@ const MOVED_ALIGNMENT: usize = 64;
 /// Sink that completes host tensors of one load on one lane; clones share the counts.
 #[derive(Clone, Debug)]
 pub struct HostSink {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
     ready: Vec<(usize, Tensor)>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Inner {
     plan: Arc<Plan>,
     tensors: Arc<[TensorInfo]>,
     /// Pieces not yet arrived, by tensor.
@@ -48,7 +48,7 @@ impl HostSink {
             .collect();
         let copied_bytes = AtomicU64::new(0);
         Self {
-            shared: Arc::new(Shared {
+            inner: Arc::new(Inner {
                 plan,
                 tensors,
                 missing,
@@ -61,7 +61,7 @@ impl HostSink {
     /// Number of bytes that this load copied in memory: those of slices with gaps, and of tensors
     /// at offsets in their file that no address can be congruent to.
     pub fn copied_bytes(&self) -> u64 {
-        self.shared.copied_bytes.load(Ordering::Relaxed)
+        self.inner.copied_bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -73,9 +73,9 @@ impl Sink for HostSink {
     }
 
     fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
-        let shared = &*self.shared;
-        let filled = if let Some(piece) = shared.plan.slice_in(extent) {
-            let copied = &shared.copied_bytes;
+        let inner = &*self.inner;
+        let filled = if let Some(piece) = inner.plan.slice_in(extent) {
+            let copied = &inner.copied_bytes;
             copied.fetch_add(piece.len as u64, Ordering::Relaxed);
             filled.arrived(piece.extent_offset..piece.extent_offset + piece.len)
         } else {
@@ -89,14 +89,14 @@ impl Sink for HostSink {
         let region = Arc::clone(region);
         // The window's last owner must be gone before its tensors may be read.
         drop(filled);
-        for piece in &shared.plan.pieces[extent.pieces.clone()] {
+        for piece in &inner.plan.pieces[extent.pieces.clone()] {
             // Acquire and release: the lane that completes the tensor sees the bytes that other
             // lanes have read.
-            if shared.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) > 1 {
+            if inner.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) > 1 {
                 continue;
             }
-            let target = &shared.plan.targets[piece.tensor];
-            let info = shared.tensors[piece.tensor].clone();
+            let target = &inner.plan.targets[piece.tensor];
+            let info = inner.tensors[piece.tensor].clone();
             let (_, offset) = target.place.expect("a tensor with pieces has a place");
             let len = usize::try_from(info.byte_len()).expect("mapped, so it fits");
             // SAFETY: every piece of the tensor has arrived: its windows were filled as far as
@@ -106,7 +106,7 @@ impl Sink for HostSink {
                 // SAFETY: the plan puts such a tensor alone into its region, all of whose leases
                 // are gone: each brought a piece of this tensor.
                 let copied = unsafe { bytes.align_down(MOVED_ALIGNMENT) };
-                shared
+                inner
                     .copied_bytes
                     .fetch_add(copied as u64, Ordering::Relaxed);
             }

@@ -18,12 +18,12 @@ use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 /// Sink that fills the caller's memory on one lane of a load; clones share the counts.
 #[derive(Clone, Debug)]
 pub struct TargetSink {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
     ready: Vec<(usize, Tensor)>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Inner {
     plan: Arc<Plan>,
     tensors: Arc<[TensorInfo]>,
     targets: Arc<[Option<Target>]>,
@@ -48,7 +48,7 @@ impl TargetSink {
             .map(|target| AtomicU32::new(target.pieces))
             .collect();
         Self {
-            shared: Arc::new(Shared {
+            inner: Arc::new(Inner {
                 plan,
                 tensors,
                 targets,
@@ -62,7 +62,7 @@ impl TargetSink {
 
     /// Number of bytes copied so far.
     pub fn copied_bytes(&self) -> u64 {
-        self.shared.copied_bytes.load(Ordering::Relaxed)
+        self.inner.copied_bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -74,13 +74,13 @@ impl Sink for TargetSink {
     }
 
     fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
-        let shared = &*self.shared;
-        let Some(_inside) = shared.gate.enter() else {
+        let inner = &*self.inner;
+        let Some(_inside) = inner.gate.enter() else {
             // The gate is closed: the load is over, and the memory belongs to the caller again.
             return Ok(());
         };
-        for piece in &shared.plan.pieces[extent.pieces.clone()] {
-            let target = shared.targets[piece.tensor]
+        for piece in &inner.plan.pieces[extent.pieces.clone()] {
+            let target = inner.targets[piece.tensor]
                 .as_ref()
                 .expect("tensors of this destination have targets");
             let bytes = &filled.bytes()[piece.extent_offset..piece.extent_offset + piece.len];
@@ -88,13 +88,13 @@ impl Sink for TargetSink {
             // SAFETY: the plan has each byte of a tensor in one piece, and each extent is submitted
             // once.
             unsafe { target.write(offset, bytes) };
-            shared
+            inner
                 .copied_bytes
                 .fetch_add(piece.len as u64, Ordering::Relaxed);
             // Acquire and release: the lane that completes the tensor sees the bytes that other
             // lanes have written.
-            if shared.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) == 1 {
-                let info = shared.tensors[piece.tensor].clone();
+            if inner.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) == 1 {
+                let info = inner.tensors[piece.tensor].clone();
                 let bytes = TensorBytes::Target(target.clone());
                 self.ready.push((piece.tensor, Tensor::new(info, bytes)));
             }

@@ -15,7 +15,7 @@ use crate::options::OnPeerLoss;
 use crate::ranks::Group;
 use crate::sync::cancel::CancelFlag;
 use tload_ranks::Hello;
-use tload_ranks::{Hub, Start, encode};
+use tload_ranks::{Dispatcher, Start, encode};
 use tload_ranks::{Joining, Link};
 use tload_ranks::{Node, Role, Scope};
 use tload_ranks::{RankPlan, RegionOrigin, Request};
@@ -37,8 +37,8 @@ const USES: usize = 1 << 30;
 /// If memory cannot be shared within this process.
 pub fn shared_engine(request: &EngineRequest<'_>) -> EngineUnderTest {
     let deadline = Instant::now() + PATIENCE;
-    let (hub, mut joining) = meet(deadline);
-    let requests = hub.requests(&[0, 1], deadline);
+    let (dispatcher, mut joining) = meet(deadline);
+    let requests = dispatcher.requests(&[0, 1], deadline);
     requests.expect("both have joined");
     // A region has at least one byte.
     let sources = request.contents.iter().map(|bytes| match bytes.as_slice() {
@@ -46,7 +46,7 @@ pub fn shared_engine(request: &EngineRequest<'_>) -> EngineUnderTest {
         bytes => bytes.to_vec(),
     });
     let sources: Vec<Vec<u8>> = sources.collect();
-    serve(&hub, &sources);
+    serve(&dispatcher, &sources);
     let plan = joining.plan(deadline).expect("served");
     let link = Link::begin(joining, &plan, &vec![USES; sources.len()], false).expect("a thread");
     let setup = SharedSetup {
@@ -62,7 +62,7 @@ pub fn shared_engine(request: &EngineRequest<'_>) -> EngineUnderTest {
             cancel: Arc::<CancelFlag>::default(),
         },
     };
-    thread::spawn(move || publish(&hub, sources));
+    thread::spawn(move || publish(&dispatcher, sources));
     EngineUnderTest {
         engine: Box::new(Insistent(open_shared(&Arc::new(setup)).engine)),
         alignment: 1,
@@ -71,8 +71,8 @@ pub fn shared_engine(request: &EngineRequest<'_>) -> EngineUnderTest {
     }
 }
 
-/// Lets two ranks join, and returns the hub of the leader and the connection of the other.
-fn meet(deadline: Instant) -> (Hub, Joining) {
+/// Lets two ranks join, and returns the dispatcher of the leader and the connection of the other.
+fn meet(deadline: Instant) -> (Dispatcher, Joining) {
     let join = |group: &Arc<dyn Group>| -> Node {
         let hello = Hello::new(Vec::new(), Vec::new());
         let joined = tload_ranks::join(&**group, hello, &Request::default(), Scope::Node, deadline);
@@ -84,13 +84,13 @@ fn meet(deadline: Instant) -> (Hub, Joining) {
         (join(&group[0]), follower.join().expect("no panic"))
     });
     match (leader.role, follower.role) {
-        (Role::Leader(hub, _), Role::Follower(joining)) => (hub, joining),
+        (Role::Leader(dispatcher, _), Role::Follower(joining)) => (dispatcher, joining),
         _ => unreachable!("threads of one process share"),
     }
 }
 
 /// Serves a plan in which only the follower wants the regions.
-fn serve(hub: &Hub, sources: &[Vec<u8>]) {
+fn serve(dispatcher: &Dispatcher, sources: &[Vec<u8>]) {
     let lengths = || sources.iter().map(Vec::len);
     let origins = lengths().enumerate().map(|(shard, len)| RegionOrigin {
         shard,
@@ -105,7 +105,7 @@ fn serve(hub: &Hub, sources: &[Vec<u8>]) {
         ..RankPlan::default()
     });
     let plan = plan.expect("memory is there");
-    hub.serve(Start {
+    dispatcher.serve(Start {
         ranks: vec![0, 1],
         own: 2,
         left: Box::new(|| ()),
@@ -119,7 +119,7 @@ fn serve(hub: &Hub, sources: &[Vec<u8>]) {
 }
 
 /// Publishes each source in turn, in several steps.
-fn publish(hub: &Hub, sources: Vec<Vec<u8>>) {
+fn publish(dispatcher: &Dispatcher, sources: Vec<Vec<u8>>) {
     for (region, bytes) in sources.into_iter().enumerate() {
         let pool = PublishedPool::new(u64::MAX, u64::MAX, Arc::default());
         let writer = pool.try_region(bytes.len(), 1).expect("memory is there");
@@ -127,10 +127,10 @@ fn publish(hub: &Hub, sources: Vec<Vec<u8>>) {
         let (memory, _) = filled.region().expect("carved from one");
         let memory = Arc::clone(memory);
         drop(filled);
-        hub.begun(region, memory);
+        dispatcher.begun(region, memory);
         for from in (0..bytes.len()).step_by(STEP) {
             let to = (from + STEP).min(bytes.len());
-            hub.filled(region, from as u64, to as u64);
+            dispatcher.filled(region, from as u64, to as u64);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::load::check::{Check, SourceFacts};
 use crate::load::pipeline::{Feed, LaneWork, LeaseOrigin, run};
-use crate::load::stream::{LastSteps, Shared, StreamSetup, TensorStream};
+use crate::load::stream::{Handover, LastSteps, StreamSetup, TensorStream};
 use crate::memory::{Pool, PoolUsage};
 use crate::options::Order;
 use crate::plan::{Arrangement, Layout, Plan, Wanted, build};
@@ -225,7 +225,7 @@ impl Simulation {
         let sink = HostSink::new(plan, Arc::clone(&tensors));
         let counters = Arc::<Counters>::default();
         let verifications = Arc::<AtomicU32>::default();
-        let shared = Shared::new(StreamSetup {
+        let handover = Handover::new(StreamSetup {
             started: Instant::now(),
             feed: Arc::clone(&feed),
             gate: Arc::default(),
@@ -240,17 +240,17 @@ impl Simulation {
             }),
         });
         let lanes = engines.into_iter().map(|mut engine| {
-            let (feed, shared, counters) = (
+            let (feed, handover, counters) = (
                 Arc::clone(&feed),
-                Arc::clone(&shared),
+                Arc::clone(&handover),
                 Arc::clone(&counters),
             );
             let mut sink = sink.clone();
             std::thread::spawn(move || {
                 let work = LaneWork {
                     index: 0,
-                    deliver: &|ready| shared.push(ready),
-                    failing: &|error| shared.lane_failing(error),
+                    deliver: &|ready| handover.push(ready),
+                    failing: &|error| handover.lane_failing(error),
                     counters: &counters,
                 };
                 let result = run(&feed, 0, &mut engine, &mut sink, &work);
@@ -258,11 +258,11 @@ impl Simulation {
                     feed.stop();
                 }
                 drop((engine, sink, feed));
-                shared.lane_ended(result);
+                handover.lane_ended(result);
             })
         });
         let threads = lanes.collect();
-        let stream = TensorStream::new(shared, threads);
+        let stream = TensorStream::new(handover, threads);
         (
             stream,
             Watched {

@@ -629,7 +629,7 @@ mod rules {
         let path = "crates/core/src/load/lane.rs";
         assert_none(&directions(&source(path, "use super::pipeline::Feed;")));
         assert_eq!(
-            directions(&source(path, "use super::stream::Shared;")).len(),
+            directions(&source(path, "use super::stream::Handover;")).len(),
             1
         );
         let path = "crates/core/src/load/stream/mod.rs";

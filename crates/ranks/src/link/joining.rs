@@ -32,8 +32,9 @@ impl Joining {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) if the leader does not answer by the deadline;
-    /// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) without descriptors.
+    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) if the leader does not answer by the
+    /// deadline; [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) without
+    /// descriptors.
     pub(crate) fn join(
         (name, leader): (&str, usize),
         rank: usize,
@@ -68,7 +69,7 @@ impl Joining {
         }
     }
 
-    /// Joins the hub of this process, whose rank is `leader`.
+    /// Joins the dispatcher of this process, whose rank is `leader`.
     pub(crate) fn join_own(
         (channel, leader): (Channel, usize),
         rank: usize,
@@ -99,8 +100,8 @@ impl Joining {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) if there is none by the deadline or the leader is gone; the error
-    /// of the leader, if it failed.
+    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) if there is none by the deadline or the
+    /// leader is gone; the error of the leader, if it failed.
     pub fn plan(&mut self, deadline: Instant) -> Result<RankPlan> {
         self.answer(deadline)
     }

@@ -83,10 +83,11 @@ impl LocalGroup {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) with the [ranks](crate::error::Error::ranks) that do
-    /// not join in time, that leave again, that two processes claim, or whose `size` differs from
-    /// that of rank 0; the same on all ranks that wait. Rank 0 also gets it if another group is
-    /// alive at the path; the socket of a dead one is replaced.
+    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) with the
+    /// [ranks](crate::error::Error::ranks) that do not join in time, that leave again, that two
+    /// processes claim, or whose `size` differs from that of rank 0; the same on all ranks that
+    /// wait. Rank 0 also gets it if another group is alive at the path; the socket of a dead one is
+    /// replaced.
     pub fn join(path: &Path, rank: usize, size: usize, timeout: Duration) -> Result<Self> {
         check(rank, size).map_err(|error| error.with_location(path.display()))?;
         let deadline = Instant::now() + timeout.min(TIMEOUT_MAX);

@@ -14,10 +14,10 @@ type Way = (usize, usize, usize);
 
 /// Network between simulated nodes. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Network(Arc<Shared>);
+pub struct Network(Arc<Inner>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct Inner {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -93,8 +93,8 @@ impl Connection {
         let lost = |how: &str| {
             Err(Error::new(ErrorKind::Peer, format!("the connection {how}")).with_ranks([other]))
         };
-        let shared = &*self.network.0;
-        let mut state = shared.state.lock();
+        let inner = &*self.network.0;
+        let mut state = inner.state.lock();
         loop {
             let is_among = |set: &HashSet<usize>| set.contains(&other) || set.contains(&self.rank);
             if is_among(&state.cut) {
@@ -103,7 +103,7 @@ impl Connection {
             if !is_among(&state.stalled)
                 && let Some(found) = look(&mut state)
             {
-                shared.changed.notify_all();
+                inner.changed.notify_all();
                 return Ok(found);
             }
             if state.closed.contains(&(self.load, other)) {
@@ -113,7 +113,7 @@ impl Connection {
             if left.is_zero() {
                 return lost("timed out");
             }
-            state = shared.changed.wait_timeout(state, left);
+            state = inner.changed.wait_timeout(state, left);
         }
     }
 }

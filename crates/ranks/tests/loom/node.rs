@@ -127,7 +127,7 @@ fn fill(regions: usize, leader: &Queue<Event>) {
 fn follow(rank: usize, regions: u32, killed: bool, told: &Queue<Told>, leader: &Queue<Event>) {
     let say = |record| leader.send(Event::From(rank, record));
     for region in 0..regions {
-        say(Record::Claim { region });
+        say(Record::Ask { region });
         let (mut bytes, mut filled) = (None, 0);
         while filled < RANGES {
             match told.receive() {
@@ -170,7 +170,7 @@ fn lead(needs: &[Vec<usize>], events: &Queue<Event>, ranks: &[Arc<Queue<Told>>])
         match events.receive() {
             Event::Begun(region, memory) => holdings.begun(region, memory),
             Event::Filled(region, from, to) => holdings.filled(region, from, to),
-            Event::From(rank, Record::Claim { region }) => holdings.claim(rank, number(region)),
+            Event::From(rank, Record::Ask { region }) => holdings.ask(rank, number(region)),
             Event::From(rank, Record::Release { region }) => {
                 holdings.release(rank, number(region));
             }

@@ -49,13 +49,13 @@ struct TokioUringEngine {
     submitted: Vec<Job>,
     /// One task for each job. Declared before `runtime`, which the tasks need until they end.
     tasks: JoinSet<Done>,
-    shared: Rc<Shared>,
+    inner: Rc<Inner>,
     depth: usize,
     runtime: Runtime,
 }
 
 /// State shared by the tasks.
-struct Shared {
+struct Inner {
     files: Files,
     slots: Option<RegisteredSlots>,
     turns: Turns,
@@ -63,7 +63,7 @@ struct Shared {
     stop: Arc<watch::Sender<bool>>,
 }
 
-impl Shared {
+impl Inner {
     fn is_stopping(&self) -> bool {
         *self.stop.borrow()
     }
@@ -81,21 +81,21 @@ pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>)
     let (runtime, mut features) = runtime(setup.depth)?;
     let opening = async {
         try_reading().await?;
-        io::Result::Ok(Shared {
+        io::Result::Ok(Inner {
             files: Files::new(Arc::clone(&setup.files)),
             slots: setup.slab.as_ref().and_then(RegisteredSlots::register),
             turns: Turns::new()?,
             stop: Arc::new(watch::Sender::new(false)),
         })
     };
-    let shared = runtime.block_on(opening)?;
-    if shared.slots.is_some() {
+    let inner = runtime.block_on(opening)?;
+    if inner.slots.is_some() {
         features.push("registered_buffers".to_owned());
     }
     let engine = TokioUringEngine {
         submitted: Vec::new(),
         tasks: JoinSet::new(),
-        shared: Rc::new(shared),
+        inner: Rc::new(inner),
         depth: setup.depth,
         runtime,
     };
@@ -134,8 +134,8 @@ async fn try_reading() -> io::Result<()> {
 }
 
 /// Reads all of one job.
-async fn read(shared: Rc<Shared>, job: Job) -> Done {
-    let file = shared.files.get(job.source);
+async fn read(inner: Rc<Inner>, job: Job) -> Done {
+    let file = inner.files.get(job.source);
     let (mut state, mut next) = Fill::new(&job, file);
     let Job {
         extent,
@@ -144,18 +144,18 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
         ..
     } = job;
     let (result, window) = loop {
-        if shared.is_stopping() {
+        if inner.is_stopping() {
             break (Err(cancelled()), Some(lease));
         }
         let step = if let Some(step) = state.copy(file, &mut lease, &mut next) {
             step
         } else {
-            let opened = match shared.files.open(source, next.access) {
+            let opened = match inner.files.open(source, next.access) {
                 Ok(opened) => opened,
                 Err(error) => break (Err(error), Some(lease)),
             };
-            shared.turns.queued();
-            let (count, back) = read_once(shared.slots.as_ref(), lease, &opened, next).await;
+            inner.turns.queued();
+            let (count, back) = read_once(inner.slots.as_ref(), lease, &opened, next).await;
             lease = back;
             let count = count.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
             state.after(file, &mut lease, count)
@@ -163,7 +163,7 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
         match step {
             Step::Read(read) => next = read,
             Step::Later(read, pause) => {
-                shared.pause(pause).await;
+                inner.pause(pause).await;
                 next = read;
             }
             Step::Filled(len) => {
@@ -204,22 +204,22 @@ impl Engine for TokioUringEngine {
         let Self {
             submitted,
             tasks,
-            shared,
+            inner,
             runtime,
             ..
         } = self;
         runtime.block_on(async {
             for job in submitted.drain(..) {
-                tasks.spawn_local(read(Rc::clone(shared), job));
-                shared.turns.queued();
+                tasks.spawn_local(read(Rc::clone(inner), job));
+                inner.turns.queued();
             }
-            drive(tasks, &shared.turns, wait, done).await;
+            drive(tasks, &inner.turns, wait, done).await;
         });
     }
 
     /// Ends pauses. The crate has no way to cancel a read.
     fn stop_when(&mut self, cancel: &CancelFlag) {
-        let stop = Arc::clone(&self.shared.stop);
+        let stop = Arc::clone(&self.inner.stop);
         cancel.on_cancel(move || {
             stop.send_replace(true);
         });
@@ -272,7 +272,7 @@ impl Drop for TokioUringEngine {
             self.reap(Wait::ForOne, &mut done);
             done.clear();
         }
-        if let Some(slots) = &self.shared.slots {
+        if let Some(slots) = &self.inner.slots {
             self.runtime.block_on(async { slots.unregister() });
         }
     }

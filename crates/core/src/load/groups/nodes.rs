@@ -14,7 +14,7 @@ use crate::options::LoadOptions;
 use crate::schedule::{LaneCount, Limits};
 use crate::storage::ReadHints;
 use crate::tensor::TensorInfo;
-use tload_ranks::Peers;
+use tload_ranks::Cluster;
 use tload_ranks::RegionOrigin;
 
 /// Hints on bytes from other nodes: windows are whole pages, so that the file can be read instead.
@@ -25,7 +25,7 @@ const HINTS: ReadHints = ReadHints {
 
 /// Part of a leader's reads that other nodes make.
 pub(crate) struct NodeShares {
-    pub(crate) peers: Arc<Peers>,
+    pub(crate) cluster: Arc<Cluster>,
     /// By tensor: the rank that leads the node which reads it; `None` if this node reads it.
     pub(crate) owners: Vec<Option<usize>>,
     /// Bytes that are read in place of other nodes.
@@ -36,7 +36,7 @@ pub(crate) struct NodeShares {
 /// Bytes of a leader's load that other nodes read.
 #[derive(Debug)]
 pub(crate) struct NodeGroup {
-    peers: Arc<Peers>,
+    cluster: Arc<Cluster>,
     sources: Vec<RemoteSource>,
     /// By source: its name in messages.
     names: Vec<String>,
@@ -72,7 +72,7 @@ impl NodeGroup {
         };
         let group = Self {
             names: sources.iter().map(name).collect(),
-            peers: shares.peers,
+            cluster: shares.cluster,
             sources,
             reread_bytes: shares.reread_bytes,
             checkpoint: shares.checkpoint,
@@ -112,7 +112,7 @@ impl SourceGroup for NodeGroup {
         let origins: Vec<_> = self.sources.iter().map(origin).collect();
         let setup = RemoteSetup {
             plan: Arc::clone(context.plan),
-            peers: Arc::clone(&self.peers),
+            cluster: Arc::clone(&self.cluster),
             sources: self.sources.clone(),
             depth: context.depth(),
             reread: reread(

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use super::{Shared, TensorStream};
+use super::{Handover, TensorStream};
 use crate::engine::cancelled;
 use crate::error::Result;
 use crate::load::lane::Refused;
@@ -22,23 +22,23 @@ enum State {
     /// No load has begun to read.
     #[default]
     Starting,
-    Begun(Weak<Shared>),
+    Begun(Weak<Handover>),
     Cancelled,
 }
 
 impl Canceller {
-    pub(super) fn of(shared: &Arc<Shared>) -> Self {
-        Self(Arc::new(Mutex::new(State::Begun(Arc::downgrade(shared)))))
+    pub(super) fn of(handover: &Arc<Handover>) -> Self {
+        Self(Arc::new(Mutex::new(State::Begun(Arc::downgrade(handover)))))
     }
 
     /// Cancels the load. Does nothing if it has ended. If it is still starting, it is refused as
     /// [`Cancelled`](crate::ErrorKind::Cancelled) before it reads.
     pub fn cancel(&self) {
         let state = std::mem::replace(&mut *self.0.lock(), State::Cancelled);
-        if let State::Begun(shared) = state
-            && let Some(shared) = shared.upgrade()
+        if let State::Begun(handover) = state
+            && let Some(handover) = handover.upgrade()
         {
-            shared.abandon(cancelled());
+            handover.abandon(cancelled());
         }
     }
 
@@ -48,16 +48,16 @@ impl Canceller {
     /// # Errors
     ///
     /// [`crate::ErrorKind::Cancelled`] if the load has been cancelled.
-    pub(in crate::load) fn begin(&self, shared: &Arc<Shared>, lanes: usize) -> Result<()> {
+    pub(in crate::load) fn begin(&self, handover: &Arc<Handover>, lanes: usize) -> Result<()> {
         {
             let mut state = self.0.lock();
             if !matches!(*state, State::Cancelled) {
-                *state = State::Begun(Arc::downgrade(shared));
+                *state = State::Begun(Arc::downgrade(handover));
                 return Ok(());
             }
         }
         let refused = Refused::before_threads(cancelled(), lanes);
-        Err(TensorStream::refused(Arc::clone(shared), refused))
+        Err(TensorStream::refused(Arc::clone(handover), refused))
     }
 }
 

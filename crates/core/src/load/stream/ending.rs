@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::RecvTimeoutError;
 
 use super::state::Abandoned;
-use super::{Shared, TensorStream};
+use super::{Handover, TensorStream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::lane::{self, Refused};
 use crate::load::orphaned;
@@ -22,28 +22,28 @@ const GRACE: Duration = Duration::from_millis(500);
 impl TensorStream {
     /// Creates the stream of a load that has nothing to read. Other processes are told that it has
     /// finished, which no lane does.
-    pub(crate) fn empty(shared: Arc<Shared>) -> Result<Self> {
-        shared.setup.end.verify(false)?;
-        Ok(Self::new(shared, Vec::new()))
+    pub(crate) fn empty(handover: Arc<Handover>) -> Result<Self> {
+        handover.setup.end.verify(false)?;
+        Ok(Self::new(handover, Vec::new()))
     }
 
     /// Drops the stream of a load that cannot begin. Lanes that have begun may already be reading;
     /// reads that cannot be cancelled are orphaned.
-    pub(crate) fn refused(shared: Arc<Shared>, refused: Refused) -> Error {
-        let none_reads = shared.lock().state.lanes_missing(refused.missing);
+    pub(crate) fn refused(handover: Arc<Handover>, refused: Refused) -> Error {
+        let none_reads = handover.lock().state.lanes_missing(refused.missing);
         if none_reads {
             // The last lane closes the feed; if no lane reads, it is closed here.
-            shared.setup.feed.close();
+            handover.setup.feed.close();
         }
         // Record the error first: dropping the stream would make cancellation the reason for the
         // end.
-        shared.abandon(refused.error.again());
-        drop(Self::new(shared, refused.threads));
+        handover.abandon(refused.error.again());
+        drop(Self::new(handover, refused.threads));
         refused.error
     }
 }
 
-impl Shared {
+impl Handover {
     /// Records that a lane has failed and waits for its reads in flight. The other threads wait no
     /// longer than [`GRACE`] for it.
     pub(crate) fn lane_failing(self: &Arc<Self>, error: &Error) {
@@ -53,15 +53,15 @@ impl Shared {
         };
         // The reference is weak, because the load must belong to its owner alone once the lanes
         // have ended.
-        let shared = Arc::downgrade(self);
+        let handover = Arc::downgrade(self);
         let started = Builder::new()
             .name("tload-grace".to_owned())
             .spawn(move || {
                 let waited = ended.recv_timeout(GRACE);
                 if waited == Err(RecvTimeoutError::Timeout)
-                    && let Some(shared) = shared.upgrade()
+                    && let Some(handover) = handover.upgrade()
                 {
-                    shared.orphan();
+                    handover.orphan();
                 }
             });
         if started.is_err() {
@@ -213,17 +213,17 @@ mod tests {
     use crate::tensor::TensorInfo;
 
     /// Shared state of a load without tensors, with this number of lanes.
-    fn shared(lanes: usize, gate: &Arc<WriteGate>) -> Arc<Shared> {
+    fn handover(lanes: usize, gate: &Arc<WriteGate>) -> Arc<Handover> {
         verified(lanes, gate, |_| Ok(()))
     }
 
-    /// Like `shared`; the last lane ends with `verify`.
+    /// Like `handover`; the last lane ends with `verify`.
     fn verified(
         lanes: usize,
         gate: &Arc<WriteGate>,
         verify: impl Fn(bool) -> Result<()> + Send + Sync + 'static,
-    ) -> Arc<Shared> {
-        Shared::new(setup(lanes, gate, verify))
+    ) -> Arc<Handover> {
+        Handover::new(setup(lanes, gate, verify))
     }
 
     fn setup(
@@ -265,19 +265,19 @@ mod tests {
     #[test]
     fn first_failing_lane_determines_error_in_any_end_order() {
         for first_ends_first in [true, false] {
-            let shared = shared(3, &Arc::default());
-            shared.lane_failing(&error("first"));
-            shared.lane_failing(&error("second"));
+            let handover = handover(3, &Arc::default());
+            handover.lane_failing(&error("first"));
+            handover.lane_failing(&error("second"));
             let endings = if first_ends_first {
                 ["first", "second"]
             } else {
                 ["second", "first"]
             };
             for ending in endings {
-                shared.lane_ended(Err(error(ending)));
+                handover.lane_ended(Err(error(ending)));
             }
-            shared.lane_ended(Ok(()));
-            let mut stream = TensorStream::new(shared, Vec::new());
+            handover.lane_ended(Ok(()));
+            let mut stream = TensorStream::new(handover, Vec::new());
             let told = stream.next().expect("an item").expect_err("has failed");
             assert_eq!(told.chain(), "first\n  caused by: why first");
             assert!(stream.next().is_none());
@@ -291,16 +291,16 @@ mod tests {
             // A read that failed before says more.
             (Err(error("failed")), "failed"),
         ] {
-            let shared = verified(2, &Arc::default(), |_| panic!("compared too late"));
+            let handover = verified(2, &Arc::default(), |_| panic!("compared too late"));
             let lanes = [Ok(()), ending].map(|ending| {
-                let shared = Arc::clone(&shared);
-                std::thread::spawn(move || shared.lane_ended(ending))
+                let handover = Arc::clone(&handover);
+                std::thread::spawn(move || handover.lane_ended(ending))
             });
             for lane in lanes {
                 // Irrelevant here: whether the panic propagates.
                 let _ = lane.join();
             }
-            let mut stream = TensorStream::new(shared, Vec::new());
+            let mut stream = TensorStream::new(handover, Vec::new());
             let Poll::Ready(Some(Err(told))) = stream.try_next() else {
                 panic!("the load has not ended");
             };
@@ -314,26 +314,26 @@ mod tests {
     fn panic_while_closing_gate_ends_load() {
         let gate = Arc::<WriteGate>::default();
         gate.on_close(|| panic!("cannot drain"));
-        let shared = shared(1, &gate);
-        let mut stream = TensorStream::new(Arc::clone(&shared), Vec::new());
+        let handover = handover(1, &gate);
+        let mut stream = TensorStream::new(Arc::clone(&handover), Vec::new());
         let cancelled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stream.cancel()));
         let Poll::Ready(Some(Err(told))) = stream.try_next() else {
             panic!("the load has not ended");
         };
         assert_eq!(told.message(), "a lane panicked: cannot drain");
         cancelled.expect("told once, as the load's error");
-        shared.lane_ended(Ok(()));
+        handover.lane_ended(Ok(()));
     }
 
     #[test]
     fn load_without_deadline_thread_fails() {
-        let shared = shared(1, &Arc::default());
-        let mut stream = TensorStream::new(Arc::clone(&shared), Vec::new());
+        let handover = handover(1, &Arc::default());
+        let mut stream = TensorStream::new(Arc::clone(&handover), Vec::new());
         let refused = stream.limited(Err(std::io::ErrorKind::WouldBlock.into()));
         let kind = refused.expect_err("no thread").kind();
         drop(stream);
-        assert_eq!(shared.report().outcome, kind.name());
-        shared.lane_ended(Ok(()));
+        assert_eq!(handover.report().outcome, kind.name());
+        handover.lane_ended(Ok(()));
     }
 
     #[test]
@@ -347,27 +347,27 @@ mod tests {
         for (received, outcome) in [(0, "cancelled"), (1, "complete")] {
             let tensors = Arc::new([TensorInfo::new(entry.clone(), 0)]);
             let setup = setup(1, &Arc::default(), |_| Ok(()));
-            let shared = Shared::new(StreamSetup { tensors, ..setup });
-            let mut stream = TensorStream::new(Arc::clone(&shared), Vec::new());
+            let handover = Handover::new(StreamSetup { tensors, ..setup });
+            let mut stream = TensorStream::new(Arc::clone(&handover), Vec::new());
             for _ in 0..received {
                 assert!(matches!(stream.try_next(), Poll::Ready(Some(Ok(_)))));
                 assert!(stream.try_next().is_pending(), "files are not checked yet");
             }
             drop(stream);
-            assert_eq!(shared.report().outcome, outcome);
-            shared.lane_ended(Ok(()));
+            assert_eq!(handover.report().outcome, outcome);
+            handover.lane_ended(Ok(()));
         }
     }
 
     #[test]
     fn load_that_was_cancelled_while_it_started_is_refused() {
-        let shared = shared(2, &Arc::default());
+        let handover = handover(2, &Arc::default());
         let canceller = Canceller::default();
         canceller.cancel();
-        let refused = canceller.begin(&shared, 2).expect_err("cancelled");
+        let refused = canceller.begin(&handover, 2).expect_err("cancelled");
         assert_eq!(refused.kind(), ErrorKind::Cancelled);
-        assert!(shared.setup.gate.enter().is_none());
-        assert!(shared.lock().state.lanes_ended());
+        assert!(handover.setup.gate.enter().is_none());
+        assert!(handover.lock().state.lanes_ended());
     }
 
     /// The caller has its memory back once the stream is dropped, no matter which thread ended the
@@ -385,7 +385,7 @@ mod tests {
             let early = was_dropped.recv_timeout(Duration::from_millis(300));
             assert!(early.is_err(), "dropped before all was written");
         });
-        let stream = TensorStream::new(shared(1, &gate), Vec::new());
+        let stream = TensorStream::new(handover(1, &gate), Vec::new());
         let canceller = stream.canceller();
         std::thread::scope(|scope| {
             let cancelling = scope.spawn(move || canceller.cancel());
@@ -400,7 +400,7 @@ mod tests {
     /// One lane has begun a read that never completes; another lane could not be started.
     #[test]
     fn rejected_load_does_not_wait_for_hung_lane() {
-        let shared = shared(2, &Arc::default());
+        let handover = handover(2, &Arc::default());
         let (never, hung) = channel::<()>();
         let lane = std::thread::spawn(move || {
             let _ = hung.recv();
@@ -410,15 +410,15 @@ mod tests {
             threads: vec![lane],
             missing: 1,
         };
-        let told = TensorStream::refused(Arc::clone(&shared), refused);
+        let told = TensorStream::refused(Arc::clone(&handover), refused);
         assert_eq!(told.message(), "no more threads");
         {
-            let state = &shared.lock().state;
+            let state = &handover.lock().state;
             assert!(state.is_early() && !state.lanes_ended());
         }
-        assert_eq!(shared.report().outcome, "io");
+        assert_eq!(handover.report().outcome, "io");
         drop(never);
-        shared.lane_ended(Ok(()));
-        assert!(shared.lock().state.lanes_ended());
+        handover.lane_ended(Ok(()));
+        assert!(handover.lock().state.lanes_ended());
     }
 }

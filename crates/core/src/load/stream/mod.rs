@@ -14,13 +14,13 @@
 //! written to the caller's memory: their lanes end by themselves, and no caller waits for storage
 //! that does not respond. Only an `Abandoned` load discards finished tensors before its error.
 //!
-//! The transitions are in `state.rs`, early ends in `ending.rs`, the hand-over in `shared.rs`, and
-//! cancellation from other threads in `canceller.rs`.
+//! The transitions are in `state.rs`, early ends in `ending.rs`, the hand-over in `handover.rs`,
+//! and cancellation from other threads in `canceller.rs`.
 
 mod canceller;
 mod ending;
+mod handover;
 mod queue;
-mod shared;
 mod state;
 
 use std::fmt;
@@ -39,7 +39,7 @@ use crate::report::Report;
 use crate::sync::threads::Builder;
 use crate::tensor::{Tensor, TensorInfo};
 pub use canceller::Canceller;
-pub(crate) use shared::{LastSteps, Shared, StreamSetup};
+pub(crate) use handover::{Handover, LastSteps, StreamSetup};
 
 /// Time for which dropping a stream waits for reads in flight. They complete within milliseconds
 /// unless storage hangs; then the lanes are orphaned with their memory, and end when the kernel
@@ -65,7 +65,7 @@ const DROP_WAIT: Duration = Duration::from_millis(100);
 /// # Ok::<(), tload::Error>(())
 /// ```
 pub struct TensorStream {
-    shared: Arc<Shared>,
+    handover: Arc<Handover>,
     threads: Vec<JoinHandle<()>>,
     /// The caller's allocator, if the load uses it.
     allocator_bridge: Option<AllocatorBridge>,
@@ -90,9 +90,9 @@ pub struct Progress {
 }
 
 impl TensorStream {
-    pub(crate) fn new(shared: Arc<Shared>, threads: Vec<JoinHandle<()>>) -> Self {
+    pub(crate) fn new(handover: Arc<Handover>, threads: Vec<JoinHandle<()>>) -> Self {
         Self {
-            shared,
+            handover,
             threads,
             allocator_bridge: None,
             is_counted: false,
@@ -108,7 +108,7 @@ impl TensorStream {
     /// the load.
     fn provide(&mut self) {
         AllocatorBridge::serve(&mut self.allocator_bridge, |error| {
-            self.shared.abandon(error);
+            self.handover.abandon(error);
         });
     }
 
@@ -131,10 +131,10 @@ impl TensorStream {
 
     /// Starts a thread that ends the load after `timeout`. If none can be started, the load fails.
     pub(crate) fn limit(&mut self, timeout: Duration) -> Result<()> {
-        let shared = Arc::clone(&self.shared);
+        let handover = Arc::clone(&self.handover);
         let started = Builder::new()
             .name("tload-deadline".to_owned())
-            .spawn(move || shared.watch(timeout));
+            .spawn(move || handover.watch(timeout));
         self.limited(started)
     }
 
@@ -143,7 +143,7 @@ impl TensorStream {
             let error = Error::cannot_start_thread(error);
             // Record the error first: dropping the stream would make cancellation the reason for
             // the end.
-            self.shared.abandon(error.again());
+            self.handover.abandon(error.again());
             error
         })?;
         self.threads.push(thread);
@@ -171,19 +171,19 @@ impl TensorStream {
     /// # Ok::<(), tload::Error>(())
     /// ```
     pub fn wait(&mut self, timeout: Duration) -> Poll<Option<Result<Tensor>>> {
-        let item = self.shared.wait(Instant::now().checked_add(timeout));
+        let item = self.handover.wait(Instant::now().checked_add(timeout));
         self.hand_over(item)
     }
 
     /// Returns the next tensor, if it is already available.
     pub fn try_next(&mut self) -> Poll<Option<Result<Tensor>>> {
-        let (item, _unyielded) = Shared::take(&mut self.shared.lock());
+        let (item, _unyielded) = Handover::take(&mut self.handover.lock());
         self.hand_over(item)
     }
 
     /// Returns the tensors that the load yields, in file order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
-        self.shared.setup.tensors.iter()
+        self.handover.setup.tensors.iter()
     }
 
     /// Cancels the load: the next item is [`Cancelled`](crate::ErrorKind::Cancelled). Returns at
@@ -209,29 +209,29 @@ impl TensorStream {
     /// # Ok::<(), tload::Error>(())
     /// ```
     pub fn cancel(&self) {
-        self.shared.abandon(cancelled());
+        self.handover.abandon(cancelled());
     }
 
     /// Returns a handle that cancels this load from another thread.
     pub fn canceller(&self) -> Canceller {
-        Canceller::of(&self.shared)
+        Canceller::of(&self.handover)
     }
 
     /// Returns the progress of the load.
     pub fn progress(&self) -> Progress {
-        let inner = self.shared.lock();
+        let inner = self.handover.lock();
         Progress {
-            tensors_total: self.shared.setup.tensors.len() as u64,
+            tensors_total: self.handover.setup.tensors.len() as u64,
             tensors_received: inner.state.received(),
-            bytes_total: self.shared.bytes_total,
+            bytes_total: self.handover.bytes_total,
             bytes_received: inner.bytes_received,
-            bytes_read: self.shared.setup.counters.read_bytes(),
+            bytes_read: self.handover.setup.counters.read_bytes(),
         }
     }
 
     /// Returns the report of the load so far; it is final once the stream has ended.
     pub fn report(&self) -> Report {
-        self.shared.report()
+        self.handover.report()
     }
 }
 
@@ -239,7 +239,7 @@ impl Iterator for TensorStream {
     type Item = Result<Tensor>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let item = self.shared.wait(None);
+        let item = self.handover.wait(None);
         match self.hand_over(item) {
             Poll::Ready(item) => item,
             Poll::Pending => unreachable!("waits without a deadline"),
@@ -252,8 +252,8 @@ impl futures_core::Stream for TensorStream {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let stream = self.get_mut();
-        let mut inner = stream.shared.lock();
-        let (item, _unyielded) = Shared::take(&mut inner);
+        let mut inner = stream.handover.lock();
+        let (item, _unyielded) = Handover::take(&mut inner);
         if item.is_pending() {
             inner.state.awaited();
             inner.waker = Some(context.waker().clone());
@@ -269,8 +269,8 @@ impl Drop for TensorStream {
         self.count();
         // Another thread may have ended the load, and still be waiting for queued writes to the
         // caller's memory.
-        self.shared.setup.gate.close();
-        if self.shared.wait_for_lanes(DROP_WAIT) {
+        self.handover.setup.gate.close();
+        if self.handover.wait_for_lanes(DROP_WAIT) {
             // A thread cannot join itself: an executor may drop the stream inside a wake-up, on a
             // thread of this load.
             let own = std::thread::current().id();

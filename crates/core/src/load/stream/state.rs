@@ -1,5 +1,5 @@
 //! State machine of a stream: the phase of its load, the lanes that are left, and the finished
-//! tensors. No locks, threads or I/O; `shared.rs` and `ending.rs` apply it.
+//! tensors. No locks, threads or I/O; `handover.rs` and `ending.rs` apply it.
 //!
 //! Each transition is a method. A transition that does not apply to the current phase changes
 //! nothing: several threads may end a load, and the first one decides.

@@ -1,4 +1,4 @@
-//! State of one other leader: claims sent to it, claims received from it, and its errors.
+//! State of one other leader: fetches sent to it, fetches received from it, and its errors.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -6,62 +6,62 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::frame::{Frame, Kind};
-use super::{Claim, SILENCE};
+use super::{Fetch, SILENCE};
 use crate::error::{Error, ErrorKind};
 use crate::messages::Failure;
 use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
 
 /// One of the other leaders.
-pub(super) struct Peer {
+pub(super) struct OtherLeader {
     /// Rank that leads the node.
     pub(super) rank: usize,
     /// Position among the leaders.
     pub(super) position: usize,
-    pub(super) state: Mutex<PeerState>,
+    pub(super) state: Mutex<OtherState>,
     /// Notified when the serving thread has something to do.
     pub(super) wake: OnceLock<Arc<EventCount>>,
 }
 
 #[derive(Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts")]
-pub(super) struct PeerState {
+pub(super) struct OtherState {
     /// Messages without bytes of regions, to be sent.
     pub(super) outbox: VecDeque<(Frame, Vec<u8>)>,
-    /// By extent: claims of this node.
-    pub(super) claims: HashMap<u64, Unfilled>,
-    /// Claims of the peer that have not been looked at: extent, source and ranges.
+    /// By extent: fetches of this node.
+    pub(super) fetches: HashMap<u64, Unfilled>,
+    /// Fetches of the other leader that have not been looked at: extent, source and ranges.
     pub(super) wanted: VecDeque<(u64, usize, Vec<Range<u64>>)>,
-    /// Bytes that this node has not received from the peer yet.
+    /// Bytes that this node has not received from the other leader yet.
     pub(super) missing: u64,
     /// Bytes that it receives altogether.
     pub(super) expected: u64,
-    /// The peer has read and verified everything.
+    /// The other leader has read and verified everything.
     pub(super) is_whole: bool,
-    /// This node needs nothing more of the peer, and has said so.
+    /// This node needs nothing more of the other leader, and has said so.
     pub(super) is_done: bool,
-    /// The peer needs nothing more.
+    /// The other leader needs nothing more.
     pub(super) needs_nothing: bool,
-    /// Reason why the peer fills no more claims.
+    /// Reason why the other leader fills no more fetches.
     pub(super) ended: Option<Error>,
-    /// A thread sends to the peer.
+    /// A thread sends to the other leader.
     pub(super) is_served: bool,
-    /// The last message to the peer is queued.
+    /// The last message to the other leader is queued.
     pub(super) is_closing: bool,
-    /// The peer has been heard since the hub was told so.
+    /// The other leader has been heard since the dispatcher was told so.
     pub(super) was_heard: bool,
-    /// Time by which the load must begin, until the peer is heard for the first time.
+    /// Time by which the load must begin, until the other leader is heard for the first time.
     pub(super) begins_by: Option<Instant>,
 }
 
-/// Claim of which some bytes are missing.
+/// Fetch of which some bytes are missing.
 pub(super) struct Unfilled {
-    pub(super) claim: Claim,
+    pub(super) fetch: Fetch,
     pub(super) missing: u64,
 }
 
-impl PeerState {
-    /// Records a message of the peer.
+impl OtherState {
+    /// Records a message of the other leader.
     pub(super) fn heard(&mut self) {
         self.was_heard = true;
         self.begins_by = None;
@@ -75,9 +75,10 @@ impl PeerState {
     }
 }
 
-impl Peer {
-    /// Returns the time by which the peer must take or send the next message. It may still have to
-    /// open its files and to fetch what they are verified with, without a thread that answers.
+impl OtherLeader {
+    /// Returns the time by which the other leader must take or send the next message. It may still
+    /// have to open its files and to fetch what they are verified with, without a thread that
+    /// answers.
     pub(super) fn deadline(&self) -> Instant {
         let deadline = Instant::now() + SILENCE;
         let begins_by = self.state.lock().begins_by;
@@ -96,7 +97,7 @@ impl Peer {
         self.notify();
     }
 
-    /// Returns the error that a peer has sent.
+    /// Returns the error that another leader has sent.
     pub(super) fn failure(&self, payload: &[u8]) -> Error {
         let failure = serde_json::from_slice::<Failure>(payload);
         failure.map_or_else(|_| self.unintelligible(), |failure| failure.error())
@@ -121,7 +122,7 @@ impl Peer {
             .with_ranks([self.rank])
     }
 
-    /// Returns the error for the loss of the peer, of which `cause` tells.
+    /// Returns the error for the loss of the other leader, of which `cause` tells.
     pub(super) fn lost(&self, cause: Error) -> Error {
         if cause.kind() != ErrorKind::Peer {
             return cause;

@@ -8,7 +8,7 @@ pub(super) const FRAME_BYTES: usize = 40;
 /// First bytes of every frame: the other end speaks the same protocol, and nothing was lost.
 const MARK: u32 = 0x7470_6c64;
 
-/// Longest payload of a frame that does not announce bytes of a claim.
+/// Longest payload of a frame that does not announce bytes of a fetch.
 pub(super) const PAYLOAD_MAX: u64 = 256 << 20;
 
 /// Meaning of a message.
@@ -17,7 +17,7 @@ pub(super) enum Kind {
     /// The ranges that the sender's node wants are the payload.
     Wants,
     /// The sender wants bytes of `source` for its `extent`; the ranges are the payload.
-    Claim,
+    Fetch,
     /// Bytes for the receiver's `extent`, at `offset` in the source, are the payload.
     Bytes,
     /// Bytes for the receiver's `extent` are no longer kept.
@@ -36,7 +36,7 @@ pub(super) enum Kind {
 
 const KINDS: [Kind; 9] = [
     Kind::Wants,
-    Kind::Claim,
+    Kind::Fetch,
     Kind::Bytes,
     Kind::Gone,
     Kind::Whole,
@@ -52,7 +52,7 @@ pub(super) struct Frame {
     pub(super) kind: Kind,
     /// Index of a source of the checkpoint.
     pub(super) source: u32,
-    /// The receiver's or sender's name for a claim.
+    /// The receiver's or sender's name for a fetch.
     pub(super) extent: u64,
     pub(super) offset: u64,
     /// Length of the payload, which follows the frame if it is not 0.

@@ -1,19 +1,19 @@
-//! The leaders of the other nodes, seen from the leader of one: what is claimed of them, and what
-//! they claim.
+//! The leaders of the other nodes, seen from the leader of one: the bytes that it fetches from
+//! them, and those that they fetch from it.
 //!
 //! ```text
-//!  lane ─ claim ─▶ outbox ─▶ serving thread ═ Claim ═▶ receiving thread ─ claims ─▶ serving thread
+//!  lane ─ fetch ─▶ outbox ─▶ serving thread ═ Fetch ═▶ receiving thread ─ wanted ─▶ serving thread
 //!                                                                                         │ link
 //!  lane ◀─ received ─ receiving thread ◀═══════ Bytes ══════════════════════════ shared region
 //! ```
 //!
-//! For each peer there are two threads. The serving thread is a rank of this node's own hub: it
-//! claims the regions that the peer wants, and so they are kept until they have been sent. Nothing
-//! is sent that was not claimed, and nothing is claimed before there is memory for it, so that no
-//! message waits for another one's memory.
+//! For each other leader there are two threads. The serving thread is a rank of this node's own
+//! dispatcher: it asks for the regions that the other leader wants, and so they are kept until they
+//! have been sent. Nothing is sent that was not asked for, and nothing is asked for before there is
+//! memory for it, so that no message waits for another one's memory.
 
 mod frame;
-mod peer;
+mod other_leader;
 mod receiving;
 mod serving;
 
@@ -25,10 +25,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use frame::{FRAME_BYTES, Frame, Kind, PAYLOAD_MAX, encode_ranges};
-use peer::{Peer, PeerState, Unfilled};
+use other_leader::{OtherLeader, OtherState, Unfilled};
 pub use serving::{Served, ServedRange};
 
-use super::hub::Hub;
+use super::dispatcher::Dispatcher;
 use super::link::{Joining, Link};
 use super::messages::{Failure, RankPlan};
 use super::serving::ServingGuard;
@@ -39,8 +39,8 @@ use crate::sync::event_count::EventCount;
 use crate::sync::lock::Mutex;
 use crate::sync::threads::Builder;
 
-/// Time in which a peer must take a message, and without a message after which it has stopped: once
-/// it has begun, it gives a sign of life every second or two.
+/// Time in which another leader must take a message, and without a message after which it has
+/// stopped: once it has begun, it gives a sign of life every second or two.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// Time in which a failed leader tells the others, before the load began.
@@ -48,8 +48,8 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Bytes that a leader wants of another node, and the memory for them.
 #[derive(Debug)]
-pub struct Claim {
-    /// Number of the extent, which identifies the claim.
+pub struct Fetch {
+    /// Number of the extent, which identifies the fetch.
     pub extent: usize,
     /// Index of the source in the engine.
     pub number: usize,
@@ -65,16 +65,16 @@ pub struct Claim {
     pub ranges: Vec<Range<u64>>,
 }
 
-/// End of a claim.
+/// End of a fetch.
 #[derive(Debug)]
 pub struct Received {
-    /// The claim.
-    pub claim: Claim,
-    /// How it ended.
+    /// The fetch.
+    pub fetch: Fetch,
+    /// Outcome of the fetch.
     pub outcome: Outcome,
 }
 
-/// Outcome of a claim.
+/// Outcome of a fetch.
 #[derive(Debug)]
 pub enum Outcome {
     /// The window holds the bytes.
@@ -91,28 +91,28 @@ pub enum Outcome {
 
 /// Change that the leader's reads are told of.
 #[derive(Debug)]
-pub enum PeerEvent<'a> {
-    /// A peer has failed or is lost, from which something is still needed.
+pub enum ClusterEvent<'a> {
+    /// Another leader has failed or is lost, from which something is still needed.
     Failed(&'a Error),
-    /// Every peer has read and verified what it reads for this node.
+    /// Every other leader has read and verified what it reads for this node.
     Whole,
 }
 
-type Listener = Arc<dyn Fn(&PeerEvent<'_>) + Send + Sync>;
+type Listener = Arc<dyn Fn(&ClusterEvent<'_>) + Send + Sync>;
 
 /// Connections to the other leaders.
-pub struct Peers {
-    shared: Arc<Shared>,
+pub struct Cluster {
+    inner: Arc<Inner>,
 }
 
-struct Shared {
+struct Inner {
     /// Rank of this leader.
     rank: usize,
     transport: Arc<dyn Transport>,
-    peers: Vec<Peer>,
-    /// Claims that have ended.
+    others: Vec<OtherLeader>,
+    /// Fetches that have ended.
     received: Mutex<Vec<Received>>,
-    /// Notified when a claim has ended.
+    /// Notified when a fetch has ended.
     events: Arc<EventCount>,
     /// Until nothing more is received.
     listener: Mutex<Option<Listener>>,
@@ -128,20 +128,20 @@ struct Shared {
 /// Ranges of sources, by the number of the source.
 type Ranges = Vec<(usize, Range<u64>)>;
 
-impl Peers {
+impl Cluster {
     /// Takes over the connections of the leader `rank` to the other `leaders`.
     pub fn new(transport: Arc<dyn Transport>, rank: usize, leaders: &[usize]) -> Self {
         let others = leaders.iter().enumerate().filter(|(_, it)| **it != rank);
-        let peer = |(position, rank): (usize, &usize)| Peer {
+        let other = |(position, rank): (usize, &usize)| OtherLeader {
             rank: *rank,
             position,
             state: Mutex::default(),
             wake: OnceLock::new(),
         };
-        let shared = Shared {
+        let inner = Inner {
             rank,
             transport,
-            peers: others.map(peer).collect(),
+            others: others.map(other).collect(),
             received: Mutex::default(),
             events: Arc::default(),
             listener: Mutex::default(),
@@ -151,21 +151,21 @@ impl Peers {
             is_cancelled: AtomicBool::new(false),
         };
         Self {
-            shared: Arc::new(shared),
+            inner: Arc::new(inner),
         }
     }
 
     /// Returns the ranks that lead the other nodes.
     pub fn ranks(&self) -> impl Iterator<Item = usize> {
-        self.shared.peers.iter().map(|peer| peer.rank)
+        self.inner.others.iter().map(|other| other.rank)
     }
 
-    /// Sends the ranges that this node wants to every peer, and returns theirs.
+    /// Sends the ranges that this node wants to every other leader, and returns theirs.
     ///
     /// # Errors
     ///
-    /// The failure of a peer; [`ErrorKind::Peer`] for one that is lost, or sends nothing by the
-    /// `deadline`; [`ErrorKind::OutOfMemory`] for threads.
+    /// The failure of another leader; [`ErrorKind::Peer`] for one that is lost, or sends nothing by
+    /// the `deadline`; [`ErrorKind::OutOfMemory`] for threads.
     pub fn exchange(
         &self,
         ranges: &[(usize, Range<u64>)],
@@ -174,17 +174,17 @@ impl Peers {
         let message = serde_json::to_vec(ranges).map_err(|error| {
             Error::new(ErrorKind::InvalidRequest, "cannot describe the load").with_source(error)
         })?;
-        let (shared, message) = (&*self.shared, &message);
+        let (inner, message) = (&*self.inner, &message);
         std::thread::scope(|scope| {
-            let sending = shared.peers.iter().map(|peer| {
-                let send = move || shared.send(peer, Frame::new(Kind::Wants), message, deadline);
+            let sending = inner.others.iter().map(|other| {
+                let send = move || inner.send(other, Frame::new(Kind::Wants), message, deadline);
                 Builder::new().spawn_scoped(scope, send)
             });
             let sending = sending
                 .collect::<io::Result<Vec<_>>>()
                 .map_err(Error::cannot_start_thread)?;
-            let receiving = shared.peers.iter().map(|peer| {
-                let receive = move || shared.receive_wants(peer, deadline);
+            let receiving = inner.others.iter().map(|other| {
+                let receive = move || inner.receive_wants(other, deadline);
                 Builder::new().spawn_scoped(scope, receive)
             });
             let receiving = receiving
@@ -196,7 +196,7 @@ impl Peers {
                 .map(|it| it.join().map_err(|_| bug())?)
                 .collect();
             let sent = sending.into_iter().map(|it| it.join().map_err(|_| bug())?);
-            // A failure that a peer has sent says more than the end of its connection.
+            // A failure that another leader has sent says more than the end of its connection.
             let sent: Result<()> = sent.collect();
             let received = received?;
             sent.map(|()| received)
@@ -204,14 +204,14 @@ impl Peers {
     }
 
     /// Tells leaders that this one has failed, without the threads that serve them.
-    fn abort(&self, peers: &[&Peer], message: &[u8]) {
+    fn abort(&self, others: &[&OtherLeader], message: &[u8]) {
         let deadline = Instant::now() + FAREWELL;
         std::thread::scope(|scope| {
-            for peer in peers {
+            for other in others {
                 let tell = move || {
                     let failed = Frame::new(Kind::Failed);
-                    // Sending fails if the peers have failed themselves.
-                    let _ = self.shared.send(peer, failed, message, deadline);
+                    // Sending fails if the other leaders have failed themselves.
+                    let _ = self.inner.send(other, failed, message, deadline);
                 };
                 if Builder::new().spawn_scoped(scope, tell).is_err() {
                     // No thread is left, so the connections are opened one after the other.
@@ -221,22 +221,23 @@ impl Peers {
         });
     }
 
-    /// Joins the hub of this node for each peer, under the ranks behind `size`, which it returns.
+    /// Joins the dispatcher of this node for each other leader, under the ranks behind `size`,
+    /// which it returns.
     ///
     /// # Errors
     ///
     /// The system refuses sockets.
-    pub fn join(&self, hub: &Hub, size: usize) -> Result<Vec<(usize, Joining)>> {
-        let join = |(index, _): (usize, &Peer)| {
+    pub fn join(&self, dispatcher: &Dispatcher, size: usize) -> Result<Vec<(usize, Joining)>> {
+        let join = |(index, _): (usize, &OtherLeader)| {
             let rank = size + index;
-            Ok((rank, hub.attach(rank, self.shared.rank)?))
+            Ok((rank, dispatcher.attach(rank, self.inner.rank)?))
         };
-        self.shared.peers.iter().enumerate().map(join).collect()
+        self.inner.others.iter().enumerate().map(join).collect()
     }
 
-    /// Begins to serve the peers and to receive from them. `served` says, by peer, what it wants of
-    /// this node, and `expected` how many bytes this node wants of it; `listener` hears of
-    /// changes. The peers may take until the `deadline` to begin, too.
+    /// Begins to serve the other leaders and to receive from them. `served` says, by other leader,
+    /// what it wants of this node, and `expected` how many bytes this node wants of it; `listener`
+    /// hears of changes. The other leaders may take until the `deadline` to begin, too.
     ///
     /// # Errors
     ///
@@ -250,179 +251,185 @@ impl Peers {
         listener: Listener,
         deadline: Instant,
     ) -> Result<()> {
-        let shared = &self.shared;
-        shared.is_unverified.store(!is_verified, Ordering::SeqCst);
+        let inner = &self.inner;
+        inner.is_unverified.store(!is_verified, Ordering::SeqCst);
         let mut links = Vec::new();
         for (index, ((joining, plan), served)) in joined.into_iter().zip(&served).enumerate() {
             let link = Link::begin(joining, &plan, &served.users(plan.regions.len()), false)?;
-            let peer = &shared.peers[index];
-            let mut state = peer.state.lock();
+            let other = &inner.others[index];
+            let mut state = other.state.lock();
             (state.missing, state.expected) = (expected[index], expected[index]);
             state.begins_by = Some(deadline);
             drop(state);
-            let _ = peer.wake.set(Arc::clone(link.events()));
+            let _ = other.wake.set(Arc::clone(link.events()));
             links.push(link);
         }
-        *shared.listener.lock() = Some(listener);
+        *inner.listener.lock() = Some(listener);
         // This guard is for the present thread, until it has started the others.
-        shared.receiving.store(1, Ordering::SeqCst);
+        inner.receiving.store(1, Ordering::SeqCst);
         let started = self.start(links, served);
-        shared.receiver_ended();
+        inner.receiver_ended();
         started
     }
 
-    /// Starts the threads of each peer.
+    /// Starts the threads of each other leader.
     fn start(&self, links: Vec<Link>, served: Vec<Served>) -> Result<()> {
-        let shared = &self.shared;
+        let inner = &self.inner;
         for (index, (link, served)) in links.into_iter().zip(served).enumerate() {
-            let rank = shared.peers[index].rank;
-            let (serving, receiving) = (Arc::clone(shared), Arc::clone(shared));
+            let rank = inner.others[index].rank;
+            let (serving, receiving) = (Arc::clone(inner), Arc::clone(inner));
             let spawn = |name: String| Builder::new().name(name);
             // The guards outlive the connections, which the process must not end before.
             let guard = ServingGuard::new();
-            // Nothing else sends to this peer from now on.
-            shared.peers[index].state.lock().is_served = true;
+            // Nothing else sends to this leader from now on.
+            inner.others[index].state.lock().is_served = true;
             let started = spawn(format!("tload-to-{rank}")).spawn(move || {
                 let (_guard, serving) = (guard, serving);
                 serving::run(&serving, index, link, served);
                 drop(serving);
             });
             if let Err(error) = started {
-                shared.peers[index].state.lock().is_served = false;
+                inner.others[index].state.lock().is_served = false;
                 return Err(Error::cannot_start_thread(error));
             }
             let guard = ServingGuard::new();
-            shared.receiving.fetch_add(1, Ordering::SeqCst);
+            inner.receiving.fetch_add(1, Ordering::SeqCst);
             let started = spawn(format!("tload-from-{rank}")).spawn(move || {
                 let (_guard, receiving) = (guard, receiving);
                 receiving::run(&receiving, index);
                 drop(receiving);
             });
             if let Err(error) = started {
-                shared.receiver_ended();
+                inner.receiver_ended();
                 return Err(Error::cannot_start_thread(error));
             }
         }
         Ok(())
     }
 
-    /// Returns the count that changes when a claim has ended.
+    /// Returns the count that changes when a fetch has ended.
     pub fn events(&self) -> &Arc<EventCount> {
-        &self.shared.events
+        &self.inner.events
     }
 
-    /// Claims bytes of the node that `owner` leads.
-    pub fn claim(&self, owner: usize, claim: Claim) {
-        let shared = &*self.shared;
-        let peer = shared.peer(owner);
-        let mut state = peer.state.lock();
-        if let Some(outcome) = shared.outcome_without(&state) {
+    /// Fetches bytes of the node that `owner` leads.
+    pub fn fetch(&self, owner: usize, fetch: Fetch) {
+        let inner = &*self.inner;
+        let other = inner.other(owner);
+        let mut state = other.state.lock();
+        if let Some(outcome) = inner.outcome_without(&state) {
             drop(state);
-            shared.end(claim, outcome);
+            inner.end(fetch, outcome);
             return;
         }
-        let payload = encode_ranges(&claim.ranges);
-        let extent = claim.extent as u64;
+        let payload = encode_ranges(&fetch.ranges);
+        let extent = fetch.extent as u64;
         let frame = Frame {
-            source: u32::try_from(claim.source).expect("shards are few"),
+            source: u32::try_from(fetch.source).expect("shards are few"),
             extent,
-            ..Frame::new(Kind::Claim)
+            ..Frame::new(Kind::Fetch)
         };
         state.outbox.push_back((frame, payload));
-        let missing = claim.ranges.iter().map(|it| it.end - it.start).sum();
-        state.claims.insert(extent, Unfilled { claim, missing });
+        let missing = fetch.ranges.iter().map(|it| it.end - it.start).sum();
+        state.fetches.insert(extent, Unfilled { fetch, missing });
         drop(state);
-        peer.notify();
+        other.notify();
     }
 
-    /// Takes the claims that have ended.
+    /// Takes the fetches that have ended.
     pub fn take_received(&self, received: &mut Vec<Received>) {
-        received.append(&mut self.shared.received.lock());
+        received.append(&mut self.inner.received.lock());
     }
 
-    /// Ends all claims: this load is over.
+    /// Ends all fetches: this load is over.
     pub fn cancel(&self) {
-        self.shared.is_cancelled.store(true, Ordering::SeqCst);
-        for peer in &self.shared.peers {
-            self.shared.end_claims(peer, || Outcome::Cancelled);
+        self.inner.is_cancelled.store(true, Ordering::SeqCst);
+        for other in &self.inner.others {
+            self.inner.end_fetches(other, || Outcome::Cancelled);
         }
     }
 
-    /// Tells the peers that everything that this node reads has been read and verified.
+    /// Tells the other leaders that everything that this node reads has been read and verified.
     pub fn whole(&self) {
-        for peer in &self.shared.peers {
-            peer.post(Kind::Whole, Vec::new());
+        for other in &self.inner.others {
+            other.post(Kind::Whole, Vec::new());
         }
     }
 
-    /// Returns whether every peer has read and verified what it reads for this node.
+    /// Returns whether every other leader has read and verified what it reads for this node.
     pub fn are_whole(&self) -> bool {
-        let is_whole = |peer: &Peer| {
-            let state = peer.state.lock();
+        let is_whole = |other: &OtherLeader| {
+            let state = other.state.lock();
             state.is_whole || state.expected == 0
         };
-        self.shared.peers.iter().all(is_whole)
+        self.inner.others.iter().all(is_whole)
     }
 
-    /// Tells the peers that this node needs nothing more of them.
+    /// Tells the other leaders that this node needs nothing more of them.
     pub fn done(&self) {
-        for peer in &self.shared.peers {
-            let mut state = peer.state.lock();
+        for other in &self.inner.others {
+            let mut state = other.state.lock();
             if !std::mem::replace(&mut state.is_done, true) {
                 let frame = Frame::new(Kind::Done);
                 state.outbox.push_back((frame, Vec::new()));
             }
             drop(state);
-            peer.notify();
+            other.notify();
         }
     }
 
-    /// Records that no rank of this node needs anything more: what it still claims is not sent.
+    /// Records that no rank of this node needs anything more: what it still fetches is not sent.
     pub fn leave(&self) {
-        self.shared.has_left.store(true, Ordering::SeqCst);
-        for peer in &self.shared.peers {
-            self.shared.end_claims(peer, || Outcome::Unneeded);
+        self.inner.has_left.store(true, Ordering::SeqCst);
+        for other in &self.inner.others {
+            self.inner.end_fetches(other, || Outcome::Unneeded);
         }
         self.done();
     }
 
-    /// Tells the peers that this node has failed.
+    /// Tells the other leaders that this node has failed.
     pub fn failed(&self, error: &Error) {
-        let message = self.shared.failure(error);
+        let message = self.inner.failure(error);
         let mut unserved = Vec::new();
-        for peer in &self.shared.peers {
-            let mut state = peer.state.lock();
+        for other in &self.inner.others {
+            let mut state = other.state.lock();
             if state.is_served {
                 // Set this before the serving thread sees that it may end.
                 state.close(message.clone());
             } else {
-                unserved.push(peer);
+                unserved.push(other);
                 state.is_closing = true;
             }
             drop(state);
-            peer.notify();
+            other.notify();
         }
         self.abort(&unserved, &message);
     }
 }
 
-impl Shared {
-    fn peer(&self, rank: usize) -> &Peer {
-        let mut peers = self.peers.iter();
-        peers
-            .find(|peer| peer.rank == rank)
+impl Inner {
+    fn other(&self, rank: usize) -> &OtherLeader {
+        let mut others = self.others.iter();
+        others
+            .find(|other| other.rank == rank)
             .expect("an owner leads a node")
     }
 
     /// Sends a message.
-    fn send(&self, peer: &Peer, frame: Frame, payload: &[u8], deadline: Instant) -> Result<()> {
+    fn send(
+        &self,
+        other: &OtherLeader,
+        frame: Frame,
+        payload: &[u8],
+        deadline: Instant,
+    ) -> Result<()> {
         let frame = frame.with_payload(payload);
         self.transport
-            .send(peer.position, &frame.encode(), deadline)?;
+            .send(other.position, &frame.encode(), deadline)?;
         if payload.is_empty() {
             return Ok(());
         }
-        self.transport.send(peer.position, payload, deadline)
+        self.transport.send(other.position, payload, deadline)
     }
 
     /// Describes a failure of this node for others.
@@ -430,47 +437,52 @@ impl Shared {
         serde_json::to_vec(&Failure::new(self.rank, error)).unwrap_or_default()
     }
 
-    fn receive_frame(&self, peer: &Peer, deadline: Instant) -> Result<Frame> {
+    fn receive_frame(&self, other: &OtherLeader, deadline: Instant) -> Result<Frame> {
         let mut bytes = [0; FRAME_BYTES];
         self.transport
-            .receive(peer.position, &mut bytes, deadline)?;
-        Frame::decode(&bytes).ok_or_else(|| peer.unintelligible())
+            .receive(other.position, &mut bytes, deadline)?;
+        Frame::decode(&bytes).ok_or_else(|| other.unintelligible())
     }
 
-    /// Receives the payload of a message that is not for a claim.
-    fn receive_payload(&self, peer: &Peer, frame: &Frame, deadline: Instant) -> Result<Vec<u8>> {
+    /// Receives the payload of a message that is not for a fetch.
+    fn receive_payload(
+        &self,
+        other: &OtherLeader,
+        frame: &Frame,
+        deadline: Instant,
+    ) -> Result<Vec<u8>> {
         if frame.len > PAYLOAD_MAX {
-            return Err(peer.unintelligible());
+            return Err(other.unintelligible());
         }
         let mut payload = vec![0; usize::try_from(frame.len).unwrap_or(0)];
         if !payload.is_empty() {
             self.transport
-                .receive(peer.position, &mut payload, deadline)?;
+                .receive(other.position, &mut payload, deadline)?;
         }
         if frame.checksum(&payload) != frame.crc {
-            return Err(peer.damaged());
+            return Err(other.damaged());
         }
         Ok(payload)
     }
 
-    fn receive_wants(&self, peer: &Peer, deadline: Instant) -> Result<Ranges> {
-        let frame = self.receive_frame(peer, deadline)?;
-        let payload = self.receive_payload(peer, &frame, deadline)?;
+    fn receive_wants(&self, other: &OtherLeader, deadline: Instant) -> Result<Ranges> {
+        let frame = self.receive_frame(other, deadline)?;
+        let payload = self.receive_payload(other, &frame, deadline)?;
         match frame.kind {
-            Kind::Wants => serde_json::from_slice(&payload).map_err(|_| peer.unintelligible()),
-            Kind::Failed => Err(peer.failure(&payload)),
-            Kind::Claim
+            Kind::Wants => serde_json::from_slice(&payload).map_err(|_| other.unintelligible()),
+            Kind::Failed => Err(other.failure(&payload)),
+            Kind::Fetch
             | Kind::Bytes
             | Kind::Gone
             | Kind::Whole
             | Kind::Done
             | Kind::Bye
-            | Kind::Alive => Err(peer.unintelligible()),
+            | Kind::Alive => Err(other.unintelligible()),
         }
     }
 
-    /// Returns the outcome of claims that no longer wait for the peer, if that is so.
-    fn outcome_without(&self, state: &PeerState) -> Option<Outcome> {
+    /// Returns the outcome of fetches that no longer wait for the other leader, if that is so.
+    fn outcome_without(&self, state: &OtherState) -> Option<Outcome> {
         if self.has_left.load(Ordering::SeqCst) {
             Some(Outcome::Unneeded)
         } else if self.is_cancelled.load(Ordering::SeqCst) {
@@ -481,19 +493,19 @@ impl Shared {
         }
     }
 
-    fn end(&self, claim: Claim, outcome: Outcome) {
-        self.received.lock().push(Received { claim, outcome });
+    fn end(&self, fetch: Fetch, outcome: Outcome) {
+        self.received.lock().push(Received { fetch, outcome });
         self.events.notify();
     }
 
-    fn end_claims(&self, peer: &Peer, outcome: impl Fn() -> Outcome) {
-        let claims = std::mem::take(&mut peer.state.lock().claims);
-        for unfilled in claims.into_values() {
-            self.end(unfilled.claim, outcome());
+    fn end_fetches(&self, other: &OtherLeader, outcome: impl Fn() -> Outcome) {
+        let fetches = std::mem::take(&mut other.state.lock().fetches);
+        for unfilled in fetches.into_values() {
+            self.end(unfilled.fetch, outcome());
         }
     }
 
-    fn tell(&self, event: &PeerEvent<'_>) {
+    fn tell(&self, event: &ClusterEvent<'_>) {
         // The lock is released first, because this may fail the load, which ends here.
         let listener = self.listener.lock().clone();
         if let Some(listener) = listener {
@@ -509,10 +521,10 @@ impl Shared {
         }
     }
 
-    /// Records that a peer fills no more claims.
-    fn ended(&self, peer: &Peer, error: &Error) {
+    /// Records that another leader fills no more fetches.
+    fn ended(&self, other: &OtherLeader, error: &Error) {
         let is_needed = {
-            let mut state = peer.state.lock();
+            let mut state = other.state.lock();
             state.needs_nothing = true;
             if state.ended.is_some() {
                 return;
@@ -523,18 +535,18 @@ impl Shared {
             !state.is_done && (state.missing > 0 || !is_whole)
         };
         if is_needed {
-            self.tell(&PeerEvent::Failed(error));
+            self.tell(&ClusterEvent::Failed(error));
         }
-        self.end_claims(peer, || Outcome::Failed(error.again()));
-        peer.notify();
+        self.end_fetches(other, || Outcome::Failed(error.again()));
+        other.notify();
         self.events.notify();
     }
 }
 
-impl fmt::Debug for Peers {
+impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ranks: Vec<_> = self.ranks().collect();
-        f.debug_struct("Peers")
+        f.debug_struct("Cluster")
             .field("ranks", &ranks)
             .finish_non_exhaustive()
     }

@@ -1,33 +1,33 @@
-//! Thread that receives everything that one peer sends.
+//! Thread that receives everything that one other leader sends.
 
 use std::time::Instant;
 
 use super::frame::{Frame, Kind, decode_ranges};
-use super::{Outcome, PeerEvent, Shared, Unfilled};
+use super::{ClusterEvent, Inner, Outcome, Unfilled};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Receives until the peer says that it sends nothing more, or is lost.
-pub(super) fn run(shared: &Shared, index: usize) {
-    receive_all(shared, index);
-    shared.receiver_ended();
+/// Receives until the other leader says that it sends nothing more, or is lost.
+pub(super) fn run(inner: &Inner, index: usize) {
+    receive_all(inner, index);
+    inner.receiver_ended();
 }
 
-fn receive_all(shared: &Shared, index: usize) {
-    let peer = &shared.peers[index];
+fn receive_all(inner: &Inner, index: usize) {
+    let other = &inner.others[index];
     loop {
-        match step(shared, index) {
+        match step(inner, index) {
             Ok(true) => {}
             Ok(false) => {
-                // Claims that are still open will never be filled.
+                // Fetches that are still open will never be filled.
                 let error = Error::new(
                     ErrorKind::Peer,
-                    format!("rank {} has left the load", peer.rank),
+                    format!("rank {} has left the load", other.rank),
                 );
-                shared.ended(peer, &error.with_ranks([peer.rank]));
+                inner.ended(other, &error.with_ranks([other.rank]));
                 return;
             }
             Err(error) => {
-                shared.ended(peer, &peer.lost(error));
+                inner.ended(other, &other.lost(error));
                 return;
             }
         }
@@ -35,42 +35,42 @@ fn receive_all(shared: &Shared, index: usize) {
 }
 
 /// Receives one message. Returns whether more will follow.
-fn step(shared: &Shared, index: usize) -> Result<bool> {
-    let peer = &shared.peers[index];
-    let deadline = peer.deadline();
-    let frame = shared.receive_frame(peer, deadline)?;
+fn step(inner: &Inner, index: usize) -> Result<bool> {
+    let other = &inner.others[index];
+    let deadline = other.deadline();
+    let frame = inner.receive_frame(other, deadline)?;
     if frame.kind == Kind::Bytes {
-        receive_bytes(shared, index, &frame)?;
-        peer.state.lock().heard();
+        receive_bytes(inner, index, &frame)?;
+        other.state.lock().heard();
         return Ok(true);
     }
-    let payload = shared.receive_payload(peer, &frame, deadline)?;
-    let mut state = peer.state.lock();
+    let payload = inner.receive_payload(other, &frame, deadline)?;
+    let mut state = other.state.lock();
     state.heard();
     match frame.kind {
-        Kind::Claim => {
-            let ranges = decode_ranges(&payload).ok_or_else(|| peer.unintelligible())?;
-            let claim = (frame.extent, frame.source as usize, ranges);
-            state.wanted.push_back(claim);
+        Kind::Fetch => {
+            let ranges = decode_ranges(&payload).ok_or_else(|| other.unintelligible())?;
+            let fetch = (frame.extent, frame.source as usize, ranges);
+            state.wanted.push_back(fetch);
         }
         Kind::Gone => {
-            let unfilled = state.claims.remove(&frame.extent);
+            let unfilled = state.fetches.remove(&frame.extent);
             // The rest comes from storage.
             let rest = unfilled.as_ref().map_or(0, |unfilled| unfilled.missing);
             state.missing = state.missing.saturating_sub(rest);
             drop(state);
             if let Some(unfilled) = unfilled {
-                shared.end(unfilled.claim, Outcome::Gone);
+                inner.end(unfilled.fetch, Outcome::Gone);
             }
         }
         Kind::Whole => {
             state.is_whole = true;
             drop(state);
-            shared.tell(&PeerEvent::Whole);
+            inner.tell(&ClusterEvent::Whole);
         }
         Kind::Failed => {
             drop(state);
-            shared.ended(peer, &peer.failure(&payload));
+            inner.ended(other, &other.failure(&payload));
         }
         Kind::Done => state.needs_nothing = true,
         Kind::Bye => {
@@ -78,69 +78,69 @@ fn step(shared: &Shared, index: usize) -> Result<bool> {
             return Ok(false);
         }
         Kind::Alive => {}
-        Kind::Wants | Kind::Bytes => return Err(peer.unintelligible()),
+        Kind::Wants | Kind::Bytes => return Err(other.unintelligible()),
     }
-    peer.notify();
+    other.notify();
     Ok(true)
 }
 
-/// Receives bytes of a claim, straight into its window.
-fn receive_bytes(shared: &Shared, index: usize, frame: &Frame) -> Result<()> {
-    let peer = &shared.peers[index];
-    let deadline = peer.deadline();
-    let len = usize::try_from(frame.len).map_err(|_| peer.unintelligible())?;
-    // Take the claim out of the table while it is written to, so that nothing else ends it
+/// Receives bytes of a fetch, straight into its window.
+fn receive_bytes(inner: &Inner, index: usize, frame: &Frame) -> Result<()> {
+    let other = &inner.others[index];
+    let deadline = other.deadline();
+    let len = usize::try_from(frame.len).map_err(|_| other.unintelligible())?;
+    // Take the fetch out of the table while it is written to, so that nothing else ends it
     // meanwhile.
-    let found = peer.state.lock().claims.remove(&frame.extent);
+    let found = other.state.lock().fetches.remove(&frame.extent);
     let Some(mut unfilled) = found else {
-        // This node has already ended the claim.
-        shared.receive_payload(peer, frame, deadline)?;
+        // This node has already ended the fetch.
+        inner.receive_payload(other, frame, deadline)?;
         return Ok(());
     };
-    let filled = fill(shared, index, &mut unfilled, frame, len, deadline);
+    let filled = fill(inner, index, &mut unfilled, frame, len, deadline);
     if let Err(error) = filled {
-        let lost = peer.lost(error);
-        shared.end(unfilled.claim, Outcome::Failed(lost.again()));
+        let lost = other.lost(error);
+        inner.end(unfilled.fetch, Outcome::Failed(lost.again()));
         return Err(lost);
     }
     unfilled.missing -= frame.len;
-    let mut state = peer.state.lock();
+    let mut state = other.state.lock();
     state.missing = state.missing.saturating_sub(frame.len);
     let outcome = if unfilled.missing == 0 {
         Some(Outcome::Filled)
     } else {
-        shared.outcome_without(&state)
+        inner.outcome_without(&state)
     };
     let Some(outcome) = outcome else {
-        state.claims.insert(frame.extent, unfilled);
+        state.fetches.insert(frame.extent, unfilled);
         return Ok(());
     };
     drop(state);
-    shared.end(unfilled.claim, outcome);
+    inner.end(unfilled.fetch, outcome);
     Ok(())
 }
 
 fn fill(
-    shared: &Shared,
+    inner: &Inner,
     index: usize,
     unfilled: &mut Unfilled,
     frame: &Frame,
     len: usize,
     deadline: Instant,
 ) -> Result<()> {
-    let peer = &shared.peers[index];
-    let Unfilled { claim, missing } = unfilled;
+    let other = &inner.others[index];
+    let Unfilled { fetch, missing } = unfilled;
     let wanted = frame.offset..frame.offset.saturating_add(frame.len);
-    let is_claimed =
+    let is_wanted =
         |range: &std::ops::Range<u64>| range.start <= wanted.start && wanted.end <= range.end;
-    if frame.len > *missing || !claim.ranges.iter().any(is_claimed) {
-        return Err(peer.unintelligible());
+    if frame.len > *missing || !fetch.ranges.iter().any(is_wanted) {
+        return Err(other.unintelligible());
     }
-    let start = usize::try_from(frame.offset - claim.offset).map_err(|_| peer.unintelligible())?;
-    let window = claim.lease.bytes_mut(start..start + len);
-    shared.transport.receive(peer.position, window, deadline)?;
+    let start = usize::try_from(frame.offset - fetch.offset).map_err(|_| other.unintelligible())?;
+    let window = fetch.lease.bytes_mut(start..start + len);
+    inner.transport.receive(other.position, window, deadline)?;
     if frame.checksum(window) != frame.crc {
-        return Err(peer.damaged());
+        return Err(other.damaged());
     }
     Ok(())
 }
@@ -154,16 +154,16 @@ mod tests {
 
     use super::*;
     use crate::channel::Channel;
+    use crate::cluster::{Cluster, Served};
     use crate::link::Joining;
     use crate::messages::{RankPlan, Request};
-    use crate::peers::{Peers, Served};
     use crate::transport::Transport;
 
     /// Longer than anything here takes.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Transport from a peer that gives each sign of life when it is told to, and is lost at the
-    /// end. Passes on all deadlines.
+    /// Transport from another leader that gives each sign of life when it is told to, and is lost
+    /// at the end. Passes on all deadlines.
     #[derive(Debug)]
     struct Deadlines {
         sent: Sender<Instant>,
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn silence_counts_once_peer_has_begun() {
-        let (own, _hub) = Channel::pair().expect("sockets");
+        let (own, _dispatcher) = Channel::pair().expect("sockets");
         let joining = Joining::join_own((own, 4), 9, &Request::default()).expect("open");
         let ((sent, is_sent), (received, is_received)) = (unbounded(), unbounded());
         let (sign, signs) = unbounded();
@@ -197,19 +197,19 @@ mod tests {
             received,
             signs,
         };
-        let peers = Peers::new(Arc::new(transport), 4, &[4, 6]);
+        let others = Cluster::new(Arc::new(transport), 4, &[4, 6]);
         let begins_by = Instant::now() + Duration::from_secs(3600);
         let joined = vec![(joining, RankPlan::default())];
-        let listener = Arc::new(|_: &PeerEvent<'_>| ());
+        let listener = Arc::new(|_: &ClusterEvent<'_>| ());
         let served = vec![Served::default()];
-        let begun = peers.begin(joined, served, &[0], false, listener, begins_by);
+        let begun = others.begin(joined, served, &[0], false, listener, begins_by);
         begun.expect("threads");
-        peers.done();
+        others.done();
         let next = |deadlines: &Receiver<Instant>| deadlines.recv_timeout(PATIENCE).expect("one");
         assert_eq!((next(&is_sent), next(&is_received)), (begins_by, begins_by));
         sign.send(()).expect("is awaited");
         assert!(next(&is_received) < begins_by);
-        // The last message to a lost peer.
+        // The last message to a lost leader.
         drop(sign);
         while next(&is_sent) == begins_by {}
     }

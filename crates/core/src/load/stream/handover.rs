@@ -59,7 +59,7 @@ pub(crate) trait LastSteps: Send + Sync {
 }
 
 /// State shared by the lanes and the caller.
-pub(crate) struct Shared {
+pub(crate) struct Handover {
     pub(super) setup: StreamSetup,
     pub(super) bytes_total: u64,
     inner: Mutex<Inner>,
@@ -82,10 +82,10 @@ pub(super) struct Inner {
     pub(super) report: Report,
 }
 
-impl Shared {
+impl Handover {
     pub(crate) fn new(mut setup: StreamSetup) -> Arc<Self> {
         let tensors = Arc::clone(&setup.tensors);
-        let shared = Arc::new(Self {
+        let handover = Arc::new(Self {
             bytes_total: tensors.iter().map(TensorInfo::byte_len).sum(),
             inner: Mutex::new(Inner {
                 state: State::new(setup.lanes, tensors.len() as u64, setup.order),
@@ -107,9 +107,9 @@ impl Shared {
             .map(|(index, info)| (index, Tensor::new(info.clone(), TensorBytes::Empty)))
             .collect();
         if !ready.is_empty() {
-            shared.push(&mut ready);
+            handover.push(&mut ready);
         }
-        shared
+        handover
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {

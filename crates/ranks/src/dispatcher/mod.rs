@@ -22,11 +22,12 @@ use crate::memory::Region;
 use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::threads::Builder;
 
-/// Connection of the leader's reads to the hub, which reports their progress. Clones share the hub.
+/// Connection of the leader's reads to the dispatcher, which reports their progress. Clones share
+/// the dispatcher.
 #[derive(Clone, Debug)]
-pub struct Hub(Arc<Shared>);
+pub struct Dispatcher(Arc<Inner>);
 
-struct Shared {
+struct Inner {
     state: Mutex<State>,
     /// Signalled when a rank has joined, and at the end.
     changed: Condvar,
@@ -40,11 +41,11 @@ struct State {
     joined: Vec<(usize, Request)>,
     statistics: Vec<(usize, RankStatistics)>,
     ended: bool,
-    /// Refusal of the system that ended the hub.
+    /// Refusal of the system that ended the dispatcher.
     refusal: Option<io::Error>,
 }
 
-/// Change that the hub is told of.
+/// Change that the dispatcher is told of.
 enum Event {
     /// Another node is served from here, as if it were a rank.
     Attached(Channel),
@@ -64,12 +65,13 @@ enum Event {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) or the system's refusal of anonymous memory.
+/// [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) or the system's refusal of
+/// anonymous memory.
 pub fn encode(plan: &impl Serialize) -> Result<Carried> {
     payload::write(plan).map_err(|error| Error::from_io("cannot send the plan", error))
 }
 
-/// Everything that the hub needs to serve a load.
+/// Everything that the dispatcher needs to serve a load.
 pub struct Start {
     /// Ranks of the node, and then those that stand for other nodes.
     pub ranks: Vec<usize>,
@@ -93,7 +95,7 @@ pub struct Start {
 }
 
 impl Start {
-    /// Describes a hub that only sends an answer to each of `ranks`.
+    /// Describes a dispatcher that only sends an answer to each of `ranks`.
     pub(super) fn of_one_answer(ranks: &[usize], answer: &Carried) -> Self {
         Self {
             ranks: ranks.to_vec(),
@@ -109,28 +111,28 @@ impl Start {
     }
 }
 
-impl Hub {
-    /// Starts a hub for ranks that connect to `listener`, and one that is connected already: the
-    /// leader's own.
+impl Dispatcher {
+    /// Starts a dispatcher for ranks that connect to `listener`, and one that is connected already:
+    /// the leader's own.
     pub(super) fn start(listener: Listener, own: Channel) -> Result<Self> {
         let refused = |error| Error::from_io("cannot start sharing", error);
         let wake = Wake::new().map_err(refused)?;
         let failure_memory = payload::create().map_err(refused)?;
-        let hub = Self(Arc::new(Shared {
+        let dispatcher = Self(Arc::new(Inner {
             state: Mutex::default(),
             changed: Condvar::default(),
             wake,
         }));
-        let ending = Ending::begin(Arc::clone(&hub.0));
+        let ending = Ending::begin(Arc::clone(&dispatcher.0));
         Builder::new()
-            .name("tload-hub".to_owned())
+            .name("tload-dispatch".to_owned())
             .spawn(move || Serving::new(&ending.0, listener, own, failure_memory).run())
             .map_err(Error::cannot_start_thread)?;
-        Ok(hub)
+        Ok(dispatcher)
     }
 
-    /// Joins the hub of this process, whose rank is `leader`, as a `rank` that stands for another
-    /// node.
+    /// Joins the dispatcher of this process, whose rank is `leader`, as a `rank` that stands for
+    /// another node.
     ///
     /// # Errors
     ///
@@ -147,8 +149,9 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) with the ranks that have not, at the deadline or when the hub has
-    /// ended; the refusal of the system that ended it, such as too many open files.
+    /// [`ErrorKind::Peer`](crate::error::ErrorKind::Peer) with the ranks that have not, at the
+    /// deadline or when the dispatcher has ended; the refusal of the system that ended it, such as
+    /// too many open files.
     pub fn requests(&self, ranks: &[usize], deadline: Instant) -> Result<Vec<Request>> {
         let mut state = self.0.state.lock();
         loop {
@@ -199,7 +202,7 @@ impl Hub {
         self.tell(Event::Whole);
     }
 
-    /// Ends the hub before it serves a load.
+    /// Ends the dispatcher before it serves a load.
     pub fn close(&self) {
         self.tell(Event::Close);
     }
@@ -232,18 +235,18 @@ impl std::fmt::Debug for Start {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hub").finish_non_exhaustive()
+        f.debug_struct("Dispatcher").finish_non_exhaustive()
     }
 }
 
-/// A hub's thread, however it ends.
-struct Ending(Arc<Shared>, ServingGuard);
+/// A dispatcher's thread, however it ends.
+struct Ending(Arc<Inner>, ServingGuard);
 
 impl Ending {
-    fn begin(shared: Arc<Shared>) -> Self {
-        Self(shared, ServingGuard::new())
+    fn begin(inner: Arc<Inner>) -> Self {
+        Self(inner, ServingGuard::new())
     }
 }
 
@@ -267,9 +270,9 @@ mod tests {
     #[test]
     fn refusal_to_accept_ranks_is_named() {
         let (own, _other) = Channel::pair().expect("a pair");
-        let hub = Hub::start(Listener::refused(), own).expect("starts");
+        let dispatcher = Dispatcher::start(Listener::refused(), own).expect("starts");
         let deadline = Instant::now() + Duration::from_secs(60);
-        let error = hub.requests(&[0, 1], deadline).expect_err("refused");
+        let error = dispatcher.requests(&[0, 1], deadline).expect_err("refused");
         assert_eq!(
             error.chain(),
             "cannot accept the other ranks of this node\n  caused by: Invalid argument (os error 22)"

@@ -1,20 +1,20 @@
-//! Thread that sends all messages to one peer: claims and state changes of this node, and the bytes
-//! that the peer has claimed, out of shared regions.
+//! Thread that sends all messages to one other leader: fetches and state changes of this node, and
+//! the bytes that the other leader has asked for, out of shared regions.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind};
-use super::{Peer, Shared};
+use super::{Inner, OtherLeader};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::{Availability, Link};
 use crate::messages::RankStatistics;
 
-/// Longest time without a message to the peer while this process runs.
+/// Longest time without a message to the other leader while this process runs.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
-/// Bytes of a region that a peer wants.
+/// Bytes of a region that another leader wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedRange {
     /// Index of the source in the checkpoint.
@@ -27,11 +27,11 @@ pub struct ServedRange {
     pub offset: u64,
 }
 
-/// Everything that a peer wants of this node, by source and offset.
+/// Everything that another leader wants of this node, by source and offset.
 #[derive(Clone, Debug, Default)]
 pub struct Served(pub Vec<ServedRange>);
 
-/// Bytes of one region for one claim.
+/// Bytes of one region for one fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Piece {
     extent: u64,
@@ -43,7 +43,8 @@ struct Piece {
 }
 
 impl Served {
-    /// Returns the number of uses of each of `regions` regions: one of those that the peer wants.
+    /// Returns the number of uses of each of `regions` regions: one of those that the other leader
+    /// wants.
     pub(super) fn users(&self, regions: usize) -> Vec<usize> {
         let mut users = vec![0; regions];
         for served in &self.0 {
@@ -61,7 +62,7 @@ impl Served {
         missing
     }
 
-    /// Divides a claimed range among regions; `None` if some of it was not agreed.
+    /// Divides a range that was asked for among regions; `None` if some of it was not agreed.
     fn pieces(&self, extent: u64, source: usize, wanted: &Range<u64>) -> Option<Vec<Piece>> {
         let is_before =
             |served: &ServedRange| (served.source, served.range.end) <= (source, wanted.start);
@@ -88,26 +89,26 @@ impl Served {
 
 /// State of the thread.
 struct Serving<'s> {
-    shared: &'s Shared,
-    peer: &'s Peer,
+    inner: &'s Inner,
+    other: &'s OtherLeader,
     link: Link,
     served: Served,
-    /// By region: bytes that the peer has not received.
+    /// By region: bytes that the other leader has not received.
     missing: Vec<u64>,
     /// Claimed bytes that are not filled yet.
     waiting: VecDeque<Piece>,
     sent: Instant,
-    /// The hub keeps nothing for the peer any more.
+    /// The dispatcher keeps nothing for the other leader any more.
     has_finished: bool,
 }
 
-/// Serves until neither node needs anything more of the other, or the peer is lost.
-pub(super) fn run(shared: &Shared, index: usize, link: Link, served: Served) {
+/// Serves until neither node needs anything more of the other, or the other leader is lost.
+pub(super) fn run(inner: &Inner, index: usize, link: Link, served: Served) {
     let regions = link.regions();
-    let peer = &shared.peers[index];
+    let other = &inner.others[index];
     let mut serving = Serving {
-        shared,
-        peer,
+        inner,
+        other,
         missing: served.missing(regions),
         link,
         served,
@@ -116,7 +117,7 @@ pub(super) fn run(shared: &Shared, index: usize, link: Link, served: Served) {
         has_finished: false,
     };
     if let Err(error) = serving.run() {
-        shared.ended(peer, &peer.lost(error));
+        inner.ended(other, &other.lost(error));
     }
     serving.finish();
 }
@@ -126,7 +127,7 @@ impl Serving<'_> {
         loop {
             // The leader's thread gives a sign of life every second, so no wait takes longer.
             let seen = self.link.events().count();
-            let messages = self.peer.state.lock().outbox.drain(..).collect::<Vec<_>>();
+            let messages = self.other.state.lock().outbox.drain(..).collect::<Vec<_>>();
             let mut has_sent = !messages.is_empty();
             for (frame, payload) in messages {
                 self.send(frame, &payload)?;
@@ -134,8 +135,9 @@ impl Serving<'_> {
             if self.is_over() {
                 return self.send(Frame::new(Kind::Bye), &[]);
             }
-            if self.peer.state.lock().needs_nothing {
-                // The peer may have left before it sent all claims. Nothing must be kept for those.
+            if self.other.state.lock().needs_nothing {
+                // The other leader may have left before it sent all fetches. Nothing must be kept
+                // for those.
                 self.finish();
             }
             self.take_claims()?;
@@ -150,14 +152,14 @@ impl Serving<'_> {
         }
     }
 
-    /// Tells the hub that the peer runs, if it has been heard.
+    /// Tells the dispatcher that the other leader runs, if it has been heard.
     fn give_sign_of_life(&self) {
-        if std::mem::take(&mut self.peer.state.lock().was_heard) {
+        if std::mem::take(&mut self.other.state.lock().was_heard) {
             self.link.give_sign_of_life();
         }
     }
 
-    /// Tells the hub that the peer needs nothing more.
+    /// Tells the dispatcher that the other leader needs nothing more.
     fn finish(&mut self) {
         if !std::mem::replace(&mut self.has_finished, true) {
             self.waiting.clear();
@@ -167,7 +169,7 @@ impl Serving<'_> {
 
     /// Returns whether nothing is left to be sent.
     fn is_over(&self) -> bool {
-        let state = self.peer.state.lock();
+        let state = self.other.state.lock();
         let has_ended = state.is_done || state.ended.is_some();
         let is_over = state.is_closing || (state.needs_nothing && has_ended);
         state.outbox.is_empty() && is_over
@@ -175,20 +177,20 @@ impl Serving<'_> {
 
     fn send(&mut self, frame: Frame, payload: &[u8]) -> Result<()> {
         self.sent = Instant::now();
-        let deadline = self.peer.deadline();
-        self.shared.send(self.peer, frame, payload, deadline)
+        let deadline = self.other.deadline();
+        self.inner.send(self.other, frame, payload, deadline)
     }
 
     fn take_claims(&mut self) -> Result<()> {
-        let claims = std::mem::take(&mut self.peer.state.lock().wanted);
-        for (extent, source, ranges) in claims {
+        let fetches = std::mem::take(&mut self.other.state.lock().wanted);
+        for (extent, source, ranges) in fetches {
             for range in &ranges {
                 let pieces = self
                     .served
                     .pieces(extent, source, range)
-                    .ok_or_else(|| self.peer.unintelligible())?;
+                    .ok_or_else(|| self.other.unintelligible())?;
                 for piece in &pieces {
-                    self.link.claim(piece.region);
+                    self.link.ask(piece.region);
                 }
                 self.waiting.extend(pieces);
             }
@@ -196,7 +198,7 @@ impl Serving<'_> {
         Ok(())
     }
 
-    /// Sends the claimed bytes that are filled, and queues the failure if some never will be.
+    /// Sends the bytes asked for that are filled, and queues the failure if some never will be.
     /// Returns whether there was any.
     fn send_filled(&mut self) -> Result<bool> {
         let mut has_sent = false;
@@ -218,10 +220,10 @@ impl Serving<'_> {
                     self.send(gone, &[])?;
                 }
                 Availability::Failed(error) => {
-                    let mut state = self.peer.state.lock();
+                    let mut state = self.other.state.lock();
                     // Reads of this node may have reported the failure already.
                     if !state.is_closing && !state.needs_nothing {
-                        state.close(self.shared.failure(&error));
+                        state.close(self.inner.failure(&error));
                         has_sent = true;
                     }
                 }
@@ -242,8 +244,8 @@ impl Serving<'_> {
             ..Frame::new(Kind::Bytes)
         };
         let sent = Instant::now();
-        let deadline = self.peer.deadline();
-        self.shared.send(self.peer, frame, bytes, deadline)?;
+        let deadline = self.other.deadline();
+        self.inner.send(self.other, frame, bytes, deadline)?;
         self.sent = sent;
         let missing = &mut self.missing[piece.region];
         *missing = missing.saturating_sub(bytes.len() as u64);
@@ -262,10 +264,10 @@ mod tests {
 
     use super::*;
     use crate::channel::Channel;
+    use crate::cluster::Cluster;
+    use crate::cluster::frame::FRAME_BYTES;
     use crate::link::Joining;
     use crate::messages::{Failure, RankPlan, RegionOrigin, Request};
-    use crate::peers::Peers;
-    use crate::peers::frame::FRAME_BYTES;
     use crate::transport::Transport;
 
     /// Longer than anything here takes.
@@ -288,7 +290,7 @@ mod tests {
 
     #[test]
     fn loss_of_hub_is_told_to_peer() {
-        let (own, hub) = Channel::pair().expect("sockets");
+        let (own, dispatcher) = Channel::pair().expect("sockets");
         let joining = Joining::join_own((own, 4), 9, &Request::default()).expect("open");
         let region = RegionOrigin {
             shard: 0,
@@ -302,17 +304,17 @@ mod tests {
         };
         let link = Link::begin(joining, &plan, &[1], false).expect("a thread");
         let (sender, sent) = unbounded();
-        let peers = Peers::new(Arc::new(Sent(sender)), 4, &[4, 6]);
-        let claim = (7, 0, vec![0..10, 20..30]);
-        peers.shared.peers[0].state.lock().wanted.push_back(claim);
+        let others = Cluster::new(Arc::new(Sent(sender)), 4, &[4, 6]);
+        let fetch = (7, 0, vec![0..10, 20..30]);
+        others.inner.others[0].state.lock().wanted.push_back(fetch);
         let served = Served(vec![ServedRange {
             source: 0,
             range: 0..100,
             region: 0,
             offset: 0,
         }]);
-        std::thread::spawn(move || run(&peers.shared, 0, link, served));
-        drop(hub);
+        std::thread::spawn(move || run(&others.inner, 0, link, served));
+        drop(dispatcher);
         let receive = || sent.recv_timeout(PATIENCE).expect("the thread sends");
         let frame = || {
             let bytes: [u8; FRAME_BYTES] = receive().try_into().expect("a frame");

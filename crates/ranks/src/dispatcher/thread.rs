@@ -1,5 +1,5 @@
-//! Thread of the hub: receives the messages of the ranks, and sends each rank the messages that it
-//! needs.
+//! Thread of the dispatcher: receives the messages of the ranks, and sends each rank the messages
+//! that it needs.
 
 use std::io;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::{Event, Shared, Start};
+use super::{Event, Inner, Start};
 use crate::channel::{Carried, Channel, Listener, Peer};
 use crate::holdings::{Holdings, SharedBytes};
 use crate::memory::Region;
@@ -42,9 +42,9 @@ struct Follower {
     is_done: bool,
 }
 
-/// State of the hub's thread.
+/// State of the dispatcher's thread.
 pub(super) struct Serving<'a> {
-    shared: &'a Shared,
+    inner: &'a Inner,
     /// Until all ranks have joined.
     listener: Option<Listener>,
     followers: Vec<Follower>,
@@ -64,13 +64,13 @@ pub(super) struct Serving<'a> {
 
 impl<'a> Serving<'a> {
     pub(super) fn new(
-        shared: &'a Shared,
+        inner: &'a Inner,
         listener: Listener,
         own: Channel,
         failure_memory: OwnedFd,
     ) -> Self {
         Self {
-            shared,
+            inner,
             listener: Some(listener),
             followers: vec![Follower::new(own)],
             failure_memory: Some(failure_memory),
@@ -93,7 +93,7 @@ impl<'a> Serving<'a> {
             // The ranks notice that their connections close.
             if let Err(refusal) = self.step() {
                 tracing::warn!(%refusal, "cannot serve the ranks of this node");
-                self.shared.state.lock().refusal = Some(refusal);
+                self.inner.state.lock().refusal = Some(refusal);
                 break;
             }
             self.tell_left();
@@ -118,7 +118,7 @@ impl<'a> Serving<'a> {
     fn step(&mut self) -> io::Result<()> {
         let ready = {
             let mut waits: Vec<(BorrowedFd<'_>, PollFlags)> =
-                vec![(self.shared.wake.as_fd(), PollFlags::IN)];
+                vec![(self.inner.wake.as_fd(), PollFlags::IN)];
             // Range of `waits` that belongs to each follower.
             let mut places = Vec::with_capacity(self.followers.len());
             let mut until = self.load.as_ref().map(|_| Instant::now() + TICK);
@@ -135,7 +135,7 @@ impl<'a> Serving<'a> {
             let spoke = |place: Range<usize>| ready[place].contains(&true);
             places.into_iter().map(spoke).collect::<Vec<_>>()
         };
-        self.shared.wake.clear();
+        self.inner.wake.clear();
         // Accept connections before handling events: an event may begin the load, which ends the
         // listening.
         while let Some(listener) = &self.listener
@@ -143,7 +143,7 @@ impl<'a> Serving<'a> {
         {
             self.followers.push(Follower::new(channel));
         }
-        let events = std::mem::take(&mut self.shared.state.lock().inbox);
+        let events = std::mem::take(&mut self.inner.state.lock().inbox);
         for event in events {
             self.take(event);
         }
@@ -239,13 +239,13 @@ impl<'a> Serving<'a> {
                     };
                     follower.rank = Some(rank as usize);
                     follower.channel.post(Record::Joined, None);
-                    let mut state = self.shared.state.lock();
+                    let mut state = self.inner.state.lock();
                     state.joined.push((rank as usize, request));
                     drop(state);
-                    self.shared.changed.notify_all();
+                    self.inner.changed.notify_all();
                 }
-                (Record::Claim { region }, _, Some(position)) => {
-                    self.holdings.claim(position, region as usize);
+                (Record::Ask { region }, _, Some(position)) => {
+                    self.holdings.ask(position, region as usize);
                 }
                 (Record::Release { region }, _, Some(position)) => {
                     self.holdings.release(position, region as usize);
@@ -259,7 +259,7 @@ impl<'a> Serving<'a> {
                     if let (Some(rank), Ok(found)) = (follower.rank, payload::read(carried))
                         && position.is_none_or(|position| position < own)
                     {
-                        self.shared.state.lock().statistics.push((rank, found));
+                        self.inner.state.lock().statistics.push((rank, found));
                     }
                     follower.is_done = true;
                     if let Some(position) = position {
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn rank_that_leaves_while_it_is_told_something_has_finished() {
-        let shared = Shared {
+        let inner = Inner {
             state: Mutex::default(),
             changed: Condvar::default(),
             wake: Wake::new().expect("sockets"),
@@ -400,7 +400,7 @@ mod tests {
         let (rank, own) = Channel::pair().expect("sockets");
         let memory = payload::create().expect("memory");
         let listener = Listener::new("tload-").expect("a socket");
-        let mut serving = Serving::new(&shared, listener, own, memory);
+        let mut serving = Serving::new(&inner, listener, own, memory);
         serving.followers[0].rank = Some(1);
         let statistics = payload::write(&RankStatistics::default()).expect("memory");
         rank.post(Record::Done, Some(statistics));
@@ -411,6 +411,6 @@ mod tests {
         serving.send(&mut gone);
         assert_eq!(gone, [0]);
         assert!(serving.followers[0].is_done);
-        assert_eq!(shared.state.lock().statistics.len(), 1);
+        assert_eq!(inner.state.lock().statistics.len(), 1);
     }
 }

@@ -28,7 +28,7 @@ use crate::storage::Source;
 use crate::verify::Verify;
 use tload_ranks::Hello;
 use tload_ranks::Request;
-use tload_ranks::{Hub, Start};
+use tload_ranks::{Dispatcher, Start};
 use tload_ranks::{Role, Scope};
 
 /// Time for which a slow rank may delay the others, if it can then read the missing bytes itself.
@@ -93,11 +93,11 @@ impl Loader {
                 return Ok(Some(Joined::alone(report, reason, started)));
             }
             Role::Follower(joining) => (joining, None),
-            Role::Leader(hub, joining) => {
-                let mut closing = Closing(Some(&hub));
-                let led = self.lead(&hub, &**group, &node.ranks, &node.leaders, deadline);
+            Role::Leader(dispatcher, joining) => {
+                let mut closing = Closing(Some(&dispatcher));
+                let led = self.lead(&dispatcher, &**group, &node.ranks, &node.leaders, deadline);
                 let reader = led.map_err(|error| {
-                    hub.failed(group.rank(), &error);
+                    dispatcher.failed(group.rank(), &error);
                     match error.ranks() {
                         [] => error.with_ranks([group.rank()]),
                         _ => error,
@@ -200,7 +200,7 @@ impl Loader {
     /// what they share.
     fn lead(
         &self,
-        hub: &Hub,
+        dispatcher: &Dispatcher,
         group: &dyn Group,
         ranks: &[usize],
         leaders: &[usize],
@@ -210,22 +210,22 @@ impl Loader {
             [] => None,
             leaders => Across::connect(group, leaders, deadline)?,
         };
-        let led = self.lead_node(hub, group, ranks, across.as_mut(), deadline);
+        let led = self.lead_node(dispatcher, group, ranks, across.as_mut(), deadline);
         if let (Err(error), Some(across)) = (&led, &across) {
-            across.peers.failed(error);
+            across.cluster.failed(error);
         }
         led
     }
 
     fn lead_node(
         &self,
-        hub: &Hub,
+        dispatcher: &Dispatcher,
         group: &dyn Group,
         ranks: &[usize],
         mut across: Option<&mut Across>,
         deadline: Instant,
     ) -> Result<Arc<Reader>> {
-        let requests = hub.requests(ranks, deadline)?;
+        let requests = dispatcher.requests(ranks, deadline)?;
         let wants: Vec<Vec<RankWant>> = requests
             .iter()
             .zip(ranks)
@@ -248,16 +248,16 @@ impl Loader {
         let is_apart = across.is_none() && ranks.len() < group.size();
         let reason = (options.share == Share::Cluster && is_apart)
             .then_some("this group cannot send bytes between nodes");
-        let reader = Reader::new(self, &shared, hub.clone(), group.rank(), across)?;
+        let reader = Reader::new(self, &shared, dispatcher.clone(), group.rank(), across)?;
         let plans = reader.plans(&wants, &shared, reason)?;
-        let joined = across.map(|across| across.peers.join(hub, group.size()));
+        let joined = across.map(|across| across.cluster.join(dispatcher, group.size()));
         let (others, joined): (Vec<usize>, Vec<_>) =
             joined.transpose()?.unwrap_or_default().into_iter().unzip();
         let all = [ranks, &others].concat();
-        hub.requests(&all, deadline)?;
+        dispatcher.requests(&all, deadline)?;
         let (starved, finished) = (Arc::downgrade(&reader), Arc::downgrade(&reader));
         let (left, widened) = (Arc::downgrade(&reader), Arc::downgrade(&reader));
-        hub.serve(Start {
+        dispatcher.serve(Start {
             ranks: all,
             own: ranks.len(),
             plans,
@@ -312,13 +312,13 @@ impl Loader {
     }
 }
 
-/// Closes the hub of a load that does not begin, so that the other ranks do not wait for it.
-struct Closing<'a>(Option<&'a Hub>);
+/// Closes the dispatcher of a load that does not begin, so that the other ranks do not wait for it.
+struct Closing<'a>(Option<&'a Dispatcher>);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
-        if let Some(hub) = self.0 {
-            hub.close();
+        if let Some(dispatcher) = self.0 {
+            dispatcher.close();
         }
     }
 }

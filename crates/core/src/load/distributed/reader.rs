@@ -26,15 +26,15 @@ use crate::sink::{PublishSink, Publisher};
 use crate::sync::lock::Mutex;
 use crate::verify::Verify;
 use tload_ranks::Joining;
-use tload_ranks::{Carried, Hub, encode};
-use tload_ranks::{PeerEvent, Peers};
+use tload_ranks::{Carried, Dispatcher, encode};
+use tload_ranks::{Cluster, ClusterEvent};
 use tload_ranks::{RankPlan, RankStatistics, RegionOrigin};
 
 /// Reads of the leader of a node, for all of its ranks.
 pub(crate) struct Reader {
     rank: usize,
     options: LoadOptions,
-    hub: Hub,
+    dispatcher: Dispatcher,
     prepared: Prepared,
     /// By region of the plan.
     origins: Vec<RegionOrigin>,
@@ -50,7 +50,7 @@ pub(crate) struct Reader {
     lanes: AtomicUsize,
     failure: Mutex<Option<Error>>,
     /// Leaders of the nodes that share with this one.
-    peers: Option<Arc<Peers>>,
+    cluster: Option<Arc<Cluster>>,
     /// Everything that this node reads has been read and verified.
     is_read: AtomicBool,
     /// Bytes read in place of other nodes.
@@ -64,7 +64,7 @@ impl Reader {
     pub(super) fn new(
         loader: &Loader,
         shared: &SharePlan,
-        hub: Hub,
+        dispatcher: Dispatcher,
         rank: usize,
         across: Option<&Across>,
     ) -> Result<Arc<Self>> {
@@ -89,12 +89,12 @@ impl Reader {
             .filter(|(_, owner)| owner.is_some())
             .map(|(tensor, _)| tensor.shard())
             .collect();
-        let peers = across.map(|across| Arc::clone(&across.peers));
+        let cluster = across.map(|across| Arc::clone(&across.cluster));
         let reread_bytes = Arc::<AtomicU64>::default();
         let received = owners.filter(|owners| owners.iter().any(Option::is_some));
-        let others = received.zip(peers.as_ref()).map(|(owners, peers)| {
+        let others = received.zip(cluster.as_ref()).map(|(owners, cluster)| {
             Others::Nodes(NodeShares {
-                peers: Arc::clone(peers),
+                cluster: Arc::clone(cluster),
                 owners,
                 reread_bytes: Arc::clone(&reread_bytes),
                 checkpoint: checkpoint.clone(),
@@ -113,10 +113,10 @@ impl Reader {
         .without(elsewhere);
         let given = loader.expectations.as_ref();
         let check = check::check(checkpoint, tensors, given, &options.verify, options.timeout)?;
-        // The lane for other nodes waits for these events, and claims more once there is memory.
-        let events = peers
+        // The lane for other nodes waits for these events, and fetches more once there is memory.
+        let events = cluster
             .as_ref()
-            .map(|peers| Arc::clone(peers.events()))
+            .map(|cluster| Arc::clone(cluster.events()))
             .unwrap_or_default();
         let (pool, slab) = published(&prepared, &options, Arc::clone(&events))?;
         let schedule = Schedule::new(&prepared.plan, options.order, prepared.groups());
@@ -127,7 +127,7 @@ impl Reader {
         Ok(Arc::new(Self {
             rank,
             options,
-            hub,
+            dispatcher,
             begun: Mutex::new(vec![false; origins.len()]),
             origins,
             prepared,
@@ -139,7 +139,7 @@ impl Reader {
             check,
             lanes: AtomicUsize::new(0),
             failure: Mutex::default(),
-            peers,
+            cluster,
             is_read: AtomicBool::new(false),
             reread_bytes,
         }))
@@ -161,9 +161,9 @@ impl Reader {
         let planned_bytes = self.planned_bytes(wants, shared);
         // Wants of other nodes have no names.
         let nodes = self
-            .peers
+            .cluster
             .iter()
-            .flat_map(|peers| peers.ranks())
+            .flat_map(|cluster| cluster.ranks())
             .map(|_| (&[][..], &[][..]));
         let ranks = wants
             .iter()
@@ -177,7 +177,7 @@ impl Reader {
                 tensors: tensors.collect(),
                 unique_bytes: shared.unique_bytes,
                 planned_bytes,
-                is_cluster: self.peers.is_some(),
+                is_cluster: self.cluster.is_some(),
                 reason: reason.map(str::to_owned),
             })
         });
@@ -235,7 +235,7 @@ impl Reader {
         needed
     }
 
-    /// Begins to serve other nodes, which have `joined` the hub.
+    /// Begins to serve other nodes, which have `joined` the dispatcher.
     pub(super) fn serve(
         self: &Arc<Self>,
         joined: Vec<Joining>,
@@ -250,11 +250,11 @@ impl Reader {
         let joined = joined.into_iter().map(with_plan).collect::<Result<_>>()?;
         // Ranks may wait for other nodes after this one's reads have ended.
         let reader = Arc::clone(self);
-        let listener = Arc::new(move |event: &PeerEvent<'_>| match event {
-            PeerEvent::Failed(error) => reader.peer_failed(error),
-            PeerEvent::Whole => reader.announce_whole(),
+        let listener = Arc::new(move |event: &ClusterEvent<'_>| match event {
+            ClusterEvent::Failed(error) => reader.node_failed(error),
+            ClusterEvent::Whole => reader.announce_whole(),
         });
-        across.peers.begin(
+        across.cluster.begin(
             joined,
             across.served(shared, &self.prepared.plan.targets),
             &across.expected(),
@@ -264,7 +264,7 @@ impl Reader {
         )
     }
 
-    fn peer_failed(&self, error: &Error) {
+    fn node_failed(&self, error: &Error) {
         let is_read_here = error.kind() == ErrorKind::Peer
             && self.options.on_peer_loss == OnPeerLoss::Read
             && self.options.verify == Verify::Off;
@@ -279,11 +279,11 @@ impl Reader {
     fn announce_whole(&self) {
         let is_read = self.is_read.load(Ordering::SeqCst);
         let is_verified = self.options.verify != Verify::Off;
-        let peers = self.peers.as_ref();
-        if is_read && peers.is_none_or(|peers| !is_verified || peers.are_whole()) {
-            self.hub.whole();
-            if let Some(peers) = peers {
-                peers.done();
+        let cluster = self.cluster.as_ref();
+        if is_read && cluster.is_none_or(|cluster| !is_verified || cluster.are_whole()) {
+            self.dispatcher.whole();
+            if let Some(cluster) = cluster {
+                cluster.done();
             }
         }
     }
@@ -291,16 +291,16 @@ impl Reader {
     /// Announces that everything that this node reads has been read and verified.
     fn read(&self) {
         self.is_read.store(true, Ordering::SeqCst);
-        if let Some(peers) = &self.peers {
-            peers.whole();
+        if let Some(cluster) = &self.cluster {
+            cluster.whole();
         }
         self.announce_whole();
     }
 
     /// Receives nothing more: no rank of this node needs it.
     pub(super) fn leave(&self) {
-        if let Some(peers) = &self.peers {
-            peers.leave();
+        if let Some(cluster) = &self.cluster {
+            cluster.leave();
         }
     }
 
@@ -367,7 +367,7 @@ impl Reader {
 
     /// Statistics of the ranks that have finished.
     pub(super) fn statistics(&self) -> Vec<(usize, RankStatistics)> {
-        self.hub.statistics()
+        self.dispatcher.statistics()
     }
 
     /// Adds what was read to the report of this rank, and its verification.
@@ -394,9 +394,9 @@ impl Reader {
         let mut failure = self.failure.lock();
         if failure.is_none() && error.kind() != ErrorKind::Cancelled {
             *failure = Some(error.again());
-            self.hub.failed(self.rank, error);
-            if let Some(peers) = &self.peers {
-                peers.failed(error);
+            self.dispatcher.failed(self.rank, error);
+            if let Some(cluster) = &self.cluster {
+                cluster.failed(error);
             }
         }
     }
@@ -413,8 +413,8 @@ impl Reader {
         let sources = &self.prepared.sources;
         sources.files().for_each(crate::storage::ReadFile::finish);
         if !is_whole {
-            if let Some(peers) = &self.peers {
-                peers.done();
+            if let Some(cluster) = &self.cluster {
+                cluster.done();
             }
             return;
         }
@@ -451,9 +451,9 @@ impl Publisher for Reader {
     fn filled(&self, region: usize, memory: &Arc<Region>, from: u64, to: u64) {
         let is_new = !std::mem::replace(&mut self.begun.lock()[region], true);
         if is_new {
-            self.hub.begun(region, Arc::clone(memory));
+            self.dispatcher.begun(region, Arc::clone(memory));
         }
-        self.hub.filled(region, from, to);
+        self.dispatcher.filled(region, from, to);
     }
 }
 
@@ -483,8 +483,8 @@ mod tests {
     /// Longer than two threads take to meet.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Lets two ranks join, and returns the hub of the first, which leads its node.
-    fn hub(group: &[Arc<dyn Group>]) -> Hub {
+    /// Lets two ranks join, and returns the dispatcher of the first, which leads its node.
+    fn dispatcher(group: &[Arc<dyn Group>]) -> Dispatcher {
         let join = |group: &Arc<dyn Group>| -> Node {
             let (hello, request) = (Hello::new(Vec::new(), Vec::new()), Request::default());
             let deadline = Instant::now() + PATIENCE;
@@ -495,17 +495,17 @@ mod tests {
             let other = scope.spawn(|| join(&group[1]));
             (join(&group[0]), other.join().expect("no panic"))
         });
-        if let Role::Leader(hub, _) = other.role {
-            hub.close();
+        if let Role::Leader(dispatcher, _) = other.role {
+            dispatcher.close();
         }
         match leader.role {
-            Role::Leader(hub, _) => hub,
+            Role::Leader(dispatcher, _) => dispatcher,
             Role::Follower(_) | Role::Alone => unreachable!("threads of one process share"),
         }
     }
 
     /// Plans the reads of one tensor that two ranks want.
-    fn reader(hub: &Hub, across: Option<&Across>) -> Arc<Reader> {
+    fn reader(dispatcher: &Dispatcher, across: Option<&Across>) -> Arc<Reader> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = FileBuilder::new().tensor("w", Dtype::U8, &[4], b"good");
         std::fs::write(folder.path().join("model.safetensors"), file.build()).expect("room");
@@ -523,14 +523,14 @@ mod tests {
             gap_bytes: 0,
         };
         let shared = plan::share(&[vec![want.clone()], vec![want]], &rules);
-        Reader::new(&loader, &shared, hub.clone(), 0, across).expect("opens")
+        Reader::new(&loader, &shared, dispatcher.clone(), 0, across).expect("opens")
     }
 
     /// One lane has begun a read that never completes; another lane could not be started.
     #[test]
     fn rejected_reads_do_not_wait_for_hung_lane() {
-        let hub = hub(&ranks_as_threads(2));
-        let reader = reader(&hub, None);
+        let dispatcher = dispatcher(&ranks_as_threads(2));
+        let reader = reader(&dispatcher, None);
         reader.lanes.store(2, Ordering::SeqCst);
         let (never, hung) = channel::<()>();
         let lane = thread::spawn(move || {
@@ -544,20 +544,20 @@ mod tests {
         assert_eq!(told.message(), "no more threads");
         assert_eq!(reader.lanes.load(Ordering::SeqCst), 1);
         drop(never);
-        hub.close();
+        dispatcher.close();
     }
 
     #[test]
     fn memory_that_comes_back_wakes_lane_of_other_nodes() {
         let (group, _network) = nodes_as_threads(2, 1);
-        let hub = hub(&group);
+        let dispatcher = dispatcher(&group);
         let across = Across::connect(&*group[0], &[0, 1], Instant::now() + PATIENCE);
         let across = across.expect("connects").expect("has a network");
-        let reader = reader(&hub, Some(&across));
+        let reader = reader(&dispatcher, Some(&across));
         let region = reader.pool.try_region(4, 1).expect("memory").expect("fits");
-        let seen = across.peers.events().count();
+        let seen = across.cluster.events().count();
         drop(region);
-        assert_ne!(across.peers.events().count(), seen);
-        hub.close();
+        assert_ne!(across.cluster.events().count(), seen);
+        dispatcher.close();
     }
 }

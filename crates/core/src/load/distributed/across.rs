@@ -8,11 +8,11 @@ use crate::error::Result;
 use crate::plan::{self, JointRange, NodeWants, SharePlan, Target};
 use crate::ranks::Group;
 use crate::verify::Verify;
-use tload_ranks::{Peers, Served, ServedRange};
+use tload_ranks::{Cluster, Served, ServedRange};
 
 /// Connection of a leader to the leaders of other nodes, and its part in what they share.
 pub(super) struct Across {
-    pub(super) peers: Arc<Peers>,
+    pub(super) cluster: Arc<Cluster>,
     /// Rank of this leader.
     rank: usize,
     /// Ranges that this node and others want, in file order.
@@ -33,7 +33,7 @@ impl Across {
     ) -> Result<Option<Self>> {
         let transport = group.transport(leaders, deadline)?;
         Ok(transport.map(|transport| Self {
-            peers: Arc::new(Peers::new(transport, group.rank(), leaders)),
+            cluster: Arc::new(Cluster::new(transport, group.rank(), leaders)),
             rank: group.rank(),
             common: Vec::new(),
         }))
@@ -52,9 +52,9 @@ impl Across {
         verify: &Verify,
         deadline: Instant,
     ) -> Result<()> {
-        let others = self.peers.exchange(&alone.dense, deadline)?;
+        let others = self.cluster.exchange(&alone.dense, deadline)?;
         let node = |(leader, ranges)| NodeWants { leader, ranges };
-        let mut nodes: Vec<_> = self.peers.ranks().zip(others).map(node).collect();
+        let mut nodes: Vec<_> = self.cluster.ranks().zip(others).map(node).collect();
         nodes.push(node((self.rank, alone.dense.clone())));
         let tensors: Vec<_> = checkpoint
             .tensors()
@@ -86,21 +86,21 @@ impl Across {
         let Some(common) = common.map(|index| &self.common[index]) else {
             return Vec::new();
         };
-        let peers = self.peers.ranks().enumerate();
-        peers
+        let leaders = self.cluster.ranks().enumerate();
+        leaders
             .filter(|(_, rank)| common.owner == self.rank && common.nodes.contains(rank))
             .map(|(index, _)| own + index)
             .collect()
     }
 
-    /// Returns, by peer, what it receives from this node; `targets` are the places of the shared
+    /// Returns, by node, what it receives from this node; `targets` are the places of the shared
     /// ranges.
     pub(super) fn served(&self, shared: &SharePlan, targets: &[Target]) -> Vec<Served> {
-        let mut served: Vec<Served> = self.peers.ranks().map(|_| Served::default()).collect();
+        let mut served: Vec<Served> = self.cluster.ranks().map(|_| Served::default()).collect();
         for (range, target) in shared.shared.iter().zip(targets) {
-            for peer in self.needed_by(range.common, 0) {
+            for node in self.needed_by(range.common, 0) {
                 let (region, offset) = target.place.expect("shared ranges have bytes");
-                served[peer].0.push(ServedRange {
+                served[node].0.push(ServedRange {
                     source: range.source,
                     range: range.range.clone(),
                     region,
@@ -111,12 +111,12 @@ impl Across {
         served
     }
 
-    /// Returns, by peer, the number of bytes that this node receives from it.
+    /// Returns, by node, the number of bytes that this node receives from it.
     pub(super) fn expected(&self) -> Vec<u64> {
-        let bytes = |peer: usize| {
-            let its = self.common.iter().filter(|range| range.owner == peer);
+        let bytes = |node: usize| {
+            let its = self.common.iter().filter(|range| range.owner == node);
             its.map(|range| range.range.end - range.range.start).sum()
         };
-        self.peers.ranks().map(bytes).collect()
+        self.cluster.ranks().map(bytes).collect()
     }
 }
