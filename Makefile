@@ -57,6 +57,7 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 	@if cargo tree --package tload --edges normal | grep -E '(cudarc|libloading) v'; then \
 		echo 'make: without the feature `cuda` these must not be in the tree' >&2; exit 1; fi
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-soundness --no-deps --lib
+	tools/public_api.py
 	$(call if_installed,typos,typos --version,typos)
 
 # The extension module is tested through Python. The output of passing tests is shown too, so that
