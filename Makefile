@@ -58,6 +58,7 @@ check: check-texts bench-check ## run formatters, lints, feature matrices and do
 	@if rustup target list --installed 2>/dev/null | grep -qx $(MACOS); then cargo check -p tload --target $(MACOS); \
 		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-soundness --no-deps --lib
+	tools/public_api.py
 
 # The extension module is tested through Python. The output of passing tests is shown too, so that
 # tools/no-secrets can search it; tests/secrecy.py searches that of the Python tests.

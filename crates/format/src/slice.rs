@@ -108,6 +108,7 @@ impl Slice {
     ///
     /// [`ErrorKind::InvalidRequest`] for indices that the tensor does not have, and for sub-byte
     /// elements that do not begin and end on bytes.
+    #[doc(hidden)]
     pub fn cut(&self, shape: &[usize], element_bits: usize) -> Result<Cut> {
         if self.0.len() > shape.len() {
             return Err(invalid(format!(

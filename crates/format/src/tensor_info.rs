@@ -21,6 +21,7 @@ struct Described {
 
 impl TensorInfo {
     /// Creates the description of a tensor of the shard with this index.
+    #[doc(hidden)]
     pub fn new(entry: Entry, shard: usize) -> Self {
         Self(Arc::new(Described {
             entry,
@@ -54,6 +55,7 @@ impl TensorInfo {
 
     /// Returns the bytes `range` of its file, which the tensor has, under its name. The shape is
     /// that of the tensor.
+    #[doc(hidden)]
     #[must_use]
     pub fn ranged(&self, range: Range<u64>) -> Self {
         let Described { entry, shard, .. } = &*self.0;
@@ -115,6 +117,7 @@ impl TensorInfo {
 
     /// Returns the strides of a slice with gaps: which bytes of its range it has.
     #[inline]
+    #[doc(hidden)]
     pub fn strides(&self) -> Option<&Strides> {
         self.0.strides.as_ref()
     }

@@ -154,7 +154,7 @@ impl Loader {
     fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let devices: BTreeSet<String> = self
             .inner
-            .devices()
+            .selected_devices()
             .map_err(|error| exception(py, &error))?
             .iter()
             .map(Device::to_string)
@@ -173,7 +173,7 @@ impl Loader {
         group: Option<&Bound<'_, Group>>,
     ) -> PyResult<Stream> {
         let canceller = Canceller::default();
-        let mut loader = self.inner.clone().canceller(canceller.clone());
+        let mut loader = self.inner.clone().cancelled_by(canceller.clone());
         let empties = Empties::for_loader(&loader).map_err(|error| exception(py, &error))?;
         let raised = Raised::default();
         let join = |group: &Bound<'_, Group>| group.get().join(py, &raised);

@@ -116,7 +116,7 @@ pub(crate) fn selection(
     let found = (!found.is_empty()).then(|| Ok(Selection::matched_names(found)));
     let all = given.into_iter().chain(found).chain(patterns);
     let union = all
-        .reduce(|union, next| Ok(union?.or(next?)))
+        .reduce(|union, next| Ok(union?.union(next?)))
         .transpose()
         .map_err(|error| exception(py, &error))?;
     Ok(union.unwrap_or_default())

@@ -9,6 +9,7 @@ use super::printable::{fit, shortened};
 
 impl Error {
     /// Like [`Self::hint`], with options named by `name`: see [`Self::chain_with`].
+    #[doc(hidden)]
     pub fn hint_with(&self, name: impl Fn(&str, Option<&str>) -> String) -> Option<String> {
         // The core knows where the names are, the interface how to list them.
         let name = |option: &str, value: Option<&str>| match option {
@@ -19,6 +20,7 @@ impl Error {
     }
 
     /// Returns the hint as it was set, to become part of another hint.
+    #[doc(hidden)]
     pub fn marked_hint(&self) -> Option<String> {
         let mark = |option: &str, value: Option<&str>| match value.filter(|_| option != LIST_NAMES)
         {
@@ -55,6 +57,7 @@ impl Error {
     /// `LoadOptions` or another struct of options, and the value if the text recommends or rejects
     /// one, as in `cache=auto`. For `list_names` it gets the location, and returns the call or the
     /// command that lists the names of its tensors.
+    #[doc(hidden)]
     pub fn chain_with(&self, name: impl Fn(&str, Option<&str>) -> String) -> String {
         let mut text = String::new();
         // Writing to a `String` cannot fail.

@@ -105,6 +105,7 @@ impl Error {
     }
 
     /// Creates the error for a `text` that is not one of the valid names of `what`.
+    #[doc(hidden)]
     pub fn unknown_name(what: &str, text: &str, names: &[&str]) -> Self {
         let list = names.join(", ");
         Self::invalid_request(format!("{what} {text:?} is unknown; it can be {list}"))
@@ -112,6 +113,7 @@ impl Error {
     }
 
     /// Adds the hint "did you mean …?" if one of `names` is near `wanted`.
+    #[doc(hidden)]
     #[must_use]
     pub fn suggesting<'a>(self, wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Self {
         match nearest_name(wanted, names) {
@@ -128,12 +130,14 @@ impl Error {
     }
 
     /// Returns whether the error is about this file or object.
+    #[doc(hidden)]
     pub fn is_about(&self, location: impl fmt::Display) -> bool {
         self.location() == Some(&*shown(location))
     }
 
     /// Sets the object that the error is about, unless a location is set already (a certificate
     /// file, for example).
+    #[doc(hidden)]
     #[must_use]
     pub fn or_location(self, location: impl fmt::Display) -> Self {
         if self.0.location.is_some() {
@@ -195,6 +199,7 @@ impl Error {
 
     /// Returns a copy of the error for another caller that ran into it. Only the `errno` or the
     /// text of the cause is kept.
+    #[doc(hidden)]
     #[must_use]
     pub fn again(&self) -> Self {
         let inner = &*self.0;

@@ -23,9 +23,9 @@ const RANK_OF_CONTAINED: usize = 5;
 /// ```
 /// let names = ["model.embed_tokens.weight", "lm_head.weight"];
 /// # use tload_base::error as tload;
-/// assert_eq!(tload::internal::nearest_name("lm_head.wieght", names), Some("lm_head.weight"));
-/// assert_eq!(tload::internal::nearest_name("embed_tokens.weight", names), Some(names[0]));
-/// assert_eq!(tload::internal::nearest_name("optimizer", names), None);
+/// assert_eq!(tload::nearest_name("lm_head.wieght", names), Some("lm_head.weight"));
+/// assert_eq!(tload::nearest_name("embed_tokens.weight", names), Some(names[0]));
+/// assert_eq!(tload::nearest_name("optimizer", names), None);
 /// ```
 pub fn nearest_name<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     search(wanted, names, &mut EditDistance::default())

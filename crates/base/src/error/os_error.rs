@@ -122,6 +122,7 @@ impl Error {
     }
 
     /// Like [`Self::from_io`], for an operation that writes a file or creates a directory.
+    #[doc(hidden)]
     pub fn from_write(what: impl Into<String>, error: io::Error) -> Self {
         Self::from_os(what.into(), error, write_hint)
     }
@@ -136,6 +137,7 @@ impl Error {
     }
 
     /// Creates the error for a thread that the system refuses, or that has no room.
+    #[doc(hidden)]
     pub fn cannot_start_thread(error: io::Error) -> Self {
         Self::new(ErrorKind::OutOfMemory, "cannot start a thread")
             .with_hint(thread_hint(&error))

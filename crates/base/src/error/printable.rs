@@ -13,7 +13,7 @@ use std::fmt;
 ///
 /// ```
 /// # use tload_base::error as tload;
-/// assert_eq!(tload::internal::printable("a\u{1b}[2J\u{202e}é\n"), "a\\u{1b}[2J\\u{202e}é\\n");
+/// assert_eq!(tload::printable("a\u{1b}[2J\u{202e}é\n"), "a\\u{1b}[2J\\u{202e}é\\n");
 /// ```
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());

@@ -224,6 +224,7 @@ impl Location {
     }
 
     /// Returns the parts of the URL, if the location is in an object store. They may be secret.
+    #[doc(hidden)]
     pub fn remote(&self) -> Option<&RemoteUrl> {
         match &self.place {
             Place::Path(_) => None,
@@ -250,6 +251,7 @@ impl Location {
     }
 
     /// Returns the location of the object with this key or path in the same store.
+    #[doc(hidden)]
     #[must_use]
     pub fn at_path(&self, path: &str) -> Self {
         match &self.place {
@@ -272,6 +274,7 @@ impl Location {
 
     /// Returns the path of this file or object relative to `folder`, with `/`; `None` if it is
     /// elsewhere, or has a name that is not UTF-8.
+    #[doc(hidden)]
     pub fn below(&self, folder: &Self) -> Option<String> {
         match (&self.place, &folder.place) {
             (Place::Path(path), Place::Path(folder)) => {
@@ -302,6 +305,7 @@ impl Location {
     /// Returns a digest of all that selects the file or object: the whole path, or the URL without
     /// user, password and signature, and `origin`, the address of its server beyond the URL. The
     /// displayed text has no query and may be cut.
+    #[doc(hidden)]
     pub fn digest(&self, origin: &str) -> String {
         let query = self.query();
         let fields: Vec<&[u8]> = match &self.place {
@@ -331,6 +335,7 @@ impl Location {
     }
 
     /// Returns a digest of the query, if it may select the object.
+    #[doc(hidden)]
     pub fn query_digest(&self) -> Option<String> {
         let query = self.query();
         (!query.is_empty()).then(|| hexadecimal(&Sha256::digest(query)))
@@ -338,6 +343,7 @@ impl Location {
 
     /// Returns the same file or directory of a hub at a commit, or of a registry in the artifact
     /// with this digest.
+    #[doc(hidden)]
     #[must_use]
     pub fn at_commit(&self, commit: &str) -> Self {
         match &self.place {
@@ -360,6 +366,7 @@ impl Location {
     }
 
     /// Returns the root of the store of a URL; a path as it is.
+    #[doc(hidden)]
     #[must_use]
     pub fn root(&self) -> Self {
         match &self.place {
@@ -373,6 +380,7 @@ impl Location {
 
     /// Creates a location that is only displayed, as `text`: for something that no single path or
     /// URL denotes.
+    #[doc(hidden)]
     pub fn shown_as(text: impl Into<String>) -> Self {
         Self {
             place: Place::Path(PathBuf::new()),
@@ -381,12 +389,14 @@ impl Location {
     }
 
     /// Returns whether this is a location made by [`Self::shown_as`].
+    #[doc(hidden)]
     pub fn is_shown_only(&self) -> bool {
         self.as_path() == Some(Path::new(""))
     }
 
     /// Returns the location of `path` in a store that the caller opened and whose display name is
     /// `name`.
+    #[doc(hidden)]
     pub fn custom(name: &str, path: &str) -> Self {
         Self::from_remote(RemoteUrl {
             protocol: Protocol::Custom,
@@ -409,6 +419,7 @@ impl Location {
     }
 
     /// Returns whether the name ends in a dot and `extension`.
+    #[doc(hidden)]
     pub fn has_extension(&self, extension: &str) -> bool {
         Path::new(self.file_name())
             .extension()

@@ -51,6 +51,7 @@ const PASSED_ON: [(&str, Protocol); 3] = [
 impl StoreOptions {
     /// Every key, in the order of the documentation. `header.NAME` and the names of the
     /// `object_store` crate are accepted in addition.
+    #[doc(hidden)]
     pub const KEYS: &'static [StoreKey] = KEYS;
 
     /// Returns empty options: everything comes from the environment.
@@ -122,6 +123,7 @@ impl StoreOptions {
 
     /// Returns the keys whose values are secrets or may be: those of which `Debug` does not show
     /// the whole value.
+    #[doc(hidden)]
     pub fn secrets(&self) -> impl Iterator<Item = &str> {
         let values = self.values.iter();
         let secrets = values.filter(|(key, value)| shown(key, value) != **value);
@@ -142,11 +144,13 @@ impl StoreOptions {
     }
 
     /// Returns the value of a key that is a count.
+    #[doc(hidden)]
     pub fn count(&self, key: &str) -> Option<u32> {
         self.get(key)?.parse().ok()
     }
 
     /// Returns the value of a key that is a duration.
+    #[doc(hidden)]
     pub fn seconds(&self, key: &str) -> Option<Duration> {
         self.get(key).and_then(|text| parse_duration(text).ok())
     }
@@ -155,12 +159,14 @@ impl StoreOptions {
 /// Keys that only stores read.
 impl StoreOptions {
     /// Returns how often requests are retried and with which backoff.
+    #[doc(hidden)]
     pub fn retries(&self) -> Retries {
         self.count("retries")
             .map_or_else(Retries::default, Retries::up_to)
     }
 
     /// Returns the options without a key.
+    #[doc(hidden)]
     #[must_use]
     pub fn without(&self, key: &str) -> Self {
         let mut others = self.clone();
@@ -169,6 +175,7 @@ impl StoreOptions {
     }
 
     /// Returns the value of a key that is a flag.
+    #[doc(hidden)]
     pub fn flag(&self, key: &str) -> Option<bool> {
         self.get(key).and_then(parse_flag)
     }
@@ -179,12 +186,14 @@ impl StoreOptions {
     }
 
     /// Returns the request headers: names in lower case, and values.
+    #[doc(hidden)]
     pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
         self.iter()
             .filter_map(|(key, value)| Some((key.strip_prefix(HEADER_PREFIX)?, value)))
     }
 
     /// Returns the keys and values for the `object_store` crate that apply to a protocol.
+    #[doc(hidden)]
     pub fn passed_on(&self, protocol: Protocol) -> impl Iterator<Item = (&str, &str)> {
         let prefix = PASSED_ON.iter().find(|(_, of)| *of == protocol);
         self.iter()

@@ -33,6 +33,7 @@ impl Checkpoint {
     /// Returns whether [`Self::read`] would read this on the calling thread, from a file on a local
     /// file system: it never waits for a network, nor long for anything else. True for requests
     /// that `read` would refuse at once.
+    #[doc(hidden)]
     pub fn reads_at_once(&self, name: &str, slice: &Slice) -> bool {
         let Some(Ok(info)) = self.get(name).map(|info| info.sliced(slice)) else {
             return true;
