@@ -36,7 +36,6 @@ pub mod plan;
 pub mod probe;
 pub mod schedule;
 pub mod sink;
-pub mod storage;
 
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -49,9 +48,28 @@ mod report;
 mod tensor;
 
 // Paths of modules that are in crates below.
-pub(crate) use tload_base::{crc, error, files, sync};
+pub(crate) use tload_base::{crc, error, sync};
 pub(crate) use tload_format as format;
 pub use tload_memory::{self as memory, cuda};
+
+/// Byte sources: files, objects, and memory for tests.
+pub mod storage {
+    #[doc(inline)]
+    pub use tload_storage::{
+        Access, CacheReport, ConfinedDir, ConfinedEntry, ConnectionRate, DirectIo, FileSource,
+        FileSystem, Identity, MemorySource, MirrorReport, ReadFile, ReadHints, RefusedDirect,
+        Residency, Retries, Source, StoreProbe, evict, file_system, residency,
+    };
+    #[cfg(feature = "object")]
+    #[doc(inline)]
+    pub use tload_storage::{
+        CacheDirectory, CacheEntry, CacheRemoval, ObjectIdentity, ObjectSite, ObjectSource,
+        Pruning, finish_caching,
+    };
+
+    // Names that other crates of tload use.
+    pub(crate) use tload_storage::*;
+}
 
 /// Processes that load one checkpoint together.
 pub mod ranks {

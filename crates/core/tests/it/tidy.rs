@@ -363,7 +363,7 @@ const OPTIONS: [&str; 10] = [
 ];
 
 /// The core and the crates below it, whose texts each interface shows.
-const BELOW_INTERFACES: [&str; 9] = [
+const BELOW_INTERFACES: [&str; 10] = [
     "base",
     "checkpoint",
     "copy",
@@ -371,6 +371,7 @@ const BELOW_INTERFACES: [&str; 9] = [
     "format",
     "memory",
     "ranks",
+    "storage",
     "store",
     "verify",
 ];
