@@ -60,13 +60,13 @@ mod plan;
 mod probe;
 mod schedule;
 mod sink;
-mod storage;
 mod tensor;
 
 // Paths of modules that are in crates below.
-pub(crate) use tload_base::{crc, error, files, sync};
+pub(crate) use tload_base::{crc, error, sync};
 pub(crate) use tload_format as format;
 pub(crate) use tload_memory::{self as memory, cuda};
+pub(crate) use tload_storage as storage;
 
 /// Processes that load one checkpoint together.
 pub mod ranks {

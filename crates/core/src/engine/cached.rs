@@ -163,7 +163,7 @@ impl Engine for CachedEngine {
                 let transfer = &mut done.transfer;
                 let direct = std::mem::take(&mut transfer.direct_bytes);
                 transfer.cached_bytes = direct + std::mem::take(&mut transfer.buffered_bytes);
-                self.setup.objects[reading.source].senders().add_cache();
+                self.setup.objects[reading.source].add_cached_bytes();
                 Ok(filled)
             }
             Err(error) => Err(error),

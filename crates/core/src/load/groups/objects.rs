@@ -182,10 +182,9 @@ impl SourceGroup for ObjectGroup {
 
     fn remote_reports(&self) -> Option<RemoteReports> {
         let remote = self.objects.first()?.remote();
-        let mirrors = remote.mirrors().map(|mirrors| mirrors.reports());
         Some(RemoteReports {
-            cache: remote.cache().map(|cache| cache.report()),
-            mirrors: mirrors.unwrap_or_default(),
+            cache: remote.cache_report(),
+            mirrors: remote.mirror_reports(),
         })
     }
 

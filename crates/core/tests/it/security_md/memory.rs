@@ -131,7 +131,7 @@ pub(super) const MEMORY: Section = Section {
                    does not answer `cachestat` (overlayfs, old Linux).",
             tests: &[
                 "crates/core/tests/alloc_limits.rs::sparse_file_on_overlay_takes_memory_for_selection_only",
-                "crates/core/src/storage/file/page_cache.rs::looks_cover_small_ranges_and_are_bounded_for_large_ones",
+                "crates/storage/src/file/page_cache.rs::looks_cover_small_ranges_and_are_bounded_for_large_ones",
             ],
         },
         Promise {

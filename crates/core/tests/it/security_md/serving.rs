@@ -45,7 +45,7 @@ pub(super) const SERVING: Section = Section {
             says: "Concurrent clients cause one read of a manifest, and one of a cache's list.",
             tests: &[
                 "crates/serve/src/digests.rs::requests_at_a_time_read_the_manifest_once",
-                "crates/core/src/storage/object/site.rs::cache_is_read_once_for_all_clients_of_a_second",
+                "crates/storage/src/object/site.rs::cache_is_read_once_for_all_clients_of_a_second",
             ],
         },
         Promise {
@@ -59,7 +59,7 @@ pub(super) const SERVING: Section = Section {
             says: "Below the directory of a cache, of a hub's cache and of a copy's target, \
                    nothing is written or removed through a symbolic link.",
             tests: &[
-                "crates/core/src/storage/guarded_dir.rs::components_below_are_no_links_and_of_no_other_user",
+                "crates/storage/src/guarded_dir.rs::components_below_are_no_links_and_of_no_other_user",
                 "crates/core/tests/objects/guarded.rs::cache_that_others_can_change_is_not_used_and_leads_nowhere",
                 "crates/core/tests/objects/guarded.rs::hub_cache_that_others_can_change_leads_nowhere",
             ],
@@ -70,7 +70,7 @@ pub(super) const SERVING: Section = Section {
                    progress in a hub's cache (`.tload`), but not for its finished files, which \
                    tload reads like `huggingface_hub`.",
             tests: &[
-                "crates/core/src/storage/guarded_dir.rs::components_below_are_no_links_and_of_no_other_user",
+                "crates/storage/src/guarded_dir.rs::components_below_are_no_links_and_of_no_other_user",
                 "crates/core/tests/objects/passed_on.rs::list_of_a_cache_has_what_openings_trust",
                 "crates/core/tests/objects/guarded.rs::cache_that_others_can_change_is_not_used_and_leads_nowhere",
                 "crates/core/tests/objects/guarded.rs::hub_cache_that_others_can_change_leads_nowhere",
@@ -80,7 +80,7 @@ pub(super) const SERVING: Section = Section {
             says: "Bytes of mirrors, and of servers whose certificate is not verified, are not \
                    cached as those of the origin.",
             tests: &[
-                "crates/core/src/storage/object/cache/through.rs::bytes_of_mirrors_are_not_cached",
+                "crates/storage/src/object/cache/through.rs::bytes_of_mirrors_are_not_cached",
                 "crates/core/tests/objects/guarded.rs::bytes_of_a_mirror_do_not_become_those_of_the_origin",
                 "crates/core/tests/objects/guarded.rs::bytes_of_an_unverified_server_are_not_those_of_a_verified_one",
             ],
