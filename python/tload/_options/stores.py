@@ -189,7 +189,7 @@ class S3(ServerOptions):
     session_token: str | None = None
     """Token of temporary credentials. Default: from the environment."""
     addressing: Literal["path", "virtual"] | None = None
-    """Where the bucket's name goes: path (in the path) or virtual (in the host name). Default: path
+    """Place of the bucket's name: path (in the path) or virtual (in the host name). Default: path
     if an endpoint is given, else virtual."""
     request_payer: bool | None = None
     """Agree to pay for the requests. Default: false."""
