@@ -31,7 +31,7 @@ pub(crate) struct Empties(HashMap<String, Device>);
 
 impl Empties {
     pub(crate) fn for_loader(loader: &tload::Loader) -> tload::Result<Self> {
-        let devices = loader.devices()?;
+        let devices = loader.selected_devices()?;
         if devices.iter().all(|device| *device == Device::Cpu) {
             return Ok(Self(HashMap::new()));
         }
