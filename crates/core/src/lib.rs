@@ -30,7 +30,6 @@
 //! `pipeline`, `plan`, `schedule`, `sink` and `storage` are public for extensions of tload and for
 //! its tests, and may change in any release.
 
-pub mod copy;
 pub mod engine;
 pub mod plan;
 pub mod probe;
@@ -51,6 +50,15 @@ mod tensor;
 pub(crate) use tload_base::{crc, error, sync};
 pub(crate) use tload_format as format;
 pub use tload_memory::{self as memory, cuda};
+
+/// Copies of checkpoints, with everything beside them, into a local directory.
+pub mod copy {
+    #[doc(inline)]
+    pub use tload_copy::{
+        Copy, CopyAction, CopyControl, CopyOptions, CopyPlan, CopyProgress, CopyReport, ListedFile,
+        PlannedFile, list_files, read_beside,
+    };
+}
 
 /// Byte sources: files, objects, and memory for tests.
 pub mod storage {

@@ -1,5 +1,8 @@
 //! Copies a checkpoint with everything beside it, from any source, into a local directory.
 //!
+//! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
+//! are released together, and anything else here may change in any release.
+//!
 //! Owns the order of steps: list, filter, skip existing files, read the rest. `list` finds the
 //! files, `paths` checks and maps their names, and `fetch` reads them; `target` writes, `journal`
 //! and `record` persist the state, `recording` says when, `executor` keeps many requests in flight,
@@ -13,16 +16,20 @@ mod control;
 mod executor;
 mod fetch;
 #[cfg(feature = "object")]
-pub(crate) mod hub_cache;
+mod hub_cache;
 mod journal;
 mod list;
 mod ownership;
-pub(crate) mod paths;
+mod paths;
 mod plan;
 mod record;
 mod recording;
 mod target;
 mod unusable;
+
+// Paths that the crates of tload share.
+pub(crate) use tload_base::{error, options, sync};
+pub(crate) use {tload_format as format, tload_storage as storage};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +40,9 @@ use serde::Serialize;
 
 pub use beside::read_beside;
 pub use control::{CopyControl, CopyProgress};
+#[cfg(feature = "object")]
+pub use hub_cache::fill_all;
+pub use paths::components;
 pub use plan::{CopyAction, CopyPlan, PlannedFile};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -119,6 +129,10 @@ impl Default for CopyOptions {
 /// one with only a modification time that was less than a minute ago when it was copied.
 ///
 /// ```no_run
+/// # mod tload {
+/// #     pub use tload_base::{error::Result, options::Location};
+/// #     pub use tload_copy as copy;
+/// # }
 /// # fn main() -> tload::Result<()> {
 /// let source = tload::Location::parse("s3://bucket/model")?;
 /// let report = tload::copy::Copy::new(&source, "/models/model").run()?;
