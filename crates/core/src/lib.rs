@@ -43,7 +43,6 @@
 
 #[cfg(feature = "object")]
 pub mod cache;
-pub mod copy;
 pub mod extend;
 #[doc(hidden)]
 pub mod internal;
@@ -67,6 +66,15 @@ pub(crate) use tload_base::{crc, error, sync};
 pub(crate) use tload_format as format;
 pub(crate) use tload_memory::{self as memory, cuda};
 pub(crate) use tload_storage as storage;
+
+/// Copies of checkpoints, with everything beside them, into a local directory.
+pub mod copy {
+    #[doc(inline)]
+    pub use tload_copy::{
+        CopyAction, CopyControl, CopyJob, CopyOptions, CopyPlan, CopyProgress, CopyReport,
+        ListedFile, PlannedFile, list_files, read_beside,
+    };
+}
 
 /// Processes that load one checkpoint together.
 pub mod ranks {

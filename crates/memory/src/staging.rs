@@ -264,6 +264,7 @@ fn reason(refusal: &Error) -> String {
 /// # Examples
 ///
 /// ```
+/// # use tload_memory as tload;
 /// let freed = tload::release_staging();
 /// println!("{freed} bytes freed");
 /// ```

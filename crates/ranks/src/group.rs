@@ -18,6 +18,7 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// # Examples
 ///
 /// ```
+/// # mod tload { pub use tload_base::error::Result; pub use tload_ranks::Group; }
 /// use std::time::Instant;
 /// use tload::Group;
 ///

@@ -2,10 +2,10 @@
 //! opening calls.
 
 use crate::checkpoint::OpenOptions;
-#[cfg(feature = "object")]
-use crate::copy::hub_cache::fill_all;
 use crate::format::Precedence;
 use crate::options::StoreOptions;
+#[cfg(feature = "object")]
+use tload_copy::fill_all;
 
 #[cfg_attr(
     not(feature = "object"),

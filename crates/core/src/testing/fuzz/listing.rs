@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
+use tload_copy::components;
+
 use super::assert_fit_to_print;
-use crate::copy::paths::components;
 use crate::format::{SUFFIX, missing_shard, natural_cmp};
 
 /// Maximum number of names: more would make the count one by one slow.

@@ -10,7 +10,7 @@ pub(super) const COPIES: Section = Section {
             says: "`tload cp` refuses names that are absolute or contain `..`, and then writes \
                    nothing.",
             tests: &[
-                "crates/core/src/copy/paths.rs::names_outside_target_are_rejected",
+                "crates/copy/src/paths.rs::names_outside_target_are_rejected",
                 "crates/cli/tests/it/remote.rs::keys_outside_target_directory_are_rejected",
             ],
         },
@@ -18,7 +18,7 @@ pub(super) const COPIES: Section = Section {
             says: "`tload cp` writes through no symbolic or hard link in its target.",
             tests: &[
                 "crates/cli/tests/it/cp.rs::copy_does_not_write_through_links",
-                "crates/core/src/copy/target.rs::journals_are_separate_and_removed",
+                "crates/copy/src/target.rs::journals_are_separate_and_removed",
             ],
         },
         Promise {
@@ -34,7 +34,7 @@ pub(super) const COPIES: Section = Section {
             tests: &[
                 "crates/cli/tests/it/cp.rs::another_version_of_the_same_length_and_time_is_copied",
                 "crates/cli/tests/it/cp.rs::changed_or_unrecorded_target_is_copied_again",
-                "crates/core/src/copy/journal.rs::origin_differs_if_state_changed_or_unknown",
+                "crates/copy/src/journal.rs::origin_differs_if_state_changed_or_unknown",
                 "crates/base/src/options/location.rs::digests_differ_in_all_that_selects_bytes",
                 "crates/core/tests/objects/guarded.rs::copy_takes_no_other_object_for_its_source",
                 "crates/core/tests/objects/guarded.rs::copy_of_a_recent_object_without_tag_is_not_skipped",

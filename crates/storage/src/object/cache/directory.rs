@@ -31,6 +31,10 @@ const QUERY: &str = "?…";
 /// # Examples
 ///
 /// ```no_run
+/// # mod tload {
+/// #     pub use tload_base::{error::Error, options::Location};
+/// #     pub mod cache { pub use tload_storage::{CacheDirectory, Pruning}; }
+/// # }
 /// use std::time::Duration;
 /// use tload::Location;
 /// use tload::cache::{CacheDirectory, Pruning};

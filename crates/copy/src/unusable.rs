@@ -79,7 +79,7 @@ pub(super) fn error(unusable: &[String], source: &Location) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::copy::journal::Origin;
+    use crate::journal::Origin;
 
     fn entry(name: &str, len: u64) -> Entry {
         let location = Location::parse("s3://bucket/model").expect("a location");

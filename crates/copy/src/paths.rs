@@ -89,7 +89,7 @@ fn glob(pattern: &str) -> Result<GlobMatcher> {
 
 /// Splits a path below the target into its components. Sources are untrusted: a key of an object
 /// store may be any text.
-pub(crate) fn components(name: &str) -> Result<Vec<&str>> {
+pub fn components(name: &str) -> Result<Vec<&str>> {
     let components: Vec<&str> = name.split('/').collect();
     let wrong = if name.contains('\0') {
         "contains a zero byte"

@@ -21,8 +21,14 @@ const FILES: [&str; 2] = [".safetensors", ".json"];
 /// # Examples
 ///
 /// ```
-/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
-///
+/// # mod tload {
+/// #     pub use tload_base::error::Error;
+/// #     pub use tload_base::options::StoreOptions;
+/// #     pub use tload_copy as copy;
+/// # }
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path();
+/// # std::fs::write(path.join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
 /// use tload::StoreOptions;
 /// use tload::copy::read_beside;
 ///

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use object_store::path::Path as Key;
 
 use super::{Entry, Found, Listing, below, local};
-use crate::copy::Shared;
-use crate::copy::cancel::unless_stopped;
-use crate::copy::fetch::Sources;
-use crate::copy::journal::Origin;
-use crate::copy::paths::Filter;
+use crate::Shared;
+use crate::cancel::unless_stopped;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fetch::Sources;
 use crate::format::{INDEX_BYTES_MAX, parse_index};
+use crate::journal::Origin;
 use crate::options::{Location, Protocol};
+use crate::paths::Filter;
 use crate::storage::{Level, Remote, cached_copy, level, snapshot};
 
 const INDEX: &str = "model.safetensors.index.json";

@@ -96,7 +96,7 @@ pub(super) fn fill(
 /// # Errors
 ///
 /// Those of [`fill`]; [`ErrorKind::TimedOut`].
-pub(crate) fn fill_all(
+pub fn fill_all(
     sources: &[&Location],
     store: &StoreOptions,
     precedence: Precedence,

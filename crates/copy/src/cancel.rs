@@ -116,8 +116,10 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
     remote.run(async move {
         unless_stopped(&shared, async {
             answer.await.unwrap_or_else(|_| {
-                Err(Error::new(crate::ErrorKind::Remote, "a request panicked")
-                    .with_hint("this is a bug in tload; please report it"))
+                Err(
+                    Error::new(crate::error::ErrorKind::Remote, "a request panicked")
+                        .with_hint("this is a bug in tload; please report it"),
+                )
             })
         })
         .await

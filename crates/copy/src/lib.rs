@@ -1,5 +1,8 @@
 //! Copies a checkpoint with everything beside it, from any source, into a local directory.
 //!
+//! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
+//! are released together, and anything else here may change in any release.
+//!
 //! Owns the order of steps: list, filter, skip existing files, read the rest. `list` finds the
 //! files, `paths` checks and maps their names, and `fetch` reads them; `target` writes, `journal`
 //! and `record` persist the state, `recording` says when, `executor` keeps many requests in flight,
@@ -13,16 +16,20 @@ mod control;
 mod executor;
 mod fetch;
 #[cfg(feature = "object")]
-pub(crate) mod hub_cache;
+mod hub_cache;
 mod journal;
 mod list;
 mod ownership;
-pub(crate) mod paths;
+mod paths;
 mod plan;
 mod record;
 mod recording;
 mod target;
 mod unusable;
+
+// Paths that the crates of tload share.
+pub(crate) use tload_base::{error, options, sync};
+pub(crate) use {tload_format as format, tload_storage as storage};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +40,9 @@ use serde::Serialize;
 
 pub use beside::read_beside;
 pub use control::{CopyControl, CopyProgress};
+#[cfg(feature = "object")]
+pub use hub_cache::fill_all;
+pub use paths::components;
 pub use plan::{CopyAction, CopyPlan, PlannedFile};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -118,20 +128,20 @@ impl Default for CopyOptions {
 ///
 /// # Examples
 ///
-/// ```
-/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
+/// ```no_run
+/// # mod tload {
+/// #     pub use tload_base::{error::Result, options::Location};
+/// #     pub use tload_copy as copy;
+/// # }
+/// # fn main() -> tload::Result<()> {
 /// use tload::copy::{CopyJob, CopyOptions};
 ///
 /// // The source may be a location of any kind: `Location::parse("s3://bucket/model")?`.
-/// # let other = tload::testing::ExampleModel::new();
-/// let target = other.path().join("copy");
-/// let only = CopyOptions::default().include(vec!["*.safetensors".to_owned()]);
-/// let report = CopyJob::new(path, &target).options(only.clone()).run()?;
-/// assert_eq!((report.copied_files, report.skipped_files), (1, 0));
-/// // Only what has changed is copied again.
-/// let report = CopyJob::new(path, &target).options(only).run()?;
-/// assert_eq!((report.copied_files, report.skipped_files), (0, 1));
-/// # Ok::<(), tload::Error>(())
+/// let weights = CopyOptions::default().include(vec!["*.safetensors".to_owned()]);
+/// let report = CopyJob::new("/mnt/models/model", "/models/model").options(weights).run()?;
+/// println!("{} files, {} bytes", report.copied_files, report.copied_bytes);
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Debug)]
 pub struct CopyJob {
@@ -204,8 +214,14 @@ pub struct ListedFile {
 /// # Examples
 ///
 /// ```
-/// # let model = tload::testing::ExampleModel::new(); let path = model.path();
-///
+/// # mod tload {
+/// #     pub use tload_base::error::Error;
+/// #     pub use tload_base::options::StoreOptions;
+/// #     pub use tload_copy as copy;
+/// # }
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path();
+/// # std::fs::write(path.join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
 /// use tload::StoreOptions;
 /// use tload::copy::list_files;
 ///
@@ -280,9 +296,15 @@ impl CopyJob {
     /// # Examples
     ///
     /// ```
-    /// # let model = tload::testing::ExampleModel::new(); let path = model.path();
-    ///
-    /// # let other = tload::testing::ExampleModel::new();
+    /// # mod tload {
+    /// #     pub use tload_base::error::Error;
+    /// #     pub use tload_base::options::StoreOptions;
+    /// #     pub use tload_copy as copy;
+    /// # }
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path();
+    /// # std::fs::write(path.join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+    /// # let other = tempfile::tempdir().unwrap();
     /// # let target = other.path().join("copy");
     /// use tload::copy::CopyJob;
     ///

@@ -9,8 +9,8 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 use super::{STAGING, cannot};
-use crate::copy::cancel::Stop;
-use crate::copy::cancelled;
+use crate::cancel::Stop;
+use crate::cancelled;
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::guarded_dir::{DEPTH_MAX, GuardedDir, Trust};
 use crate::sync::per_process::process_id;

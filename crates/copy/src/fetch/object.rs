@@ -6,23 +6,23 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Fetching, Opened, Sources};
-use crate::copy::Shared;
-use crate::copy::cancel::{ask_unless_stopped, unless_stopped};
-use crate::copy::target::cannot_write;
+use crate::Shared;
+use crate::cancel::{ask_unless_stopped, unless_stopped};
 use crate::error::Result;
 use crate::options::{Location, StoreOptions};
 use crate::storage::{Events, ObjectSource, Provenance, Receive, Remote, Source};
+use crate::target::cannot_write;
 
 /// Bytes that opening an object fetches with it: all of most configuration files.
 const FIRST_BYTES: u64 = 64 << 10;
 
 impl Sources {
     /// Returns the options for stores.
-    pub(in crate::copy) fn options(&self) -> &StoreOptions {
+    pub(crate) fn options(&self) -> &StoreOptions {
         &self.store
     }
 
-    pub(in crate::copy) fn remote(&self) -> Result<&Arc<Remote>> {
+    pub(crate) fn remote(&self) -> Result<&Arc<Remote>> {
         if self.remote.get().is_none() {
             // If another thread has set its `Remote` first, this one ends unused.
             drop(self.remote.set(Remote::start(&self.store)?));

@@ -385,7 +385,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use super::*;
-    use crate::copy::CopyControl;
+    use crate::CopyControl;
     use crate::options::{Location, StoreOptions};
 
     #[test]
