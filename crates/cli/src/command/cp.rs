@@ -60,10 +60,11 @@ fn watch(
 ) -> Result<CopyReport> {
     let progress = Progress::for_bytes(0, "copying");
     let is_late = Cell::new(false);
+    let cancel = || control.cancel();
     let watch = Watch {
         interrupt,
         timeout,
-        cancel: Some(&|| control.cancel()),
+        cancel: Some(&cancel),
         redraw: &|| {
             let now = control.progress();
             progress.set_total(now.bytes_total);

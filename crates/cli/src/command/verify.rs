@@ -58,10 +58,11 @@ fn watch(
 ) -> Result<VerifyReport> {
     let control = verification.control();
     let progress = Progress::for_bytes(0, "verifying");
+    let cancel = || control.cancel();
     let watch = Watch {
         interrupt,
         timeout,
-        cancel: Some(&|| control.cancel()),
+        cancel: Some(&cancel),
         redraw: &|| {
             let now = control.progress();
             progress.set_total(now.bytes_total);
