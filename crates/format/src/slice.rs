@@ -222,7 +222,7 @@ impl Indices {
     }
 }
 
-/// What a window shows of a slice.
+/// The part of a slice that a window shows.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
     /// Offset of the window in the tensor, relative to the slice's first byte; a negative one is
