@@ -72,7 +72,7 @@ impl Sources {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`](crate::error::ErrorKind::NotFound) if requests to the hub are forbidden and
+    /// `ErrorKind::NotFound` if requests to the hub are forbidden and
     /// the file is not in the cache.
     #[cfg_attr(
         not(feature = "object"),
