@@ -72,8 +72,8 @@ impl Sources {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`](crate::error::ErrorKind::NotFound) if requests to the hub are
-    /// forbidden and the file is not in the cache.
+    /// `ErrorKind::NotFound` if requests to the hub are forbidden and
+    /// the file is not in the cache.
     #[cfg_attr(
         not(feature = "object"),
         expect(

@@ -90,12 +90,12 @@ pub(super) fn fill(
     fill_places(&[source], store, Some(names), download).map(drop)
 }
 
-/// Puts the models at all locations of a repository into the cache, as [`fill`] does, and returns
-/// their places there, which are of one commit. Gives up at `deadline`.
+/// Puts the models at all locations of a repository into the cache of `huggingface_hub`, and
+/// returns their places there, which are of one commit. Gives up at `deadline`.
 ///
 /// # Errors
 ///
-/// Those of [`fill`]; [`ErrorKind::TimedOut`].
+/// Errors of requests and of the disk; [`ErrorKind::TimedOut`].
 pub fn fill_all(
     sources: &[&Location],
     store: &StoreOptions,

@@ -29,7 +29,9 @@ mod unusable;
 
 // Paths that the crates of tload share.
 pub(crate) use tload_base::{error, options, sync};
-pub(crate) use {tload_format as format, tload_storage as storage};
+#[cfg(feature = "object")]
+pub(crate) use tload_format as format;
+pub(crate) use tload_storage as storage;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -24,7 +24,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-/// Deepest nesting that [`GuardedDir::clear`] removes, and that other walks over files of all users
+/// Deepest nesting that `GuardedDir::clear` removes, and that other walks over files of all users
 /// follow.
 pub const DEPTH_MAX: usize = 64;
 

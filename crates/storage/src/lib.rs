@@ -9,6 +9,10 @@
 
 mod cache_report;
 mod file;
+#[cfg_attr(
+    not(feature = "object"),
+    expect(dead_code, reason = "the cache uses it, too")
+)]
 pub mod guarded_dir;
 mod memory_source;
 mod mirror_report;
@@ -18,8 +22,12 @@ mod read_hints;
 mod store_probe;
 
 // Paths that the crates of tload share.
-pub(crate) use tload_base::{crc, error, files, options, sync};
-pub(crate) use {tload_format as format, tload_memory as memory};
+#[cfg(feature = "object")]
+pub(crate) use tload_base::crc;
+pub(crate) use tload_base::{error, files, options, sync};
+#[cfg(feature = "object")]
+pub(crate) use tload_format as format;
+pub(crate) use tload_memory as memory;
 
 pub use crate::files::{FileSystem, file_system, is_network};
 pub use cache_report::{CACHE_TOTALS, CacheReport, CacheTotals};

@@ -165,13 +165,11 @@ pub async fn run_on_thread<T: Send + 'static>(
     thread.map_err(Error::cannot_start_thread)?;
     let ended = poll_fn(|context| {
         let mut outcome = outcome.lock();
-        match outcome.ended.take() {
-            Some(ended) => Poll::Ready(ended),
-            None => {
-                outcome.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
+        if let Some(ended) = outcome.ended.take() {
+            return Poll::Ready(ended);
         }
+        outcome.waker = Some(context.waker().clone());
+        Poll::Pending
     });
     ended.await.unwrap_or_else(|panic| resume_unwind(panic))
 }

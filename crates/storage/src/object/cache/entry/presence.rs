@@ -6,7 +6,7 @@ use super::{Entry, FEW_TILES, SEARCHED_TILES, TILE_BYTES, tiles};
 
 impl Entry {
     /// Returns whether most of the tiles of some ranges have been written: all but a sixteenth, or
-    /// but [`FEW_TILES`] and no more than half of them.
+    /// but a few and no more than half of them.
     pub fn has_most_of(&self, ranges: &[Range<u64>]) -> bool {
         let mut wanted: Vec<_> = ranges.iter().map(tiles).collect();
         wanted.sort_unstable_by_key(|run| run.start);
