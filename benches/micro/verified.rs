@@ -30,7 +30,7 @@ pub(crate) fn loads(criterion: &mut Criterion) {
         tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo creates the directory");
     let path = folder.path().join("m.safetensors");
     std::fs::write(&path, &file).expect("the disk has room");
-    let loader = Loader::open(&Location::from(path.as_path())).expect("a good checkpoint");
+    let loader = Loader::open(Location::from(path.as_path())).expect("a good checkpoint");
     let expected = |whole, each: Option<Algorithm>| {
         let digests = named.clone().map(|(index, bytes)| {
             let digest = each.map(|algorithm| Digest::compute(algorithm, bytes));

@@ -597,7 +597,7 @@ mod tests {
     #[cfg(feature = "object")]
     #[test]
     fn copy_goes_on_from_its_target_after_a_failed_download() {
-        let copy = CopyJob::new(&Location::from_path("model"), "target");
+        let copy = CopyJob::new(Location::from_path("model"), "target");
         let (shared, control) = (&copy.shared, copy.control());
         let download = shared.begin_download();
         Shared::add(&download.bytes_total, 100);

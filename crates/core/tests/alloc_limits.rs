@@ -386,7 +386,7 @@ fn signed() -> Vec<Bomb> {
 fn found(folder: &Path, name: &str, text: &str) -> (usize, usize, tload::Result<()>) {
     let checkpoint = folder.join("m.safetensors");
     std::fs::write(&checkpoint, file("{}")).expect("the temporary folder takes files");
-    let checkpoint = Checkpoint::open(&Location::from_path(checkpoint)).expect("a good one");
+    let checkpoint = Checkpoint::open(Location::from_path(checkpoint)).expect("a good one");
     let path = folder.join(name);
     std::fs::write(&path, text).expect("the temporary folder takes files");
     let (before, calls) = (NOW.load(Ordering::Relaxed), CALLS.load(Ordering::Relaxed));

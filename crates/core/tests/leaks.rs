@@ -193,7 +193,7 @@ fn load(rng: &mut Rng, folder: &Path, (engine, cache): (EngineChoice, CacheMode)
     options.extent_bytes = Some(rng.pick(&[64 << 10, 256 << 10, 4 << 20]));
     options.memory_limit = Some(rng.pick(&[2 << 20, 64 << 20]));
     options.timeout = rng.once_in(3).then_some(Duration::from_secs(100));
-    let loader = Loader::open(&Location::from(folder)).expect("opens");
+    let loader = Loader::open(Location::from(folder)).expect("opens");
     let loader = loader.options(options);
     if ending == 5 && cache != CacheMode::Map {
         let ceiling = rng.pick(&[Ceiling::Recycled, Ceiling::Fresh]);

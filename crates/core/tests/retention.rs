@@ -86,7 +86,7 @@ fn kept_tensors_of_large_load_retain_little_else() {
 
     let mut options = LoadOptions::default();
     options.memory_limit = Some(MEMORY_LIMIT as u64);
-    let loader = Loader::open(&Location::from(folder.path()))
+    let loader = Loader::open(Location::from(folder.path()))
         .expect("opens")
         .options(options);
     assert_eq!(loader.checkpoint().tensors().len(), tensors);

@@ -241,9 +241,7 @@ pub(super) fn listen(prefix: &str) -> Result<Listener, String> {
     // filter may refuse them.
     SharedMemory::new(1).map_err(|error| {
         let cause = error
-            .source()
-            .map(ToString::to_string)
-            .unwrap_or_else(|| error.message().to_owned());
+            .source().map_or_else(|| error.message().to_owned(), ToString::to_string);
         format!("cannot share memory: {cause}")
     })?;
     Listener::new(prefix).map_err(|error| format!("cannot share: {error}"))

@@ -67,7 +67,7 @@ fn load(folder: &Path, engine: EngineChoice, rng: &mut Rng) -> Result<()> {
     options.lanes = Some(1 + rng.index(3));
     options.extent_bytes = Some(rng.pick(&[8192, 65_536, 1 << 20]));
     options.memory_limit = Some(rng.pick(&[2 << 20, 8 << 20]));
-    let loader = Loader::open(&Location::from(folder))?.options(options);
+    let loader = Loader::open(Location::from(folder))?.options(options);
     // The second load reuses the memory of the first.
     for _ in 0..2 {
         let mut stream = loader.stream()?;

@@ -66,7 +66,7 @@ impl<'a> Target<'a> {
         Synth::new(&model, recipe.shards, recipe.seed)?
             .write(&directory, false, interrupt, &progress)?;
         drop(progress);
-        let checkpoint = Checkpoint::open(&Location::from_path(directory))?;
+        let checkpoint = Checkpoint::open(Location::from_path(directory))?;
         for warning in storage_warnings(&checkpoint) {
             if !place.warnings.contains(&warning) {
                 place.warnings.push(warning);

@@ -129,7 +129,7 @@ impl Files {
     }
 
     pub(crate) fn loader(&self) -> Loader {
-        Loader::open(&Location::from(self.path())).expect("a valid checkpoint")
+        Loader::open(Location::from(self.path())).expect("a valid checkpoint")
     }
 
     pub(crate) fn total(&self) -> u64 {

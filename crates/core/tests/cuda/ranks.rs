@@ -250,7 +250,7 @@ fn serves() {
         PATIENCE,
     );
     let group: Arc<dyn Group> = Arc::new(group.expect("joins"));
-    let loader = Loader::open(&tload::Location::from(Path::new(&words[3]))).expect("valid");
+    let loader = Loader::open(tload::Location::from(Path::new(&words[3]))).expect("valid");
     let (wanted, _) = load(&loader).expect("loads without a group");
     child::answer("joined");
     let mut lines = child::lines();

@@ -37,7 +37,7 @@ fn wrong(algorithm: Algorithm) -> Wrong {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
     let path = folder.path().join("m.safetensors");
     std::fs::write(&path, &file).expect("the temporary folder is writable");
-    let checkpoint = Checkpoint::open(&Location::from(path.as_path())).expect("opens");
+    let checkpoint = Checkpoint::open(Location::from(path.as_path())).expect("opens");
     let header = usize::try_from(checkpoint.shards()[0].header_bytes()).expect("small");
     let digests =
         tensors.map(|(index, bytes)| (format!("t{index}"), Digest::compute(algorithm, bytes)));

@@ -127,7 +127,7 @@ impl ContentFault {
         let folder = folder();
         let path = write(&folder.path().join("m-0.safetensors"), &self.file);
         let oracle = Oracle(vec![self.file.clone()]);
-        let loader = || Loader::open(&Location::from_path(&path));
+        let loader = || Loader::open(Location::from_path(&path));
         let ended = watched(
             || load(&oracle, loader(), |tensor| tensor.bytes().to_vec()),
             || (),

@@ -154,7 +154,7 @@ impl DeviceFault {
                 it.device_memory_limit = Some(3 << 20);
             });
             (self.set)(&mut wanted);
-            let loader = Loader::open(&Location::from(folder.path()))?;
+            let loader = Loader::open(Location::from(folder.path()))?;
             Ok(loader.device(Device::Cuda(0)).options(wanted))
         };
         tload::release_staging();

@@ -31,7 +31,7 @@ fn single_file_opens_by_path_and_by_url() {
     assert_all(&load(&path, LoadOptions::default()), &[&file]);
 
     let url = format!("file://{}", path.display()).replace(' ', "%20");
-    let loader = Loader::open(&Location::parse(&url).expect("a URL")).expect("opens");
+    let loader = Loader::open(Location::parse(&url).expect("a URL")).expect("opens");
     assert_eq!(loader.checkpoint().location().to_string(), url);
     assert_eq!(loader.checkpoint().total_bytes(), 3000);
     assert_eq!(loader.stream().expect("starts").count(), 3);
@@ -98,7 +98,7 @@ fn control_characters_in_shard_name_are_escaped() {
         "model.safetensors.index.json",
         &[("a", "a\u{1b}[31m.safetensors")],
     );
-    let error = Loader::open(&location(&index)).expect_err("a truncated shard");
+    let error = Loader::open(location(&index)).expect_err("a truncated shard");
     assert_eq!(error.kind(), ErrorKind::InvalidFormat);
     assert!(!error.chain().contains('\x1b'), "{}", error.chain());
 }
@@ -381,7 +381,7 @@ fn index_or_single_file_is_loaded_and_other_is_noted() {
     ] {
         let mut options = OpenOptions::default();
         options.precedence = precedence;
-        let checkpoint = Checkpoint::open_with(&location(folder.path()), options).expect("opens");
+        let checkpoint = Checkpoint::open_with(location(folder.path()), options).expect("opens");
         assert_eq!(names(&checkpoint), [tensor]);
         let note = checkpoint.notes().concat();
         let (_, listed) = note.split_once("left out: ").expect("some are left out");

@@ -215,7 +215,7 @@ fn load_while(
     let (set, happen, network) = (&set, &happen, &network);
     let begun = &std::sync::Barrier::new(4);
     let load = |rank: usize, group: Arc<dyn Group>| -> Loaded {
-        let loader = Loader::open(&location(path)).expect("a good checkpoint");
+        let loader = Loader::open(location(path)).expect("a good checkpoint");
         let stream = set(loader).group(group).stream();
         begun.wait();
         let mut stream = stream?;
@@ -374,7 +374,7 @@ fn node_whose_ranks_all_leave_serves_the_others() {
         for (rank, group) in group.into_iter().enumerate() {
             let path = folder.path();
             scope.spawn(move || {
-                let loader = Loader::open(&location(path)).expect("a good checkpoint");
+                let loader = Loader::open(location(path)).expect("a good checkpoint");
                 let mut stream = small(loader).group(group).stream().expect("starts");
                 if rank < 2 {
                     drop(stream.next().expect("several tensors").expect("loads"));

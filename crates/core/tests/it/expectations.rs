@@ -41,7 +41,7 @@ fn record(path: &Path) {
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Beside);
     options.force = true;
-    let report = Verification::new(&location(path)).options(options).run();
+    let report = Verification::new(location(path)).options(options).run();
     assert!(report.expect("reads").written.is_some());
 }
 
@@ -58,7 +58,7 @@ fn change(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
 }
 
 fn loader(path: &Path, verify: &Verify) -> Loader {
-    let loader = Loader::open(&location(path)).expect("a good checkpoint");
+    let loader = Loader::open(location(path)).expect("a good checkpoint");
     loader.options(options(|it| it.verify = verify.clone()))
 }
 
@@ -102,7 +102,7 @@ fn header_is_compared_when_index_omits_tensors() {
             let loader = loader(model.path(), &choice).select(selection);
             let error = load(&loader).expect_err("the header is another");
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{choice}: {error}");
-            let header = Checkpoint::open(&location(&path)).expect("opens");
+            let header = Checkpoint::open(location(&path)).expect("opens");
             let header = header.shards()[0].header_bytes();
             assert_eq!(error.range(), Some(0..header), "{choice}: {error}");
         }
@@ -116,7 +116,7 @@ fn uncomparable_header_is_reported_or_rejected() {
     let model = recorded();
     let path = model.path().join(SHARD);
     let file = read(&path);
-    let checkpoint = Checkpoint::open(&location(&path)).expect("opens");
+    let checkpoint = Checkpoint::open(location(&path)).expect("opens");
     let header = usize::try_from(checkpoint.shards()[0].header_bytes()).expect("small");
     let of_tensor = |name: &str| {
         let range = checkpoint.get(name).expect("there").file_range();
@@ -184,7 +184,7 @@ fn crc_collision_passes_require_but_not_sha256() {
     // CRC-64/NVME, reflected: the coefficients of x^63 to x^0 from the lowest bit on, and x^64
     // before them. The bits of a message are divided in this order, the lowest of each byte first.
     let polynomial = 1_u128 | 0x9A6C_9329_AC4B_C9B5_u128 << 1;
-    let at = Checkpoint::open(&location(model.path())).expect("opens");
+    let at = Checkpoint::open(location(model.path())).expect("opens");
     let at = at.get("b").expect("there").file_range().start + 1234;
     let at = usize::try_from(at).expect("small");
     let before = read(&model.path().join(SHARD));
@@ -284,7 +284,7 @@ fn sha256_choice_fails_without_sha256() {
 fn following(path: &Path, verify: &Verify) -> Loader {
     let mut opening = OpenOptions::default();
     opening.follow_symlinks = true;
-    let loader = Loader::open_with(&location(path), opening).expect("a good checkpoint");
+    let loader = Loader::open_with(location(path), opening).expect("a good checkpoint");
     loader.options(options(|it| it.verify = verify.clone()))
 }
 
@@ -310,7 +310,7 @@ fn sidecar_links_out_of_folder_are_rejected() {
         load(&following(model.path(), &choice)).expect("allowed");
     }
     load(&loader(model.path(), &named)).expect("the caller named it");
-    let error = Verification::new(&location(model.path())).run();
+    let error = Verification::new(location(model.path())).run();
     assert_eq!(
         error.expect_err("leads out").kind(),
         ErrorKind::PermissionDenied

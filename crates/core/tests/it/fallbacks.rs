@@ -71,7 +71,7 @@ fn forbidden_ring_falls_back_to_threads_and_report_says_why() {
             return;
         }
         without_rings(errno, || {
-            let loader = Loader::open(&location(&path)).expect("opens");
+            let loader = Loader::open(location(&path)).expect("opens");
             let lanes = options(|it| it.lanes = Some(2));
             let mut stream = loader
                 .clone()
@@ -155,7 +155,7 @@ fn ring_reads_without_locked_memory() {
         &even("t", 1, 8, 8 << 20),
     );
     evict(folder.path());
-    let loader = Loader::open(&location(&path)).expect("opens");
+    let loader = Loader::open(location(&path)).expect("opens");
     let loader = loader.options(options(|it| it.engine = EngineChoice::Uring));
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     let is_low = limit.is_some_and(|limit| limit < 16 << 20);
@@ -296,7 +296,7 @@ fn refused_direct_io_falls_back_to_page_cache() {
     };
     let path = mount.point().join("m.safetensors");
     for engine in [EngineChoice::Auto, EngineChoice::Pread] {
-        let loader = Loader::open(&Location::from_path(&path)).expect("opens");
+        let loader = Loader::open(Location::from_path(&path)).expect("opens");
         let auto = options(|it| it.engine = engine);
         let mut stream = loader.clone().options(auto).stream().expect("starts");
         let tensors: Vec<_> = stream
@@ -336,7 +336,7 @@ fn sectors_of_4_kib_are_respected() {
             let direct = options(|it| {
                 (it.engine, it.cache, it.extent_bytes) = (engine, CacheMode::Direct, extent_bytes);
             });
-            let loader = Loader::open(&Location::from_path(&path))
+            let loader = Loader::open(Location::from_path(&path))
                 .expect("opens")
                 .options(direct);
             let mut stream = loader.stream().expect("starts");

@@ -65,7 +65,7 @@ fn file_truncated_before_load_has_changed() {
     for (engine, cache) in variants() {
         let folder = folder();
         let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 8, MIB));
-        let loader = Loader::open(&location(&path)).expect("opens");
+        let loader = Loader::open(location(&path)).expect("opens");
         let loader = loader.options(tight(engine, cache, 1));
         truncate(&path, 3 * MIB as u64);
         let error = loader.stream().map_or_else(|error| error, failure);
@@ -81,7 +81,7 @@ fn file_truncated_during_load_has_changed_and_range_is_named() {
             let folder = folder();
             let file = even("t", 1, 32, MIB);
             let path = write(&folder.path().join("m.safetensors"), &file);
-            let loader = Loader::open(&location(&path)).expect("opens");
+            let loader = Loader::open(location(&path)).expect("opens");
             let loader = loader.options(tight(engine, cache, lanes));
             let mut stream = loader.stream().expect("starts");
             let first = stream.next().expect("there are 32").expect("is there");
@@ -109,7 +109,7 @@ fn load_and(
     old: &[u8],
     meanwhile: impl FnOnce(),
 ) -> Result<(), Error> {
-    let loader = Loader::open(&location(path))?.options(tight(engine, cache, 1));
+    let loader = Loader::open(location(path))?.options(tight(engine, cache, 1));
     let mut stream = loader.stream()?;
     crate::files::assert_same(&stream.next().expect("there are four")?, old);
     meanwhile();
@@ -205,7 +205,7 @@ fn file_removed_during_load_is_read_to_end() {
 fn file_replaced_before_single_read_is_error() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 4, 4096));
-    let checkpoint = Checkpoint::open(&location(&path)).expect("opens");
+    let checkpoint = Checkpoint::open(location(&path)).expect("opens");
     let read = || checkpoint.read("t0", &Slice::default(), &options(|_| {}));
     read().expect("is there");
     let other = write(&folder.path().join("new"), &even("t", 2, 4, 4096));
@@ -219,7 +219,7 @@ fn file_written_to_during_load_has_changed() {
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 4, 4096));
     for round in 0..40 {
         let lanes = 1 + round % 4;
-        let loader = Loader::open(&location(&path)).expect("opens");
+        let loader = Loader::open(location(&path)).expect("opens");
         let loader = loader.options(tight(EngineChoice::Auto, CacheMode::Buffered, lanes));
         let file = OpenOptions::new().write(true).open(&path).expect("ours");
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 + round as u64);
@@ -237,7 +237,7 @@ fn cancelled_load_ends_immediately_for_good() {
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 32, MIB));
     for (engine, cache) in variants() {
         for received in [0, 1, 7, 31] {
-            let loader = Loader::open(&location(&path)).expect("opens");
+            let loader = Loader::open(location(&path)).expect("opens");
             let loader = loader.options(tight(engine, cache, 2));
             let mut stream = loader.stream().expect("starts");
             let kept: Vec<_> = stream.by_ref().take(received).collect();
@@ -331,7 +331,7 @@ fn load_longer_than_its_timeout_fails() {
         let mut options = tight(engine, cache, 1);
         // Any stage may be the one that it ends.
         options.timeout = Some(Duration::from_nanos(1));
-        let loader = Loader::open(&location(&path))
+        let loader = Loader::open(location(&path))
             .expect("opens")
             .options(options);
         let error = loader.stream().map_or_else(|error| error, late_failure);
@@ -341,7 +341,7 @@ fn load_longer_than_its_timeout_fails() {
     // A timeout that does not expire does not delay the end.
     let options = options(|it| it.timeout = Some(Duration::from_secs(3600)));
     let started = Instant::now();
-    let loader = Loader::open(&location(&path))
+    let loader = Loader::open(location(&path))
         .expect("opens")
         .options(options);
     assert_eq!(loader.stream().expect("starts").flatten().count(), 64);
@@ -356,7 +356,7 @@ fn tensors_survive_stream_dropped_on_any_thread() {
     let path = write(&folder.path().join("m.safetensors"), &file);
     for (engine, cache) in variants() {
         for received in 0..6 {
-            let loader = Loader::open(&location(&path)).expect("opens");
+            let loader = Loader::open(location(&path)).expect("opens");
             let mut stream = loader
                 .options(tight(engine, cache, 2))
                 .stream()

@@ -94,14 +94,14 @@ pub(crate) fn even(prefix: &str, seed: u64, count: usize, bytes: usize) -> Vec<u
 
 /// Loads everything with these options; panics on any error.
 pub(crate) fn load(path: &Path, options: LoadOptions) -> Vec<Tensor> {
-    let loader = Loader::open(&location(path)).expect("a good checkpoint");
+    let loader = Loader::open(location(path)).expect("a good checkpoint");
     let stream = loader.options(options).stream().expect("starts");
     stream.collect::<Result<_>>().expect("loads")
 }
 
 /// Loads, and returns the report too.
 pub(crate) fn load_with_report(path: &Path, options: LoadOptions) -> (Vec<Tensor>, Report) {
-    let loader = Loader::open(&location(path)).expect("a good checkpoint");
+    let loader = Loader::open(location(path)).expect("a good checkpoint");
     let mut stream = loader.options(options).stream().expect("starts");
     let tensors = stream
         .by_ref()
@@ -151,13 +151,13 @@ pub(crate) fn assert_all(tensors: &[Tensor], files: &[&[u8]]) {
 }
 
 pub(crate) fn open(path: &Path) -> Result<Checkpoint> {
-    Checkpoint::open(&location(path))
+    Checkpoint::open(location(path))
 }
 
 /// Writes a manifest beside the files of a checkpoint.
 pub(crate) fn write_manifest(model: &Path) {
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Beside);
-    let written = Verification::new(&location(model)).options(options).run();
+    let written = Verification::new(location(model)).options(options).run();
     written.expect("can be written");
 }

@@ -47,7 +47,7 @@ fn two(a: (u64, u64), b: (u64, u64), tensor_bytes: usize) -> Vec<u8> {
 fn open(folder: &Path, bytes: &[u8]) -> Result<Checkpoint, Error> {
     let path = folder.join("model.safetensors");
     std::fs::write(&path, bytes).expect("the temporary folder takes files");
-    Checkpoint::open(&Location::from_path(path))
+    Checkpoint::open(Location::from_path(path))
 }
 
 /// Formats an error as the rows do: `Variant [bytes]: message`.

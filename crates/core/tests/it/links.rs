@@ -24,13 +24,13 @@ fn index(folder: &Path, shard: &str) {
 }
 
 fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
-    Checkpoint::open(&Location::from_path(path.as_ref()))
+    Checkpoint::open(Location::from_path(path.as_ref()))
 }
 
 fn open_following(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let mut options = OpenOptions::default();
     options.follow_symlinks = true;
-    Checkpoint::open_with(&Location::from_path(path.as_ref()), options)
+    Checkpoint::open_with(Location::from_path(path.as_ref()), options)
 }
 
 /// Asserts that a link is refused with an error that names link, destination and option, and that

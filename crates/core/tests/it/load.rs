@@ -233,7 +233,7 @@ fn selections_load_matches_and_read_little_else() {
     let files = [even("a", 1, 8, 1 << 20), even("b", 2, 8, 1 << 20)];
     write(&folder.path().join("1.safetensors"), &files[0]);
     write(&folder.path().join("2.safetensors"), &files[1]);
-    let loader = Loader::open(&location(folder.path())).expect("opens");
+    let loader = Loader::open(location(folder.path())).expect("opens");
     let select = |selection: Selection| {
         let mut stream = loader.clone().select(selection).stream().expect("starts");
         let announced: BTreeSet<_> = stream.tensors().map(|it| it.name().to_owned()).collect();
@@ -297,7 +297,7 @@ fn invalid_options_are_rejected_before_first_read() {
         ("extent_bytes", options(|it| it.extent_bytes = Some(17))),
         ("timeout", options(|it| it.timeout = Some(Duration::ZERO))),
     ] {
-        let loader = Loader::open(&location(&path))
+        let loader = Loader::open(location(&path))
             .expect("opens")
             .options(options);
         let error = loader.stream().expect_err("refused");
@@ -317,7 +317,7 @@ fn both_ceilings_read_same_bytes_as_load() {
         for lanes in [1, 3] {
             let options = options(|it| (it.engine, it.lanes) = (engine, Some(lanes)));
             let (_, wanted) = load_with_report(folder.path(), options.clone());
-            let loader = Loader::open(&location(folder.path()))
+            let loader = Loader::open(location(folder.path()))
                 .expect("opens")
                 .options(options);
             for ceiling in [Ceiling::Recycled, Ceiling::Fresh] {
@@ -370,7 +370,7 @@ fn futures_stream_yields_same_tensors() {
             // One region or two: the reader must often wait until this test receives a tensor.
             it.memory_limit = Some(3 << 19);
         });
-        let loader = Loader::open(&location(&path))
+        let loader = Loader::open(location(&path))
             .expect("opens")
             .options(options);
         let mut stream = loader.stream().expect("starts");
@@ -387,7 +387,7 @@ fn polling_and_waiting_yield_same_tensors() {
     let folder = folder();
     let file = mixed("t", 10, 30, 400_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
-    let mut stream = Loader::open(&location(&path))
+    let mut stream = Loader::open(location(&path))
         .expect("opens")
         .stream()
         .expect("starts");

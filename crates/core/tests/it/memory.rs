@@ -24,7 +24,7 @@ fn budget_below_largest_tensor_is_rejected_before_first_read() {
     let path = write(&folder.path().join("m.safetensors"), &file.build());
     let limited = |limit| {
         let options = options(|it| it.memory_limit = Some(limit));
-        Loader::open(&location(&path))
+        Loader::open(location(&path))
             .expect("opens")
             .options(options)
     };
@@ -61,7 +61,7 @@ fn slow_caller_pauses_load_at_budget() {
             it.memory_limit = Some(limit);
             it.extent_bytes = Some(300_000);
         });
-        let loader = Loader::open(&location(&path))
+        let loader = Loader::open(location(&path))
             .expect("opens")
             .options(options);
         let mut stream = loader.stream().expect("starts");
@@ -116,7 +116,7 @@ fn caller_keeping_all_tensors_never_starves_load() {
             (it.lanes, it.order) = (Some(lanes), order);
             it.memory_limit = Some(2 * MIB);
         });
-        let loader = Loader::open(&location(&path))
+        let loader = Loader::open(location(&path))
             .expect("opens")
             .options(options);
         let mut stream = loader.stream().expect("starts");
@@ -138,7 +138,7 @@ fn memory_of_dropped_tensors_is_used_again() {
         &even("t", 3, 60, 1 << 20),
     );
     let options = options(|it| it.memory_limit = Some(3 * MIB));
-    let loader = Loader::open(&location(&path))
+    let loader = Loader::open(location(&path))
         .expect("opens")
         .options(options);
     let mut stream = loader.stream().expect("starts");
@@ -189,7 +189,7 @@ fn eight_concurrent_loads_return_right_bytes() {
         write(&folder.path().join(format!("{shard}.safetensors")), file);
     }
     let files: Vec<_> = files.iter().map(Vec::as_slice).collect();
-    let loader = Loader::open(&location(folder.path())).expect("opens");
+    let loader = Loader::open(location(folder.path())).expect("opens");
     std::thread::scope(|scope| {
         for lanes in 1..=8 {
             let options = options(|it| it.lanes = Some(1 + lanes % 3));
@@ -220,7 +220,7 @@ fn budget_below_largest_shared_region_names_its_tensor() {
     }
     let path = write(&folder.path().join("m.safetensors"), &file.build());
     let options = options(|it| it.memory_limit = Some(4096));
-    let loader = Loader::open(&location(&path))
+    let loader = Loader::open(location(&path))
         .expect("opens")
         .options(options);
     let error = loader.stream().expect_err("too small");
@@ -242,7 +242,7 @@ fn sparse_file_of_too_many_reads_is_rejected() {
         .open(&path)
         .and_then(|file| file.set_len(bytes.len() as u64 + len))
         .expect("holes cost nothing");
-    let loader = Loader::open(&location(&path)).expect("a valid header");
+    let loader = Loader::open(location(&path)).expect("a valid header");
     let loader = loader.options(options(|it| it.extent_bytes = Some(4096)));
     let error = loader.stream().expect_err("sixteen million reads");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
@@ -263,7 +263,7 @@ fn columns_fit_into_budget_below_their_rows() {
     let slice = Slice::new([Indices::from(0..rows), Indices::from(8..40)]);
     for engine in [EngineChoice::Auto, EngineChoice::Pread] {
         let options = options(|it| (it.memory_limit, it.engine) = (Some(limit), engine));
-        let loader = Loader::open(&location(&path)).expect("opens");
+        let loader = Loader::open(location(&path)).expect("opens");
         let slices = ["m0", "m1"].map(|name| (name.to_owned(), slice.clone()));
         let mut stream = (loader.options(options).slices(slices).stream()).expect("starts");
         let tensors: tload::Result<Vec<_>> = stream.by_ref().collect();

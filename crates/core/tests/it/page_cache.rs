@@ -274,7 +274,7 @@ fn limit_of_mapped_load_applies_only_to_copied_tensors() {
     let (tensors, report) = load_with_report(&path, limited(64 << 10));
     assert_all(&tensors, &[&file]);
     assert!(report.copied_bytes >= 4096, "{report}");
-    let loader = Loader::open(&location(&path)).expect("opens");
+    let loader = Loader::open(location(&path)).expect("opens");
     let error = loader.options(limited(4095)).stream();
     let error = error.expect_err("too little for a copy");
     assert_eq!(error.tensor(), Some("misaligned"));
@@ -297,7 +297,7 @@ fn file_truncated_before_mapping_is_error_and_no_signal() {
         &folder.path().join("m.safetensors"),
         &even("t", 6, 16, 1 << 20),
     );
-    let loader = Loader::open(&location(&path)).expect("opens");
+    let loader = Loader::open(location(&path)).expect("opens");
     let shrink = std::fs::OpenOptions::new().write(true).open(&path);
     shrink
         .and_then(|file| file.set_len(3 << 20))
@@ -318,7 +318,7 @@ fn views_into_memory_of_caller_are_unsupported() {
     let file = even("t", 8, 1, 4096);
     let path = write(&folder.path().join("m.safetensors"), &file);
     let target = crate::sinks::lend(4096);
-    let loader = Loader::open(&location(&path)).expect("opens");
+    let loader = Loader::open(location(&path)).expect("opens");
     let loader = loader.targets([("t0".to_owned(), target)]);
     let stream = loader
         .options(options(|it| it.cache = CacheMode::Map))

@@ -60,7 +60,7 @@ impl Faulty {
     }
 
     fn try_stream(&self, options: LoadOptions) -> tload::Result<TensorStream> {
-        let loader = Loader::open(&location(&self.path())).expect("headers have no faults");
+        let loader = Loader::open(location(&self.path())).expect("headers have no faults");
         loader.options(options).stream()
     }
 }
@@ -182,14 +182,14 @@ fn failed_header_read_is_retried() {
     }) else {
         return;
     };
-    let checkpoint = Checkpoint::open(&location(&faulty.path())).expect("the third read succeeds");
+    let checkpoint = Checkpoint::open(location(&faulty.path())).expect("the third read succeeds");
     assert_eq!(checkpoint.tensors().len(), 4);
     let Some(faulty) = Faulty::start(|it| (it.direct, it.eio_every) = (true, 1)) else {
         return;
     };
     let store = StoreOptions::new().with("retries", "1").expect("an option");
     let error =
-        Checkpoint::open_with(&location(&faulty.path()), &store).expect_err("every read fails");
+        Checkpoint::open_with(location(&faulty.path()), &store).expect_err("every read fails");
     assert_eq!(error.kind(), ErrorKind::Io, "{}", error.chain());
     let served = faulty.mount.stop().expect("reports its counts");
     assert_eq!(served.faults, 2, "one read and one retry");
@@ -283,7 +283,7 @@ fn open_timeout_is_kept_and_names_hung_file() {
     };
     for path in [faulty.path(), faulty.mount.path().to_owned()] {
         until_it_stalls(|timeout| {
-            let opened = Checkpoint::open_with(&location(&path), store(timeout));
+            let opened = Checkpoint::open_with(location(&path), store(timeout));
             let error = opened.expect_err("hangs");
             assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
             (error.location() == faulty.path().to_str()).then_some(())
@@ -329,7 +329,7 @@ fn file_written_to_or_grown_behind_mount_has_changed() {
             let Some(faulty) = Faulty::start(|_| ()) else {
                 return;
             };
-            let loader = Loader::open(&location(&faulty.path())).expect("opens");
+            let loader = Loader::open(location(&faulty.path())).expect("opens");
             let path = faulty.backing.path().join("m.safetensors");
             let file = OpenOptions::new().write(true).open(path).expect("ours");
             if grows {

@@ -38,7 +38,7 @@ pub(crate) fn load_in(
     std::thread::scope(|scope| {
         let ranks = group.into_iter().enumerate().map(|(rank, group)| {
             scope.spawn(move || {
-                let loader = Loader::open(&location(path)).expect("a good checkpoint");
+                let loader = Loader::open(location(path)).expect("a good checkpoint");
                 let mut stream = set(rank, loader).group(group).stream()?;
                 let tensors = stream.by_ref().collect::<Result<Vec<_>>>()?;
                 Ok((tensors, stream))
@@ -78,7 +78,7 @@ pub(crate) fn assert_read_once(loaded: &[(Vec<Tensor>, Report)], percent: u64) {
 
 /// Compares the tensors of a rank with those of a load without a group.
 pub(crate) fn assert_alone(path: &Path, set: impl Fn(Loader) -> Loader, found: &[Tensor]) {
-    let loader = Loader::open(&location(path)).expect("a good checkpoint");
+    let loader = Loader::open(location(path)).expect("a good checkpoint");
     let alone: Vec<Tensor> = set(loader)
         .stream()
         .expect("starts")
@@ -329,7 +329,7 @@ fn rank_that_never_joins_is_named() {
         for rank in group {
             let path = folder.path();
             scope.spawn(move || {
-                let loader = Loader::open(&location(path)).expect("a good checkpoint");
+                let loader = Loader::open(location(path)).expect("a good checkpoint");
                 let loader = loader.options(options(|it| it.join_timeout = Some(waits)));
                 let error = loader.group(rank).stream().expect_err("one is missing");
                 assert_eq!(error.kind(), ErrorKind::Peer);
@@ -350,7 +350,7 @@ fn rank_that_cannot_begin_is_named() {
             let (path, files) = (folder.path(), &files);
             scope.spawn(move || {
                 let patient = options(|it| it.join_timeout = Some(20 * PATIENCE));
-                let loader = Loader::open(&location(path)).expect("a good checkpoint");
+                let loader = Loader::open(location(path)).expect("a good checkpoint");
                 let loader = loader.options(patient).group(group);
                 let wrong = if rank == 1 { "nothing" } else { "a0" };
                 let error = loader.clone().select(Selection::names([wrong])).stream();

@@ -43,7 +43,7 @@ fn sha256(path: &Path) -> Digest {
 fn verify(path: &Path, set: impl FnOnce(&mut VerifyOptions)) -> Result<VerifyReport> {
     let mut options = VerifyOptions::default();
     set(&mut options);
-    let verification = Verification::new(&Location::from_path(path));
+    let verification = Verification::new(Location::from_path(path));
     verification.options(options).run()
 }
 
@@ -223,7 +223,7 @@ fn unwritable_target_fails_before_reading() {
     let target = folder.path().join("none/m.json");
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Path(target.clone()));
-    let verification = Verification::new(&Location::from_path(folder.path())).options(options);
+    let verification = Verification::new(Location::from_path(folder.path())).options(options);
     let control = verification.control();
     let error = verification.run().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);

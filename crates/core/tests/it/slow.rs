@@ -60,7 +60,7 @@ impl Slow {
 
     /// Loads the checkpoint. Returns the tensors received, the error if any, and the report.
     fn load(&self, options: LoadOptions) -> (Vec<Tensor>, Option<Error>, Report) {
-        let loader = Loader::open(&location(self.mount.path())).expect("headers have no faults");
+        let loader = Loader::open(location(self.mount.path())).expect("headers have no faults");
         let mut stream = match loader.options(options).stream() {
             Ok(stream) => stream,
             Err(error) => return (Vec::new(), Some(error), Report::default()),

@@ -422,7 +422,7 @@ fn shards(path: &Path, known: Known) -> Vec<Expectation> {
     for (index, file) in files.iter().enumerate() {
         write(&path.join(format!("{index}.safetensors")), file);
     }
-    let checkpoint = Checkpoint::open(&location(path)).expect("a good checkpoint");
+    let checkpoint = Checkpoint::open(location(path)).expect("a good checkpoint");
     let of = |(shard, file): (usize, &Vec<u8>)| {
         let tensors = checkpoint.tensors().iter();
         expectation(
@@ -435,7 +435,7 @@ fn shards(path: &Path, known: Known) -> Vec<Expectation> {
 }
 
 fn loader(path: &Path, options: &LoadOptions, expectations: &[Expectation]) -> Loader {
-    Loader::open(&location(path))
+    Loader::open(location(path))
         .expect("a good checkpoint")
         .options(options.clone())
         .expectations(expectations.to_vec())
@@ -483,7 +483,7 @@ fn files_are_compared_by_every_engine() {
                 assert_eq!(verification.by[0].files, 2);
                 assert_eq!(verification.unverified_files, 0);
             }
-            let checkpoint = Checkpoint::open(&location(folder.path())).expect("opens");
+            let checkpoint = Checkpoint::open(location(folder.path())).expect("opens");
             let wrong = checkpoint.tensors().iter();
             let wrong = wrong.max_by_key(|tensor| tensor.byte_len()).expect("many");
             let at = wrong.file_range().end - 1;
@@ -528,7 +528,7 @@ fn copied_bytes_are_compared_by_every_engine() {
             for (path, file) in paths.iter().zip(&files) {
                 write(path, file);
             }
-            let checkpoint = Checkpoint::open(&location(folder.path())).expect("opens");
+            let checkpoint = Checkpoint::open(location(folder.path())).expect("opens");
             let tensors = checkpoint.tensors();
             let expectations = [0, 1].map(|shard| {
                 let own = tensors.iter().filter(|tensor| tensor.shard() == shard);
@@ -625,7 +625,7 @@ fn uncomparable_load_is_reported_or_rejected() {
     let bytes: u64 = tensors.iter().map(Tensor::byte_len).sum();
     assert_eq!(report.verification.expect("was asked for").bytes, bytes);
     // One tensor that is read by itself, without an engine, is verified too.
-    let checkpoint = Checkpoint::open(&location(path)).expect("opens");
+    let checkpoint = Checkpoint::open(location(path)).expect("opens");
     let error = checkpoint.read("b0", &Slice::default(), &way);
     let error = error.expect_err("there is no manifest beside it");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error:?}");
@@ -640,7 +640,7 @@ fn known_mismatch_fails_before_first_read() {
         .build();
     let path = write(&folder.path().join("m.safetensors"), &file);
     let way = options(|it| it.verify = Verify::Require);
-    let checkpoint = Checkpoint::open(&location(&path)).expect("opens");
+    let checkpoint = Checkpoint::open(location(&path)).expect("opens");
     let good = |known| expectation(known, &file, checkpoint.tensors().iter());
     let refusal = |expected: Expected| {
         let loader = loader(&path, &way, &[Expectation::Of(expected)]);

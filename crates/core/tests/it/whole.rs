@@ -81,7 +81,7 @@ impl Model {
 
     /// Returns the tensors of a shard with their ranges.
     fn tensors(&self, name: &str) -> Vec<(String, std::ops::Range<u64>)> {
-        let checkpoint = Checkpoint::open(&Location::from_path(self.path(name))).unwrap();
+        let checkpoint = Checkpoint::open(Location::from_path(self.path(name))).unwrap();
         let tensors = checkpoint.tensors().iter();
         tensors
             .map(|tensor| (tensor.name().to_owned(), tensor.file_range()))
@@ -92,7 +92,7 @@ impl Model {
 fn verify(path: &Path, set: impl FnOnce(&mut VerifyOptions)) -> Result<VerifyReport> {
     let mut options = VerifyOptions::default();
     set(&mut options);
-    Verification::new(&Location::from_path(path))
+    Verification::new(Location::from_path(path))
         .options(options)
         .run()
 }
@@ -465,7 +465,7 @@ fn hostile_manifests_are_rejected_and_named() {
         assert_eq!(error.kind(), kind, "{error}");
         assert_eq!(error.location(), Some(path.as_str()));
         assert!(error.to_string().len() < 1000);
-        let checkpoint = Checkpoint::open(&Location::from_path(model.0.path())).unwrap();
+        let checkpoint = Checkpoint::open(Location::from_path(model.0.path())).unwrap();
         assert_eq!(find(&checkpoint, &Verify::Auto).unwrap_err().kind(), kind);
     }
     fs::remove_file(model.path(MANIFEST_NAME)).unwrap();
@@ -484,7 +484,7 @@ fn hostile_manifests_are_rejected_and_named() {
 #[test]
 fn find_returns_manifest_expectations() {
     let model = Model::new();
-    let checkpoint = Checkpoint::open(&Location::from_path(model.0.path())).unwrap();
+    let checkpoint = Checkpoint::open(Location::from_path(model.0.path())).unwrap();
     let expected = |choice: &Verify| find(&checkpoint, choice);
     for expectation in expected(&Verify::Auto).unwrap() {
         let tload::verify::Expectation::Nothing { why } = expectation else {
@@ -523,7 +523,7 @@ fn cancelled_verification_writes_no_manifest() {
     let model = Model::new();
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Beside);
-    let verification = Verification::new(&Location::from_path(model.0.path())).options(options);
+    let verification = Verification::new(Location::from_path(model.0.path())).options(options);
     let control = verification.control();
     control.cancel();
     assert_eq!(verification.run().unwrap_err().kind(), ErrorKind::Cancelled);

@@ -47,7 +47,7 @@ fn child_shrinks_until_it_is_killed() {
         return;
     };
     let read = |at: usize| {
-        let checkpoint = Checkpoint::open_with(&location_of(at), &options).expect("opens");
+        let checkpoint = Checkpoint::open_with(location_of(at), &options).expect("opens");
         let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
         assert_all(&tensors, &[&object(at)]);
         assert_eq!(of_cache(&report).damaged_bytes, 0, "{report}");

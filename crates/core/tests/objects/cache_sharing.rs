@@ -381,7 +381,7 @@ fn slices_request_the_tiles_that_are_missing() {
 }
 
 fn copy(site: &Site, key: &str, target: &Path) -> Result<CopyReport> {
-    let copy = CopyJob::new(&site.location(key), target);
+    let copy = CopyJob::new(site.location(key), target);
     copy.store(site.options.clone()).run()
 }
 

@@ -69,7 +69,7 @@ fn recorded(location: &Location, path: &std::path::Path) {
 }
 
 fn verified(site: &Site, path: &str) -> Result<VerifyReport> {
-    let verification = Verification::new(&site.location(path));
+    let verification = Verification::new(site.location(path));
     verification.opening(site.options.clone()).run()
 }
 
@@ -453,7 +453,7 @@ fn recorded_checkpoints(site: &Site) {
 fn manifests_elsewhere(site: &Site, path: &std::path::Path) {
     let mut options = VerifyOptions::default();
     options.manifest = Some(Location::from_path(path));
-    let verification = Verification::new(&site.location("m")).options(options);
+    let verification = Verification::new(site.location("m")).options(options);
     assert!(
         verification
             .opening(site.options.clone())
@@ -463,7 +463,7 @@ fn manifests_elsewhere(site: &Site, path: &std::path::Path) {
     );
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Beside);
-    let verification = Verification::new(&site.location("m")).options(options);
+    let verification = Verification::new(site.location("m")).options(options);
     let error = verification
         .opening(site.options.clone())
         .run()

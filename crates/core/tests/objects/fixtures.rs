@@ -76,7 +76,7 @@ pub(crate) fn load(checkpoint: &Checkpoint, options: LoadOptions) -> Result<(Vec
 
 /// Loads from a local folder or file, in file order.
 pub(crate) fn load_local(path: &Path) -> Vec<Tensor> {
-    let checkpoint = Checkpoint::open(&Location::from_path(path)).expect("a valid checkpoint");
+    let checkpoint = Checkpoint::open(Location::from_path(path)).expect("a valid checkpoint");
     load(&checkpoint, in_file_order()).expect("loads").0
 }
 

@@ -169,7 +169,7 @@ fn verification_compares_origin_where_cache_differs() {
     let manifest = described.path().join(MANIFEST_NAME);
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Path(manifest.clone()));
-    let local = Verification::new(&Location::from_path(described.path()));
+    let local = Verification::new(Location::from_path(described.path()));
     assert!(
         local
             .options(options)
@@ -189,7 +189,7 @@ fn verification_compares_origin_where_cache_differs() {
         let mut options = VerifyOptions::default();
         options.manifest = Some(Location::from_path(&manifest));
         let verify = || -> VerifyReport {
-            let verification = Verification::new(&bench.site.location(KEY));
+            let verification = Verification::new(bench.site.location(KEY));
             let verification = verification.options(options.clone());
             let report = verification.opening(bench.site.options.clone()).run();
             assert!(finish_caching(PATIENCE));

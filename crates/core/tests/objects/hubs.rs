@@ -31,7 +31,7 @@ fn location(rest: &str) -> Location {
 }
 
 fn open(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Result<Checkpoint> {
-    Checkpoint::open_with(&location(rest), store(hub, pairs))
+    Checkpoint::open_with(location(rest), store(hub, pairs))
 }
 
 /// Two shards, an index, and other files of a repository.
@@ -259,14 +259,14 @@ fn hub_refusals_have_hints() {
 fn non_hub_server_is_reported_with_endpoint_hint() {
     let server = FaultyServer::start();
     let store = sites::options(&[("endpoint", &server.url()), ("retries", "0")]);
-    let error = Checkpoint::open_with(&location(""), &store).expect_err("not a hub");
+    let error = Checkpoint::open_with(location(""), &store).expect_err("not a hub");
     assert!(
         error.hint().expect("a hint").contains("endpoint"),
         "{}",
         error.chain()
     );
     server.put("api/models/org/Model-1.5/revision/main", "[]");
-    let error = Checkpoint::open_with(&location(""), &store).expect_err("not a hub");
+    let error = Checkpoint::open_with(location(""), &store).expect_err("not a hub");
     assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
     assert!(
         error.hint().expect("a hint").contains("endpoint"),
@@ -319,7 +319,7 @@ fn file_differing_from_hub_list_is_error() {
 }
 
 pub(crate) fn copy(hub: &Hub, rest: &str, target: &Path) -> CopyReport {
-    let copy = CopyJob::new(&location(rest), target).store(store(hub, &[]));
+    let copy = CopyJob::new(location(rest), target).store(store(hub, &[]));
     copy.run().expect("copies")
 }
 
@@ -413,7 +413,7 @@ fn resumed_copy_after_branch_moved_has_one_commit() {
         .from_byte(1);
     hub.files().fault(dead);
     let copy_once = || {
-        let copy = CopyJob::new(&location(""), target.path());
+        let copy = CopyJob::new(location(""), target.path());
         copy.store(store(&hub, &[("retries", "0")])).run()
     };
     copy_once().expect_err("one file cannot be read");
@@ -675,7 +675,7 @@ fn copy_through_hub_cache_shows_progress_and_is_cancelled() {
         return with_stalled_hub("hubs::copy_through_hub_cache_shows_progress_and_is_cancelled");
     };
     let target = folder();
-    let copy = CopyJob::new(&location(""), target.path()).store(patient(&endpoint, &[]));
+    let copy = CopyJob::new(location(""), target.path()).store(patient(&endpoint, &[]));
     let control = copy.control();
     let running = std::thread::spawn(move || copy.run());
     let started = Instant::now();
@@ -703,7 +703,7 @@ fn opening_through_hub_cache_ends_its_download_at_its_timeout() {
         );
     };
     let store = patient(&endpoint, &[("open_timeout", "2")]);
-    let error = Checkpoint::open_with(&location(""), store).expect_err("stalls");
+    let error = Checkpoint::open_with(location(""), store).expect_err("stalls");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
     assert_cache_is_free();
 }
@@ -719,7 +719,7 @@ fn slow_hub_is_waited_for() {
     server.fault(Rule::times(1, Fault::Delay(delay)));
     let store = sites::options(&[("endpoint", &server.url()), ("retries", "0")]);
     let started = Instant::now();
-    let error = Checkpoint::open_with(&location(""), &store).expect_err("has no files");
+    let error = Checkpoint::open_with(location(""), &store).expect_err("has no files");
     assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
     assert!(started.elapsed() >= delay);
 }

@@ -193,7 +193,7 @@ fn list_is_complete_or_an_error() {
         Form::PrefixesFirst,
     ] {
         let (_server, options) = serve(form, &keys);
-        let listed = list_files(&model(), &options).expect("a list");
+        let listed = list_files(model(), &options).expect("a list");
         let names: BTreeSet<_> = listed
             .iter()
             .map(|file| format!("m/{}", file.name))
@@ -202,16 +202,16 @@ fn list_is_complete_or_an_error() {
         assert_eq!(names, wanted, "{form:?}");
         assert_eq!(listed.len(), KEYS, "{form:?}");
         let target = tempfile::tempdir().expect("a folder");
-        let copy = CopyJob::new(&model(), target.path()).store(options).run();
+        let copy = CopyJob::new(model(), target.path()).store(options).run();
         assert_eq!(copy.expect("a copy").copied_files, KEYS as u64, "{form:?}");
     }
     for form in [Form::DeadMarker, Form::Mute, Form::Silent] {
         let (_server, options) = serve(form, &keys);
         let target = tempfile::tempdir().expect("a folder");
-        let copy = CopyJob::new(&model(), target.path())
+        let copy = CopyJob::new(model(), target.path())
             .store(options.clone())
             .run();
-        let opened = Checkpoint::open_with(&model(), options).map(drop);
+        let opened = Checkpoint::open_with(model(), options).map(drop);
         for error in [copy.map(drop).expect_err("cut"), opened.expect_err("cut")] {
             assert_eq!(error.kind(), ErrorKind::Remote, "{form:?}: {error}");
             assert!(error.message().contains("ends early"), "{form:?}: {error}");
@@ -238,7 +238,7 @@ fn other_responses_are_no_lists() {
             ("anonymous", "true"),
             ("retries", "0"),
         ]);
-        let error = list_files(&model(), &options).expect_err(body);
+        let error = list_files(model(), &options).expect_err(body);
         assert_eq!(error.kind(), ErrorKind::Remote, "{body}: {error}");
     }
 }
@@ -252,18 +252,18 @@ fn names_that_are_no_paths_are_left_out_and_named() {
         objects.insert("m/config.json".to_owned(), b"{}".to_vec());
         objects.insert(odd.to_owned(), b"x".to_vec());
         let (_server, options) = serve_objects(Form::Token, objects);
-        let checkpoint = Checkpoint::open_with(&model(), options.clone()).expect(odd);
+        let checkpoint = Checkpoint::open_with(model(), options.clone()).expect(odd);
         let shown = format!("{:?}", odd.trim_end_matches("leftover.bin"));
         let shown = shown.trim_end_matches("x\"").trim_end_matches("evil\"");
         let notes = checkpoint.notes().join("\n");
         assert!(notes.contains(shown.trim_end_matches('"')), "{notes}");
-        assert_eq!(list_files(&model(), &options).expect(odd).len(), 2);
+        assert_eq!(list_files(model(), &options).expect(odd).len(), 2);
 
         let copied = |skip: bool, exclude: Vec<String>| {
             let target = tempfile::tempdir().expect("a folder");
             let mut how = CopyOptions::default();
             (how.skip_unusable, how.exclude) = (skip, exclude);
-            let copy = CopyJob::new(&model(), target.path());
+            let copy = CopyJob::new(model(), target.path());
             let report = copy.options(how).store(options.clone()).run();
             let files = std::fs::read_dir(target.path()).expect("a folder");
             let names: BTreeSet<_> = files
@@ -306,7 +306,7 @@ fn hidden_names_that_are_no_paths_fail_no_copy() {
         let target = tempfile::tempdir().expect("a folder");
         let mut how = CopyOptions::default();
         (how.skip_unusable, how.hidden) = (hidden, hidden);
-        let copy = CopyJob::new(&model(), target.path()).options(how);
+        let copy = CopyJob::new(model(), target.path()).options(how);
         let report = copy.store(options.clone()).run().expect("a copy");
         assert_eq!((report.copied_files, report.unusable.len()), (1, wanted));
     }
@@ -327,7 +327,7 @@ fn empty_objects_stand_for_folders() {
     }
     let target = tempfile::tempdir().expect("a folder");
     let (_server, options) = serve_objects(Form::Token, objects.clone());
-    let report = CopyJob::new(&model(), target.path()).store(options).run();
+    let report = CopyJob::new(model(), target.path()).store(options).run();
     assert_eq!(report.expect("a copy").copied_files, 3);
     assert!(target.path().join("tokenizer/vocab.json").is_file());
     assert!(target.path().join("empty").is_file());
@@ -335,7 +335,7 @@ fn empty_objects_stand_for_folders() {
     objects.insert("m/tokenizer".to_owned(), b"x".to_vec());
     let target = tempfile::tempdir().expect("a folder");
     let (_server, options) = serve_objects(Form::Token, objects);
-    let error = CopyJob::new(&model(), target.path()).store(options).run();
+    let error = CopyJob::new(model(), target.path()).store(options).run();
     let error = error.expect_err("a file and a folder");
     assert!(error.message().contains("\"tokenizer\""), "{error}");
     assert!(target.path().join("tokenizer/vocab.json").is_file());

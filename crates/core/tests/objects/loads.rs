@@ -157,7 +157,7 @@ fn every_azure_url_form_loads() {
         format!("abfss://{BUCKET}@{account}.dfs.core.windows.net/a/model.safetensors"),
         format!("abfs://{BUCKET}@{account}.dfs.core.windows.net/a"),
     ] {
-        let checkpoint = Checkpoint::open_with(&parse(&url), azure_options(&server)).expect(&url);
+        let checkpoint = Checkpoint::open_with(parse(&url), azure_options(&server)).expect(&url);
         let (tensors, _) = load(&checkpoint, LoadOptions::default()).expect("loads");
         assert_all(&tensors, &[&file]);
         assert_eq!(checkpoint.location().to_string(), url);
@@ -283,7 +283,7 @@ fn options_of_other_stores_are_ignored() {
         ("header.x-team", "weights"),
     ]);
     let checkpoint = Checkpoint::open_with(
-        &site.location("m.safetensors"),
+        site.location("m.safetensors"),
         store.expect("valid options"),
     );
     let loaded: Result<Vec<_>> = Loader::new(checkpoint.expect("opens"))

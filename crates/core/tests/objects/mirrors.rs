@@ -51,7 +51,7 @@ pub(crate) fn with(site: &Site, pairs: &[(&str, &str)]) -> StoreOptions {
 }
 
 pub(crate) fn open(site: &Site, options: &StoreOptions) -> Checkpoint {
-    Checkpoint::open_with(&site.location("m"), options).expect("opens")
+    Checkpoint::open_with(site.location("m"), options).expect("opens")
 }
 
 fn all(checkpoint: &Checkpoint) -> (Vec<Tensor>, Report) {
@@ -501,7 +501,7 @@ fn contradictory_and_invalid_options_are_refused() {
         ),
     ] {
         let options = with(&site, pairs);
-        let error = Checkpoint::open_with(&site.location("m"), &options).expect_err(wanted);
+        let error = Checkpoint::open_with(site.location("m"), &options).expect_err(wanted);
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         assert!(error.to_string().contains(wanted), "{error}");
     }

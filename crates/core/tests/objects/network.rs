@@ -16,7 +16,7 @@ use crate::growing_timeouts::until_it_stalls;
 use crate::sites::{self, Site, faulty_at, s3_options};
 
 fn open(url: &str, store: &StoreOptions) -> Result<Checkpoint> {
-    Checkpoint::open_with(&Location::parse(url).expect("a valid URL"), store)
+    Checkpoint::open_with(Location::parse(url).expect("a valid URL"), store)
 }
 
 /// Returns options with these pairs and one retry.

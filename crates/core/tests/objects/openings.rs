@@ -126,7 +126,7 @@ fn each_object_is_opened_once_per_node() {
                     let files = SHARDS.map(|name| location(&format!("{url}/{name}")));
                     Checkpoint::open_all_with(&files, options)
                 } else {
-                    Checkpoint::open_with(&location(url), options)
+                    Checkpoint::open_with(location(url), options)
                 }
             });
             let what = format!("{ranks} ranks, {nodes} nodes, {url}");
@@ -169,7 +169,7 @@ fn failed_opening_is_the_error_of_every_rank_of_the_node() {
     let group = ranks_as_threads(3);
     let open = |_, group: &Arc<dyn Group>| {
         Checkpoint::open_with(
-            &location("s3://models/m"),
+            location("s3://models/m"),
             opening(s3_options(&server.url()), group),
         )
     };
@@ -206,7 +206,7 @@ fn rank_that_does_not_open_is_named_by_the_others() {
             return Err(Error::new(ErrorKind::InvalidRequest, "it has another idea"));
         }
         Checkpoint::open_with(
-            &location("s3://models/m"),
+            location("s3://models/m"),
             opening(s3_options(&server.url()), group),
         )
     };
@@ -226,7 +226,7 @@ fn rank_that_does_not_open_is_named_by_the_others() {
     let wanted = load_local(folder.path());
     let together = |_, group: &Arc<dyn Group>| {
         Checkpoint::open_with(
-            &location("s3://models/m"),
+            location("s3://models/m"),
             opening(s3_options(&server.url()), group),
         )
     };
@@ -242,16 +242,16 @@ fn ranks_that_open_other_things_load_together() {
     let folder = put(&server);
     let wanted = load_local(folder.path());
     let store = || s3_options(&server.url());
-    let before = Checkpoint::open_with(&location("s3://models/m"), store()).expect("opens");
+    let before = Checkpoint::open_with(location("s3://models/m"), store()).expect("opens");
     for (other, is_open) in [(0, true), (1, true), (2, true), (1, false)] {
         let group = ranks_as_threads(3);
         let loaded = load_all(&group, |rank, group| match (rank == other, is_open) {
             (true, true) => Ok(before.clone()),
             (true, false) => {
-                Checkpoint::open_with(&location("s3://models/m/"), opening(store(), group))
+                Checkpoint::open_with(location("s3://models/m/"), opening(store(), group))
             }
             (false, _) => {
-                Checkpoint::open_with(&location("s3://models/m"), opening(store(), group))
+                Checkpoint::open_with(location("s3://models/m"), opening(store(), group))
             }
         });
         for loaded in loaded {
@@ -274,7 +274,7 @@ fn objects_without_validator_are_opened_by_every_rank() {
     let loaded = load_all(&group, |_, group| {
         let mut store = s3_options(&server.url());
         store.set("allow_unversioned", "true").expect("an option");
-        Checkpoint::open_with(&location("s3://models/m"), opening(store, group))
+        Checkpoint::open_with(location("s3://models/m"), opening(store, group))
     });
     for loaded in loaded {
         assert_same(&loaded.expect("loads").0, &wanted);
@@ -327,14 +327,14 @@ fn notes_on_files_are_those_of_every_rank() {
     server.put("models/m/model.safetensors", &*wanted);
     server.put("models/m//leftover.bin", "leftover");
     let store = || s3_options(&server.url());
-    let alone = Checkpoint::open_with(&location("s3://models/m"), store()).expect("opens");
+    let alone = Checkpoint::open_with(location("s3://models/m"), store()).expect("opens");
     let notes = alone.notes();
     assert_eq!(notes.len(), 2, "{notes:?}");
     assert!(notes.concat().contains(SHARDS[0]), "{notes:?}");
     assert!(notes.concat().contains("m//"), "{notes:?}");
     let group = ranks_as_threads(3);
     let loaded = load_all(&group, |_, group| {
-        let opened = Checkpoint::open_with(&location("s3://models/m"), opening(store(), group))?;
+        let opened = Checkpoint::open_with(location("s3://models/m"), opening(store(), group))?;
         assert_eq!(opened.notes(), notes);
         Ok(opened)
     });

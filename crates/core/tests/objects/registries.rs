@@ -31,7 +31,7 @@ fn location(address: &str, rest: &str) -> Location {
 }
 
 fn open(registry: &Registry, rest: &str) -> Result<Checkpoint> {
-    Checkpoint::open_with(&location(registry.address(), rest), sites::options(&[]))
+    Checkpoint::open_with(location(registry.address(), rest), sites::options(&[]))
 }
 
 fn shards(seed: u64) -> [Vec<u8>; 2] {

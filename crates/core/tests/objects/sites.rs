@@ -102,7 +102,7 @@ impl Site {
 
     pub(crate) fn checkpoint(&self, path: &str) -> Result<Checkpoint> {
         match &self.door {
-            Door::Url(_) => Checkpoint::open_with(&self.location(path), &self.options),
+            Door::Url(_) => Checkpoint::open_with(self.location(path), &self.options),
             Door::Custom(store) => Checkpoint::open_in(Arc::clone(store), path, &self.options),
         }
     }

@@ -97,7 +97,7 @@ fn open(site: &Site, opened: &str, timeout: Option<Duration>) -> Result<Checkpoi
         let seconds = timeout.as_secs_f64().to_string();
         store.set("open_timeout", seconds).expect("an option");
     }
-    Checkpoint::open_with(&site.location(opened), &store)
+    Checkpoint::open_with(site.location(opened), &store)
 }
 
 /// Returns the error of the stage's timeout.

@@ -184,7 +184,7 @@ impl Places {
 
     /// Opens the checkpoint in each place.
     fn checkpoints(&self, files: &Files) -> [Checkpoint; 2] {
-        let local = Checkpoint::open(&Location::from_path(self.model.path()));
+        let local = Checkpoint::open(Location::from_path(self.model.path()));
         [local, self.site.checkpoint(&prefix(files))].map(|opened| opened.expect("opens"))
     }
 

@@ -69,7 +69,7 @@ fn expect_changed(error: &Error, says: &str) {
 }
 
 fn copy(site: &Site, key: &str, target: &Path) -> Result<CopyReport> {
-    let copy = CopyJob::new(&site.location(key), target);
+    let copy = CopyJob::new(site.location(key), target);
     copy.store(site.options.clone()).run()
 }
 
@@ -257,7 +257,7 @@ fn unversioned_object_replaced_during_verification_fails() {
         let site = allowing(site);
         site.put(KEY, &old);
         let verify = || {
-            let verification = Verification::new(&site.location(KEY));
+            let verification = Verification::new(site.location(KEY));
             verification.opening(&site.options).run().expect("runs")
         };
         let notes = verify().notes;
@@ -271,7 +271,7 @@ fn unversioned_object_replaced_during_verification_fails() {
             wanted.write = Some(tload::verify::ManifestTarget::Path(
                 target.path().join(name),
             ));
-            let verification = Verification::new(&site.location(KEY)).options(wanted);
+            let verification = Verification::new(site.location(KEY)).options(wanted);
             verification.opening(&site.options).run().expect("runs")
         };
         assert!(write("good").written.is_some());

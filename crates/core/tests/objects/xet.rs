@@ -128,7 +128,7 @@ impl Opened {
 #[test]
 fn model_in_content_store_is_read_from_there() {
     let (hub, model) = hub();
-    let checkpoint = Checkpoint::open_with(&location(""), store(&hub, &[])).expect("opens");
+    let checkpoint = Checkpoint::open_with(location(""), store(&hub, &[])).expect("opens");
     let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
     assert_all(&tensors, &model.shards());
     assert_eq!(report.retries, 0, "{report}");
@@ -150,7 +150,7 @@ fn load_requests_few_bytes_twice() {
     ];
     let files = [(names[0], &shards[0][..]), (names[1], &shards[1])];
     hub.commit(MODEL, "main", &files);
-    let checkpoint = Checkpoint::open_with(&location(""), store(&hub, &[])).expect("opens");
+    let checkpoint = Checkpoint::open_with(location(""), store(&hub, &[])).expect("opens");
     let options = options(|it| it.hedge = Some(false));
     let (tensors, report) = load(&checkpoint, options).expect("loads");
     assert_all(&tensors, &[&shards[0], &shards[1]]);
@@ -714,7 +714,7 @@ fn cache_is_filled_and_used() {
     let ((hub, model), folder) = (hub(), folder());
     let cache = folder.path().to_str().expect("UTF-8");
     let pairs = [("cache_dir", cache), ("cache_wait", "true")];
-    let open = || Checkpoint::open_with(&location(""), store(&hub, &pairs));
+    let open = || Checkpoint::open_with(location(""), store(&hub, &pairs));
     for is_cached in [false, true] {
         let before = hub.queries().len();
         let (tensors, _) = load(&open().expect("opens"), in_file_order()).expect("loads");

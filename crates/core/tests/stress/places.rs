@@ -399,7 +399,7 @@ fn store(server: &FaultyServer) -> StoreOptions {
 fn manifest(folder: &Path) -> Vec<u8> {
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Beside);
-    let report = Verification::new(&Location::from(folder))
+    let report = Verification::new(Location::from(folder))
         .options(options)
         .run();
     let written = report.expect("the files are readable").written;
@@ -421,7 +421,7 @@ fn garble(rng: &mut Rng, shards: &[Vec<u8>], mount: Option<&Mount>, server: &Fau
 }
 
 fn local(folder: &Path) -> Result<Loader> {
-    Loader::open(&Location::from(folder))
+    Loader::open(Location::from(folder))
 }
 
 /// Asserts that no use or release of GPU memory was unordered with its other uses.

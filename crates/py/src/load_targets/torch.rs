@@ -77,11 +77,8 @@ impl<'py> Reader<'py> {
         if !is_plain && self.is_lazy.call1((tensor,))?.is_truthy()? {
             return Ok(Err("is not initialised yet, so it has no shape".to_owned()));
         }
-        let device = self
-            .device_of
-            .call1((tensor,))?
-            .cast::<PyString>()?
-            .to_str()?;
+        let device = self.device_of.call1((tensor,))?;
+        let device = device.cast::<PyString>()?.to_str()?;
         if device != "cpu" && is(intern!(py, "is_meta"))? {
             return Ok(Err("is on the meta device, which has no memory".to_owned()));
         }

@@ -509,7 +509,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = FileBuilder::new().tensor("w", Dtype::U8, &[4], b"good");
         std::fs::write(folder.path().join("model.safetensors"), file.build()).expect("room");
-        let loader = Loader::open(&Location::from_path(folder.path())).expect("opens");
+        let loader = Loader::open(Location::from_path(folder.path())).expect("opens");
         let want = RankWant {
             tensor: 0,
             source: 0,

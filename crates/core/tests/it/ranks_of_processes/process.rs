@@ -127,7 +127,7 @@ impl Served {
             let ranks = error.ranks();
             format!("{} {ranks:?} {}", error.kind().name(), error.message())
         };
-        let opened = Loader::open(&location(Path::new(&self.checkpoint)))
+        let opened = Loader::open(location(Path::new(&self.checkpoint)))
             .inspect_err(|error| give_up(&*self.group, error, &options));
         let stream = opened.map(|it| it.options(options).group(Arc::clone(&self.group)).stream());
         let mut stream = match stream.and_then(|stream| stream) {
