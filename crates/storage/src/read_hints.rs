@@ -46,6 +46,7 @@ impl ReadHints {
 
     /// Returns the hints for reads into memory that takes time to prepare, is used again or is
     /// shared by ranks (staging memory, a node's shared memory): they start with less in flight.
+    #[must_use]
     pub fn shallow(self) -> Self {
         let bytes = self.in_flight_bytes.min(SHALLOW_BYTES);
         if self.in_flight_bytes == self.in_flight_bytes_max || bytes == self.in_flight_bytes {
@@ -62,6 +63,7 @@ impl ReadHints {
     /// Returns the hints for `copiers` threads that copy from memory to staging memory: each has
     /// one extent of at most `window` bytes, and a few more wait for the first thread that is
     /// free. Less staging memory is pinned sooner.
+    #[must_use]
     pub fn copied_by(self, copiers: usize, window: usize) -> Self {
         let extents = (copiers + copiers.div_ceil(3)) as u64;
         let extent = self.extent_bytes.max(window as u64);

@@ -255,6 +255,7 @@ impl Store {
 
     /// Returns the store as another opening has it: with the same client and credentials, and with
     /// nothing that the server has said.
+    #[must_use]
     pub fn again(
         &self,
         url: &RemoteUrl,

@@ -224,6 +224,7 @@ impl ObjectSource {
 
     /// Returns the same opening for one load. Loads at the same time do not request the same bytes
     /// if the object is cached.
+    #[must_use]
     pub fn for_load(&self) -> Self {
         Self(Arc::new(Opened {
             claims: self.entry().and_then(|entry| entry.claims_of_load()),
