@@ -22,9 +22,10 @@ impl ReadAt {
         let (path, file) = &self.files[job.source];
         let mut bytes = vec![0; job.needed];
         let result = file.read_exact_at(&mut bytes, job.offset).map_err(|error| {
-            let error = match error.kind() {
-                UnexpectedEof => Error::new(ErrorKind::Changed, "the file has become shorter"),
-                _ => Error::from_io("cannot read", error),
+            let error = if error.kind() == UnexpectedEof {
+                Error::new(ErrorKind::Changed, "the file has become shorter")
+            } else {
+                Error::from_io("cannot read", error)
             };
             let range = job.offset..job.offset + job.needed as u64;
             error.with_location(path.display()).with_range(range)

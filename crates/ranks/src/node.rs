@@ -241,7 +241,8 @@ pub(super) fn listen(prefix: &str) -> Result<Listener, String> {
     // filter may refuse them.
     SharedMemory::new(1).map_err(|error| {
         let cause = error
-            .source().map_or_else(|| error.message().to_owned(), ToString::to_string);
+            .source()
+            .map_or_else(|| error.message().to_owned(), ToString::to_string);
         format!("cannot share memory: {cause}")
     })?;
     Listener::new(prefix).map_err(|error| format!("cannot share: {error}"))

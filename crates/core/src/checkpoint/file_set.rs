@@ -32,7 +32,7 @@ impl FileSet {
     ///
     /// # Errors
     ///
-    /// As for [`crate::checkpoint::Checkpoint::open_with`], except for errors about shards.
+    /// As for [`crate::checkpoint::OpenedCheckpoint::open_with`], except for errors about shards.
     pub(crate) fn find_or_empty(
         location: &Location,
         options: &OpenOptions,
@@ -48,7 +48,7 @@ impl FileSet {
         }
     }
 
-    /// Finds the files of a location, as [`crate::checkpoint::Checkpoint::open_with`] does.
+    /// Finds the files of a location, as [`crate::checkpoint::OpenedCheckpoint::open_with`] does.
     fn find(location: &Location, options: &OpenOptions) -> Result<Self> {
         let backend = Backend::new(options.clone(), location);
         let nearest = backend.nearest(std::slice::from_ref(location))?;

@@ -133,7 +133,7 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::{Checkpoint, OpenOptions};
+    use crate::checkpoint::{OpenOptions, OpenedCheckpoint};
 
     #[test]
     fn index_is_hashed_as_it_was_read() {
@@ -145,9 +145,11 @@ mod tests {
         let path = folder.path().join("model.safetensors.index.json");
         std::fs::write(folder.path().join("m.safetensors"), file).expect("writes");
         std::fs::write(&path, index).expect("writes");
-        let checkpoint =
-            Checkpoint::open_with(&Location::from_path(folder.path()), OpenOptions::default())
-                .expect("opens");
+        let checkpoint = OpenedCheckpoint::open_with(
+            &Location::from_path(folder.path()),
+            OpenOptions::default(),
+        )
+        .expect("opens");
         let opened = checkpoint.index().expect("an index");
         std::fs::write(&path, "another").expect("writes");
         let wanted: [u8; 32] = Sha256::digest(index).into();

@@ -39,7 +39,7 @@ pub use open_options::OpenOptions;
 
 /// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
 #[derive(Clone, Debug)]
-pub struct Checkpoint(Arc<Opened>);
+pub struct OpenedCheckpoint(Arc<Opened>);
 
 #[derive(Debug)]
 struct Opened {
@@ -118,7 +118,7 @@ impl Shard {
     }
 }
 
-impl Checkpoint {
+impl OpenedCheckpoint {
     /// Returns the location that it was opened from.
     pub fn location(&self) -> &Location {
         &self.0.location

@@ -10,7 +10,7 @@ use super::copies::StaleCopies;
 use super::headers::{OpenedShard, open_shards};
 use super::shards::ShardSet;
 use super::together::Together;
-use super::{Checkpoint, OpenOptions, Opened, Shard};
+use super::{OpenOptions, Opened, OpenedCheckpoint, Shard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::TensorInfo;
 use crate::options::Location;
@@ -36,7 +36,7 @@ pub(super) struct OpenedFiles {
     pub(super) stale: Option<StaleCopies>,
 }
 
-impl Checkpoint {
+impl OpenedCheckpoint {
     /// Opens a file, a directory or an index file, on a file system or in an object store, with
     /// [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions) alone.
     ///

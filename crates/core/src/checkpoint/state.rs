@@ -3,7 +3,7 @@
 
 use std::path::absolute;
 
-use super::{Checkpoint, ShardSource};
+use super::{OpenedCheckpoint, ShardSource};
 use crate::crc::{Crcs, Polynomial};
 use crate::error::{Error, ErrorKind, Result, printable};
 use crate::options::Location;
@@ -11,7 +11,7 @@ use crate::storage::Source;
 #[cfg(feature = "object")]
 use crate::storage::{ObjectIdentity, commit_in_cache};
 
-impl Checkpoint {
+impl OpenedCheckpoint {
     /// Returns `locations`, from which this checkpoint was opened, as another process can open
     /// them: paths are absolute, and models of a hub are of the commit that is open.
     ///

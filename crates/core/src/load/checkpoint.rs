@@ -10,7 +10,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::Loader;
-use crate::checkpoint::{Checkpoint as Opened, OpenOptions, Shard};
+use crate::checkpoint::{OpenOptions, OpenedCheckpoint, Shard};
 use crate::error::{Error, Result};
 use crate::format::TensorInfo;
 use crate::options::Location;
@@ -36,7 +36,7 @@ use crate::sync::detached::run_on_thread;
 /// # Ok::<(), tload::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Checkpoint(Opened);
+pub struct Checkpoint(OpenedCheckpoint);
 
 /// Opens models.
 impl Checkpoint {
@@ -112,7 +112,7 @@ impl Checkpoint {
         location: impl TryInto<Location, Error: Into<BoxError>>,
         options: impl Into<OpenOptions>,
     ) -> Result<Self> {
-        Opened::open_with(&located(location)?, options).map(Self)
+        OpenedCheckpoint::open_with(&located(location)?, options).map(Self)
     }
 
     /// Like [`Self::open_with`], without blocking the calling thread: the opening runs on a thread
@@ -149,7 +149,7 @@ impl Checkpoint {
         options: impl Into<OpenOptions>,
     ) -> Result<Self> {
         let (location, options) = (located(location)?, options.into());
-        let open = move || Opened::open_with(&location, options).map(Self);
+        let open = move || OpenedCheckpoint::open_with(&location, options).map(Self);
         run_on_thread("tload-open", open).await
     }
 
@@ -195,7 +195,7 @@ impl Checkpoint {
             .into_iter()
             .map(located)
             .collect::<Result<Vec<_>>>();
-        Opened::open_all_with(&locations?, options).map(Self)
+        OpenedCheckpoint::open_all_with(&locations?, options).map(Self)
     }
 
     /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
@@ -224,7 +224,7 @@ impl Checkpoint {
         path: &str,
         store: &StoreOptions,
     ) -> Result<Self> {
-        Opened::open_in(objects, path, store).map(Self)
+        OpenedCheckpoint::open_in(objects, path, store).map(Self)
     }
 }
 
@@ -301,9 +301,9 @@ impl Checkpoint {
 /// For the parts of tload that work on opened files.
 #[doc(hidden)]
 impl Deref for Checkpoint {
-    type Target = Opened;
+    type Target = OpenedCheckpoint;
 
-    fn deref(&self) -> &Opened {
+    fn deref(&self) -> &OpenedCheckpoint {
         &self.0
     }
 }

@@ -14,7 +14,7 @@ use super::groups::{LeaderGroup, RemoteReports, Sources};
 use super::outputs::Complete;
 use super::pipeline::Feed;
 use super::stream::LastSteps;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::{LoadOptions, OnPeerLoss};
 use crate::report::{Counters, Report};
@@ -41,7 +41,7 @@ pub(super) struct LoadEnd {
     pub(super) destinations: Complete,
     pub(super) joined: Option<Joined>,
     /// Checkpoint whose index must not change during the load.
-    pub(super) index: Option<Checkpoint>,
+    pub(super) index: Option<OpenedCheckpoint>,
     pub(super) options: LoadOptions,
 }
 
@@ -80,7 +80,7 @@ impl LastSteps for LoadEnd {
             return Ok(());
         }
         self.sources.verify_unchanged()?;
-        (self.index.as_ref()).map_or(Ok(()), Checkpoint::verify_index)?;
+        (self.index.as_ref()).map_or(Ok(()), OpenedCheckpoint::verify_index)?;
         (self.check.as_ref()).map_or(Ok(()), |check| check.finish())
     }
 

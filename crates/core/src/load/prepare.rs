@@ -8,7 +8,7 @@ use super::lane::LaneSetup;
 use super::pipeline::Feed;
 use super::source_table::{Others, SourceTable};
 use super::wanted::{refuse_too_many_reads, wanted};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileView, Slab};
 use crate::options::{CacheMode, EngineChoice, LoadOptions};
@@ -50,7 +50,7 @@ impl Prepared {
     /// [`ErrorKind::InvalidRequest`] for a plan with too many reads; [`ErrorKind::Unsupported`] for
     /// views outside host memory; any error of opening a file for direct I/O.
     pub(crate) fn new(
-        checkpoint: &Checkpoint,
+        checkpoint: &OpenedCheckpoint,
         tensors: Vec<TensorInfo>,
         destinations: Destinations,
         options: &LoadOptions,
@@ -214,7 +214,7 @@ impl Prepared {
 
 /// Rejects loads whose tensors cannot be views of files.
 fn refuse_views(
-    checkpoint: &Checkpoint,
+    checkpoint: &OpenedCheckpoint,
     tensors: &[TensorInfo],
     destinations: &Destinations,
     options: &LoadOptions,

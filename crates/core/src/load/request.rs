@@ -147,7 +147,7 @@ impl Loader {
     }
 
     /// Returns the checkpoint, if the load could mix shards of two states of it.
-    pub(super) fn indexed(&self) -> Option<&checkpoint::Checkpoint> {
+    pub(super) fn indexed(&self) -> Option<&checkpoint::OpenedCheckpoint> {
         (!self.is_one_tensor).then_some(&*self.checkpoint)
     }
 }

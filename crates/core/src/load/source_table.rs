@@ -9,7 +9,7 @@ use super::groups::{
     self, LeaderGroup, NodeGroup, NodeShares, Regions, Shares, Sources, WantedShard,
 };
 use super::wanted::{Place, layout};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::OpenedCheckpoint;
 use crate::error::Result;
 use crate::options::LoadOptions;
 use crate::plan::{Layout, Plan, Wanted};
@@ -57,7 +57,7 @@ impl SourceTable {
     /// Any error of opening a file for direct I/O or as a view; [`crate::ErrorKind::Unsupported`]
     /// for views of objects.
     pub(super) fn open(
-        checkpoint: &Checkpoint,
+        checkpoint: &OpenedCheckpoint,
         tensors: &[TensorInfo],
         others: Option<Others>,
         options: &LoadOptions,
@@ -169,7 +169,7 @@ impl SourceTable {
     /// Those of [`LeaderGroup::begin`].
     pub(super) fn begin(
         self,
-        checkpoint: &Checkpoint,
+        checkpoint: &OpenedCheckpoint,
         plan: &Plan,
         destinations: &Destinations,
         options: &LoadOptions,
@@ -195,7 +195,7 @@ impl SourceTable {
 
 impl OwnShards {
     fn new(
-        checkpoint: &Checkpoint,
+        checkpoint: &OpenedCheckpoint,
         tensors: &[TensorInfo],
         is_own: impl Fn(usize) -> bool,
     ) -> Self {

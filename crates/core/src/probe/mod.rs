@@ -7,7 +7,7 @@ pub(crate) mod ceiling;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::OpenedCheckpoint;
 #[cfg(feature = "object")]
 use crate::checkpoint::{Shard, ShardSource};
 use crate::engine;
@@ -88,7 +88,7 @@ pub fn file_system(path: &Path) -> Result<FileSystem> {
 /// # Errors
 ///
 /// The store's error; [`crate::ErrorKind::TimedOut`] if it does not answer in time.
-pub fn store(checkpoint: &Checkpoint, deadline: Instant) -> Result<Option<StoreProbe>> {
+pub fn store(checkpoint: &OpenedCheckpoint, deadline: Instant) -> Result<Option<StoreProbe>> {
     #[cfg(feature = "object")]
     {
         let sources = checkpoint.shards().iter().map(Shard::source);

@@ -250,9 +250,7 @@ fn ranks_that_open_other_things_load_together() {
             (true, false) => {
                 Checkpoint::open_with(location("s3://models/m/"), opening(store(), group))
             }
-            (false, _) => {
-                Checkpoint::open_with(location("s3://models/m"), opening(store(), group))
-            }
+            (false, _) => Checkpoint::open_with(location("s3://models/m"), opening(store(), group)),
         });
         for loaded in loaded {
             let (tensors, report) = loaded.expect("loads");

@@ -138,7 +138,9 @@ impl Connection {
 /// Waits until one of the descriptors is ready or the deadline has passed. May return earlier.
 pub(super) fn wait(watched: &mut [PollFd<'_>], deadline: Option<Instant>) {
     let left = deadline
-        .map_or(WAIT_MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+        .map_or(WAIT_MAX, |deadline| {
+            deadline.saturating_duration_since(Instant::now())
+        })
         .min(WAIT_MAX);
     let left = Timespec::try_from(left).expect("an hour at most");
     // `poll` fails only for signals and for lack of memory. The caller tries again.

@@ -23,7 +23,7 @@ use std::time::Duration;
 pub(crate) use compare::{Blame, Check};
 pub(crate) use coverage::SourceFacts;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::TensorInfo;
 use crate::plan::Plan;
@@ -81,7 +81,7 @@ impl Loaded {
 /// Fails like [`Check::new`] and [`find()`]; [`ErrorKind::InvalidRequest`] unless there is one
 /// expectation per shard; [`ErrorKind::TimedOut`].
 pub(crate) fn check(
-    checkpoint: &Checkpoint,
+    checkpoint: &OpenedCheckpoint,
     loaded: Loaded,
     given: Option<&Arc<[Expectation]>>,
     choice: &Verify,
@@ -111,7 +111,7 @@ pub(crate) fn check(
 ///
 /// Those of [`require_files`]; [`ErrorKind::TimedOut`].
 pub(crate) fn require_files_within(
-    checkpoint: &Checkpoint,
+    checkpoint: &OpenedCheckpoint,
     choice: &Verify,
     limit: Option<Duration>,
 ) -> Result<()> {
@@ -123,7 +123,7 @@ pub(crate) fn require_files_within(
 }
 
 fn new_check(
-    checkpoint: &Checkpoint,
+    checkpoint: &OpenedCheckpoint,
     loaded: Loaded,
     expectations: &[Expectation],
     choice: &Verify,
@@ -138,7 +138,7 @@ fn new_check(
         );
         return Err(Error::new(ErrorKind::InvalidRequest, message)
             .with_location(checkpoint.location())
-            .with_hint("pass one for each shard, in the order of Checkpoint::shards"));
+            .with_hint("pass one for each shard, in the order of OpenedCheckpoint::shards"));
     }
     let facts: Vec<_> = shards
         .iter()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::OpenedCheckpoint;
 use crate::error::Result;
 use crate::plan::{self, JointRange, NodeWants, SharePlan, Target};
 use crate::ranks::Group;
@@ -47,7 +47,7 @@ impl Across {
     /// The failure or loss of another leader.
     pub(super) fn agree(
         &mut self,
-        checkpoint: &Checkpoint,
+        checkpoint: &OpenedCheckpoint,
         alone: &SharePlan,
         verify: &Verify,
         deadline: Instant,

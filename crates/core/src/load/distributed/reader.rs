@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::across::Across;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
 use crate::load::check::{self, Check};
@@ -68,7 +68,7 @@ impl Reader {
         rank: usize,
         across: Option<&Across>,
     ) -> Result<Arc<Self>> {
-        let checkpoint: &Checkpoint = &loader.checkpoint;
+        let checkpoint: &OpenedCheckpoint = &loader.checkpoint;
         let tensors = shared.shared.iter().map(|range| {
             let info = &checkpoint.tensors()[range.tensor];
             info.ranged(range.range.clone())

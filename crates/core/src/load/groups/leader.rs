@@ -8,7 +8,7 @@ use rustix::param::page_size;
 use super::opening::OPENED_AT_A_TIME;
 use super::reread::reread;
 use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup};
-use crate::checkpoint::{Checkpoint, Shard, ShardSource};
+use crate::checkpoint::{OpenedCheckpoint, Shard, ShardSource};
 use crate::engine::{self, OpenedEngine, SharedSetup};
 use crate::error::Result;
 use crate::load::destinations::{Destination, Destinations};
@@ -73,7 +73,7 @@ pub(crate) struct LeaderGroup {
     origins: Vec<RegionOrigin>,
     /// First source that is a shared region.
     first_source: usize,
-    checkpoint: Checkpoint,
+    checkpoint: OpenedCheckpoint,
 }
 
 impl Regions {
@@ -128,7 +128,7 @@ impl LeaderGroup {
         plan: &Plan,
         destinations: &Destinations,
         options: &LoadOptions,
-        checkpoint: &Checkpoint,
+        checkpoint: &OpenedCheckpoint,
     ) -> Result<Self> {
         let mut users = vec![0; shares.plan.regions.len()];
         for region in &plan.regions {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use super::leader::SHOWN_HINTS;
 use super::reread::reread;
 use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::OpenedCheckpoint;
 use crate::engine::{self, OpenedEngine, RemoteSetup, RemoteSource};
 use crate::error::Result;
 use crate::options::LoadOptions;
@@ -30,7 +30,7 @@ pub(crate) struct NodeShares {
     pub(crate) owners: Vec<Option<usize>>,
     /// Bytes that are read in place of other nodes.
     pub(crate) reread_bytes: Arc<AtomicU64>,
-    pub(crate) checkpoint: Checkpoint,
+    pub(crate) checkpoint: OpenedCheckpoint,
 }
 
 /// Bytes of a leader's load that other nodes read.
@@ -41,7 +41,7 @@ pub(crate) struct NodeGroup {
     /// By source: its name in messages.
     names: Vec<String>,
     reread_bytes: Arc<AtomicU64>,
-    checkpoint: Checkpoint,
+    checkpoint: OpenedCheckpoint,
 }
 
 impl NodeGroup {

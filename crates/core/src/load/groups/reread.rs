@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::{WantedShard, open};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::OpenedCheckpoint;
 use crate::engine::{RereadSetup, StorageEngines};
 use crate::error::Result;
 use crate::options::LoadOptions;
@@ -16,7 +16,7 @@ use tload_ranks::RegionOrigin;
 /// Returns the configuration of reads of `regions` in place of the ranks that read them, counted in
 /// `bytes`.
 pub(super) fn reread(
-    checkpoint: &Checkpoint,
+    checkpoint: &OpenedCheckpoint,
     regions: &[RegionOrigin],
     bytes: &Arc<AtomicU64>,
     options: &LoadOptions,
@@ -34,7 +34,7 @@ pub(super) fn reread(
 }
 
 fn open_engines(
-    checkpoint: &Checkpoint,
+    checkpoint: &OpenedCheckpoint,
     regions: &[RegionOrigin],
     options: &LoadOptions,
     cancel: &Arc<CancelFlag>,

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 
 use super::sidecar::Sidecars;
 use super::{FoundManifest, signature};
-use crate::checkpoint::{Checkpoint, IndexFile};
+use crate::checkpoint::{IndexFile, OpenedCheckpoint};
 use crate::error::{Comparison, Error, ErrorKind, Result, counted};
 use crate::format::SUFFIX;
 use crate::options::Location;
@@ -105,7 +105,10 @@ fn compare_with(index: &IndexFile, said: &Claim) -> Result<()> {
 /// # Errors
 ///
 /// [`ErrorKind::Corrupt`] for a file that it lacks.
-pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) -> Result<()> {
+pub(super) fn require_listed(
+    checkpoint: &OpenedCheckpoint,
+    manifest: &FoundManifest,
+) -> Result<()> {
     let shards = checkpoint.shards();
     let Some(folder) = shards.first().map(|shard| checkpoint.folder_of(shard)) else {
         return Ok(());

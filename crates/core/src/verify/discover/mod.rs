@@ -25,7 +25,7 @@ use super::claims::{Claim, Claims, Counting};
 use super::digest::Digest;
 use super::expected::Expectation;
 use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest, ManifestFile};
-use crate::checkpoint::{Checkpoint, Shard, ShardSource};
+use crate::checkpoint::{OpenedCheckpoint, Shard, ShardSource};
 use crate::error::{Error, ErrorKind, Result, nearest_name};
 #[cfg(feature = "object")]
 use crate::options::Protocol;
@@ -104,7 +104,7 @@ impl FoundManifest {
 /// - [`ErrorKind::Changed`] for objects that were replaced.
 /// - If `choice` is strict and no other authority has a digest, the error that kept a store from
 ///   stating its checksum.
-pub fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>> {
+pub fn find(checkpoint: &OpenedCheckpoint, choice: &Verify) -> Result<Vec<Expectation>> {
     find_now(checkpoint, choice, false, &PendingOps::default())
 }
 
@@ -120,7 +120,7 @@ pub fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>
 /// [`ErrorKind::Corrupt`] for an index that differs and for a missing file,
 /// [`ErrorKind::InvalidRequest`] for an index that the manifest does not list, and errors of
 /// reading the manifest.
-pub fn require_files(checkpoint: &Checkpoint, choice: &Verify) -> Result<()> {
+pub fn require_files(checkpoint: &OpenedCheckpoint, choice: &Verify) -> Result<()> {
     let (Verify::Manifest(location) | Verify::Sha256(Some(location))) = choice else {
         return Ok(());
     };
@@ -132,7 +132,7 @@ pub fn require_files(checkpoint: &Checkpoint, choice: &Verify) -> Result<()> {
 }
 
 fn require_manifest_files(
-    checkpoint: &Checkpoint,
+    checkpoint: &OpenedCheckpoint,
     manifest: &FoundManifest,
     is_whole: bool,
 ) -> Result<()> {
@@ -148,7 +148,7 @@ fn require_manifest_files(
 /// Implements [`find`], and records in `pending` what it waits for. Tensors that were selected
 /// `by_name` need not be all that a manifest lists.
 pub(crate) fn find_now(
-    checkpoint: &Checkpoint,
+    checkpoint: &OpenedCheckpoint,
     choice: &Verify,
     by_name: bool,
     pending: &PendingOps,

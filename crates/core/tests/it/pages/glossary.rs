@@ -302,10 +302,8 @@ fn page(sources: &[Source]) -> String {
                 String::new()
             } else {
                 let places = declaring(sources, name);
-                let [path] = places.as_slice() else {
-                    panic!("one type should be called {name}: {places:?}");
-                };
-                format!("[`{name}`]({REPOSITORY}/{path})")
+                assert_eq!(places.len(), 1, "types called {name}: {places:?}");
+                format!("[`{name}`]({REPOSITORY}/{})", places[0])
             };
             writeln!(page, "| {word} | {meaning} | {link} |")
                 .expect("writing to a string succeeds");
