@@ -159,12 +159,8 @@ fn without_shared_ends<'a>(one: &'a [u8], other: &'a [u8]) -> (&'a [u8], &'a [u8
     let is_equal = |(one, other): &(&u8, &u8)| one.eq_ignore_ascii_case(other);
     let start = one.iter().zip(other).take_while(is_equal).count();
     let (one, other) = (&one[start..], &other[start..]);
-    let end = one
-        .iter()
-        .rev()
-        .zip(other.iter().rev())
-        .take_while(is_equal)
-        .count();
+    let from_end = one.iter().rev().zip(other.iter().rev());
+    let end = from_end.take_while(is_equal).count();
     (&one[..one.len() - end], &other[..other.len() - end])
 }
 

@@ -497,31 +497,18 @@ impl From<&Self> for Location {
 }
 
 /// Parses a path or a URL, as [`Location::parse`] does.
-impl TryFrom<&str> for Location {
-    type Error = Error;
+macro_rules! try_from_text {
+    ($($text:ty),*) => {$(
+        impl TryFrom<$text> for Location {
+            type Error = Error;
 
-    fn try_from(text: &str) -> Result<Self> {
-        Self::parse(text)
-    }
+            fn try_from(text: $text) -> Result<Self> {
+                Self::parse(text.as_ref())
+            }
+        }
+    )*};
 }
-
-/// Parses a path or a URL, as [`Location::parse`] does.
-impl TryFrom<&String> for Location {
-    type Error = Error;
-
-    fn try_from(text: &String) -> Result<Self> {
-        Self::parse(text)
-    }
-}
-
-/// Parses a path or a URL, as [`Location::parse`] does.
-impl TryFrom<String> for Location {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        Self::parse(&text)
-    }
-}
+try_from_text!(&str, &String, String);
 
 #[cfg(test)]
 mod tests {

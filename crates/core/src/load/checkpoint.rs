@@ -10,13 +10,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::Loader;
+use super::on_thread::run_on_thread;
 use crate::checkpoint::{OpenOptions, OpenedCheckpoint, Shard};
 use crate::error::{Error, Result};
 use crate::format::TensorInfo;
 use crate::options::Location;
 #[cfg(feature = "object")]
 use crate::options::StoreOptions;
-use crate::sync::detached::run_on_thread;
 
 /// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
 ///

@@ -21,6 +21,7 @@ pub(crate) mod groups;
 pub(crate) mod lane;
 pub(crate) mod load_target;
 pub(crate) mod metrics;
+mod on_thread;
 mod open_defaults;
 pub(crate) mod orphaned;
 pub(crate) mod outputs;
