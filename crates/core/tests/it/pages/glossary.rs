@@ -246,6 +246,16 @@ const SECTIONS: [(&str, &[Term]); 7] = [
             ),
             ("leader", "the rank that reads for its node", ""),
             (
+                "dispatcher",
+                "the leader's thread that tells the ranks of its node which memory is filled",
+                "Dispatcher",
+            ),
+            (
+                "cluster",
+                "the nodes of a load, whose leaders send each other bytes",
+                "Cluster",
+            ),
+            (
                 "shared region",
                 "memory that the leader fills and all ranks of its node map",
                 "",
