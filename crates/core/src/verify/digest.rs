@@ -154,7 +154,7 @@ impl Digest {
     /// use tload::verify::{Algorithm, Digest};
     ///
     /// let digest = Digest::compute(Algorithm::Sha256, b"abc");
-    /// assert!(digest.to_hex().starts_with("ba7816bf"));
+    /// assert!(digest.to_hex().starts_with("ba7816bf8f01cfea414140de"));
     /// assert_eq!(Digest::from_hex(Algorithm::Sha256, &digest.to_hex()), Some(digest));
     /// ```
     pub fn compute(algorithm: Algorithm, bytes: &[u8]) -> Self {
