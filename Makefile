@@ -306,7 +306,7 @@ valgrind: ## test under valgrind
 # Searches for lines whose changes no test detects; takes hours. With ARGS, for example:
 # make mutants ARGS='--file crates/core/src/plan/split.rs'
 mutants: ## look for lines without a test (hours)
-	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(ARGS))
+	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(foreach crate,base copy format memory ranks storage store,--package tload-$(crate)) $(ARGS))
 
 doc: ## build the Rust documentation
 	cargo doc --workspace --exclude tload-py --exclude tload-soundness --no-deps --lib
