@@ -216,12 +216,12 @@ impl Difference {
                 None => "no such file".to_owned(),
             };
             if found != expected {
-                return disagreement((*first, expected), (others, &found), name);
+                return disagreement(name, *first, expected, others, &found);
             }
         }
         let text = |digest: &str| format!("files with digest {digest}");
         let (expected, found) = (text(&self.first.1), text(&self.others.1));
-        disagreement((*first, &expected), (others, &found), "the files")
+        disagreement("the files", *first, &expected, others, &found)
     }
 }
 
@@ -232,15 +232,11 @@ fn differing(values: &[(usize, String)], what: &str, expected: &str) -> Result<(
     };
     let same = values.iter().filter(|(_, value)| value == found);
     let ranks: Vec<usize> = same.map(|(rank, _)| *rank).collect();
-    Err(disagreement((values[0].0, expected), (&ranks, found), what))
+    Err(disagreement(what, values[0].0, expected, &ranks, found))
 }
 
-/// Returns the error for ranks that have something else than the first one.
-fn disagreement(
-    (first, expected): (usize, &str),
-    (ranks, found): (&[usize], &str),
-    what: &str,
-) -> Error {
+/// Returns the error about `what` for `ranks` that have `found` while the first one has `expected`.
+fn disagreement(what: &str, first: usize, expected: &str, ranks: &[usize], found: &str) -> Error {
     let have = if ranks.len() == 1 { "has" } else { "have" };
     let message = format!(
         "the ranks disagree on {what}: rank {first} has {expected}, {} {have} {found}",

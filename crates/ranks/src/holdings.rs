@@ -144,7 +144,7 @@ impl<M: SharedBytes> Holdings<M> {
         // memory.
         if held.memory.is_some() {
             for rank in held.asked_by.iter() {
-                self.outgoing.push((rank, filled(region, (from, to)), None));
+                self.outgoing.push((rank, filled(region, from, to), None));
             }
         }
     }
@@ -263,7 +263,7 @@ fn announce<M: Clone>(
 ) {
     outgoing.push((rank, here(region), Some(memory.clone())));
     let ranges = ranges.iter();
-    outgoing.extend(ranges.map(|range| (rank, filled(region, *range), None)));
+    outgoing.extend(ranges.map(|&(from, to)| (rank, filled(region, from, to), None)));
 }
 
 fn number(region: usize) -> u32 {
@@ -276,7 +276,7 @@ fn here(region: usize) -> Record {
     }
 }
 
-fn filled(region: usize, (from, to): (u64, u64)) -> Record {
+fn filled(region: usize, from: u64, to: u64) -> Record {
     Record::Filled {
         region: number(region),
         from,
@@ -328,10 +328,10 @@ mod tests {
         holdings.filled(0, 60, 80);
         assert_eq!(
             told(&mut holdings),
-            [(0, filled(0, (0, 60))), (0, filled(0, (60, 80)))]
+            [(0, filled(0, 0, 60)), (0, filled(0, 60, 80))]
         );
         holdings.ask(1, 0);
-        assert_eq!(told(&mut holdings), [(1, here(0)), (1, filled(0, (0, 80)))]);
+        assert_eq!(told(&mut holdings), [(1, here(0)), (1, filled(0, 0, 80))]);
     }
 
     #[test]
@@ -415,7 +415,7 @@ mod tests {
             [
                 (1, Record::Gone { region: 0 }),
                 (1, here(1)),
-                (1, filled(1, (0, 20)))
+                (1, filled(1, 0, 20))
             ]
         );
     }
@@ -441,10 +441,7 @@ mod tests {
         holdings.filled(0, 60, 80);
         assert_eq!(told(&mut holdings), []);
         holdings.begun(0, Rc::default());
-        assert_eq!(
-            told(&mut holdings),
-            [(0, here(0)), (0, filled(0, (60, 80)))]
-        );
+        assert_eq!(told(&mut holdings), [(0, here(0)), (0, filled(0, 60, 80))]);
     }
 
     const RANKS: usize = 3;

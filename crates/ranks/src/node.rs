@@ -149,13 +149,7 @@ pub fn join(
     if !shares {
         return Ok(alone(None));
     }
-    let (leader, role) = choose(
-        listener,
-        (&hellos[..rank], &prefix),
-        rank,
-        request,
-        deadline,
-    )?;
+    let (leader, role) = choose(listener, &hellos[..rank], &prefix, rank, request, deadline)?;
     let (role, reason) = role.map_or_else(|reason| (None, Some(reason)), |role| (Some(role), None));
     let choice = NodeChoice {
         leader,
@@ -173,7 +167,7 @@ pub fn join(
     } else {
         Vec::new()
     };
-    let agreed = compare_nodes(group, (&hello, &hellos), (&choices, &leaders), deadline);
+    let agreed = compare_nodes(group, &hello, &hellos, &choices, &leaders, deadline);
     agreed.inspect_err(|_| close(&role))?;
     let shares = ranks.len() > 1 || leaders.contains(&rank);
     if !shares || ranks.len() > NODE_RANKS_MAX {
@@ -202,8 +196,10 @@ pub fn join(
 /// no rank waits for failed ones.
 fn compare_nodes(
     group: &dyn Group,
-    (hello, hellos): (&Hello, &[Hello]),
-    (choices, leaders): (&[NodeChoice], &[usize]),
+    hello: &Hello,
+    hellos: &[Hello],
+    choices: &[NodeChoice],
+    leaders: &[usize],
     deadline: Instant,
 ) -> Result<()> {
     let leader = choices[group.rank()].leader;
@@ -252,7 +248,8 @@ pub(super) fn listen(prefix: &str) -> Result<Listener, String> {
 /// why there is none.
 pub(super) fn choose(
     listener: Result<Listener, String>,
-    earlier: (&[Hello], &str),
+    lower: &[Hello],
+    prefix: &str,
     rank: usize,
     request: &Request,
     deadline: Instant,
@@ -265,7 +262,7 @@ pub(super) fn choose(
         Some(cause) => format!("{}: {cause}", error.message()),
         None => error.message().to_owned(),
     };
-    Ok(match follow(earlier, rank, request, deadline) {
+    Ok(match follow(lower, prefix, rank, request, deadline) {
         Ok(Some((leader, joining))) => (leader, Ok(Role::Follower(joining))),
         Ok(None) => (rank, lead(listener, rank, request).map_err(refused)),
         Err(error) if Instant::now() >= deadline => return Err(error),
@@ -310,14 +307,15 @@ pub(super) fn prefix(group: &dyn Group) -> String {
 
 /// Joins the first of the lower ranks that leads this node, if there is one.
 fn follow(
-    (lower, prefix): (&[Hello], &str),
+    lower: &[Hello],
+    prefix: &str,
     rank: usize,
     request: &Request,
     deadline: Instant,
 ) -> Result<Option<(usize, Joining)>> {
     for (leader, hello) in lower.iter().enumerate() {
         if let Some(name) = (hello.socket.as_ref()).filter(|name| name.starts_with(prefix))
-            && let Some(joining) = Joining::join((name, leader), rank, request, deadline)?
+            && let Some(joining) = Joining::join(name, leader, rank, request, deadline)?
         {
             return Ok(Some((leader, joining)));
         }
@@ -331,7 +329,7 @@ fn lead(listener: Listener, rank: usize, request: &Request) -> Result<Role> {
         Channel::pair().map_err(|error| Error::from_io("cannot start sharing", error))?;
     let dispatcher = Dispatcher::start(listener, other)?;
     let joining =
-        Joining::join_own((own, rank), rank, request).inspect_err(|_| dispatcher.close())?;
+        Joining::join_own(own, rank, rank, request).inspect_err(|_| dispatcher.close())?;
     Ok(Role::Leader(dispatcher, joining))
 }
 

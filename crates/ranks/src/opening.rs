@@ -66,8 +66,8 @@ pub fn meet(group: &dyn Group, load: String, deadline: Instant) -> Result<Openin
     for other in &mut hellos {
         other.socket.take_if(|_| other.load != hello.load);
     }
-    let earlier = (&hellos[..rank], &*prefix);
-    let (leader, role) = choose(listener, earlier, rank, &Request::default(), deadline)?;
+    let request = Request::default();
+    let (leader, role) = choose(listener, &hellos[..rank], &prefix, rank, &request, deadline)?;
     let choice = NodeChoice {
         leader,
         reason: role.as_ref().err().cloned(),

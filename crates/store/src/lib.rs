@@ -71,7 +71,7 @@ use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 pub use self::answers::{AnswerCache, AnswerPlace, Check, check};
 pub use self::client::READ_TIMEOUT;
 pub use self::environment::Surroundings;
-pub use self::hub::xet::Arrived;
+pub use self::hub::xet::{Arrived, Attempt};
 #[cfg(feature = "testing")]
 pub use self::hub::{assert_content_store_is_bounded, assert_levels_are_whole};
 pub use self::hub::{

@@ -68,9 +68,9 @@ impl ShardSet {
             Found::File if location.has_extension("json") => {
                 // An index that the caller named may be a link; its shards are beside the link, not
                 // beside its target.
-                let opened = backend.open(location, None, INDEX_FIRST_BYTES)?;
+                let (source, bytes) = backend.open(location, None, INDEX_FIRST_BYTES)?;
                 let root = backend.root(&location.parent())?;
-                Self::from_index(location, opened, root)
+                Self::from_index(location, source, bytes, root)
             }
             Found::File => Ok(Self::from_files(vec![location.clone()])),
         }
@@ -154,8 +154,8 @@ impl ShardSet {
             }
             return Ok(set);
         }
-        if let Some(opened) = present(open_index(), &index)? {
-            let mut set = Self::from_index(&index, opened, None)?;
+        if let Some((source, bytes)) = present(open_index(), &index)? {
+            let mut set = Self::from_index(&index, source, bytes, None)?;
             let shards = set.index.as_ref().map_or(&[][..], |index| &index.shards);
             let is_other = !shards.iter().any(|shard| shard == SINGLE_NAME);
             if is_other && matches!(present(open_single(), &single), Ok(Some(_))) {
@@ -193,14 +193,15 @@ impl ShardSet {
         root: Option<ConfinedDir>,
         backend: &Backend,
     ) -> Result<Self> {
-        let opened = backend.open(index, root.as_ref(), INDEX_FIRST_BYTES)?;
-        Self::from_index(index, opened, root)
+        let (source, bytes) = backend.open(index, root.as_ref(), INDEX_FIRST_BYTES)?;
+        Self::from_index(index, source, bytes, root)
     }
 
     /// Selects the shards that an index names, in natural order.
     fn from_index(
         location: &Location,
-        (source, mut bytes): (ShardSource, Vec<u8>),
+        source: ShardSource,
+        mut bytes: Vec<u8>,
         root: Option<ConfinedDir>,
     ) -> Result<Self> {
         if source.len() > INDEX_BYTES_MAX {

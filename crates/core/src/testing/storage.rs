@@ -226,7 +226,9 @@ impl Scene {
     pub fn run(&self, plan: &Plan, storage: &Storage, depth: Depth, seed: u64) -> Outcome {
         let mut run = Run::new(storage, seed);
         let mut schedule = Schedule::new(plan, self.order, Groups::one(depth));
-        let mut memory = self.receiver.map(|receiver| Memory::new(plan, receiver));
+        let mut memory = self
+            .receiver
+            .map(|(rate, budget)| Memory::new(plan, rate, budget));
         let mut on_their_way = BinaryHeap::new();
         let mut outcome = Outcome {
             ended: Vec::new(),
@@ -397,7 +399,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(plan: &Plan, (rate, budget): (f64, u64)) -> Self {
+    fn new(plan: &Plan, rate: f64, budget: u64) -> Self {
         Self {
             rate,
             free: budget,

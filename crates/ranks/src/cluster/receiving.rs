@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn silence_counts_once_peer_has_begun() {
         let (own, _dispatcher) = Channel::pair().expect("sockets");
-        let joining = Joining::join_own((own, 4), 9, &Request::default()).expect("open");
+        let joining = Joining::join_own(own, 4, 9, &Request::default()).expect("open");
         let ((sent, is_sent), (received, is_received)) = (unbounded(), unbounded());
         let (sign, signs) = unbounded();
         let transport = Deadlines {

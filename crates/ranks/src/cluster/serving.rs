@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn loss_of_hub_is_told_to_peer() {
         let (own, dispatcher) = Channel::pair().expect("sockets");
-        let joining = Joining::join_own((own, 4), 9, &Request::default()).expect("open");
+        let joining = Joining::join_own(own, 4, 9, &Request::default()).expect("open");
         let region = RegionOrigin {
             shard: 0,
             offset: 0,

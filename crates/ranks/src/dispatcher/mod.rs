@@ -140,7 +140,7 @@ impl Dispatcher {
     pub(super) fn attach(&self, rank: usize, leader: usize) -> Result<Joining> {
         let pair = Channel::pair();
         let (own, other) = pair.map_err(|error| Error::from_io("cannot start sharing", error))?;
-        let joining = Joining::join_own((own, leader), rank, &Request::default())?;
+        let joining = Joining::join_own(own, leader, rank, &Request::default())?;
         self.tell(Event::Attached(other));
         Ok(joining)
     }

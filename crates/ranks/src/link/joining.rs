@@ -36,7 +36,8 @@ impl Joining {
     /// deadline; [`ErrorKind::OutOfMemory`](crate::error::ErrorKind::OutOfMemory) without
     /// descriptors.
     pub(crate) fn join(
-        (name, leader): (&str, usize),
+        name: &str,
+        leader: usize,
         rank: usize,
         request: &Request,
         deadline: Instant,
@@ -71,7 +72,8 @@ impl Joining {
 
     /// Joins the dispatcher of this process, whose rank is `leader`.
     pub(crate) fn join_own(
-        (channel, leader): (Channel, usize),
+        channel: Channel,
+        leader: usize,
         rank: usize,
         request: &Request,
     ) -> Result<Self> {
@@ -195,7 +197,7 @@ mod tests {
         while channel.flush().expect("is open") {
             channel.post(Record::Alive, None);
         }
-        let joining = Joining::join_own((channel, 0), 1, &Request::default());
+        let joining = Joining::join_own(channel, 0, 1, &Request::default());
         let mut joining = joining.expect("is queued");
         let deadline = Instant::now() + Duration::from_secs(60);
         std::thread::scope(|scope| {

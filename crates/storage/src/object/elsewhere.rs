@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::cache::State;
 use super::opening::Seen;
 use super::remote::Remote;
-use super::{ObjectSource, with_retries};
+use super::{ObjectPath, ObjectSource, with_retries};
 use crate::error::Result;
 use crate::options::Location;
 
@@ -75,8 +75,8 @@ impl ObjectSource {
             is_settled: opened.is_settled,
             ..Seen::known(sha256)
         };
-        let place = (store, path);
-        let opened = Self::with_identity(remote, place, location.clone(), identity, seen);
+        let object = ObjectPath { store, path };
+        let opened = Self::with_identity(remote, object, location.clone(), identity, seen);
         Ok(Some(opened))
     }
 }

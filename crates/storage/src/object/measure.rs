@@ -28,10 +28,25 @@ const ROUND_TRIPS: usize = 8;
 /// Time after which no further round trip begins.
 const ROUND_TRIPS_TIME: Duration = Duration::from_secs(1);
 
-/// Measurement of throughput: connections, most bytes, and most time.
-const RATES: [(usize, u64, Duration); 2] = [
-    (1, 64 << 20, Duration::from_millis(1500)),
-    (16, 192 << 20, Duration::from_millis(1500)),
+/// Measurement of throughput.
+#[derive(Clone, Copy)]
+struct Trial {
+    connections: usize,
+    bytes_max: u64,
+    time_max: Duration,
+}
+
+const TRIALS: [Trial; 2] = [
+    Trial {
+        connections: 1,
+        bytes_max: 64 << 20,
+        time_max: Duration::from_millis(1500),
+    },
+    Trial {
+        connections: 16,
+        bytes_max: 192 << 20,
+        time_max: Duration::from_millis(1500),
+    },
 ];
 /// Requests of each connection: enough that a slow one at the end does not count much.
 const REQUESTS_EACH: u64 = 2;
@@ -77,9 +92,9 @@ impl ObjectSource {
             let captured = round_trips(&first, &mut probe, deadline.into()).await?;
             probe.credentials = first.store.credentials();
             probe.region = first.store.region().map(str::to_owned);
-            for rate in RATES {
+            for trial in TRIALS {
                 // One failed request leaves the other measurements valid.
-                match throughput(&opened, rate, deadline).await {
+                match throughput(&opened, trial, deadline).await {
                     Ok(measured) => probe.rates.extend(measured),
                     Err(error) => probe.rates_error = Some(error.chain()),
                 }
@@ -166,11 +181,12 @@ async fn round_trips(
 /// arrived.
 async fn throughput(
     objects: &[Object],
-    (connections, bytes_max, time): (usize, u64, Duration),
+    trial: Trial,
     deadline: Instant,
 ) -> Result<Option<ConnectionRate>> {
+    let connections = trial.connections;
     let lens: Vec<_> = objects.iter().map(|object| object.len).collect();
-    let ranges = Arc::new(Mutex::new(Ranges::new(lens, connections, bytes_max)));
+    let ranges = Arc::new(Mutex::new(Ranges::new(lens, connections, trial.bytes_max)));
     let received = Arc::new(AtomicU64::new(0));
     // Connections are made before the clock starts: the first response shows their cost.
     let mut tasks = JoinSet::new();
@@ -185,7 +201,7 @@ async fn throughput(
         return Ok(None);
     }
     let began = Instant::now();
-    let stop = deadline.min(began + time);
+    let stop = deadline.min(began + trial.time_max);
     let mut tasks = JoinSet::new();
     for _ in 0..connections {
         let (objects, ranges) = (objects.to_vec(), Arc::clone(&ranges));

@@ -87,6 +87,19 @@ struct Opened {
     senders: Arc<Senders>,
 }
 
+/// Path of an object in an opened store.
+#[derive(Clone, Debug)]
+pub(crate) struct ObjectPath {
+    pub store: Arc<Store>,
+    pub path: Path,
+}
+
+/// State of an object, and what its opening saw of it.
+struct Version {
+    identity: ObjectIdentity,
+    seen: Seen,
+}
+
 impl ObjectSource {
     /// Opens the object at `location` with one request.
     ///
@@ -137,29 +150,34 @@ impl ObjectSource {
         let (store, path) = remote
             .store(url)
             .map_err(|error| error.or_location(location))?;
-        Self::open_in(remote, (store, path), location.clone(), first, deadline)
+        Self::open_in(
+            remote,
+            ObjectPath { store, path },
+            location.clone(),
+            first,
+            deadline,
+        )
     }
 
     /// Like [`Self::open`], for an object of an opened store.
     pub(crate) fn open_in(
         remote: &Arc<Remote>,
-        (store, path): (Arc<Store>, Path),
+        object: ObjectPath,
         location: Location,
         first: u64,
         deadline: Option<Instant>,
     ) -> Result<(Self, Vec<u8>)> {
-        let question = question(remote, &store, &location);
-        if let Some(known) = question.as_ref().and_then(Question::recall::<State>) {
-            let place = (Arc::clone(&store), path.clone());
-            if let Some(opened) = Self::recall(remote, place, &location, first, known)? {
-                return Ok(opened);
-            }
+        let question = question(remote, &object.store, &location);
+        if let Some(known) = question.as_ref().and_then(Question::recall::<State>)
+            && let Some(opened) = Self::recall(remote, object.clone(), &location, first, known)?
+        {
+            return Ok(opened);
         }
-        let known = Known::find(remote, (&store, &path), &location, first);
+        let known = Known::find(remote, &object, &location, first);
         let tag = known.as_ref().map(|known| known.tag().to_owned());
         let look = {
-            let (remote, store, path) = (Arc::clone(remote), Arc::clone(&store), path.clone());
-            async move { look_unless(&remote, (&store, &path), first, tag.as_deref()).await }
+            let (remote, object) = (Arc::clone(remote), object.clone());
+            async move { look_unless(&remote, &object, first, tag.as_deref()).await }
         };
         let looked = remote.run_until(deadline, "requesting its header", look);
         if let (Some(question), Err(error)) = (&question, &looked)
@@ -173,8 +191,7 @@ impl ObjectSource {
             (looked, _) => looked.expect("only a known state is left out"),
         };
         let identity = ObjectIdentity::from_meta(&meta);
-        let place = (store, path);
-        let opened = Self::with_identity(remote, place, location, identity, seen);
+        let opened = Self::with_identity(remote, object, location, identity, seen);
         opened.0.ends.take(&bytes, opened.len());
         if let Some(entry) = opened.entry() {
             entry.keep_first(&bytes);
@@ -187,25 +204,27 @@ impl ObjectSource {
 
     fn with_identity(
         remote: &Arc<Remote>,
-        (store, path): (Arc<Store>, Path),
+        object: ObjectPath,
         location: Location,
         identity: ObjectIdentity,
         seen: Seen,
     ) -> Self {
-        let entry = remote.cache().and_then(|cache| {
-            let url = location.remote()?;
-            cache.entry((&location, url), store.origin(), &identity, seen.is_settled)
-        });
-        Self::with_entry(remote, (store, path), location, (identity, seen), entry)
+        let origin = object.store.origin();
+        let entry = remote
+            .cache()
+            .and_then(|cache| cache.entry(&location, origin, &identity, seen.is_settled));
+        Self::with_entry(remote, object, location, Version { identity, seen }, entry)
     }
 
     fn with_entry(
         remote: &Arc<Remote>,
-        (store, path): (Arc<Store>, Path),
+        object: ObjectPath,
         location: Location,
-        (identity, seen): (ObjectIdentity, Seen),
+        version: Version,
         entry: Option<Arc<Entry>>,
     ) -> Self {
+        let ObjectPath { store, path } = object;
+        let Version { identity, seen } = version;
         Self(Arc::new(Opened {
             location,
             remote: Arc::clone(remote),
@@ -231,6 +250,14 @@ impl ObjectSource {
             senders: Arc::default(),
             ..Opened::clone(&self.0)
         }))
+    }
+
+    /// Returns where the object is in its store.
+    fn place(&self) -> ObjectPath {
+        ObjectPath {
+            store: Arc::clone(&self.0.store),
+            path: self.0.path.clone(),
+        }
     }
 
     /// Returns the places that have sent its bytes to the load.

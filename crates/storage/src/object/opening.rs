@@ -16,7 +16,9 @@ use super::cache::{Question, State, TILE_BYTES, is_settled};
 use super::reading::{cut_short, too_long};
 use super::remote::Remote;
 use super::store::{EndsAt, Fault, KnownLen, NoRange, ResponseCapture, Sha256, Store};
-use super::{ObjectIdentity, ObjectSource, Source, StoreOptions, with_retries};
+use super::{
+    ObjectIdentity, ObjectPath, ObjectSource, Source, StoreOptions, Version, with_retries,
+};
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, counted};
 use crate::format::{HEADER_BYTES_MAX, LENGTH_BYTES, SUFFIX};
@@ -70,23 +72,19 @@ const LAST_BYTES: u64 = 64 << 10;
 pub(super) type Looked = (ObjectMeta, Vec<u8>, Seen);
 
 /// Requests an object's metadata and first bytes.
-pub(super) async fn look(
-    remote: &Remote,
-    store: &Store,
-    path: &Path,
-    first: u64,
-) -> Result<Looked> {
-    let looked = look_unless(remote, (store, path), first, None).await?;
+pub(super) async fn look(remote: &Remote, object: &ObjectPath, first: u64) -> Result<Looked> {
+    let looked = look_unless(remote, object, first, None).await?;
     Ok(looked.expect("no entity tag is known"))
 }
 
 /// As [`look`]; `None` if the object has the entity tag `known`.
 pub(super) async fn look_unless(
     remote: &Remote,
-    (store, path): (&Store, &Path),
+    object: &ObjectPath,
     first: u64,
     known: Option<&str>,
 ) -> Result<Option<Looked>> {
+    let (store, path) = (&*object.store, &object.path);
     let (options, retry_counter) = (remote.options(), remote.retry_counter());
     let opened = with_retries(options.retries(), retry_counter, || {
         open_unless(store, path, first, known)
@@ -157,7 +155,7 @@ impl ObjectSource {
     /// Opens an object in the state that the cache knows; `None` if that does not help.
     pub(super) fn recall(
         remote: &Arc<Remote>,
-        place: (Arc<Store>, Path),
+        object: ObjectPath,
         location: &Location,
         first: u64,
         known: State,
@@ -170,7 +168,7 @@ impl ObjectSource {
                 .with_hint("load once with cache_check=always if it exists now"));
         };
         let seen = Seen::known(sha256);
-        let opened = Self::with_identity(remote, place, location.clone(), identity, seen);
+        let opened = Self::with_identity(remote, object, location.clone(), identity, seen);
         if opened.entry().is_none() {
             return Ok(None);
         }
@@ -203,14 +201,17 @@ impl ObjectSource {
                 .ok_or_else(not_found)?;
             let sha256 = known.sha256();
             let identity = known.identity().ok_or_else(not_found)?;
-            let found = cache.find_entry((location, url), store.origin(), &identity);
+            let found = cache.find_entry(location, store.origin(), &identity);
             let entry = found.map_err(failed)?.ok_or_else(not_found)?;
-            let known = (identity, Seen::known(sha256));
+            let version = Version {
+                identity,
+                seen: Seen::known(sha256),
+            };
             Ok(Self::with_entry(
                 remote,
-                (store, path),
+                ObjectPath { store, path },
                 location.clone(),
-                known,
+                version,
                 Some(entry),
             ))
         };

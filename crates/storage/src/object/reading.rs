@@ -20,7 +20,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
 use super::retrying::wait;
-use super::store::{Arrived, EndsAt, Fault, READ_TIMEOUT, ResponseCapture};
+use super::store::{Arrived, Attempt, EndsAt, Fault, READ_TIMEOUT, ResponseCapture};
 use super::{Events, ObjectSource, Provenance, Receive};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::sync::latency::{Hedges, LatencyHistogram};
@@ -287,8 +287,11 @@ impl ObjectSource {
         let at = wanted.start;
         let begun = async move {
             let store = &self.0.store;
-            let limits = (self.patience(), is_last);
-            let by_xet = store.by_xet(&self.0.path, wanted.clone(), limits);
+            let attempt = Attempt {
+                patience: self.patience(),
+                is_last,
+            };
+            let by_xet = store.by_xet(&self.0.path, wanted.clone(), attempt);
             if let Some((meta, pieces)) = by_xet.await? {
                 self.require_same(&meta, &ResponseCapture::default())?;
                 return Ok(pieces);

@@ -3,13 +3,10 @@
 
 use std::sync::Arc;
 
-use object_store::path::Path;
-
-use super::ObjectSource;
 use super::cache::{State, TILE_BYTES};
 use super::opening::{Seen, header_end, question};
 use super::remote::Remote;
-use super::store::Store;
+use super::{ObjectPath, ObjectSource, Version};
 use crate::options::Location;
 use crate::options::location::Protocol;
 
@@ -27,17 +24,17 @@ impl Known {
     /// header, in a state that a store can compare.
     pub(super) fn find(
         remote: &Arc<Remote>,
-        (store, path): (&Arc<Store>, &Path),
+        object: &ObjectPath,
         location: &Location,
         first: u64,
     ) -> Option<Self> {
         let (cache, url) = (remote.cache()?, location.remote()?);
-        let state = question(remote, store, location)?.last::<State>()?;
+        let state = question(remote, &object.store, location)?.last::<State>()?;
         let sha256 = state.sha256();
         let identity = state.identity()?;
         let tag = identity.strong_tag()?.to_owned();
         let entry = cache
-            .find_entry((location, url), store.origin(), &identity)
+            .find_entry(location, object.store.origin(), &identity)
             .ok()??;
         // The version that the cache knows may be gone from the store, although its bytes are the
         // same; the remaining bytes are requested by version. A hub sends the place of the
@@ -48,15 +45,18 @@ impl Known {
         }
         let first = first.min(identity.len);
         let bytes = entry.find_all(0..first.min(TILE_BYTES))?;
-        let header = header_end(path, &bytes).min(first);
+        let header = header_end(&object.path, &bytes).min(first);
         let bytes = match header {
             1.. if header <= bytes.len() as u64 => bytes,
             1.. => entry.find_all(0..header)?,
             0 => entry.find_all(0..first)?,
         };
-        let place = (Arc::clone(store), path.clone());
-        let known = (identity, Seen::known(sha256));
-        let object = ObjectSource::with_entry(remote, place, location.clone(), known, Some(entry));
+        let version = Version {
+            identity,
+            seen: Seen::known(sha256),
+        };
+        let (object, entry) = (object.clone(), Some(entry));
+        let object = ObjectSource::with_entry(remote, object, location.clone(), version, entry);
         Some(Self { object, bytes, tag })
     }
 

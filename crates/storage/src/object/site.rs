@@ -344,9 +344,10 @@ impl ObjectSource {
     /// Returns the same state of the object, opened anew in the cache: its requests and those of
     /// others in this process exclude each other like those of other processes.
     fn again(&self) -> Self {
-        let place = (Arc::clone(&self.0.store), self.0.path.clone());
+        let object = self.place();
         let (location, identity) = (self.0.location.clone(), self.0.identity.clone());
-        let mut again = Self::with_identity(&self.0.remote, place, location, identity, self.0.seen);
+        let mut again =
+            Self::with_identity(&self.0.remote, object, location, identity, self.0.seen);
         // Share what is known about permission to read versions, or the first request of each
         // object would be refused.
         let opened = Arc::get_mut(&mut again.0).expect("is not shared yet");

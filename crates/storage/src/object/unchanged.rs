@@ -37,10 +37,10 @@ impl ObjectSource {
             return Ok(());
         };
         let (source, remote) = (self.clone(), Arc::clone(&self.0.remote));
-        let looked = self.0.remote.run(async move {
-            let (store, path) = (&source.0.store, &source.0.path);
-            look(&remote, store, path, sample.first).await
-        });
+        let looked = self
+            .0
+            .remote
+            .run(async move { look(&remote, &source.place(), sample.first).await });
         let what = match looked {
             Ok((meta, ..)) if meta.size != self.len() => {
                 let (seen, found) = (self.len(), meta.size);

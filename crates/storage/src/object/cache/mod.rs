@@ -198,13 +198,14 @@ impl Cache {
     /// whether the time of its last modification tells its states apart.
     pub(crate) fn entry(
         &self,
-        object: (&Location, &RemoteUrl),
+        location: &Location,
         origin: &str,
         identity: &ObjectIdentity,
         is_settled: bool,
     ) -> Option<Arc<Entry>> {
-        let place = self.place_of(object, origin, identity, is_settled)?;
-        let opened = self.open_entry(&place, object.1, identity);
+        let url = location.remote()?;
+        let place = self.place_of(location, origin, identity, is_settled)?;
+        let opened = self.open_entry(&place, url, identity);
         let noted = opened.inspect_err(|error| {
             self.shared.stop(&format!("it cannot be used: {error}"));
         });
@@ -218,24 +219,25 @@ impl Cache {
     /// Errors of the file system.
     pub(crate) fn find_entry(
         &self,
-        object: (&Location, &RemoteUrl),
+        location: &Location,
         origin: &str,
         identity: &ObjectIdentity,
     ) -> io::Result<Option<Arc<Entry>>> {
-        let Some(place) = self.place_of(object, origin, identity, true) else {
+        let place = self.place_of(location, origin, identity, true);
+        let (Some(place), Some(url)) = (place, location.remote()) else {
             return Ok(None);
         };
         match place.open(false).and_then(|it| it.stat(entry::STAMPS)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             there => there?,
         };
-        self.open_entry(&place, object.1, identity).map(Some)
+        self.open_entry(&place, url, identity).map(Some)
     }
 
     /// Returns the place of the entry of an object in this state; `None` if it cannot have one.
     fn place_of(
         &self,
-        (location, url): (&Location, &RemoteUrl),
+        location: &Location,
         origin: &str,
         identity: &ObjectIdentity,
         is_settled: bool,
@@ -243,6 +245,7 @@ impl Cache {
         if identity.len == 0 {
             return None;
         }
+        let url = location.remote()?;
         let name = key::entry_name(url, origin, identity, is_settled);
         let noted = name.inspect_err(|reason| {
             self.shared

@@ -64,7 +64,7 @@ impl ObjectSource {
             let (replica, rest) = (replica.flatten(), at..range.end.min(end));
             let turn = Turn::begin(mirrors, lane, self.senders().add(lane, at));
             let mut counted = Counted { to, turn: &turn };
-            let reading = self.read_lane(replica, rest.clone(), (retries, hedging), &mut counted);
+            let reading = self.read_lane(replica, rest.clone(), retries, hedging, &mut counted);
             let len = rest.end - rest.start;
             let outcome = tokio::select! {
                 biased;
@@ -109,7 +109,8 @@ impl ObjectSource {
         &self,
         replica: Option<Self>,
         range: Range<u64>,
-        (retries, hedging): (Retries, Option<&Hedging>),
+        retries: Retries,
+        hedging: Option<&Hedging>,
         to: &mut impl Receive,
     ) -> Result<()> {
         match replica {

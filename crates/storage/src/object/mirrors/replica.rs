@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::OnceCell;
 
 use super::super::opening::look;
-use super::super::{Collected, ObjectIdentity, ObjectSource, Source};
+use super::super::{Collected, ObjectIdentity, ObjectPath, ObjectSource, Source};
 use super::Mirrors;
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result};
@@ -197,10 +197,11 @@ impl ObjectSource {
         // Opening a store reads configuration files, which blocks.
         let (store, path) = tokio::task::block_in_place(|| remote.store(url))
             .map_err(|error| error.or_location(&place))?;
-        let looked = look(remote, &store, &path, EDGE_BYTES).await;
+        let object = ObjectPath { store, path };
+        let looked = look(remote, &object, EDGE_BYTES).await;
         let (meta, bytes, seen) = looked.map_err(|error| error.or_location(&place))?;
         let identity = ObjectIdentity::from_meta(&meta);
-        let replica = Self::with_identity(remote, (store, path), place, identity, seen);
+        let replica = Self::with_identity(remote, object, place, identity, seen);
         if replica.len() != self.len() {
             let (found, wanted) = (replica.len(), self.len());
             let what = format!("has {found} bytes; the origin's file has {wanted}");

@@ -283,6 +283,15 @@ impl Xet {
     }
 }
 
+/// Limits of one attempt to read a range.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt {
+    /// Time in which the range's first bytes must arrive.
+    pub patience: Duration,
+    /// True if no other attempt follows.
+    pub is_last: bool,
+}
+
 /// Part of a response.
 #[derive(Debug)]
 pub enum Arrived {
@@ -300,15 +309,15 @@ impl Store {
     /// hub sent with the file's hash; `None` if the file is to be read by the bridge.
     ///
     /// A content store that has not delivered anything yet is left if it fails, or brings nothing
-    /// for half of the patience of a request, the first of the limits: the bridge has the other
-    /// half. If it asks to wait, it is left at the last attempt only; the second limit tells which
-    /// one that is.
+    /// for half of the patience of the attempt: the bridge has the other half. If it asks to wait,
+    /// it is left at the last attempt only.
     pub async fn by_xet(
         &self,
         path: &Path,
         range: Range<u64>,
-        (patience, is_last): (Duration, bool),
+        attempt: Attempt,
     ) -> Result<Option<(ObjectMeta, Pieces<'_>)>, Fault> {
+        let Attempt { patience, is_last } = attempt;
         let Some(xet) = self.xet() else {
             return Ok(None);
         };
