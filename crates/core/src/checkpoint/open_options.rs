@@ -22,7 +22,7 @@ with_setters! {
 /// use tload::{Checkpoint, ErrorKind, OpenOptions};
 ///
 /// let options = OpenOptions::default().follow_symlinks(true);
-/// let checkpoint = OpenedCheckpoint::open_with("no-such-model", options);
+/// let checkpoint = Checkpoint::open_with("no-such-model", options);
 /// assert_eq!(checkpoint.unwrap_err().kind(), ErrorKind::NotFound);
 /// ```
 #[derive(Clone, Debug)]
