@@ -24,7 +24,7 @@ const FILES: [&str; 2] = [".safetensors", ".json"];
 /// # mod tload {
 /// #     pub use tload_base::error::Error;
 /// #     pub use tload_base::options::StoreOptions;
-/// #     pub use tload_copy as copy;
+/// #     pub mod copy { pub use tload_copy::*; }
 /// # }
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = folder.path();

@@ -133,14 +133,16 @@ impl Default for CopyOptions {
 /// ```no_run
 /// # mod tload {
 /// #     pub use tload_base::{error::Result, options::Location};
-/// #     pub use tload_copy as copy;
+/// #     pub mod copy { pub use tload_copy::*; }
 /// # }
 /// # fn main() -> tload::Result<()> {
+/// use tload::Location;
 /// use tload::copy::{CopyJob, CopyOptions};
 ///
-/// // The source may be a location of any kind: `Location::parse("s3://bucket/model")?`.
+/// // The source may be a path, or a location of any kind.
 /// let weights = CopyOptions::default().include(vec!["*.safetensors".to_owned()]);
-/// let report = CopyJob::new("/mnt/models/model", "/models/model").options(weights).run()?;
+/// let source = Location::parse("s3://bucket/model")?;
+/// let report = CopyJob::new(source, "/models/model").options(weights).run()?;
 /// println!("{} files, {} bytes", report.copied_files, report.copied_bytes);
 /// # Ok(())
 /// # }
@@ -219,7 +221,7 @@ pub struct ListedFile {
 /// # mod tload {
 /// #     pub use tload_base::error::Error;
 /// #     pub use tload_base::options::StoreOptions;
-/// #     pub use tload_copy as copy;
+/// #     pub mod copy { pub use tload_copy::*; }
 /// # }
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = folder.path();
@@ -301,7 +303,7 @@ impl CopyJob {
     /// # mod tload {
     /// #     pub use tload_base::error::Error;
     /// #     pub use tload_base::options::StoreOptions;
-    /// #     pub use tload_copy as copy;
+    /// #     pub mod copy { pub use tload_copy::*; }
     /// # }
     /// # let folder = tempfile::tempdir().unwrap();
     /// # let path = folder.path();

@@ -45,7 +45,7 @@ impl Drop for ServingGuard {
 /// # Examples
 ///
 /// ```
-/// # mod tload { pub use tload_ranks as ranks; }
+/// # mod tload { pub mod ranks { pub use tload_ranks::*; } }
 /// use std::time::Duration;
 ///
 /// // At the end of the process.
