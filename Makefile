@@ -292,8 +292,9 @@ asan: ## test under AddressSanitizer
 		--target-dir target/asan --package tload-soundness --features rings --test engines --test simulated)
 
 # Needs an instrumented standard library, so it is built from source:
-# `rustup component add rust-src --toolchain nightly`. One test at a time: it does not see the system
-# calls that map memory, and would take memory that one test returns and another receives for shared.
+# `rustup component add rust-src --toolchain nightly`. One test at a time: ThreadSanitizer does not
+# see raw system calls that map memory, so memory that one test returns and another receives would
+# count as shared.
 tsan: ## test under ThreadSanitizer
 	$(call if_installed,nightly,cargo +$(NIGHTLY) --version,RUSTFLAGS=-Zsanitizer=thread cargo +$(NIGHTLY) test -Zbuild-std --target $(HOST) \
 		--target-dir target/tsan --package tload-soundness --features rings --test engines --test simulated -- --test-threads=1)
