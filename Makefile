@@ -64,8 +64,8 @@ check: check-texts bench-check ## run formatters, lints, feature matrices and do
 # tools/no-secrets can search it; tests/secrecy.py searches that of the Python tests.
 TESTED := --workspace --exclude tload-py --features tload/aws-config,tload/testing,tload-soundness/rings
 
-# Tests with loom's locks in place of the standard library's. The flag is part of what every crate is
-# compiled from, so these builds have a directory of their own.
+# Tests with loom's locks in place of the standard library's. The flag is part of the inputs of every
+# crate, so these builds have a directory of their own.
 LOOM := --package tload-memory --package tload-ranks --test loom
 TEST_LOOM := env RUSTFLAGS='--cfg loom' cargo test --target-dir target/loom $(LOOM)
 
