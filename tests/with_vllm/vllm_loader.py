@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,6 @@ from tload.vllm import _lora, _lora_resolver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from servers import S3, Web
 
@@ -343,12 +343,18 @@ def test_ranks_that_load_together_read_once(web: Web, tmp_path: Path) -> None:
     phases = ("start", "draft", "reload", "runai")
     for phase in phases:
         web.files[f"bucket/{phase}/model.safetensors"] = (tmp_path / "model.safetensors").read_bytes()
-    start_ranks(4, two_stages_of_two, web.url, str(tmp_path))
+    # vLLM fails if its shared memory exists, and a killed run leaves it behind.
+    name = f"tests-{os.getpid()}"
+    try:
+        start_ranks(4, two_stages_of_two, web.url, str(tmp_path), name)
+    finally:
+        for left in Path("/dev/shm").glob(f"{name}-*"):
+            left.unlink()
     for phase in phases:
         assert total <= web.bytes_requested(f"bucket/{phase}/") < 1.001 * total, phase
 
 
-def two_stages_of_two(rank: int, endpoint: str, nowhere: str) -> None:
+def two_stages_of_two(rank: int, endpoint: str, nowhere: str, name: str) -> None:
     """Four ranks, one start of processes for all that they do, as it takes a minute."""
     import torch.distributed
     from vllm.distributed import parallel_state
@@ -365,7 +371,7 @@ def two_stages_of_two(rank: int, endpoint: str, nowhere: str) -> None:
             name: content.raw for name, content in LARGE.items()
         }
 
-    os.environ["VLLM_DIST_IDENT"] = "tests"  # a name for vLLM's own shared memory
+    os.environ["VLLM_DIST_IDENT"] = name  # of vLLM's own shared memory
     with set_current_vllm_config(VllmConfig()):
         parallel_state.init_distributed_environment(4, rank, backend="gloo")
         parallel_state.initialize_model_parallel(2, 2, backend="gloo")
