@@ -40,15 +40,15 @@ help: ## list the targets
 test: wheel cuda-stub ## build the wheel and run all tests
 	tools/beside '$(MAKE) --no-print-directory test-rust' '$(PYTEST)'
 
-# Crates whose features select code of their own, and those features and sets that `check` covers
-# without cargo-hack: none, the default, all.
+# The crate whose features select code, and those features and sets that `check` covers without
+# cargo-hack: none, the default, all. The crates above it always have object stores.
 FEATURED := --package tload
 BUILT_ABOVE := --exclude-features default,aws-config,testing --exclude-no-default-features --exclude-all-features
 
 # Covers the default features, none, everything with its tests, and single features.
 check: check-texts bench-check ## run formatters, lints, feature matrices and docs
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --exclude tload-soundness -- -D warnings)
-	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy $(FEATURED) --no-default-features -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --all-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,env RUSTFLAGS="--cfg loom" cargo clippy --target-dir target/loom $(LOOM) -- -D warnings)
 	$(call if_installed,cargo-hack,cargo hack --version,cargo hack clippy $(FEATURED) --each-feature $(BUILT_ABOVE) -- -D warnings)
@@ -264,10 +264,8 @@ MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
 msrv: ## type-check with the oldest supported compiler
 	$(call if_installed,rustup,rustup --version,rustup run --install $(MSRV) cargo check --workspace --all-features --target-dir target/msrv)
 
-# With tests where the command and the server have no object stores.
 powerset: ## type-check all pairs of features
-	cargo check --package tload-cli --package tload-serve --no-default-features --all-targets
-	$(call if_installed,cargo-hack,cargo hack --version,cargo hack check $(FEATURED) --package tload-cli --package tload-serve --feature-powerset --depth 2)
+	$(call if_installed,cargo-hack,cargo hack --version,cargo hack check $(FEATURED) --feature-powerset --depth 2)
 
 ##@ Soundness
 

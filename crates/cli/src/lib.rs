@@ -29,9 +29,7 @@ use std::io::{self, BufWriter, Write};
 
 use anstream::AutoStream;
 
-#[cfg(feature = "object")]
-use crate::args::CacheCommand;
-use crate::args::{Args, Command, Refusal};
+use crate::args::{Args, CacheCommand, Command, Refusal};
 use crate::host::System;
 use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
@@ -100,29 +98,23 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 /// Runs the command and returns the exit status, on a thread that does not take signals.
 fn attended(args: Args, arguments: &[OsString], interrupt: &Interrupt, limits: &Limits) -> u8 {
-    #[cfg(feature = "object")]
     let is_warming = matches!(
         &args.command,
         Command::Cache(cache) if matches!(cache.command, CacheCommand::Warm(_))
     );
     let status = answered(args, arguments, interrupt, limits);
-    #[cfg(feature = "object")]
-    {
-        // Warming waits for the disk itself, within its timeout.
-        let is_late = is_warming && status == exit::TIMED_OUT;
-        if !is_late {
-            finish_caching(interrupt);
-        }
+    // Warming waits for the disk itself, within its timeout.
+    let is_late = is_warming && status == exit::TIMED_OUT;
+    if !is_late {
+        finish_caching(interrupt);
     }
     status
 }
 
 /// Most time that a process waits for the disk of the cache: the buffers hold 64 MiB.
-#[cfg(feature = "object")]
 const CACHING_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Waits until the disk of the cache of object stores has what was read. A signal ends the wait.
-#[cfg(feature = "object")]
 fn finish_caching(interrupt: &Interrupt) {
     use std::time::{Duration, Instant};
 

@@ -4,24 +4,16 @@
 //! Owns the flag and both ways of waiting for it, in threads and in futures. Set by `executor`
 //! on the first failure, by `fetch` on a full disk, and by the caller.
 
-#[cfg(feature = "object")]
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-#[cfg(feature = "object")]
 use std::time::Instant;
 
-#[cfg(feature = "object")]
 use futures_util::future::{Either, select};
 
-#[cfg(feature = "object")]
 use super::{Shared, cancelled};
-#[cfg(feature = "object")]
-use crate::error::Result;
-use crate::error::{Error, thread_hint};
-#[cfg(feature = "object")]
+use crate::error::{Error, Result, thread_hint};
 use crate::storage::Remote;
 use crate::sync::event_count::EventCount;
-#[cfg(feature = "object")]
 use crate::sync::threads::Builder;
 
 /// Cancellation flag, set once by the first failure or by the caller.
@@ -29,16 +21,13 @@ use crate::sync::threads::Builder;
 pub(super) struct Stop {
     is_set: AtomicBool,
     changes: EventCount,
-    #[cfg(feature = "object")]
     told: tokio::sync::watch::Sender<bool>,
     /// Time from which the flag counts as set.
-    #[cfg(feature = "object")]
     deadline: Option<Instant>,
 }
 
 impl Stop {
     /// Returns a flag that counts as set from `deadline` on.
-    #[cfg(feature = "object")]
     pub(super) fn at(deadline: Option<Instant>) -> Self {
         Self {
             deadline,
@@ -48,13 +37,11 @@ impl Stop {
 
     pub(super) fn cancel(&self) {
         self.is_set.store(true, Ordering::SeqCst);
-        #[cfg(feature = "object")]
         self.told.send_replace(true);
         self.changes.notify();
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
-        #[cfg(feature = "object")]
         if self.deadline.is_some_and(|at| Instant::now() >= at) {
             return true;
         }
@@ -67,7 +54,6 @@ impl Stop {
     }
 
     /// Returns when the flag is set.
-    #[cfg(feature = "object")]
     async fn wait(&self) {
         let mut changes = self.told.subscribe();
         let told = changes.wait_for(|told| *told);
@@ -81,7 +67,6 @@ impl Stop {
 
 /// Returns the outcome of `task`, or an error if the copy is cancelled first. All requests of a
 /// copy go through here.
-#[cfg(feature = "object")]
 pub(super) async fn unless_stopped<T>(
     shared: &Shared,
     task: impl Future<Output = Result<T>>,
@@ -97,7 +82,6 @@ pub(super) async fn unless_stopped<T>(
 /// cancellation leaves this thread behind, and it ends with its request. It does not use the
 /// runtime's threads, whose number is limited: name lookups need them, and no `ask` could end
 /// without these.
-#[cfg(feature = "object")]
 pub(super) fn ask_unless_stopped<T: Send + 'static>(
     remote: &Remote,
     shared: &Arc<Shared>,

@@ -8,7 +8,6 @@ use std::time::Duration;
 use super::cancel::Stop;
 use crate::error::{Error, ErrorKind};
 use crate::options::{Location, format_bytes};
-#[cfg(feature = "object")]
 use crate::sync::lock::Mutex;
 
 /// Observes a copy, and cancels it, from another thread.
@@ -52,7 +51,6 @@ pub(super) struct Shared {
     pub(super) retries: AtomicU64,
     pub(super) unversioned_files: AtomicU64,
     /// Download into a hub's cache, which precedes the copy from there.
-    #[cfg(feature = "object")]
     pub(super) download: Mutex<Option<Arc<Shared>>>,
 }
 
@@ -60,14 +58,12 @@ impl Shared {
     pub(super) fn cancel(&self) {
         self.cancelled.store(true, Ordering::SeqCst);
         self.stop.cancel();
-        #[cfg(feature = "object")]
         if let Some(download) = &*self.download.lock() {
             download.cancel();
         }
     }
 
     /// Returns the state of a download for this copy, which is cancelled with it.
-    #[cfg(feature = "object")]
     pub(super) fn begin_download(&self) -> Arc<Self> {
         let begun = Arc::<Self>::default();
         *self.download.lock() = Some(Arc::clone(&begun));
@@ -81,7 +77,6 @@ impl Shared {
 
     /// Notes that the download for this copy has ended. Its requests count as those of the copy. If
     /// it has failed, what it keeps is not what the copy continues from.
-    #[cfg(feature = "object")]
     pub(super) fn end_download(&self) {
         let download = self.download.lock();
         let Some(download) = &*download else { return };
@@ -96,12 +91,7 @@ impl Shared {
     }
 
     /// Returns the progress of the download for this copy.
-    #[cfg_attr(
-        not(feature = "object"),
-        expect(clippy::unused_self, reason = "no hub, no download")
-    )]
     pub(super) fn of_download(&self) -> CopyProgress {
-        #[cfg(feature = "object")]
         if let Some(download) = &*self.download.lock() {
             return download.progress();
         }

@@ -1,34 +1,23 @@
 //! Opens sources, and copies byte ranges of them into a file. Never buffers more of a range than
 //! one read or one response delivers.
 
-#[cfg(feature = "object")]
 mod object;
 
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
-#[cfg(feature = "object")]
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
-#[cfg(feature = "object")]
 use super::cancel::ask_unless_stopped;
 use super::journal::Origin;
 use super::target::cannot_write;
 use super::{Shared, cancelled};
-#[cfg(not(feature = "object"))]
-use crate::error::Error;
 use crate::error::Result;
-#[cfg(feature = "object")]
 use crate::format::Precedence;
-#[cfg(feature = "object")]
-use crate::options::Protocol;
-use crate::options::{Location, StoreOptions};
-use crate::storage::{FileSource, Source, cannot_open};
-#[cfg(feature = "object")]
-use crate::storage::{ObjectSource, Remote, cached};
+use crate::options::{Location, Protocol, StoreOptions};
+use crate::storage::{FileSource, ObjectSource, Remote, Source, cached, cannot_open};
 
 /// Length of one read of a local file, bytes.
 const READ_BYTES: usize = 1 << 20;
@@ -38,7 +27,6 @@ const READ_BYTES: usize = 1 << 20;
 pub(super) struct Sources {
     store: StoreOptions,
     /// Started with the first object.
-    #[cfg(feature = "object")]
     remote: OnceLock<Arc<Remote>>,
 }
 
@@ -47,7 +35,6 @@ pub(super) struct Sources {
 pub(super) enum Opened {
     File(Box<FileSource>),
     /// Object with its first bytes.
-    #[cfg(feature = "object")]
     Object(ObjectSource, Vec<u8>),
 }
 
@@ -55,7 +42,6 @@ impl Sources {
     pub(super) fn new(store: &StoreOptions) -> Self {
         Self {
             store: store.clone(),
-            #[cfg(feature = "object")]
             remote: OnceLock::new(),
         }
     }
@@ -74,35 +60,13 @@ impl Sources {
     ///
     /// `ErrorKind::NotFound` if requests to the hub are forbidden and
     /// the file is not in the cache.
-    #[cfg_attr(
-        not(feature = "object"),
-        expect(
-            clippy::unnecessary_wraps,
-            clippy::unused_self,
-            reason = "no hub, no cache"
-        )
-    )]
     pub(super) fn in_cache(&self, location: Location) -> Result<Location> {
-        #[cfg(feature = "object")]
         if let (Some(Protocol::Hub), Some(url)) = (location.protocol(), location.remote()) {
             let found = cached(url, &self.store, Precedence::default())?;
             return Ok(found.map_or(location, Location::from_path));
         }
         Ok(location)
     }
-
-    #[cfg(not(feature = "object"))]
-    fn open_object(&self, location: &Location, _shared: &Arc<Shared>) -> Result<Opened> {
-        let _ = &self.store;
-        Err(unsupported(location))
-    }
-}
-
-#[cfg(not(feature = "object"))]
-pub(super) fn unsupported(location: &Location) -> Error {
-    Error::unsupported("this build does not support object stores")
-        .with_location(location)
-        .with_hint("build with the feature `object`")
 }
 
 impl Opened {
@@ -121,7 +85,6 @@ impl Opened {
                     &metadata.map_err(|error| cannot_open(error, location))?,
                 )
             }
-            #[cfg(feature = "object")]
             Self::Object(object, _) => {
                 let identity = object.identity();
                 Origin {
@@ -138,14 +101,9 @@ impl Opened {
     }
 
     /// Returns all bytes of a small source.
-    #[cfg_attr(
-        not(feature = "object"),
-        expect(unused_variables, reason = "files are read without requests")
-    )]
     pub(super) fn bytes(&self, shared: &Arc<Shared>) -> Result<Vec<u8>> {
         match self {
             Self::File(file) => file.fetch(0, usize::try_from(file.len()).unwrap_or(usize::MAX)),
-            #[cfg(feature = "object")]
             Self::Object(object, first) => object::bytes(object, first, shared),
         }
     }
@@ -154,7 +112,6 @@ impl Opened {
     pub(super) fn first(&self) -> &[u8] {
         match self {
             Self::File(_) => &[],
-            #[cfg(feature = "object")]
             Self::Object(_, first) => first,
         }
     }
@@ -162,20 +119,14 @@ impl Opened {
     /// Requires that the source is still in the state in which it was opened. Most objects check
     /// this with every request; one without a validator that took several responses is checked once
     /// more.
-    #[cfg_attr(
-        not(feature = "object"),
-        expect(unused_variables, reason = "files are checked without a request")
-    )]
     pub(super) fn verify(&self, shared: &Arc<Shared>) -> Result<()> {
         match self {
             Self::File(file) => file.verify_unchanged(),
-            #[cfg(feature = "object")]
             Self::Object(object, first)
                 if object.identity().is_versioned() || first.len() as u64 == object.len() =>
             {
                 Ok(())
             }
-            #[cfg(feature = "object")]
             Self::Object(object, _) => {
                 Shared::add(&shared.unversioned_files, 1);
                 let asked = object.clone();
@@ -194,7 +145,6 @@ impl Opened {
     ) -> Result<()> {
         match self {
             Self::File(source) => fetch_file(source, fetching, file, path, shared),
-            #[cfg(feature = "object")]
             Self::Object(object, _) => object::fetch_object(object, fetching, file, path, shared),
         }
     }

@@ -15,7 +15,6 @@ mod cancel;
 mod control;
 mod executor;
 mod fetch;
-#[cfg(feature = "object")]
 mod hub_cache;
 mod journal;
 mod list;
@@ -29,7 +28,6 @@ mod unusable;
 
 // Paths that the crates of tload share.
 pub(crate) use tload_base::{error, options, sync};
-#[cfg(feature = "object")]
 pub(crate) use tload_format as format;
 pub(crate) use tload_storage as storage;
 
@@ -42,18 +40,13 @@ use serde::Serialize;
 
 pub use beside::read_beside;
 pub use control::{CopyControl, CopyProgress};
-#[cfg(feature = "object")]
 pub use hub_cache::fill_all;
 pub use paths::components;
 pub use plan::{CopyAction, CopyPlan, PlannedFile};
 
 use crate::error::{Error, ErrorKind, Result};
-#[cfg(feature = "object")]
 use crate::format::Precedence;
-#[cfg(feature = "object")]
-use crate::options::Protocol;
-use crate::options::{Location, StoreOptions, with_setters};
-#[cfg(feature = "object")]
+use crate::options::{Location, Protocol, StoreOptions, with_setters};
 use crate::storage::guarded_dir::GuardedDir;
 use control::Shared;
 use fetch::Sources;
@@ -152,7 +145,6 @@ pub struct CopyJob {
     source: Location,
     target: PathBuf,
     /// The target, if it is open already.
-    #[cfg(feature = "object")]
     opened: Option<GuardedDir>,
     options: CopyOptions,
     store: StoreOptions,
@@ -273,7 +265,6 @@ impl CopyJob {
         Self {
             source: source.into(),
             target: target.into(),
-            #[cfg(feature = "object")]
             opened: None,
             options: CopyOptions::default(),
             store: StoreOptions::default(),
@@ -336,17 +327,12 @@ impl CopyJob {
     /// [`ErrorKind::OutOfMemory`] for a full disk; [`ErrorKind::Changed`] for a source that was
     /// replaced meanwhile; [`ErrorKind::Cancelled`]; and errors of opening and reading sources.
     /// After an error, the bytes that have arrived are kept for the next copy.
-    #[cfg_attr(
-        not(feature = "object"),
-        expect(unused_mut, reason = "the hub's cache may have the files")
-    )]
     pub fn run(mut self) -> Result<CopyReport> {
         let started = Instant::now();
         self.validate()?;
         self.refuse_own_directory()?;
         let filter = Filter::new(&self.options)?;
         let sources = Sources::new(&self.store);
-        #[cfg(feature = "object")]
         self.fill_hub_cache(&filter, &sources)?;
         let Listing {
             entries,
@@ -417,7 +403,6 @@ impl CopyJob {
         Ok(entries)
     }
 
-    #[cfg(feature = "object")]
     fn open_target(&mut self) -> Result<TargetDir> {
         match self.opened.take() {
             Some(opened) => Ok(TargetDir::locked(opened)),
@@ -425,14 +410,8 @@ impl CopyJob {
         }
     }
 
-    #[cfg(not(feature = "object"))]
-    fn open_target(&self) -> Result<TargetDir> {
-        TargetDir::open(&self.target)
-    }
-
     /// Puts the selected files of a hub's model into the cache of `huggingface_hub`, if the options
     /// say so: they are then copied from there.
-    #[cfg(feature = "object")]
     fn fill_hub_cache(&self, filter: &Filter, sources: &Sources) -> Result<()> {
         let is_asked = self.store.flag("hf_cache") == Some(true) && !self.options.dry_run;
         if !is_asked || self.source.protocol() != Some(Protocol::Hub) {
@@ -577,7 +556,6 @@ fn canonical(path: &Path) -> std::io::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    #[cfg(feature = "object")]
     use std::time::Duration;
 
     use rustix::fs::{Mode, OFlags};
@@ -596,7 +574,6 @@ mod tests {
         assert_eq!(control.progress().bytes_kept, 9);
     }
 
-    #[cfg(feature = "object")]
     #[test]
     fn copy_goes_on_from_its_target_after_a_failed_download() {
         let copy = CopyJob::new(Location::from_path("model"), "target");

@@ -1,7 +1,6 @@
 //! Lists the files to copy below a source: local directories, at all depths, and with `remote`
 //! object stores.
 
-#[cfg(feature = "object")]
 mod remote;
 
 use std::fs::{DirEntry, Metadata};
@@ -10,10 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-#[cfg(feature = "object")]
 use self::remote::{remote, take_from_cache};
-#[cfg(not(feature = "object"))]
-use super::fetch::unsupported;
 use super::fetch::{Opened, Sources};
 use super::journal::Origin;
 use super::paths::Filter;
@@ -111,7 +107,6 @@ pub(super) fn find(
     if !listing.is_file {
         entries.retain(|entry| filter.takes(&entry.name));
     }
-    #[cfg(feature = "object")]
     take_from_cache(source, entries, sources)?;
     entries.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(listing)
@@ -227,16 +222,6 @@ fn below(folder: &str, last: &str) -> String {
     } else {
         format!("{folder}/{last}")
     }
-}
-
-#[cfg(not(feature = "object"))]
-fn remote(
-    source: &Location,
-    _filter: &Filter,
-    _sources: &Sources,
-    _shared: &Arc<Shared>,
-) -> Result<Listing> {
-    Err(unsupported(source))
 }
 
 #[cfg(test)]

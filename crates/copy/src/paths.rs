@@ -138,7 +138,6 @@ pub(super) fn next_record(file_name: &str) -> String {
 }
 
 /// Returns the names of all files beside a file that its copy may leave.
-#[cfg(feature = "object")]
 pub(super) fn left_by_copy(file_name: &str) -> [String; 5] {
     [partial, journal, next_journal, record, next_record].map(|name| name(file_name))
 }

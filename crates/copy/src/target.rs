@@ -68,7 +68,6 @@ impl TargetDir {
     }
 
     /// Takes a directory that is open, and into which this process alone copies.
-    #[cfg(feature = "object")]
     pub(super) fn locked(folder: GuardedDir) -> Self {
         Self {
             folder,
@@ -586,7 +585,6 @@ mod tests {
         assert!(left() == ["x"] || left() == [record, "x"], "{:?}", left());
     }
 
-    #[cfg(feature = "object")]
     #[test]
     fn file_in_progress_of_another_user_is_removed_if_no_other_copy_runs() {
         use std::os::unix::fs::{MetadataExt as _, chown};

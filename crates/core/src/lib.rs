@@ -68,6 +68,7 @@ pub(crate) use tload_memory::{self as memory, cuda};
 pub(crate) use tload_storage as storage;
 
 /// Copies of checkpoints, with everything beside them, into a local directory.
+#[cfg(feature = "object")]
 pub mod copy {
     #[doc(inline)]
     pub use tload_copy::{

@@ -78,10 +78,7 @@ mod _tload {
     /// most. Returns whether it has.
     #[pyfunction]
     fn finish_caching(py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        #[cfg(feature = "object")]
-        return wait_in_steps(py, timeout, tload::cache::finish_caching);
-        #[cfg(not(feature = "object"))]
-        return wait_in_steps(py, timeout, |_| true);
+        wait_in_steps(py, timeout, tload::cache::finish_caching)
     }
 
     /// Passes the events that wait to `logging`.

@@ -23,20 +23,12 @@ mod digests;
 mod host;
 mod listing;
 mod metrics;
-#[cfg(feature = "object")]
-mod objects;
-#[cfg(not(feature = "object"))]
-#[path = "no_objects.rs"]
 mod objects;
 mod range;
 mod request;
 mod response;
 mod socket;
 mod target;
-#[cfg(feature = "object")]
-mod tls;
-#[cfg(not(feature = "object"))]
-#[path = "no_tls.rs"]
 mod tls;
 mod token;
 mod transmit;

@@ -36,10 +36,6 @@ pub(crate) enum Ended {
     /// The file cannot be read.
     Unreadable(io::Error),
     /// The object cannot be read.
-    #[cfg_attr(
-        not(feature = "object"),
-        expect(dead_code, reason = "only objects come from a store")
-    )]
     Store(Error),
     /// The response has control characters in the header of this name, and was not sent.
     Refused(&'static str),

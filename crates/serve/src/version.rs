@@ -4,7 +4,6 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
-#[cfg(feature = "object")]
 use tload::internal::storage::ObjectIdentity;
 use tload::verify::{Algorithm, Digest};
 
@@ -55,7 +54,6 @@ impl Version {
     /// Its strong entity tag is passed on, so that a client can compare it with its own store's. A
     /// tag that cannot be passed on, or a version, is part of a strong one; of less than that, a
     /// weak one is made.
-    #[cfg(feature = "object")]
     pub(crate) fn of_object(identity: &ObjectIdentity) -> Self {
         let (e_tag, version) = (identity.e_tag.as_deref(), identity.version.as_deref());
         let state = [0, 0, identity.len, identity.modified.cast_unsigned(), 0];
@@ -205,7 +203,6 @@ mod tests {
         assert_eq!(derived(states[0], "").len(), DIGITS + 2);
     }
 
-    #[cfg(feature = "object")]
     #[test]
     fn tag_of_object_is_as_strong_as_its_validator() {
         let of = |e_tag: Option<&str>, version: Option<&str>, modified: i64| {

@@ -2,7 +2,6 @@
 //! nothing else sees clap.
 
 mod bench;
-#[cfg(feature = "object")]
 mod cache;
 mod copy;
 mod device;
@@ -26,7 +25,6 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, CacheArg, ModeArg};
-#[cfg(feature = "object")]
 pub(crate) use cache::{
     CacheArgs, CacheCommand, CacheDirArgs, CacheLsArgs, CachePruneArgs, CacheRmArgs, CacheStatArgs,
     CacheWarmArgs, RemovalArgs,
@@ -71,7 +69,6 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     Cp(CopyArgs),
     Verify(VerifyArgs),
-    #[cfg(feature = "object")]
     Cache(CacheArgs),
     Serve(ServeArgs),
     Doctor(DoctorArgs),
@@ -87,7 +84,6 @@ impl Command {
             Self::Load(args) => args.json,
             Self::Cp(args) => args.json,
             Self::Verify(args) => args.json,
-            #[cfg(feature = "object")]
             Self::Cache(args) => args.command.answers_in_json(),
             Self::Doctor(args) => args.json,
             // A benchmark writes JSON to a file, which `command::bench` does itself.

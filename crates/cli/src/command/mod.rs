@@ -1,7 +1,6 @@
 //! Subcommands, one per file; dispatch to them.
 
 mod bench;
-#[cfg(feature = "object")]
 mod cache;
 mod completions;
 mod cp;
@@ -50,7 +49,6 @@ pub(crate) fn run(
         Command::Bench(args) => bench::run(&args, arguments, interrupt, out),
         Command::Cp(args) => cp::run(&args, interrupt, out),
         Command::Verify(args) => verify::run(&args, interrupt, out),
-        #[cfg(feature = "object")]
         Command::Cache(args) => cache::run(&args.command, interrupt, out),
         Command::Serve(args) => serve::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, interrupt, limits, out),

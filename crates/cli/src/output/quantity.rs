@@ -47,7 +47,6 @@ pub(crate) fn format_duration(duration: Duration) -> String {
 }
 
 /// Formats the time since an event, in its largest unit: `"12 s"`, `"3 min"`, `"5 h"`, `"7 d"`.
-#[cfg(feature = "object")]
 pub(crate) fn format_age(age: Duration) -> String {
     let seconds = age.as_secs();
     let units = [(86_400, "d"), (3600, "h"), (60, "min")];
@@ -82,7 +81,6 @@ mod tests {
         assert_eq!(format_seconds(0.012_34), "12.3 ms");
         assert_eq!(format_seconds(0.000_012_34), "12 µs");
         assert_eq!(format_share(0.966), "97 %");
-        #[cfg(feature = "object")]
         for (seconds, wanted) in [
             (59, "59 s"),
             (3599, "59 min"),

@@ -84,23 +84,6 @@ fn usage_errors_are_status_2() {
     fails(&["fly"], 2, &["unrecognized subcommand"]);
 }
 
-#[test]
-#[cfg(not(feature = "object"))]
-fn build_without_object_stores_rejects_urls() {
-    for subcommand in ["ls", "load", "bench"] {
-        fails(
-            &[subcommand, "s3://bucket/model"],
-            7,
-            &["s3://bucket/model", "does not support object stores"],
-        );
-    }
-    fails(
-        &["cp", "s3://bucket/model", "/nonexistent"],
-        7,
-        &["s3://bucket/model", "does not support object stores"],
-    );
-}
-
 /// Runs `load` of a good checkpoint with variables.
 fn with_variables(variables: &[(&str, &str)], more: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();

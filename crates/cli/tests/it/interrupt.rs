@@ -126,7 +126,6 @@ fn interrupted_synth_removes_its_files() {
 
 /// Copies and loads that a signal ends midway. A moment is a range that the store does not answer,
 /// so on no machine can the command get past it before the signal.
-#[cfg(feature = "object")]
 mod moments {
     use std::collections::BTreeMap;
     use std::path::Path;

@@ -184,7 +184,6 @@ fn failing_bench_reports_error_as_json() {
 
 /// The store refuses reads of an object that the command has opened.
 #[test]
-#[cfg(feature = "object")]
 fn store_failing_mid_load_is_reported_as_json() {
     use tload_testbed::{Fault, Operation, Rule};
 
@@ -217,7 +216,6 @@ fn store_failing_mid_load_is_reported_as_json() {
 /// The deadline may pass during opening or reading. There is JSON in both cases; with more time, it
 /// passes during reading.
 #[test]
-#[cfg(feature = "object")]
 fn timed_out_load_is_reported_as_json() {
     use tload_testbed::{Fault, Operation, Rule};
 

@@ -3,18 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
 mod bench;
-#[cfg(feature = "object")]
 mod cache;
 mod checkpoints;
 mod cp;
 mod cuda;
 mod display;
 mod doctor;
-#[cfg(feature = "object")]
 mod doctor_store;
 mod errors;
 mod help;
-#[cfg(feature = "object")]
 mod hub;
 #[cfg(target_os = "linux")]
 mod hung_mounts;
@@ -25,7 +22,6 @@ mod limits;
 mod ls;
 #[cfg(target_os = "linux")]
 mod ranks;
-#[cfg(feature = "object")]
 mod remote;
 mod requirement;
 mod secrets;

@@ -222,7 +222,6 @@ fn bench_compares_sharing_with_none() {
 }
 
 /// Loads that a signal ends. No load can get past a server that does not answer.
-#[cfg(feature = "object")]
 mod ends {
     use std::ffi::OsString;
     use std::fs;

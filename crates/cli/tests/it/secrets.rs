@@ -3,13 +3,11 @@
 
 use std::process::Output;
 
-#[cfg(feature = "object")]
 use crate::{command, stderr};
 
 /// Parts, one of which is in every secret of any test.
 const SECRETS: &str = include_str!("../../../../tests/secrets.txt");
 
-#[cfg(feature = "object")]
 const VARIABLES: [(&str, &str); 13] = [
     ("AWS_ACCESS_KEY_ID", "AKIAhunter2"),
     ("AWS_SECRET_ACCESS_KEY", "hunter2secret"),
@@ -45,7 +43,6 @@ pub(crate) fn assert_none(what: &str, output: &Output) {
 }
 
 #[test]
-#[cfg(feature = "object")]
 fn commands_hide_secrets_of_environment_and_arguments() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("copy").to_str().unwrap().to_owned();
@@ -91,7 +88,6 @@ fn commands_hide_secrets_of_environment_and_arguments() {
 
 /// Servers echo the token that they refuse; commands do not, as text or as JSON.
 #[test]
-#[cfg(feature = "object")]
 fn secrets_echoed_by_server_are_redacted() {
     let server = tload_testbed::FaultyServer::start();
     let token = "hf_hunter2hunter2";

@@ -1,9 +1,7 @@
 //! `tload serve`: the server as a process of its own, asked by sockets, curl and tload itself.
 
 mod descriptors;
-#[cfg(feature = "object")]
 mod loads;
-#[cfg(feature = "object")]
 mod passed_on;
 
 use std::collections::BTreeMap;
@@ -81,7 +79,6 @@ impl Server {
     }
 
     /// Stops the server as a service manager does.
-    #[cfg(feature = "object")]
     fn stop(self) -> Output {
         assert!(signal(&self.child, "TERM"), "it had ended");
         self.output()

@@ -11,6 +11,7 @@
 pub mod conformance;
 mod example_model;
 pub mod fixtures;
+#[cfg(feature = "object")]
 pub mod fuzz;
 pub mod null;
 mod random_load;

@@ -105,7 +105,6 @@ fn load(job: &Job, seat: &Seat, lines: &Lines) -> Result<()> {
         lines.next();
     }
     drop((kept, stream));
-    #[cfg(feature = "object")]
     tload::cache::finish_caching(crate::CACHING_GRACE);
     finish_serving(join_timeout);
     Ok(())

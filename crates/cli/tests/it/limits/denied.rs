@@ -74,7 +74,6 @@ fn read_only_file_system_is_readable() {
 }
 
 #[test]
-#[cfg(feature = "object")]
 fn store_without_network_is_unreachable_error() {
     let Some(under) = Under::new().no_network() else {
         return;

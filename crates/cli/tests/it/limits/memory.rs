@@ -221,7 +221,6 @@ fn little_address_space_is_an_error_of_memory() {
 }
 
 /// As above, with the threads for requests, each of which takes addresses for its stack and heap.
-#[cfg(feature = "object")]
 #[test]
 fn little_address_space_is_an_error_of_memory_for_objects() {
     let lab = crate::remote::Lab::start();

@@ -12,7 +12,6 @@ use signal_hook::consts::SIGTERM;
 use super::under::Under;
 use super::{Model, assert_refused, shown};
 use crate::interrupt::signal;
-#[cfg(feature = "object")]
 use crate::stderr;
 use crate::succeed;
 
@@ -213,7 +212,6 @@ fn signal_ends_command_without_threads() {
 
 /// Too few threads for requests: the load uses fewer, or returns an error; it never panics.
 #[test]
-#[cfg(feature = "object")]
 fn few_threads_still_reach_store_or_name_limit() {
     for threads in 1..10 {
         let Some(user) = Under::new().user() else {
@@ -251,7 +249,6 @@ fn few_threads_still_reach_store_or_name_limit() {
 
 /// A load needs threads for requests, lanes, and the look-up of a profile.
 #[test]
-#[cfg(feature = "object")]
 fn few_threads_load_from_a_store_or_report_the_limit() {
     let model = Model::with_shards(3);
     let server = tload_testbed::FaultyServer::start();

@@ -72,7 +72,6 @@ impl Under {
     }
 
     /// Removes the network, except for a loopback interface that is down.
-    #[cfg(feature = "object")]
     pub(super) fn no_network(self) -> Option<Self> {
         self.within("--net", "")
     }

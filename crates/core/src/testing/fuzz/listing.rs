@@ -31,7 +31,6 @@ pub(super) fn check(input: &[u8]) {
             Err(error) => assert_fit_to_print(&error.with_location("folder")),
         }
     }
-    #[cfg(feature = "object")]
     crate::storage::assert_levels_are_whole(input);
 }
 

@@ -2,8 +2,5 @@
 
 /// Checks `input` as a reconstruction, as the chunks of a xorb, and as the contents of chunks.
 pub(super) fn check(input: &[u8]) {
-    #[cfg(feature = "object")]
     crate::storage::assert_content_store_is_bounded(input);
-    #[cfg(not(feature = "object"))]
-    let _ = input;
 }
