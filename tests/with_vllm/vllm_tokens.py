@@ -266,6 +266,10 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
     return listed
 
 
+# End of a rank's log line, if another rank of its node read for it.
+SHARED = " shared by the ranks of this node"
+
+
 def judge(case: Case, outcome: Outcome, earlier: dict[str, Outcome]) -> tuple[bool, str]:
     if case.fails is not None:
         error = outcome.line(case.fails)
@@ -282,10 +286,16 @@ def judge(case: Case, outcome: Outcome, earlier: dict[str, Outcome]) -> tuple[bo
         return False, "its reference did not run" if ours else "tload did not load it"
     if case.ranks == 1:
         return outcome.said == reference.said, f"{ours} with {how}"
-    shared = re.findall(r"([0-9.]+ \w+) shared by the ranks of this node", outcome.log)
-    read = re.findall(r"([0-9.]+ \w+) read by this rank", outcome.log)
-    told = f"{ours} on {len(shared)} ranks: {' + '.join(read)} read, {' + '.join(shared)} received"
-    return outcome.said == reference.said and len(shared) == case.ranks and len(read) == 1, told
+    loads = [
+        line.split(", ")
+        for line in re.findall(r"tload read \d+ tensors of .* with [\w +]+: (.*)$", outcome.log, re.MULTILINE)
+    ]
+    shared = [load[-1].removesuffix(SHARED) for load in loads if load[-1].endswith(SHARED)]
+    read = [part for load in loads for part in load if not part.endswith(SHARED)]
+    readers = sum(len(load) > 1 for load in loads)
+    told = f"{ours} on {len(loads)} ranks: {' + '.join(read)}, {' + '.join(shared)} received"
+    is_once = len(loads) == len(shared) == case.ranks and readers == 1
+    return outcome.said == reference.said and is_once, told
 
 
 def report(rows: list[tuple[Case, bool, str]]) -> str:
