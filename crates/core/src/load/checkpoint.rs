@@ -1,7 +1,7 @@
 //! The checkpoint of the crate's interface: opens a model with everything that the crate can read
 //! from, and is the start of its loads.
 //!
-//! `checkpoint/` decides what is opened, and how.
+//! `tload-checkpoint` decides what is opened, and how.
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;

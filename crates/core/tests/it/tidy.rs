@@ -55,7 +55,6 @@ const RANKS: [(&str, &[&str]); 27] = [
             "load::budget",
             "load::destinations",
             "load::metrics",
-            "load::open_defaults",
         ],
     ),
     ("tload", &["load::load_target", "sink"]),

@@ -74,8 +74,8 @@ fn from_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Claim> {
 
 /// Compares the length and all digests.
 fn compare_with(index: &IndexFile, said: &Claim) -> Result<()> {
-    if let Some(wanted) = said.len.filter(|&wanted| wanted != index.len()) {
-        let (found, by) = (counted(index.len(), "byte"), &said.by);
+    if let Some(wanted) = said.len.filter(|&wanted| wanted != index.byte_len()) {
+        let (found, by) = (counted(index.byte_len(), "byte"), &said.by);
         let message = format!("has {found}, and {by} says {wanted}");
         return Err(Error::new(ErrorKind::Corrupt, message)
             .with_location(index.location())

@@ -68,7 +68,7 @@ impl Together {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Peer`] for missing ranks, and for those that do not begin the load.
+    /// [`crate::error::ErrorKind::Peer`] for missing ranks, and for those that do not begin the load.
     pub(super) fn find(locations: &[Location], options: &OpenOptions) -> Result<Self> {
         let started = Instant::now();
         let Some(group) = options.group.as_ref().filter(|group| group.size() > 1) else {
@@ -109,7 +109,7 @@ impl Together {
     ///
     /// # Errors
     ///
-    /// The error of that rank; [`crate::ErrorKind::Peer`] if it is gone or does not answer.
+    /// The error of that rank; [`crate::error::ErrorKind::Peer`] if it is gone or does not answer.
     pub(super) fn receive(self) -> Result<(Self, Option<Opening>)> {
         match self {
             Self::Receives(opened, deadline) => Ok((Self::Alone, opened.receive(deadline)?)),
@@ -121,7 +121,7 @@ impl Together {
     ///
     /// # Errors
     ///
-    /// That of the opening; [`crate::ErrorKind::Peer`] for ranks that are gone.
+    /// That of the opening; [`crate::error::ErrorKind::Peer`] for ranks that are gone.
     pub(super) fn finish<T>(self, opened: Result<T>) -> Result<T> {
         let Self::Opens(ranks, passed) = self else {
             return opened;

@@ -38,7 +38,7 @@ pub(super) struct OpenedFiles {
 
 impl OpenedCheckpoint {
     /// Opens a file, a directory or an index file, on a file system or in an object store, with
-    /// [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions) alone.
+    /// [`OpenOptions`], or with [`StoreOptions`](crate::options::StoreOptions) alone.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl OpenedCheckpoint {
     }
 
     /// Opens a list of files as one checkpoint, in this order, with [`OpenOptions`], or with
-    /// [`StoreOptions`](crate::StoreOptions) alone. Listed files may be symbolic links.
+    /// [`StoreOptions`](crate::options::StoreOptions) alone. Listed files may be symbolic links.
     ///
     /// # Errors
     ///

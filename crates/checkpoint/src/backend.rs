@@ -6,9 +6,10 @@ use std::sync::Arc;
 #[cfg(feature = "object")]
 use std::{path::PathBuf, sync::OnceLock, time::Instant};
 
-use super::OpenOptions;
 #[cfg(feature = "object")]
-use super::open_options::Prefetch;
+use tload_copy::fill_all;
+
+use super::OpenOptions;
 use super::opening::OpenedFiles;
 #[cfg(feature = "object")]
 use super::together::Passed;
@@ -27,9 +28,11 @@ use crate::sync::timeline::Timeline;
 
 /// One opened shard.
 #[derive(Clone, Debug)]
-pub(crate) enum ShardSource {
+pub enum ShardSource {
+    /// A file of a file system.
     File(Arc<FileSource>),
     #[cfg(feature = "object")]
+    /// An object of a store.
     Object(ObjectSource),
 }
 
@@ -62,8 +65,6 @@ pub(super) struct Backend {
     /// Deadline for opening.
     #[cfg(feature = "object")]
     deadline: Option<Instant>,
-    #[cfg(feature = "object")]
-    prefetch: Option<Prefetch>,
     /// Locations that the caller opens.
     #[cfg(feature = "object")]
     roots: OnceLock<Vec<Location>>,
@@ -120,7 +121,7 @@ impl ShardSource {
         not(feature = "object"),
         expect(clippy::unnecessary_wraps, reason = "objects are no files")
     )]
-    pub(crate) fn as_file(&self) -> Option<&Arc<FileSource>> {
+    pub fn as_file(&self) -> Option<&Arc<FileSource>> {
         match self {
             Self::File(file) => Some(file),
             #[cfg(feature = "object")]
@@ -130,7 +131,7 @@ impl ShardSource {
 
     /// Returns the object, if it is one.
     #[cfg(feature = "object")]
-    pub(crate) fn object(&self) -> Option<&ObjectSource> {
+    pub fn object(&self) -> Option<&ObjectSource> {
         match self {
             Self::File(_) => None,
             Self::Object(object) => Some(object),
@@ -139,7 +140,7 @@ impl ShardSource {
 
     /// Makes the cache forget an object whose bytes turned out to be wrong. Returns whether the
     /// next read may return others.
-    pub(crate) fn clear_cached(&self) -> bool {
+    pub fn clear_cached(&self) -> bool {
         match self {
             Self::File(_) => false,
             #[cfg(feature = "object")]
@@ -194,8 +195,6 @@ impl Backend {
             pending: PendingOps::of(whole),
             precedence: options.precedence,
             timeline: Timeline::default(),
-            #[cfg(feature = "object")]
-            prefetch: options.prefetch,
             #[cfg(feature = "object")]
             roots: OnceLock::new(),
             #[cfg(feature = "object")]
@@ -337,7 +336,6 @@ impl Backend {
             notes: Mutex::default(),
             precedence: Precedence::default(),
             deadline: storage::open_deadline(store),
-            prefetch: None,
             roots: OnceLock::new(),
             remote: OnceLock::from(remote),
             passed: None,
@@ -420,8 +418,8 @@ impl Backend {
             let all: Vec<_> = (first..ids.len()).filter(|at| ids[*at] == *id).collect();
             let written: Vec<_> = all.iter().map(|at| &locations[*at]).collect();
             let mut places = self.cached_at_one_commit(&written)?;
-            if let (None, Some(prefetch)) = (&places, self.prefetch) {
-                places = prefetch(&written, &self.store, self.precedence, self.deadline)?;
+            if places.is_none() {
+                places = fill_all(&written, &self.store, self.precedence, self.deadline)?;
             }
             for (at, place) in all.into_iter().zip(places.into_iter().flatten()) {
                 nearest[at] = Location::from_path(place);

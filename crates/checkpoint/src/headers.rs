@@ -103,7 +103,7 @@ fn open_shard(location: &Location, set: &ShardSet, backend: &Backend) -> Result<
 ///
 /// The cache forgets an object with an invalid header, which is then read from its origin: wrong
 /// bytes that once got into the cache would fail every start.
-pub(crate) fn read_header(source: &ShardSource, first: Vec<u8>) -> Result<(Header, Crcs)> {
+pub fn read_header(source: &ShardSource, first: Vec<u8>) -> Result<(Header, Crcs)> {
     read_text(source, first).map(|(header, crcs, _)| (header, crcs))
 }
 

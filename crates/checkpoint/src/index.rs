@@ -16,15 +16,18 @@ use crate::storage::Source;
 /// Index file that a checkpoint was opened by, as it was read then: it is compared with a manifest
 /// without being read again, since another file could be there by then.
 #[derive(Clone)]
-pub(crate) struct IndexFile {
+pub struct IndexFile {
     pub(super) source: ShardSource,
     bytes: Arc<Vec<u8>>,
 }
 
 /// Digests of an index file.
-pub(crate) struct IndexDigests {
-    pub(crate) crcs: Crcs,
-    pub(crate) sha256: [u8; 32],
+#[derive(Debug)]
+pub struct IndexDigests {
+    /// CRC-32 and CRC-32C.
+    pub crcs: Crcs,
+    /// SHA-256.
+    pub sha256: [u8; 32],
 }
 
 impl IndexFile {
@@ -38,7 +41,7 @@ impl IndexFile {
 
     /// Computes the digests. They are not kept: few loads compare them, and a process that is
     /// forked meanwhile would inherit the lock around them.
-    pub(crate) fn digests(&self) -> IndexDigests {
+    pub fn digests(&self) -> IndexDigests {
         IndexDigests {
             crcs: Crcs::new(&[&self.bytes]),
             sha256: Sha256::digest(self.bytes.as_slice()).into(),
@@ -51,11 +54,13 @@ impl IndexFile {
         &self.bytes
     }
 
-    pub(crate) fn location(&self) -> &Location {
+    /// Returns where it was read.
+    pub fn location(&self) -> &Location {
         self.source.location()
     }
 
-    pub(crate) fn len(&self) -> u64 {
+    /// Returns its length, bytes.
+    pub fn byte_len(&self) -> u64 {
         self.source.len()
     }
 }
@@ -133,7 +138,7 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::{OpenOptions, OpenedCheckpoint};
+    use crate::{OpenOptions, OpenedCheckpoint};
 
     #[test]
     fn index_is_hashed_as_it_was_read() {

@@ -329,7 +329,7 @@ fn require_whole_set(location: &Location, names: &[&str]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::OpenOptions;
+    use crate::OpenOptions;
 
     #[test]
     fn only_subdirectories_of_models_are_looked_into() {
