@@ -2,11 +2,11 @@
 //! bad one.
 
 use super::OpenOptions;
-use super::backend::{Backend, Found, ShardSource};
+use super::backend::{Backend, Found, OpenedSource};
 use super::shards::ShardSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
-use crate::storage::{ConfinedDir, Source};
+use crate::storage::ConfinedDir;
 
 /// Files of a checkpoint.
 #[derive(Debug)]
@@ -104,7 +104,6 @@ impl FileSet {
             Found::Folder { names, below } => Some((names, below)),
             // The location is a prefix that has the name of a file.
             Found::File => Some((vec![String::new()], Vec::new())),
-            #[cfg(feature = "object")]
             Found::Unlisted => None,
         })
     }
@@ -125,7 +124,7 @@ impl FileSet {
     /// # Errors
     ///
     /// The file does not exist, or may not be read.
-    pub fn open(&self, file: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
+    pub fn open(&self, file: &Location, first: usize) -> Result<OpenedSource> {
         self.backend.open(file, self.root.as_ref(), first)
     }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::backend::ShardSource;
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, shortened};
 use crate::format::Index;
@@ -17,7 +16,7 @@ use crate::storage::Source;
 /// without being read again, since another file could be there by then.
 #[derive(Clone)]
 pub struct IndexFile {
-    pub(super) source: ShardSource,
+    pub(super) source: Arc<dyn Source>,
     bytes: Arc<Vec<u8>>,
 }
 
@@ -31,7 +30,7 @@ pub struct IndexDigests {
 }
 
 impl IndexFile {
-    fn new(source: ShardSource, mut bytes: Vec<u8>) -> Self {
+    fn new(source: Arc<dyn Source>, mut bytes: Vec<u8>) -> Self {
         bytes.shrink_to_fit();
         Self {
             source,
@@ -49,7 +48,6 @@ impl IndexFile {
     }
 
     /// Returns the file as it was read.
-    #[cfg(feature = "object")]
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -84,7 +82,7 @@ pub(super) struct Placement {
 
 impl Placement {
     /// Creates the placement of an index that was parsed from `bytes`.
-    pub(super) fn new(source: ShardSource, index: Index, bytes: Vec<u8>) -> Self {
+    pub(super) fn new(source: Arc<dyn Source>, index: Index, bytes: Vec<u8>) -> Self {
         Self {
             file: IndexFile::new(source, bytes),
             shards: index.shards,

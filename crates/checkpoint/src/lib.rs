@@ -28,17 +28,12 @@ mod open_options;
 mod opening;
 mod shards;
 mod state;
-#[cfg(feature = "object")]
-mod together;
-#[cfg(not(feature = "object"))]
-#[path = "no_together.rs"]
 mod together;
 
 // Paths of modules that are in crates below.
 pub(crate) use tload_base::{crc, error, options, sync};
 pub(crate) use {tload_format as format, tload_storage as storage};
 
-pub use backend::ShardSource;
 pub use file_set::FileSet;
 pub use headers::read_header;
 pub use index::{IndexDigests, IndexFile};
@@ -76,7 +71,7 @@ struct Opened {
 /// One file of a checkpoint.
 #[derive(Debug)]
 pub struct Shard {
-    source: ShardSource,
+    source: Arc<dyn Source>,
     header_bytes: u64,
     header_crcs: Crcs,
     tensors: Range<usize>,
@@ -111,7 +106,7 @@ impl Shard {
     }
 
     /// Returns the opened file or object.
-    pub fn source(&self) -> &ShardSource {
+    pub fn source(&self) -> &Arc<dyn Source> {
         &self.source
     }
 

@@ -51,6 +51,8 @@ pub mod report;
 pub mod testing;
 pub mod verify;
 
+#[cfg(feature = "object")]
+mod custom_store;
 mod engine;
 mod load;
 mod options;

@@ -73,7 +73,7 @@ const RANKS: [(&str, &[&str]); 27] = [
     ("tload", &["load::prepare", "load::stream"]),
     ("tload", &["load::outputs"]),
     ("tload", &["load"]),
-    ("tload", &["load::read_one", "probe"]),
+    ("tload", &["custom_store", "load::read_one", "probe"]),
     ("testing", &["testing"]),
 ];
 

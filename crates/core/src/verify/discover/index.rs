@@ -13,7 +13,6 @@ use crate::checkpoint::{IndexFile, OpenedCheckpoint};
 use crate::error::{Comparison, Error, ErrorKind, Result, counted};
 use crate::format::SUFFIX;
 use crate::options::Location;
-use crate::storage::Source;
 use crate::verify::Verify;
 use crate::verify::claims::Claim;
 use crate::verify::corrupt::{HINT, corrupt};
