@@ -156,12 +156,12 @@ struct Reading {
 
 impl Reading {
     fn open(
-        source: &Arc<FileSource>,
+        source: &FileSource,
         cache: CacheMode,
         kind: EngineKind,
         choice: EngineChoice,
     ) -> Result<Self> {
-        let file = ReadFile::open(Arc::clone(source), cache, &RefusedDirect::default())?;
+        let file = ReadFile::open(source.clone(), cache, &RefusedDirect::default())?;
         let bytes = usize::try_from(source.file().metadata().map_or(0, |it| it.len()));
         let setup = EngineSetup {
             copiers: None,
@@ -209,7 +209,7 @@ pub(crate) fn engines(criterion: &mut Criterion) {
     let bytes = if is_measuring() { 256 * MIB } else { 8 * MIB };
     let folder =
         tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo creates the directory");
-    let source = Arc::new(file(folder.path(), bytes));
+    let source = file(folder.path(), bytes);
     let mut group = criterion.benchmark_group("engine");
     group.throughput(Throughput::Bytes(bytes as u64));
     // One iteration takes as long as many of the other benches.

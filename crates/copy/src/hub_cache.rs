@@ -33,10 +33,10 @@ use crate::format::{
 use crate::options::{HubId, Location, Protocol, StoreOptions};
 use crate::storage::guarded_dir::{DEPTH_MAX, GuardedDir, Trust};
 use crate::storage::object::cache::trust;
-use crate::storage::{
-    FileSource, Listed, Remote, Source, is_hub_offline, object_path, repository_folder,
-    with_retries,
+use crate::storage::object::{
+    Listed, is_hub_offline, object_path, repository_folder, with_retries,
 };
+use crate::storage::{FileSource, Remote, Source};
 
 /// Longest file that counts as one beside the weights, bytes: the largest tokenizers take half.
 const BESIDE_BYTES_MAX: u64 = 64 << 20;

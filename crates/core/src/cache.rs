@@ -3,4 +3,6 @@
 //! The store option `cache_dir` makes loads use such a directory. They create it, and several
 //! processes may use it at once.
 
-pub use crate::storage::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};
+pub use crate::storage::object::cache::{
+    CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching,
+};

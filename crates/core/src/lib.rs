@@ -51,7 +51,8 @@ pub mod report;
 pub mod testing;
 pub mod verify;
 
-mod checkpoint;
+#[cfg(feature = "object")]
+mod custom_store;
 mod engine;
 mod load;
 mod options;
@@ -63,9 +64,9 @@ mod tensor;
 
 // Paths of modules that are in crates below.
 pub(crate) use tload_base::{crc, error, sync};
-pub(crate) use tload_format as format;
 pub(crate) use tload_memory::{self as memory, cuda};
 pub(crate) use tload_storage as storage;
+pub(crate) use {tload_checkpoint as checkpoint, tload_format as format};
 
 /// Copies of checkpoints, with everything beside them, into a local directory.
 #[cfg(feature = "object")]
@@ -85,6 +86,7 @@ pub mod ranks {
     };
 }
 
+#[doc(inline)]
 pub use checkpoint::{OpenOptions, Shard};
 #[doc(inline)]
 pub use error::{Error, ErrorKind, FailedRequest, Result};

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
-use tload::internal::storage::{ObjectSite, ObjectSource};
+use tload::internal::storage::ObjectSource;
+use tload::internal::storage::object::ObjectSite;
 use tload::verify::{Algorithm, Digest};
 use tload::{Error, ErrorKind, Location, Result, StoreOptions};
 

@@ -4,7 +4,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
-use tload::internal::storage::ObjectIdentity;
+use tload::internal::storage::object::ObjectIdentity;
 use tload::verify::{Algorithm, Digest};
 
 /// Digits of a tag: 128 bits.

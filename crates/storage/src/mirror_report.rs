@@ -23,23 +23,6 @@ pub struct MirrorReport {
     pub is_dropped: bool,
 }
 
-#[cfg(feature = "object")]
-impl MirrorReport {
-    pub(crate) fn new(
-        location: String,
-        read_bytes: u64,
-        failure: Option<String>,
-        is_dropped: bool,
-    ) -> Self {
-        Self {
-            location,
-            read_bytes,
-            failure,
-            is_dropped,
-        }
-    }
-}
-
 impl fmt::Display for MirrorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (read, location) = (format_bytes(self.read_bytes), printable(&self.location));

@@ -54,14 +54,3 @@ pub struct ConnectionRate {
     /// Seconds that they took.
     pub seconds: f64,
 }
-
-impl ConnectionRate {
-    #[cfg(feature = "object")]
-    pub(super) fn new(connections: usize, bytes: u64, seconds: f64) -> Self {
-        Self {
-            connections,
-            bytes,
-            seconds,
-        }
-    }
-}

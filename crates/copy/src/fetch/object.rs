@@ -10,7 +10,8 @@ use crate::Shared;
 use crate::cancel::{ask_unless_stopped, unless_stopped};
 use crate::error::Result;
 use crate::options::{Location, StoreOptions};
-use crate::storage::{Events, ObjectSource, Provenance, Receive, Remote, Source};
+use crate::storage::object::{Events, Provenance, Receive};
+use crate::storage::{ObjectSource, Remote, Source};
 use crate::target::cannot_write;
 
 /// Bytes that opening an object fetches with it: all of most configuration files.

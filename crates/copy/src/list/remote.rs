@@ -14,7 +14,8 @@ use crate::format::{INDEX_BYTES_MAX, parse_index};
 use crate::journal::Origin;
 use crate::options::{Location, Protocol};
 use crate::paths::Filter;
-use crate::storage::{Level, Remote, cached_copy, level, snapshot};
+use crate::storage::Remote;
+use crate::storage::object::{Level, cached_copy, level, snapshot};
 
 const INDEX: &str = "model.safetensors.index.json";
 /// Suffixes of files: a directory with such a name is not expected, which saves a request.

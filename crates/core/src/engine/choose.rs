@@ -7,10 +7,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-#[cfg(feature = "object")]
-use super::cached::CachedEngine;
-#[cfg(feature = "object")]
-use super::object::{ObjectEngine, ObjectSetup};
 use super::pread::PreadEngine;
 use super::remote::{RemoteEngine, RemoteSetup};
 use super::setup::{EngineSetup, Refusal};
@@ -18,8 +14,6 @@ use super::shared::{SharedEngine, SharedSetup};
 use super::{Engine, tokio_uring, uring};
 use crate::error::Result;
 use crate::options::EngineChoice;
-#[cfg(feature = "object")]
-use crate::storage::ObjectSource;
 use crate::storage::{ReadFile, Source};
 
 /// Maximum number of threads that read from local disks: 128 MiB in flight in reads of 4 MiB. In
@@ -188,39 +182,6 @@ pub fn open(kind: EngineKind, choice: EngineChoice, setup: &EngineSetup) -> Resu
         features,
         refusal,
     })
-}
-
-/// Opens the engine for object stores.
-#[cfg(feature = "object")]
-pub fn open_objects(setup: &Arc<ObjectSetup>) -> OpenedEngine {
-    let mut features = vec![format!("{} connections", setup.connections)];
-    let mut credentials: Vec<_> = setup
-        .objects
-        .iter()
-        .map(ObjectSource::credentials)
-        .collect();
-    credentials.sort();
-    credentials.dedup();
-    features.extend(
-        credentials
-            .iter()
-            .map(|source| format!("credentials: {source}")),
-    );
-    OpenedEngine {
-        engine: Box::new(ObjectEngine::open(Arc::clone(setup))),
-        name: "object",
-        features,
-        refusal: None,
-    }
-}
-
-/// Puts an engine for the cached files of the objects in front of the store.
-#[cfg(feature = "object")]
-pub(crate) fn open_cached(files: OpenedEngine, setup: &Arc<ObjectSetup>) -> OpenedEngine {
-    let mut opened = files;
-    opened.features.push("cached objects".to_owned());
-    opened.engine = Box::new(CachedEngine::new(opened.engine, setup));
-    opened
 }
 
 /// Returns the number of threads: copies from memory are limited by cores, reads from a device by

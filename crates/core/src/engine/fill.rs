@@ -385,7 +385,7 @@ pub(super) mod tests {
         std::fs::write(&path, &bytes).expect("ours");
         let source = FileSource::open(&Location::from_path(&path)).expect("opens");
         let refused = RefusedDirect::default();
-        let file = ReadFile::open(Arc::new(source), CacheMode::Auto, &refused).expect("opens");
+        let file = ReadFile::open(source, CacheMode::Auto, &refused).expect("opens");
         assert!(file.is_copied(), "just written");
         (file, bytes, folder)
     }

@@ -41,11 +41,12 @@
 //! * `object`: ranged requests on shared network threads, streamed into leases. Used for object
 //!   stores, on one lane per store beside the lanes of files.
 
-#[cfg(feature = "object")]
-mod cached;
 mod choose;
 mod fill;
 #[cfg(feature = "object")]
+mod object;
+#[cfg(not(feature = "object"))]
+#[path = "no_objects.rs"]
 mod object;
 mod pread;
 mod remote;
@@ -64,17 +65,13 @@ mod uring;
 mod uring;
 mod work;
 
-#[cfg(feature = "object")]
-pub(crate) use choose::open_cached;
-#[cfg(feature = "object")]
-pub use choose::open_objects;
 pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open};
 pub(crate) use choose::{copiers, open_remote, open_shared};
-#[cfg(feature = "object")]
-pub use object::ObjectSetup;
+pub(crate) use object::open_cached;
+pub use object::open_objects;
 pub(crate) use remote::{RemoteSetup, RemoteSource};
 pub(crate) use reread::{RereadSetup, StorageEngines};
-pub use setup::{EngineSetup, Refusal, RingProbe};
+pub use setup::{EngineSetup, ObjectSetup, Refusal, RingProbe};
 pub(crate) use shared::SharedSetup;
 pub use uring::probe_ring;
 

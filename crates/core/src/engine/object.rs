@@ -10,6 +10,7 @@
 //!                                                                └─ permanent error ─▶ all others
 //! ```
 
+mod cached;
 mod running;
 
 use std::collections::VecDeque;
@@ -18,43 +19,47 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::watch;
 
+use self::cached::CachedEngine;
 use self::running::Running;
-use super::{Done, Engine, Job, Wait, cancelled};
+use super::{Done, Engine, Job, ObjectSetup, OpenedEngine, Wait, cancelled};
 use crate::error::{Error, ErrorKind};
-use crate::storage::{Hedging, ObjectSource, Source};
-use crate::sync::cancel::CancelFlag;
-use crate::sync::retry::Retries;
+use crate::storage::object::Hedging;
+use crate::storage::{ObjectSource, Source};
 
 /// Minimum length to which requests are split to give work to idle connections, bytes: with 30 ms
 /// of latency and 90 MB/s after it, as S3 has, a request of this length still spends more time
 /// receiving than waiting.
 const SHARE_BYTES_MIN: u64 = 4 << 20;
 
-/// Configuration of the engine.
-#[derive(Debug)]
-pub struct ObjectSetup {
-    /// Objects, in the order of [`Job::source`].
-    pub objects: Arc<[ObjectSource]>,
-    /// Initial number of requests that receive at a time. Requests that only wait for their
-    /// response are not counted: the next request is sent ahead of the end of another one by the
-    /// expected latency, so that no connection's share of the bandwidth is idle meanwhile.
-    pub connections: usize,
-    /// Bytes in flight for which `connections` is right: the number of connections scales with the
-    /// bytes. `None` if it is constant.
-    pub in_flight_bytes: Option<u64>,
-    /// Maximum length of a request, bytes; a longer job is still one request.
-    pub request_bytes: u64,
-    /// Total number of bytes that the load needs: towards the end requests become shorter, so that
-    /// all connections end together. 0 if unknown.
-    pub total_bytes: u64,
-    /// Retry policy for failed requests; `None` for the policy of the store's options.
-    pub retries: Option<Retries>,
-    /// True if stalled requests may be hedged.
-    pub hedge: bool,
-    /// Number of jobs in flight that the engine must accept.
-    pub depth: usize,
-    /// Cancels the requests in flight when set.
-    pub cancel: Arc<CancelFlag>,
+/// Opens the engine for object stores.
+pub fn open_objects(setup: &Arc<ObjectSetup>) -> OpenedEngine {
+    let mut features = vec![format!("{} connections", setup.connections)];
+    let mut credentials: Vec<_> = setup
+        .objects
+        .iter()
+        .map(ObjectSource::credentials)
+        .collect();
+    credentials.sort();
+    credentials.dedup();
+    features.extend(
+        credentials
+            .iter()
+            .map(|source| format!("credentials: {source}")),
+    );
+    OpenedEngine {
+        engine: Box::new(ObjectEngine::open(Arc::clone(setup))),
+        name: "object",
+        features,
+        refusal: None,
+    }
+}
+
+/// Puts an engine for the cached files of the objects in front of the store.
+pub(crate) fn open_cached(files: OpenedEngine, setup: &Arc<ObjectSetup>) -> OpenedEngine {
+    let mut opened = files;
+    opened.features.push("cached objects".to_owned());
+    opened.engine = Box::new(CachedEngine::new(opened.engine, setup));
+    opened
 }
 
 /// Engine that reads objects.

@@ -1,10 +1,12 @@
-//! Configuration of an engine for files, and the reason why one cannot be set up.
+//! Configurations of engines for files and for objects, and the reason why no ring can be set up.
 
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 use crate::memory::Slab;
-use crate::storage::ReadFile;
+use crate::storage::{ObjectSource, ReadFile};
+use crate::sync::cancel::CancelFlag;
+use crate::sync::retry::Retries;
 
 /// Configuration of an engine that is opened on a lane's thread.
 #[derive(Clone, Debug)]
@@ -20,6 +22,33 @@ pub struct EngineSetup {
     pub lanes: usize,
     /// Long-lived memory that leases come from, to be registered with the kernel.
     pub slab: Option<Arc<Slab>>,
+}
+
+/// Configuration of an engine for objects.
+#[derive(Debug)]
+pub struct ObjectSetup {
+    /// Objects, in the order of [`crate::engine::Job::source`].
+    pub objects: Arc<[ObjectSource]>,
+    /// Initial number of requests that receive at a time. Requests that only wait for their
+    /// response are not counted: the next request is sent ahead of the end of another one by the
+    /// expected latency, so that no connection's share of the bandwidth is idle meanwhile.
+    pub connections: usize,
+    /// Bytes in flight for which `connections` is right: the number of connections scales with the
+    /// bytes. `None` if it is constant.
+    pub in_flight_bytes: Option<u64>,
+    /// Maximum length of a request, bytes; a longer job is still one request.
+    pub request_bytes: u64,
+    /// Total number of bytes that the load needs: towards the end requests become shorter, so that
+    /// all connections end together. 0 if unknown.
+    pub total_bytes: u64,
+    /// Retry policy for failed requests; `None` for the policy of the store's options.
+    pub retries: Option<Retries>,
+    /// True if stalled requests may be hedged.
+    pub hedge: bool,
+    /// Number of jobs in flight that the engine must accept.
+    pub depth: usize,
+    /// Cancels the requests in flight when set.
+    pub cancel: Arc<CancelFlag>,
 }
 
 /// Reason why no ring could be set up, and a hint.

@@ -1,13 +1,7 @@
 //! The checkpoint of the crate's interface: opens a model with everything that the crate can read
 //! from, and is the start of its loads.
 //!
-//! `checkpoint/` decides what is opened, and how.
-
-use std::collections::BTreeMap;
-use std::error::Error as StdError;
-use std::ops::Deref;
-#[cfg(feature = "object")]
-use std::sync::Arc;
+//! `tload-checkpoint` decides what is opened, and how.
 
 use super::Loader;
 use super::on_thread::run_on_thread;
@@ -15,8 +9,9 @@ use crate::checkpoint::{OpenOptions, OpenedCheckpoint, Shard};
 use crate::error::{Error, Result};
 use crate::format::TensorInfo;
 use crate::options::Location;
-#[cfg(feature = "object")]
-use crate::options::StoreOptions;
+use std::collections::BTreeMap;
+use std::error::Error as StdError;
+use std::ops::Deref;
 
 /// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
 ///
@@ -36,7 +31,7 @@ use crate::options::StoreOptions;
 /// # Ok::<(), tload::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Checkpoint(OpenedCheckpoint);
+pub struct Checkpoint(pub(crate) OpenedCheckpoint);
 
 /// Opens models.
 impl Checkpoint {
@@ -196,35 +191,6 @@ impl Checkpoint {
             .map(located)
             .collect::<Result<Vec<_>>>();
         OpenedCheckpoint::open_all_with(&locations?, options).map(Self)
-    }
-
-    /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
-    /// a directory. Of the options in `store`, those for retries, `open_timeout`, `read_timeout`
-    /// and `allow_unversioned` (whether objects may lack a validator) apply; those that configure a
-    /// connection do not.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`](crate::ErrorKind::InvalidRequest) for a
-    /// path with empty components, `.` or `..`.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use tload::{Checkpoint, ErrorKind, StoreOptions};
-    ///
-    /// let store = Arc::new(object_store::memory::InMemory::new());
-    /// let opened = Checkpoint::open_in(store, "models/none", &StoreOptions::default());
-    /// assert_eq!(opened.unwrap_err().kind(), ErrorKind::NotFound);
-    /// ```
-    #[cfg(feature = "object")]
-    pub fn open_in(
-        objects: Arc<dyn object_store::ObjectStore>,
-        path: &str,
-        store: &StoreOptions,
-    ) -> Result<Self> {
-        OpenedCheckpoint::open_in(objects, path, store).map(Self)
     }
 }
 

@@ -4,12 +4,10 @@
 //! [`SourceGroup`] is the seam between a load and the places that bytes come from: each kind of
 //! group is one file of `groups/`, and the rest of `load/` does not tell them apart.
 
-#[cfg(feature = "object")]
 mod cached;
 mod files;
 mod leader;
 mod nodes;
-#[cfg(feature = "object")]
 mod objects;
 mod opening;
 mod reread;

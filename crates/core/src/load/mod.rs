@@ -22,7 +22,6 @@ pub(crate) mod lane;
 pub(crate) mod load_target;
 pub(crate) mod metrics;
 mod on_thread;
-mod open_defaults;
 pub(crate) mod orphaned;
 pub(crate) mod outputs;
 pub(crate) mod pipeline;

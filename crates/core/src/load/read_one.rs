@@ -43,7 +43,7 @@ impl Checkpoint {
     }
 
     /// Returns the file from which the calling thread would read this tensor, if it would.
-    fn small(&self, info: &TensorInfo) -> Option<&Arc<FileSource>> {
+    fn small(&self, info: &TensorInfo) -> Option<&FileSource> {
         let range = info.file_range();
         let file = self.shards()[info.shard()].source().as_file();
         file.filter(|_| range.end - range.start <= READ_BYTES_MAX)
@@ -105,7 +105,7 @@ impl Checkpoint {
         let may_hang = |file: &FileSource| options.timeout.is_some() && file.file_system().network;
         let alone = |file: &FileSource| options.verify == Verify::Off && !may_hang(file);
         if let Some(file) = self.small(&info).filter(|file| alone(file)) {
-            let tensor = read(info, &**file)?;
+            let tensor = read(info, file)?;
             file.verify_unchanged()?;
             return Ok(tensor);
         }

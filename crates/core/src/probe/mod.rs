@@ -7,9 +7,7 @@ pub(crate) mod ceiling;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::checkpoint::OpenedCheckpoint;
-#[cfg(feature = "object")]
-use crate::checkpoint::{Shard, ShardSource};
+use crate::checkpoint::{OpenedCheckpoint, Shard};
 use crate::engine;
 use crate::error::Result;
 use crate::options::Location;
@@ -89,16 +87,8 @@ pub fn file_system(path: &Path) -> Result<FileSystem> {
 ///
 /// The store's error; [`crate::ErrorKind::TimedOut`] if it does not answer in time.
 pub fn store(checkpoint: &OpenedCheckpoint, deadline: Instant) -> Result<Option<StoreProbe>> {
-    #[cfg(feature = "object")]
-    {
-        let sources = checkpoint.shards().iter().map(Shard::source);
-        let objects: Vec<_> = sources.filter_map(ShardSource::object).cloned().collect();
-        let first = objects.first();
-        first.map(|it| it.measure(&objects, deadline)).transpose()
-    }
-    #[cfg(not(feature = "object"))]
-    {
-        let _ = (checkpoint, deadline);
-        Ok(None)
-    }
+    let sources = checkpoint.shards().iter().map(Shard::source);
+    let objects: Vec<_> = sources.filter_map(|it| it.as_object().cloned()).collect();
+    let first = objects.first();
+    first.map(|it| it.measure(&objects, deadline)).transpose()
 }

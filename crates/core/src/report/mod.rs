@@ -207,16 +207,6 @@ impl Transfer {
             + self.remote_bytes
             + self.cached_bytes
     }
-
-    /// Counts bytes of an object, from the store or a mirror, or from the cache.
-    #[cfg(feature = "object")]
-    pub(crate) fn received(&mut self, bytes: u64, is_cached: bool) {
-        if is_cached {
-            self.cached_bytes += bytes;
-        } else {
-            self.remote_bytes += bytes;
-        }
-    }
 }
 
 /// Staging memory of a load. It is part of the budget.

@@ -21,6 +21,8 @@ pub mod sim;
 pub mod simulation;
 pub mod storage;
 
+#[cfg(feature = "object")]
+pub use crate::storage::object::end_idle_threads;
 pub use example_model::ExampleModel;
 #[cfg(target_os = "linux")]
 pub use shared_engine::shared_engine;
@@ -32,13 +34,6 @@ use crate::load::pipeline::{self, Feed, LaneWork};
 use crate::report::Counters;
 use crate::sink::Sink;
 use crate::tensor::Tensor;
-
-/// Ends threads and closes connections that are kept for later openings, as if their time were
-/// over.
-#[cfg(feature = "object")]
-pub fn end_idle_threads() {
-    crate::storage::end_idle_threads();
-}
 
 /// Runs one lane on the calling thread, as a load does on a separate thread. Stops the feed on
 /// failure.

@@ -69,7 +69,7 @@ impl Shown {
             let name = Path::new(&here).join(index.to_string());
             let path = write(&self.backing.path().join(&name), bytes);
             let source = self.source(&name);
-            let file = ReadFile::open(Arc::new(source), CacheMode::Auto, &refused).expect("opens");
+            let file = ReadFile::open(source, CacheMode::Auto, &refused).expect("opens");
             if let Some(shrink) = request.shrink.filter(|shrink| shrink.source == index) {
                 let file = std::fs::OpenOptions::new().write(true).open(&path);
                 file.and_then(|file| file.set_len(shrink.len as u64))

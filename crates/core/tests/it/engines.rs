@@ -39,7 +39,7 @@ fn opened_files(
             tload::internal::probe::evict(&path).expect("just written");
         }
         let source = FileSource::open(&Location::from_path(&path)).expect("just written");
-        let file = ReadFile::open(Arc::new(source), cache, &refused).expect("opens");
+        let file = ReadFile::open(source, cache, &refused).expect("opens");
         if let Some(shrink) = request.shrink.filter(|shrink| shrink.source == index) {
             std::fs::OpenOptions::new()
                 .write(true)

@@ -55,7 +55,6 @@ const RANKS: [(&str, &[&str]); 27] = [
             "load::budget",
             "load::destinations",
             "load::metrics",
-            "load::open_defaults",
         ],
     ),
     ("tload", &["load::load_target", "sink"]),
@@ -74,7 +73,7 @@ const RANKS: [(&str, &[&str]); 27] = [
     ("tload", &["load::prepare", "load::stream"]),
     ("tload", &["load::outputs"]),
     ("tload", &["load"]),
-    ("tload", &["load::read_one", "probe"]),
+    ("tload", &["custom_store", "load::read_one", "probe"]),
     ("testing", &["testing"]),
 ];
 

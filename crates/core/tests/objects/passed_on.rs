@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use tload::cache::CacheDirectory;
-use tload::internal::storage::ObjectSite;
+use tload::internal::storage::object::ObjectSite;
 use tload::{ErrorKind, Location};
 use tload_testbed::{Fault, FaultyServer, Rule};
 

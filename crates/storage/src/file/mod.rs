@@ -14,10 +14,11 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-use super::{ConfinedDir, FileSystem, Identity, Source};
+use super::{ConfinedDir, FileSystem, Identity, Source, commit_in_cache};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{is_network, open_plain, retry_transient, usual_retries};
 use crate::options::Location;
@@ -25,9 +26,12 @@ use crate::sync::address_space::vec_for;
 use crate::sync::retry::Retries;
 use crate::sync::retry_counter::RetryCounter;
 
-/// An open file and the state it was in when it was opened.
+/// An open file and the state it was in when it was opened. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct FileSource(Arc<Opened>);
+
 #[derive(Debug)]
-pub struct FileSource {
+struct Opened {
     location: Location,
     /// Absolute path at which it was opened: stays valid if the process changes its working
     /// directory.
@@ -79,7 +83,7 @@ impl FileSource {
         )?;
         let file_system =
             FileSystem::for_file(&file).map_err(|error| error.with_location(location))?;
-        Ok(Self {
+        Ok(Self(Arc::new(Opened {
             location: location.clone(),
             path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
             identity: Identity::from_metadata(&metadata),
@@ -87,52 +91,39 @@ impl FileSource {
             retries: retries.map_or_else(|| usual_retries(file_system.network), Retries::up_to),
             file_system,
             retry_counter,
-        })
+        })))
     }
 
     /// Returns the counter of retries outside the data path.
     pub fn retry_counter(&self) -> &RetryCounter {
-        &self.retry_counter
+        &self.0.retry_counter
     }
 
     /// Returns how often failed operations are retried.
     pub fn retries(&self) -> Retries {
-        self.retries
+        self.0.retries
     }
 
     /// Returns the identity that the file had when it was opened.
     pub fn identity(&self) -> Identity {
-        self.identity
+        self.0.identity
     }
 
     /// Returns the file system that holds the file.
     pub fn file_system(&self) -> &FileSystem {
-        &self.file_system
+        &self.0.file_system
     }
 
     /// Returns the open file, for buffered reads.
     pub fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// Checks that the file is still in the state in which it was opened, and that its path does
-    /// not lead to another file. A file that was removed passes.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Changed`] when the file was written to since, or was replaced by another.
-    pub fn verify_unchanged(&self) -> Result<()> {
-        self.verify_unless_in_place(|| {
-            let once = || status(&self.file, &self.location);
-            self.verify(retry_transient(&self.retry_counter, || self.retries, once)?)
-        })
+        &self.0.file
     }
 
     /// Like [`Self::verify_unchanged`], with `opened` to check the open file. `opened` is called
     /// only if the path no longer leads to the file as it was opened.
     pub(super) fn verify_unless_in_place(&self, opened: impl FnOnce() -> Result<()>) -> Result<()> {
-        let found = Identity::at(&self.path);
-        if found.as_ref().is_ok_and(|found| *found == self.identity) {
+        let found = Identity::at(&self.0.path);
+        if found.as_ref().is_ok_and(|found| *found == self.0.identity) {
             return Ok(());
         }
         opened()?;
@@ -145,33 +136,34 @@ impl FileSource {
     /// # Errors
     ///
     /// [`ErrorKind::Changed`] also when the file was removed since.
-    pub fn verify_in_place(&self) -> Result<()> {
+    pub fn verify_present(&self) -> Result<()> {
         self.verify_unchanged()?;
-        let once = || Identity::at(&self.path).map_err(|error| cannot_open(error, &self.location));
-        match retry_transient(&self.retry_counter, || self.retries, once) {
+        let once =
+            || Identity::at(&self.0.path).map_err(|error| cannot_open(error, &self.0.location));
+        match retry_transient(&self.0.retry_counter, || self.0.retries, once) {
             Ok(found) => self.verify(found),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::Changed,
                 "changed while it was read: it was removed",
             )
-            .with_location(&self.location)
+            .with_location(&self.0.location)
             .with_hint("load again when no process is writing to the checkpoint")),
             Err(error) => Err(error),
         }
     }
 
     pub(super) fn verify(&self, found: Identity) -> Result<()> {
-        if found == self.identity {
+        if found == self.0.identity {
             return Ok(());
         }
         let mixed = "load again when no process is writing to the checkpoint; the loaded tensors may mix old and new bytes";
-        let (what, hint) = if !found.is_same_file(&self.identity) {
+        let (what, hint) = if !found.is_same_file(&self.0.identity) {
             (
                 "it was replaced by another file".to_owned(),
                 "load again; the new file was not read, but other files of the checkpoint may already be new ones",
             )
-        } else if found.len != self.identity.len {
-            let (was, is) = (self.identity.len, found.len);
+        } else if found.len != self.0.identity.len {
+            let (was, is) = (self.0.identity.len, found.len);
             (
                 format!("its length changed from {was} to {is} bytes"),
                 mixed,
@@ -183,31 +175,32 @@ impl FileSource {
             ErrorKind::Changed,
             format!("changed while it was read: {what}"),
         )
-        .with_location(&self.location)
+        .with_location(&self.0.location)
         .with_hint(hint))
     }
 }
 
 impl Source for FileSource {
     fn location(&self) -> &Location {
-        &self.location
+        &self.0.location
     }
 
     fn len(&self) -> u64 {
-        self.identity.len
+        self.0.identity.len
     }
 
     fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
-        let available = self.identity.len.saturating_sub(offset);
+        let available = self.0.identity.len.saturating_sub(offset);
         let len = usize::try_from(available).map_or(len, |available| len.min(available));
         let range = offset..offset + len as u64;
         let bytes = retry_transient(
-            &self.retry_counter,
-            || self.retries,
+            &self.0.retry_counter,
+            || self.0.retries,
             || {
                 let mut bytes = vec_for(len)?;
                 bytes.resize(len, 0);
-                self.file
+                self.0
+                    .file
                     .read_exact_at(&mut bytes, offset)
                     .map(|()| bytes)
                     .map_err(|error| {
@@ -221,11 +214,42 @@ impl Source for FileSource {
                     })
             },
         );
-        bytes.map_err(|error| error.with_location(&self.location).with_range(range))
+        bytes.map_err(|error| error.with_location(&self.0.location).with_range(range))
     }
 
+    /// Checks that the file is still in the state in which it was opened, and that its path does
+    /// not lead to another file. A file that was removed passes.
     fn verify_unchanged(&self) -> Result<()> {
-        Self::verify_unchanged(self)
+        self.verify_unless_in_place(|| {
+            let once = || status(&self.0.file, &self.0.location);
+            self.verify(retry_transient(
+                &self.0.retry_counter,
+                || self.0.retries,
+                once,
+            )?)
+        })
+    }
+
+    fn is(&self, other: &dyn Source) -> bool {
+        other
+            .as_file()
+            .is_some_and(|other| other.identity() == self.identity())
+    }
+
+    /// Returns the time of the last modification. The numbers of device and inode do not count:
+    /// they differ between machines that share a file system.
+    fn validator(&self) -> String {
+        let (seconds, nanoseconds) = self.identity().modified;
+        format!("modified {seconds}.{nanoseconds:09}")
+    }
+
+    /// Returns the commit that the file is of, if it is in the cache of a hub.
+    fn commit_name(&self) -> Option<&str> {
+        commit_in_cache(self.0.location.as_path()?)
+    }
+
+    fn as_file(&self) -> Option<&FileSource> {
+        Some(self)
     }
 }
 

@@ -98,7 +98,7 @@ impl RefusedDirect {
 /// A file opened for one load.
 #[derive(Debug)]
 pub struct ReadFile {
-    source: Arc<FileSource>,
+    source: FileSource,
     direct: Option<File>,
     cache: CacheMode,
     /// True if a ring must punt its reads to kernel threads.
@@ -141,11 +141,7 @@ impl ReadFile {
     ///
     /// [`ErrorKind::Changed`] when another file has taken the path; [`ErrorKind::Unsupported`] when
     /// direct I/O is required and refused, or the file cannot be mapped.
-    pub fn open(
-        source: Arc<FileSource>,
-        cache: CacheMode,
-        refused: &RefusedDirect,
-    ) -> Result<Self> {
+    pub fn open(source: FileSource, cache: CacheMode, refused: &RefusedDirect) -> Result<Self> {
         let (retries, len) = (source.retries(), source.len());
         Self::open_with(source, cache, refused, retries, slice::from_ref(&(0..len)))
     }
@@ -153,7 +149,7 @@ impl ReadFile {
     /// Like [`Self::open`], for reads of `wanted` alone: residency of other bytes is not queried.
     /// `retries` applies to opening and to reads.
     pub fn open_with(
-        source: Arc<FileSource>,
+        source: FileSource,
         cache: CacheMode,
         refused: &RefusedDirect,
         retries: Retries,
@@ -223,7 +219,7 @@ impl ReadFile {
     }
 
     /// Returns the file.
-    pub fn source(&self) -> &Arc<FileSource> {
+    pub fn source(&self) -> &FileSource {
         &self.source
     }
 
@@ -560,7 +556,7 @@ mod tests {
         std::fs::write(&path, "old").expect("ours");
         let source = FileSource::open(&Location::from_path(&path)).expect("opens");
         let refused = RefusedDirect::default();
-        let file = ReadFile::open(Arc::new(source), CacheMode::Buffered, &refused).expect("opens");
+        let file = ReadFile::open(source, CacheMode::Buffered, &refused).expect("opens");
         assert_eq!((file.openings(), read(&file)), (0, b"old".to_vec()));
         file.reopen(0).expect("the same file");
         assert_eq!((file.openings(), read(&file)), (1, b"old".to_vec()));
@@ -588,7 +584,7 @@ mod tests {
         std::fs::write(&path, "old").expect("ours");
         let source = FileSource::open(&Location::from_path(&path)).expect("opens");
         let refused = RefusedDirect::default();
-        let file = ReadFile::open(Arc::new(source), CacheMode::Buffered, &refused).expect("opens");
+        let file = ReadFile::open(source, CacheMode::Buffered, &refused).expect("opens");
         file.reopen(0).expect("the same file");
         file.verify_unchanged().expect("not written to");
         let written = std::fs::OpenOptions::new().append(true).open(&path);

@@ -16,7 +16,7 @@ impl ObjectSource {
         &self,
         range: Range<u64>,
     ) -> Result<(GetResult, ResponseCapture), Fault> {
-        self.require_versioned().map_err(Fault::new)?;
+        self.require_validator().map_err(Fault::new)?;
         let by_version = self.0.by_version.load(Ordering::Relaxed);
         let options = self.conditions(by_version, range.clone());
         let fault = match self.0.store.get(&self.0.path, options).await {

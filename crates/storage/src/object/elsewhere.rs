@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::cache::State;
 use super::opening::Seen;
 use super::remote::Remote;
-use super::{ObjectPath, ObjectSource, with_retries};
+use super::{ObjectPath, ObjectSource, Source, with_retries};
 use crate::error::Result;
 use crate::options::Location;
 

@@ -219,7 +219,11 @@ async fn throughput(
     ended(tasks, stop.into()).await?;
     let bytes = received.load(Ordering::Relaxed);
     let seconds = began.elapsed().as_secs_f64();
-    Ok((bytes > 0).then(|| ConnectionRate::new(connections, bytes, seconds)))
+    Ok((bytes > 0).then(|| ConnectionRate {
+        connections,
+        bytes,
+        seconds,
+    }))
 }
 
 /// Waits for all tasks, and returns whether they ended before `stop`. The others are dropped, and

@@ -41,25 +41,36 @@ use object_store::path::Path;
 use self::cache::{Entry, Question, State};
 use self::hints::object_hints;
 use self::mirrors::{Ends, Replicas};
-use self::remote::Remote;
 use self::store::Store;
-use super::{ReadHints, Source};
-use crate::error::{Error, ErrorKind, Result};
+use super::{FileSource, ReadHints, Source};
+use crate::error::{Error, ErrorKind, Result, printable};
 use crate::options::location::{Protocol, hexadecimal};
 use crate::options::{Location, StoreOptions};
 use crate::sync::address_space::vec_for;
 use crate::sync::retry::Retries;
+pub use cache::TILE_BYTES;
 pub use elsewhere::OpenedState;
+pub use folder::{Folder, level};
+
 pub use identity::ObjectIdentity;
+#[cfg(feature = "testing")]
+pub use kept::end_idle_threads;
 pub use opening::unversioned_note;
 use opening::{Seen, look_unless, question};
 use reading::Collected;
 pub use reading::Hedging;
 pub use receive::{Events, Provenance, Receive};
+pub use remote::{Remote, open_deadline};
 pub use retrying::with_retries;
 use revalidation::Known;
 use senders::Senders;
 pub use site::ObjectSite;
+pub use store::{
+    Level, Listed, cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot,
+    object_path, repository_folder, snapshot,
+};
+#[cfg(feature = "testing")]
+pub use store::{assert_content_store_is_bounded, assert_levels_are_whole};
 
 /// Object of a store, in the state in which it was opened. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -269,6 +280,15 @@ impl ObjectSource {
         self.0.claims.as_ref()
     }
 
+    /// Opens the cache's file of the object, if it has most of the wanted bytes.
+    pub fn cached_file(&self, wanted: &[Range<u64>]) -> Option<FileSource> {
+        let entry = self.entry().filter(|entry| entry.has_most_of(wanted))?;
+        // If the file cannot be opened, the bytes come from the store.
+        let file = FileSource::open_with(&Location::from_path(entry.path()), Some(0)).ok()?;
+        // Another file if the directory was replaced.
+        entry.is_file(file.identity()).then_some(file)
+    }
+
     /// Returns the object's bytes in the cache, if it is cached.
     pub fn entry(&self) -> Option<&Arc<Entry>> {
         self.0.entry.as_ref()
@@ -277,12 +297,6 @@ impl ObjectSource {
     /// Returns whether the cache has this range of the object.
     pub fn is_cached(&self, range: &Range<u64>) -> bool {
         self.entry().is_some_and(|entry| entry.has(range))
-    }
-
-    /// Makes the cache forget the object: its bytes turned out to be wrong. From now on, they are
-    /// read from the origin. Returns false if they were before.
-    pub fn clear_cached(&self) -> bool {
-        self.entry().is_some_and(|entry| entry.clear())
     }
 
     /// Returns the state of the object when it was opened.
@@ -311,34 +325,24 @@ impl ObjectSource {
         object_hints()
     }
 
-    /// Returns the hub's name for the object's contents: SHA-256 for large files, the git object id
-    /// for small files.
+    /// Returns the store's name for the object's contents. A hub has the SHA-256 of large files, and
+    /// the git object id of small ones; a registry has the SHA-256.
     pub fn contents_name(&self) -> Option<&str> {
+        if self.location().protocol() == Some(Protocol::Oci) {
+            let tag = self.identity().e_tag.as_deref()?;
+            return tag.trim_matches('"').strip_prefix("sha256:");
+        }
         self.0.store.contents_name(&self.0.path)
     }
 
     /// Returns the SHA-256 of all bytes that a server has stated, in lower-case hexadecimal digits:
     /// a hub, a registry, or the server of the bytes (`Repr-Digest`, RFC 9530). Sends no request.
     pub fn stated_sha256(&self) -> Option<String> {
-        let tag = self.identity().e_tag.as_deref().unwrap_or_default();
-        let name = match self.location().protocol() {
-            Some(Protocol::Hub) => self.contents_name(),
-            Some(Protocol::Oci) => tag.trim_matches('"').strip_prefix("sha256:"),
-            Some(
-                Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom,
-            )
-            | None => None,
-        };
         let is_sha256 =
             |name: &&str| name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let name = name.filter(is_sha256).map(str::to_ascii_lowercase);
+        let name = self.contents_name().filter(is_sha256);
+        let name = name.map(str::to_ascii_lowercase);
         name.or_else(|| Some(hexadecimal(&self.0.seen.sha256?)))
-    }
-
-    /// Returns the commit that the object is of, if the store is a hub, or the digest of its
-    /// artifact's manifest.
-    pub fn commit_name(&self) -> Option<&str> {
-        self.0.store.commit_name()
     }
 
     /// Returns whether both objects are in the same store.
@@ -390,6 +394,46 @@ impl Source for ObjectSource {
     }
 
     fn verify_unchanged(&self) -> Result<()> {
-        Self::verify_unchanged(self)
+        self.verify_sample()
+    }
+
+    fn verify_in_place(&self) -> Result<()> {
+        self.verify_path()
+    }
+
+    fn require_versioned(&self) -> Result<()> {
+        self.require_validator()
+    }
+
+    fn is(&self, other: &dyn Source) -> bool {
+        other
+            .as_object()
+            .is_some_and(|other| other.location() == self.location())
+    }
+
+    fn validator(&self) -> String {
+        let identity = self.identity();
+        if let Some(tag) = &identity.e_tag {
+            return format!("ETag {}", printable(tag));
+        }
+        let modified = format!("modified {}", identity.modified);
+        // The query is added here because it is not in the names of files that are compared with
+        // the states.
+        match self.location().query_digest() {
+            Some(query) => format!("{modified}, query with SHA-256 {query}"),
+            None => modified,
+        }
+    }
+
+    fn commit_name(&self) -> Option<&str> {
+        self.0.store.commit_name()
+    }
+
+    fn clear_cached(&self) -> bool {
+        self.entry().is_some_and(|entry| entry.clear())
+    }
+
+    fn as_object(&self) -> Option<&ObjectSource> {
+        Some(self)
     }
 }

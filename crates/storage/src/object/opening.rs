@@ -19,11 +19,11 @@ use super::store::{EndsAt, Fault, KnownLen, NoRange, ResponseCapture, Sha256, St
 use super::{
     ObjectIdentity, ObjectPath, ObjectSource, Source, StoreOptions, Version, with_retries,
 };
-use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, counted};
-use crate::format::{HEADER_BYTES_MAX, LENGTH_BYTES, SUFFIX};
 use crate::options::Location;
 use crate::sync::retry::PROGRESS_BYTES;
+use tload_base::crc::Crcs;
+use tload_format::{HEADER_BYTES_MAX, LENGTH_BYTES, SUFFIX};
 
 /// Sample of an object that has no validator. Apart from a changed length, a replaced object can
 /// only be noticed by comparing these bytes again.

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::ObjectSource;
 use super::mirrors::ORIGIN;
+use super::{ObjectSource, Source};
 use crate::error::Error;
 use crate::sync::lock::Mutex;
 

@@ -124,7 +124,7 @@ impl ObjectSite {
             return ObjectSource::open_cached(&remote, &location);
         }
         let (object, _) = ObjectSource::open(&remote, &location, 1, remote.open_deadline())?;
-        object.require_versioned()?;
+        object.require_validator()?;
         let mut opening = self.opening.lock();
         if Arc::ptr_eq(&opening.remote, &remote) && opening.known.len() < OBJECTS_MAX {
             // Objects are remembered without their cache entry, because an open entry is not

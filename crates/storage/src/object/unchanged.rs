@@ -18,7 +18,7 @@ impl ObjectSource {
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] otherwise.
-    pub fn require_versioned(&self) -> Result<()> {
+    pub(super) fn require_validator(&self) -> Result<()> {
         if self.0.seen.sample.is_none() || allows_unversioned(self.0.remote.options()) {
             return Ok(());
         }
@@ -32,7 +32,7 @@ impl ObjectSource {
     /// # Errors
     ///
     /// [`ErrorKind::Changed`], and any other error of the store, translated.
-    pub(crate) fn verify_unchanged(&self) -> Result<()> {
+    pub(super) fn verify_sample(&self) -> Result<()> {
         let Some(sample) = self.0.seen.sample else {
             return Ok(());
         };
@@ -67,12 +67,12 @@ impl ObjectSource {
     /// # Errors
     ///
     /// [`ErrorKind::Changed`], and any other error of the store, translated.
-    pub fn verify_in_place(&self) -> Result<()> {
+    pub(super) fn verify_path(&self) -> Result<()> {
         let cache = self.0.remote.cache().zip(self.0.location.remote());
         let is_trusted = cache.is_some_and(|(cache, url)| cache.is_trusted(url));
         let is_fixed = is_trusted || self.is_empty() || self.commit_name().is_some();
         if self.0.seen.sample.is_some() || is_fixed {
-            return self.verify_unchanged();
+            return self.verify_sample();
         }
         let source = self.clone();
         let (retries, retry_counter) = (self.retries(), self.0.remote.retry_counter().clone());

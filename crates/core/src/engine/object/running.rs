@@ -10,7 +10,7 @@ use super::{News, Request};
 use crate::engine::{Done, Job, Transfer, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Filling;
-use crate::storage::{Events, Provenance, Receive};
+use crate::storage::object::{Events, Provenance, Receive};
 
 /// Latency and speed of a response.
 #[derive(Debug)]
@@ -157,8 +157,11 @@ impl Running {
 
 impl Receive for Running {
     fn bytes(&mut self, bytes: &[u8], from: Provenance) {
-        let is_cached = from == Provenance::Cache;
-        self.transfer.received(bytes.len() as u64, is_cached);
+        let received = match from {
+            Provenance::Cache => &mut self.transfer.cached_bytes,
+            Provenance::Origin | Provenance::Mirror => &mut self.transfer.remote_bytes,
+        };
+        *received += bytes.len() as u64;
         self.distribute(bytes);
     }
 

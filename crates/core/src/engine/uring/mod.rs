@@ -302,7 +302,7 @@ mod tests {
         std::fs::write(&path, vec![1; SLOT]).expect("ours");
         let source = FileSource::open(&Location::from_path(&path)).expect("opens");
         let refused = RefusedDirect::default();
-        let file = ReadFile::open(Arc::new(source), CacheMode::Buffered, &refused).expect("opens");
+        let file = ReadFile::open(source, CacheMode::Buffered, &refused).expect("opens");
         let engine = UringEngine {
             ring: Ring::open(depth).ok()?,
             slots: Slots::new(depth),

@@ -144,7 +144,7 @@ fn new_check(
         .iter()
         .enumerate()
         .map(|(index, shard)| SourceFacts {
-            source: shard.source(),
+            source: &**shard.source(),
             header_bytes: shard.header_bytes(),
             header: shard.header_crcs(),
             tensors: &checkpoint.tensors()[shard.tensors()],

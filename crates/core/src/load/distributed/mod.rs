@@ -24,7 +24,6 @@ use crate::options::{CacheMode, LoadOptions, OnPeerLoss, OptionValue, Order, Sha
 use crate::plan::{self, RankWant, ShareRules, Slice};
 use crate::ranks::{Group, JoinLimits};
 use crate::report::GroupReport;
-use crate::storage::Source;
 use crate::verify::Verify;
 use tload_ranks::Hello;
 use tload_ranks::Request;

@@ -11,11 +11,10 @@ use super::{
     GroupLanes, LaneContext, LimitsRequest, OpenEngine, RemoteReports, SourceGroup, StorageGroup,
 };
 use crate::engine::{self, Engine, ObjectSetup, OpenedEngine};
-use crate::error::{Error, ErrorKind, Result};
-use crate::options::{EngineChoice, LoadOptions, Location};
+use crate::error::{Error, Result};
+use crate::options::{EngineChoice, LoadOptions};
 use crate::schedule::Limits;
-use crate::storage::object::cache::{Entry, TILE_BYTES};
-use crate::storage::{FileSource, ObjectSource, ReadFile, ReadHints};
+use crate::storage::{ObjectSource, ReadFile, ReadHints, TILE_BYTES};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::retry::Retries;
 use crate::sync::retry_counter::RetryCounter;
@@ -29,31 +28,17 @@ pub(super) struct CachedGroup {
     objects: ObjectGroup,
 }
 
-/// Opens the cache's file of an object, if it has most of the wanted bytes.
+/// Opens the cache's file of an object, if it has most of the wanted bytes. If the file cannot be
+/// opened, the bytes come from the store.
 pub(super) fn open(
     object: &ObjectSource,
-    wanted: &[Range<u64>],
-    opening: &Opening,
-) -> Option<ReadFile> {
-    let entry = object.entry().filter(|entry| entry.has_most_of(wanted))?;
-    // If the entry cannot be opened, the bytes come from the store.
-    open_entry(entry, wanted, opening).ok()
-}
-
-fn open_entry(
-    entry: &Arc<Entry>,
     wanted: &[Range<u64>],
     Opening {
         options, refused, ..
     }: &Opening,
-) -> Result<ReadFile> {
-    let location = Location::from_path(entry.path());
-    let file = Arc::new(FileSource::open_with(&location, Some(0))?);
-    if !entry.is_file(file.identity()) {
-        // The directory was replaced, so the bytes must come from the store.
-        return Err(Error::new(ErrorKind::Changed, "is another file"));
-    }
-    ReadFile::open_with(file, options.cache, refused, Retries::NONE, wanted)
+) -> Option<ReadFile> {
+    let file = object.cached_file(wanted)?;
+    ReadFile::open_with(file, options.cache, refused, Retries::NONE, wanted).ok()
 }
 
 impl CachedGroup {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::opening::{OpenedGroup, Opening, grouped};
 use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup, StorageGroup};
-use crate::checkpoint::ShardSource;
 use crate::engine::{self, Engine, EngineKind, EngineSetup, OpenedEngine};
 use crate::error::Result;
 use crate::options::{CacheMode, EngineChoice, LoadOptions};
@@ -31,9 +30,10 @@ pub(super) struct FileGroup {
 
 /// Opens the shards that are files.
 pub(super) fn open(opening: &Opening, _is_alone: bool) -> Result<Vec<OpenedGroup>> {
-    let opened = opening.open_each(ShardSource::as_file, |file, wanted| {
-        open_file(file, wanted, opening)
-    })?;
+    let opened = opening.open_each(
+        |source| source.as_file(),
+        |file, wanted| open_file(file, wanted, opening),
+    )?;
     let groups = grouped(opened, share_device).into_iter();
     let group = |(sources, files)| OpenedGroup {
         sources,
@@ -43,7 +43,7 @@ pub(super) fn open(opening: &Opening, _is_alone: bool) -> Result<Vec<OpenedGroup
 }
 
 fn open_file(
-    file: &Arc<FileSource>,
+    file: &FileSource,
     wanted: &[Range<u64>],
     Opening {
         options, refused, ..
@@ -52,7 +52,7 @@ fn open_file(
     let retries = options
         .retries
         .map_or_else(|| file.retries(), Retries::up_to);
-    let mut file = ReadFile::open_with(Arc::clone(file), options.cache, refused, retries, wanted)?;
+    let mut file = ReadFile::open_with(file.clone(), options.cache, refused, retries, wanted)?;
     if options.cache == CacheMode::Map {
         file.map(options.writable)?;
     }

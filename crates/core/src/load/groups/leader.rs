@@ -8,7 +8,7 @@ use rustix::param::page_size;
 use super::opening::OPENED_AT_A_TIME;
 use super::reread::reread;
 use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup};
-use crate::checkpoint::{OpenedCheckpoint, Shard, ShardSource};
+use crate::checkpoint::{OpenedCheckpoint, Shard};
 use crate::engine::{self, OpenedEngine, SharedSetup};
 use crate::error::Result;
 use crate::load::destinations::{Destination, Destinations};
@@ -59,7 +59,7 @@ pub(crate) struct Regions {
     /// By source of the group: its name in messages.
     names: Vec<String>,
     /// Shards that the regions are of.
-    shards: Vec<ShardSource>,
+    shards: Vec<Arc<dyn Source>>,
     pub(crate) hints: ReadHints,
 }
 
@@ -222,7 +222,7 @@ impl SourceGroup for LeaderGroup {
     /// Checks the files that the regions are of.
     fn verify_unchanged(&self) -> Result<()> {
         let shards = &self.regions.shards;
-        let verified = parallel_map(shards, OPENED_AT_A_TIME, ShardSource::verify_unchanged);
+        let verified = parallel_map(shards, OPENED_AT_A_TIME, |shard| shard.verify_unchanged());
         verified.into_iter().collect()
     }
 }

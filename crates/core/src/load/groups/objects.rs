@@ -9,7 +9,6 @@ use super::opening::{OPENED_AT_A_TIME, OpenedGroup, Opening, grouped};
 use super::{
     GroupLanes, LaneContext, LimitsRequest, OpenEngine, RemoteReports, SourceGroup, StorageGroup,
 };
-use crate::checkpoint::ShardSource;
 use crate::engine::{self, Engine, ObjectSetup, OpenedEngine};
 use crate::error::{Error, Result};
 use crate::options::{CacheMode, LoadOptions};
@@ -41,15 +40,18 @@ struct OpenedObject {
 
 /// Opens the shards that are objects.
 pub(super) fn open(opening: &Opening, is_alone: bool) -> Result<Vec<OpenedGroup>> {
-    let opened = opening.open_each(ShardSource::object, |object, wanted| {
-        refuse_views(object, &opening.options)?;
-        let file = || cached::open(object, wanted, opening);
-        Ok(OpenedObject {
-            // Other ranks may arrange the tiles of the cache's file.
-            file: is_alone.then(file).flatten(),
-            object: object.for_load(),
-        })
-    })?;
+    let opened = opening.open_each(
+        |source| source.as_object(),
+        |object, wanted| {
+            refuse_views(object, &opening.options)?;
+            let file = || cached::open(object, wanted, opening);
+            Ok(OpenedObject {
+                // Other ranks may arrange the tiles of the cache's file.
+                file: is_alone.then(file).flatten(),
+                object: object.for_load(),
+            })
+        },
+    )?;
     // One note covers the objects of all groups, and the first group reports it.
     let mut note = unversioned_note(opened.iter().map(|(_, opened)| &opened.object));
     let groups = grouped(opened, OpenedObject::is_beside).into_iter();

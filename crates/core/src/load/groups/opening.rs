@@ -4,8 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{SourceGroup, Sources, StorageGroup, files};
-use crate::checkpoint::ShardSource;
+use super::{SourceGroup, Sources, StorageGroup, files, objects};
 use crate::error::Result;
 use crate::options::LoadOptions;
 use crate::schedule::Member;
@@ -26,16 +25,12 @@ const TOO_LONG: TooLong = TooLong {
 type OpenKind = fn(&Opening, is_alone: bool) -> Result<Vec<OpenedGroup>>;
 
 /// All kinds of storage.
-const KINDS: &[OpenKind] = &[
-    files::open,
-    #[cfg(feature = "object")]
-    super::objects::open,
-];
+const KINDS: [OpenKind; 2] = [files::open, objects::open];
 
 /// Shard, and the ranges that are to be read of it.
 #[derive(Debug)]
 pub(crate) struct WantedShard {
-    pub(crate) source: ShardSource,
+    pub(crate) source: Arc<dyn Source>,
     pub(crate) ranges: Vec<Range<u64>>,
 }
 
@@ -121,14 +116,14 @@ impl Opening {
     /// The error of the first shard that does not open.
     pub(super) fn open_each<K: Sync, T: Send>(
         &self,
-        kind: fn(&ShardSource) -> Option<&K>,
+        kind: fn(&dyn Source) -> Option<&K>,
         open: impl Fn(&K, &[Range<u64>]) -> Result<T> + Sync,
     ) -> Result<Vec<(usize, T)>> {
         let shards: Vec<_> = self
             .shards
             .iter()
             .enumerate()
-            .filter_map(|(number, it)| Some((number, kind(&it.source)?, it)))
+            .filter_map(|(number, it)| Some((number, kind(&*it.source)?, it)))
             .collect();
         let opened = parallel_map(&shards, OPENED_AT_A_TIME, |(number, source, wanted)| {
             let open = || open(source, &wanted.ranges);

@@ -31,7 +31,7 @@ pub(super) fn check(input: &[u8]) {
             Err(error) => assert_fit_to_print(&error.with_location("folder")),
         }
     }
-    crate::storage::assert_levels_are_whole(input);
+    crate::storage::object::assert_levels_are_whole(input);
 }
 
 /// Parses each name in another way, and counts the set of each name.

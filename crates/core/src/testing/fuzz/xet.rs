@@ -2,5 +2,5 @@
 
 /// Checks `input` as a reconstruction, as the chunks of a xorb, and as the contents of chunks.
 pub(super) fn check(input: &[u8]) {
-    crate::storage::assert_content_store_is_bounded(input);
+    crate::storage::object::assert_content_store_is_bounded(input);
 }

@@ -13,7 +13,6 @@ use crate::checkpoint::{IndexFile, OpenedCheckpoint};
 use crate::error::{Comparison, Error, ErrorKind, Result, counted};
 use crate::format::SUFFIX;
 use crate::options::Location;
-use crate::storage::Source;
 use crate::verify::Verify;
 use crate::verify::claims::Claim;
 use crate::verify::corrupt::{HINT, corrupt};
@@ -74,8 +73,8 @@ fn from_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Claim> {
 
 /// Compares the length and all digests.
 fn compare_with(index: &IndexFile, said: &Claim) -> Result<()> {
-    if let Some(wanted) = said.len.filter(|&wanted| wanted != index.len()) {
-        let (found, by) = (counted(index.len(), "byte"), &said.by);
+    if let Some(wanted) = said.len.filter(|&wanted| wanted != index.byte_len()) {
+        let (found, by) = (counted(index.byte_len(), "byte"), &said.by);
         let message = format!("has {found}, and {by} says {wanted}");
         return Err(Error::new(ErrorKind::Corrupt, message)
             .with_location(index.location())

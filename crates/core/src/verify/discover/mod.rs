@@ -7,7 +7,6 @@
 
 mod hub;
 mod index;
-#[cfg(feature = "object")]
 mod object;
 mod sidecar;
 mod signature;
@@ -25,11 +24,9 @@ use super::claims::{Claim, Claims, Counting};
 use super::digest::Digest;
 use super::expected::Expectation;
 use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest, ManifestFile};
-use crate::checkpoint::{OpenedCheckpoint, Shard, ShardSource};
+use crate::checkpoint::{OpenedCheckpoint, Shard};
 use crate::error::{Error, ErrorKind, Result, nearest_name};
-#[cfg(feature = "object")]
-use crate::options::Protocol;
-use crate::options::{Location, StoreOptions};
+use crate::options::{Location, Protocol, StoreOptions};
 use crate::storage::Source;
 use crate::sync::detached::PendingOps;
 use crate::sync::parallel::parallel_map;
@@ -40,7 +37,7 @@ const ASKED_AT_A_TIME: usize = 64;
 /// Source to look up.
 #[derive(Debug)]
 pub(super) struct Lookup<'a> {
-    pub(super) source: &'a ShardSource,
+    pub(super) source: &'a Arc<dyn Source>,
     /// Directory with the manifest and the signature that cover the source.
     pub(super) folder: Location,
 }
@@ -283,7 +280,7 @@ pub(super) fn gather(
     let left = open(&known);
     let said = parallel_map(&left, ASKED_AT_A_TIME, |&at| {
         let source = lookup[at].source;
-        let ask = || for_source(source, sidecars);
+        let ask = || for_source(&**source, sidecars);
         let stage = "requesting its checksum";
         sidecars.pending().during(source.location(), stage, ask)
     });
@@ -339,34 +336,27 @@ pub(super) fn from_manifest(lookup: &Lookup<'_>, manifest: Option<&FoundManifest
 
 /// Returns the claim of the place that holds a source: an object store, a hub, a hub's cache.
 /// Returns a text if the place states no digest, and an error if the request failed.
-#[cfg_attr(
-    not(feature = "object"),
-    expect(clippy::unnecessary_wraps, reason = "requests to stores can fail")
-)]
-fn for_source(source: &ShardSource, sidecars: &Sidecars<'_>) -> Result<Result<Claim, String>> {
-    match source {
-        ShardSource::File(file) => Ok(hub::for_file(file, sidecars)),
-        #[cfg(feature = "object")]
-        ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Hub) => {
-            let name = object.contents_name();
-            let silent = || "the hub provides no digest of it".to_owned();
-            Ok(name
-                .ok_or_else(silent)
-                .and_then(|name| hub::from_contents(name, "the hub")))
-        }
-        #[cfg(feature = "object")]
-        ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Oci) => {
-            let tag = object.identity().e_tag.as_deref().unwrap_or_default();
-            let digits = tag.trim_matches('"').strip_prefix("sha256:");
-            let name = digits.ok_or_else(|| "the registry states no SHA-256 of it".to_owned());
-            Ok(name.and_then(|name| hub::from_contents(name, "the registry's manifest")))
-        }
-        #[cfg(feature = "object")]
-        ShardSource::Object(object) => {
-            let stated = object.checksums()?;
-            Ok(object::from_headers(object.location().protocol(), &stated))
-        }
+fn for_source(source: &dyn Source, sidecars: &Sidecars<'_>) -> Result<Result<Claim, String>> {
+    if let Some(file) = source.as_file() {
+        return Ok(hub::for_file(file, sidecars));
     }
+    let Some(object) = source.as_object() else {
+        return Ok(Err("nothing states a digest of it".to_owned()));
+    };
+    let protocol = object.location().protocol();
+    let (by, silent) = match protocol {
+        Some(Protocol::Hub) => ("the hub", "the hub provides no digest of it"),
+        Some(Protocol::Oci) => (
+            "the registry's manifest",
+            "the registry states no SHA-256 of it",
+        ),
+        Some(
+            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom,
+        )
+        | None => return Ok(object::from_headers(protocol, &object.checksums()?)),
+    };
+    let name = object.contents_name().ok_or_else(|| silent.to_owned());
+    Ok(name.and_then(|name| hub::from_contents(name, by)))
 }
 
 /// Digests by file name.

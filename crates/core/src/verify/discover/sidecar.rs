@@ -1,19 +1,13 @@
 //! Reads small files beside a checkpoint, from a file system or a store.
 
-#[cfg(feature = "object")]
 use std::sync::Arc;
 
-use crate::checkpoint::ShardSource;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::format_bytes;
-use crate::options::{Location, Protocol, StoreOptions};
-use crate::storage::{ConfinedDir, FileSource, Source};
-#[cfg(feature = "object")]
-use crate::storage::{ObjectSource, Remote};
+use crate::options::{Location, Protocol, StoreOptions, format_bytes};
+use crate::storage::{ConfinedDir, FileSource, ObjectSource, Remote, Source};
 use crate::sync::detached::PendingOps;
 
 /// Length of the first read of an object, bytes: holds most manifests.
-#[cfg(feature = "object")]
 const FIRST_BYTES: u64 = 1 << 20;
 
 /// Access to files beside a checkpoint.
@@ -24,37 +18,22 @@ pub(in crate::verify) struct Sidecars<'a> {
     follow_symlinks: bool,
     pending: PendingOps,
     /// Threads and stores of the checkpoint itself.
-    #[cfg(feature = "object")]
     remote: Option<Arc<Remote>>,
 }
 
 impl<'a> Sidecars<'a> {
     /// Reaches files the way the sources are reached, and files elsewhere as `store` says.
     pub(in crate::verify) fn new<'s>(
-        sources: impl IntoIterator<Item = &'s ShardSource>,
+        sources: impl IntoIterator<Item = &'s Arc<dyn Source>>,
         store: &'a StoreOptions,
     ) -> Self {
-        #[cfg(feature = "object")]
-        {
-            let remote = sources.into_iter().find_map(|source| match source {
-                ShardSource::Object(object) => Some(Arc::clone(object.remote())),
-                ShardSource::File(_) => None,
-            });
-            Self {
-                store,
-                follow_symlinks: false,
-                pending: PendingOps::default(),
-                remote,
-            }
-        }
-        #[cfg(not(feature = "object"))]
-        {
-            drop(sources.into_iter());
-            Self {
-                store,
-                follow_symlinks: false,
-                pending: PendingOps::default(),
-            }
+        let mut sources = sources.into_iter();
+        let object = sources.find_map(|source| source.as_object());
+        Self {
+            store,
+            follow_symlinks: false,
+            pending: PendingOps::default(),
+            remote: object.map(|object| Arc::clone(object.remote())),
         }
     }
 
@@ -134,11 +113,10 @@ impl<'a> Sidecars<'a> {
         whole(&file, Vec::new(), bytes_max)
     }
 
-    #[cfg(feature = "object")]
     fn read_object(&self, location: &Location, bytes_max: u64) -> Result<Vec<u8>> {
         let remote = match &self.remote {
             Some(remote) => Arc::clone(remote),
-            None => Remote::start(self.store)?,
+            None => Remote::start(self.store).map_err(|error| error.or_location(location))?,
         };
         let (object, first) = ObjectSource::open(&remote, location, FIRST_BYTES, None)?;
         let came = first.len() as u64;
@@ -147,16 +125,6 @@ impl<'a> Sidecars<'a> {
             object.verify_unchanged()?;
         }
         Ok(text)
-    }
-
-    #[cfg(not(feature = "object"))]
-    fn read_object(&self, location: &Location, _bytes_max: u64) -> Result<Vec<u8>> {
-        let _ = self.store;
-        Err(
-            Error::unsupported("this build does not support object stores")
-                .with_location(location)
-                .with_hint("build with the feature `object`"),
-        )
     }
 }
 
@@ -168,7 +136,7 @@ fn if_there(found: Result<Vec<u8>>) -> Result<Option<Vec<u8>>> {
 }
 
 /// Returns all bytes of a source, of which `first` have been read already.
-fn whole(source: &impl Source, mut first: Vec<u8>, bytes_max: u64) -> Result<Vec<u8>> {
+fn whole(source: &dyn Source, mut first: Vec<u8>, bytes_max: u64) -> Result<Vec<u8>> {
     let too_long = || {
         let (found, most) = (format_bytes(source.len()), format_bytes(bytes_max));
         Error::new(

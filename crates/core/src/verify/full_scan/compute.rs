@@ -18,7 +18,6 @@ use sha2::{Digest as _, Sha256};
 
 use super::Shared;
 use super::compare::{Computed, Span, Wanted};
-use crate::checkpoint::ShardSource;
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::Source;
 use crate::sync::threads::Builder;
@@ -32,7 +31,6 @@ const WINDOW_BYTES: u64 = 4 << 20;
 const READS_NEAR: usize = 4;
 
 /// Reads in flight for an object, where each takes a round trip.
-#[cfg(feature = "object")]
 const READS_FAR: usize = 8;
 
 /// Windows that wait to be hashed.
@@ -156,7 +154,7 @@ impl<'a> Spans<'a> {
 ///
 /// Errors of reading, [`ErrorKind::Changed`], [`ErrorKind::Cancelled`], [`ErrorKind::OutOfMemory`]
 /// if no thread can be started.
-pub(super) fn compute(source: &ShardSource, wanted: &Wanted, shared: &Shared) -> Result<Computed> {
+pub(super) fn compute(source: &dyn Source, wanted: &Wanted, shared: &Shared) -> Result<Computed> {
     let cancel = AtomicBool::new(false);
     let computed = std::thread::scope(|scope| {
         let computed = in_order(scope, source, wanted, shared, &cancel);
@@ -164,17 +162,16 @@ pub(super) fn compute(source: &ShardSource, wanted: &Wanted, shared: &Shared) ->
         cancel.store(true, Ordering::Relaxed);
         computed
     })?;
-    match source {
-        ShardSource::File(file) => file.verify_in_place()?,
-        #[cfg(feature = "object")]
-        ShardSource::Object(object) => object.verify_unchanged()?,
+    match source.as_file() {
+        Some(file) => file.verify_present()?,
+        None => source.verify_unchanged()?,
     }
     Ok(computed)
 }
 
 fn in_order<'scope, 'env>(
     scope: &'scope Scope<'scope, 'env>,
-    source: &'env ShardSource,
+    source: &'env dyn Source,
     wanted: &'env Wanted,
     shared: &'env Shared,
     cancel: &'env AtomicBool,
@@ -222,13 +219,13 @@ fn in_order<'scope, 'env>(
 /// starts with the second. Each keeps one window ready.
 fn read<'scope, 'env>(
     scope: &'scope Scope<'scope, 'env>,
-    source: &'env ShardSource,
+    source: &'env dyn Source,
     cancel: &'env AtomicBool,
 ) -> Result<Vec<Receiver<Result<Vec<u8>>>>> {
-    let most = match source {
-        ShardSource::File(_) => READS_NEAR,
-        #[cfg(feature = "object")]
-        ShardSource::Object(_) => READS_FAR,
+    let most = if source.as_object().is_some() {
+        READS_FAR
+    } else {
+        READS_NEAR
     };
     let count = windows(source.len()).count().clamp(1, most);
     let mut receivers = Vec::with_capacity(count);
@@ -333,8 +330,7 @@ mod tests {
         let path = folder.path().join("a");
         std::fs::write(&path, "good").expect("a file");
         let location = crate::options::Location::from_path(&path);
-        let file = crate::storage::FileSource::open(&location).expect("opens");
-        let source = ShardSource::File(Arc::new(file));
+        let source = crate::storage::FileSource::open(&location).expect("opens");
         let mut wanted = Wanted::default();
         wanted.add_whole([Algorithm::Sha256]);
         let shared = Shared::default();

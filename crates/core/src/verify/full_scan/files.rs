@@ -12,13 +12,11 @@ use super::compute::compute;
 use super::report::{FileError, FileOutcome, FileReport, Mismatch};
 use super::signed::unsigned;
 use super::{Shared, SignedFiles, VerifyOptions, cancelled, target};
-use crate::checkpoint::{FileSet, OpenOptions, ShardSource, read_header};
+use crate::checkpoint::{FileSet, OpenOptions, read_header};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Header;
 use crate::options::{Location, StoreOptions};
-use crate::storage::Source;
-#[cfg(feature = "object")]
-use crate::storage::{ObjectSource, unversioned_note};
+use crate::storage::{ObjectSource, Source, unversioned_note};
 use crate::sync::parallel::parallel_map;
 use crate::verify::claims::Claims;
 use crate::verify::digest::Algorithm;
@@ -65,7 +63,7 @@ pub(super) struct Subject {
 /// File that could be opened.
 #[derive(Debug)]
 struct Open {
-    source: ShardSource,
+    source: Arc<dyn Source>,
     /// Header; `None` for an index.
     header: Option<Result<Header, FileError>>,
 }
@@ -120,10 +118,8 @@ impl Found {
         {
             return Err(error);
         }
-        #[cfg(feature = "object")]
-        notes.extend(unversioned_note(
-            subjects.iter().filter_map(Subject::object),
-        ));
+        let objects = subjects.iter().filter_map(Subject::object);
+        notes.extend(unversioned_note(objects));
         Ok(Self {
             subjects,
             target,
@@ -291,11 +287,11 @@ fn open(file_set: &FileSet, location: &Location, is_shard: bool) -> Result<Open,
     let (source, first) = file_set
         .open(location, FIRST_BYTES)
         .map_err(FileError::new)?;
-    let header = is_shard.then(|| header_of(&source, first));
+    let header = is_shard.then(|| header_of(&*source, first));
     Ok(Open { source, header })
 }
 
-fn header_of(source: &ShardSource, first: Vec<u8>) -> Result<Header, FileError> {
+fn header_of(source: &dyn Source, first: Vec<u8>) -> Result<Header, FileError> {
     let read = read_header(source, first);
     read.map(|(header, _)| header).map_err(FileError::new)
 }
@@ -311,12 +307,8 @@ impl Subject {
         (error.kind == ErrorKind::NotFound.name()).then(|| error.error())
     }
 
-    #[cfg(feature = "object")]
     fn object(&self) -> Option<&ObjectSource> {
-        match &self.opened.as_ref().ok()?.source {
-            ShardSource::File(_) => None,
-            ShardSource::Object(object) => Some(object),
-        }
+        self.opened.as_ref().ok()?.source.as_object()
     }
 
     /// Returns the number of bytes to read for the comparison.
@@ -410,7 +402,7 @@ impl Subject {
     }
 
     fn compare(&self, open: &Open, shared: &Shared) -> Result<(Computed, Vec<Mismatch>)> {
-        let computed = compute(&open.source, &self.wanted(open), shared)?;
+        let computed = compute(&*open.source, &self.wanted(open), shared)?;
         let mismatches = compare::contents(open.source.len(), &self.known, &computed);
         Ok((computed, mismatches))
     }
@@ -472,7 +464,7 @@ impl Open {
         let source = self.source.clone();
         let header = self.header.as_ref().map(|_| {
             let first = source.fetch(0, FIRST_BYTES).map_err(FileError::new)?;
-            header_of(&source, first)
+            header_of(&*source, first)
         });
         Self { source, header }
     }

@@ -20,8 +20,8 @@ use super::files::{Root, TEXT_BYTES_MAX};
 use super::key::answer_name;
 use super::room::{disk_bytes, is_file, is_hex, modified};
 use super::stamp::checksum;
-use crate::ObjectIdentity;
 use crate::guarded_dir::GuardedDir;
+use crate::object::ObjectIdentity;
 use crate::object::store::{AnswerCache, AnswerPlace, Sha256};
 use crate::options::location::RemoteUrl;
 

@@ -5,7 +5,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use crate::ObjectIdentity;
+use crate::object::ObjectIdentity;
 use crate::options::hub_id::HubId;
 use crate::options::location::{Protocol, RemoteUrl, hexadecimal, is_signature};
 use crate::options::oci_reference;

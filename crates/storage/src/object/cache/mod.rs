@@ -43,11 +43,11 @@ pub use self::writer::finish_caching;
 use super::ObjectIdentity;
 use super::store::{Check, check, is_hub_offline};
 use crate::cache_report::{CACHE_TOTALS as TOTALS, CacheReport};
-use crate::format::SUFFIX;
 use crate::guarded_dir::Trust;
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::{Location, StoreOptions, parse_bytes};
 use crate::sync::lock::Mutex;
+use tload_format::SUFFIX;
 
 /// Directory of the layout's version, below the cache's directory.
 const VERSION: &str = "v1";

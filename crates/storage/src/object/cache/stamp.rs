@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use crate::crc::Polynomial;
+use tload_base::crc::Polynomial;
 
 /// Length of a tile, bytes; the last one of an object may be shorter. Small enough that a slice
 /// brings in few bytes around it, large enough that stamps take less than 1/8000 of the disk.

@@ -417,7 +417,9 @@ mod tests {
                 tee.bytes(&bytes, from);
             }
             tee.finish();
-            assert!(crate::finish_caching(Duration::from_secs(60)));
+            assert!(crate::object::cache::finish_caching(Duration::from_secs(
+                60
+            )));
             let there = kept * BUFFER_BYTES as u64;
             assert!(there == 0 || entry.has(&(0..there)), "{from:?}");
             assert!(

@@ -224,12 +224,12 @@ impl Mirrors {
         numbered
             .map(|(place, lane)| {
                 let lane = lanes.lane(lane);
-                MirrorReport::new(
-                    place.to_string(),
-                    lane.bytes,
-                    lane.failure(),
-                    lane.is_dropped,
-                )
+                MirrorReport {
+                    location: place.to_string(),
+                    read_bytes: lane.bytes,
+                    failure: lane.failure(),
+                    is_dropped: lane.is_dropped,
+                }
             })
             .collect()
     }

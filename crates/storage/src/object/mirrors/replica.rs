@@ -9,10 +9,10 @@ use tokio::sync::OnceCell;
 use super::super::opening::look;
 use super::super::{Collected, ObjectIdentity, ObjectPath, ObjectSource, Source};
 use super::Mirrors;
-use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock::Mutex;
 use crate::sync::retry::Retries;
+use tload_base::crc::Crcs;
 
 /// Bytes that are compared at each end of a file. Files with the same header have tensors at the
 /// same places; files that differ in training differ at their ends. Entity tags mean nothing to

@@ -1,7 +1,9 @@
 //! Headers of a checkpoint's shards: many are read at a time, with one read each where it is long
 //! enough.
 
-use super::backend::{Backend, ShardSource};
+use std::sync::Arc;
+
+use super::backend::Backend;
 use super::shards::ShardSet;
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result};
@@ -29,21 +31,16 @@ const FAR_HEADERS_MAX: usize = 64;
 /// Opened file with its header.
 #[derive(Debug)]
 pub(super) struct OpenedShard {
-    pub(super) source: ShardSource,
+    pub(super) source: Arc<dyn Source>,
     pub(super) header: Header,
     pub(super) crcs: Crcs,
     /// The header as it was read, if another rank gets it; else nothing.
-    #[cfg_attr(
-        not(feature = "object"),
-        expect(dead_code, reason = "ranks pass headers of objects on")
-    )]
     pub(super) text: Vec<u8>,
 }
 
 impl OpenedShard {
     /// Parses the header that another rank has read.
-    #[cfg(feature = "object")]
-    pub(super) fn from_text(source: ShardSource, text: &[u8]) -> Result<Self> {
+    pub(super) fn from_text(source: Arc<dyn Source>, text: &[u8]) -> Result<Self> {
         let header = format::parse(text, source.len())
             .map_err(|error| error.into_error(source.location()))?;
         let length_field = (text.len() as u64).to_le_bytes();
@@ -84,7 +81,7 @@ fn open_shard(location: &Location, set: &ShardSet, backend: &Backend) -> Result<
     };
     let (source, first) = backend.open(location, set.root.as_ref(), first_bytes)?;
     source.require_versioned()?;
-    let (header, crcs, text) = read_text(&source, first)?;
+    let (header, crcs, text) = read_text(&*source, first)?;
     let text = if backend.passes_on() {
         text
     } else {
@@ -103,12 +100,12 @@ fn open_shard(location: &Location, set: &ShardSet, backend: &Backend) -> Result<
 ///
 /// The cache forgets an object with an invalid header, which is then read from its origin: wrong
 /// bytes that once got into the cache would fail every start.
-pub(crate) fn read_header(source: &ShardSource, first: Vec<u8>) -> Result<(Header, Crcs)> {
+pub fn read_header(source: &dyn Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
     read_text(source, first).map(|(header, crcs, _)| (header, crcs))
 }
 
 /// As [`read_header`]; also returns the header as it was read.
-fn read_text(source: &ShardSource, first: Vec<u8>) -> Result<(Header, Crcs, Vec<u8>)> {
+fn read_text(source: &dyn Source, first: Vec<u8>) -> Result<(Header, Crcs, Vec<u8>)> {
     let first_bytes = first.len();
     let read = header_of(source, first);
     let is_invalid = |error: &Error| error.kind() == ErrorKind::InvalidFormat;
@@ -118,7 +115,7 @@ fn read_text(source: &ShardSource, first: Vec<u8>) -> Result<(Header, Crcs, Vec<
     read
 }
 
-fn header_of(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs, Vec<u8>)> {
+fn header_of(source: &dyn Source, first: Vec<u8>) -> Result<(Header, Crcs, Vec<u8>)> {
     const LENGTH: usize = 8;
     let invalid = |error: format::HeaderError| error.into_error(source.location());
     let len = format::header_len(&first, source.len()).map_err(invalid)?;

@@ -1,5 +1,8 @@
 //! A checkpoint: the sources of one model and the merged list of their tensors.
 //!
+//! Programs depend on the crate `tload`, which re-exports what they need of this one. The crates
+//! are released together, and anything else here may change in any release.
+//!
 //! `opening.rs` finds the shards of a location and checks that together they form one model,
 //! `headers.rs` reads their headers. No tensor is read here.
 
@@ -25,16 +28,15 @@ mod open_options;
 mod opening;
 mod shards;
 mod state;
-#[cfg(feature = "object")]
-mod together;
-#[cfg(not(feature = "object"))]
-#[path = "no_together.rs"]
 mod together;
 
-pub(crate) use backend::ShardSource;
-pub(crate) use file_set::FileSet;
-pub(crate) use headers::read_header;
-pub(crate) use index::IndexFile;
+// Paths of modules that are in crates below.
+pub(crate) use tload_base::{crc, error, options, sync};
+pub(crate) use {tload_format as format, tload_storage as storage};
+
+pub use file_set::FileSet;
+pub use headers::read_header;
+pub use index::{IndexDigests, IndexFile};
 pub use open_options::OpenOptions;
 
 /// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
@@ -69,7 +71,7 @@ struct Opened {
 /// One file of a checkpoint.
 #[derive(Debug)]
 pub struct Shard {
-    source: ShardSource,
+    source: Arc<dyn Source>,
     header_bytes: u64,
     header_crcs: Crcs,
     tensors: Range<usize>,
@@ -103,17 +105,18 @@ impl Shard {
         &self.metadata
     }
 
-    pub(crate) fn source(&self) -> &ShardSource {
+    /// Returns the opened file or object.
+    pub fn source(&self) -> &Arc<dyn Source> {
         &self.source
     }
 
     /// Returns the CRCs of the header with its length field, as they were read.
-    pub(crate) fn header_crcs(&self) -> Crcs {
+    pub fn header_crcs(&self) -> Crcs {
         self.header_crcs
     }
 
     /// Returns the indices of the checkpoint's tensors that the shard holds.
-    pub(crate) fn tensors(&self) -> Range<usize> {
+    pub fn tensors(&self) -> Range<usize> {
         self.tensors.clone()
     }
 }
@@ -125,7 +128,7 @@ impl OpenedCheckpoint {
     }
 
     /// Returns `error` about this checkpoint. Nothing lists the names of several files at once.
-    pub(crate) fn located(&self, error: Error) -> Error {
+    pub fn located(&self, error: Error) -> Error {
         let lists_names = error
             .marked_hint()
             .is_some_and(|hint| hint.contains("‹list_names›"));
@@ -172,24 +175,24 @@ impl OpenedCheckpoint {
     }
 
     /// Returns the files of other models in the directory, which were left out.
-    pub(crate) fn left_out(&self) -> &[Location] {
+    pub fn left_out(&self) -> &[Location] {
         &self.0.left_out
     }
 
     /// Returns the directory that paths of the checkpoint's files are relative to: that of the
     /// index, or else that of the shard.
-    pub(crate) fn folder_of(&self, shard: &Shard) -> Location {
+    pub fn folder_of(&self, shard: &Shard) -> Location {
         let index = self.0.index.as_ref().map(|index| &index.source);
         index.unwrap_or(&shard.source).location().parent()
     }
 
     /// Returns the index that it was opened by.
-    pub(crate) fn index(&self) -> Option<&IndexFile> {
+    pub fn index(&self) -> Option<&IndexFile> {
         self.0.index.as_ref()
     }
 
     /// Returns whether it is all of a directory or an index, and not a list of files.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         self.0.is_whole
     }
 
@@ -198,23 +201,24 @@ impl OpenedCheckpoint {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`](crate::ErrorKind::Changed), and errors of checking it.
-    pub(crate) fn verify_index(&self) -> Result<()> {
+    /// [`ErrorKind::Changed`](crate::error::ErrorKind::Changed), and errors of checking it.
+    pub fn verify_index(&self) -> Result<()> {
         let index = self.0.index.as_ref();
         index.map_or(Ok(()), |index| index.source.verify_in_place())
     }
 
     /// Returns whether symbolic links may lead out of its directories.
-    pub(crate) fn follows_symlinks(&self) -> bool {
+    pub fn follows_symlinks(&self) -> bool {
         self.0.follow_symlinks
     }
 
-    pub(crate) fn open_time(&self) -> Duration {
+    /// Returns how long the opening took.
+    pub fn open_time(&self) -> Duration {
         self.0.open_time
     }
 
     /// Returns when the opening began, and its phases.
-    pub(crate) fn opening(&self) -> (Instant, &Timeline) {
+    pub fn opening(&self) -> (Instant, &Timeline) {
         (self.0.since, &self.0.timeline)
     }
 }

@@ -1,31 +1,29 @@
 //! Options for opening a checkpoint.
 
-#[cfg(feature = "object")]
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-#[cfg(feature = "object")]
-use std::time::Instant;
 
-#[cfg(feature = "object")]
-use crate::error::Result;
+use tload_ranks::Group;
+
 use crate::format::Precedence;
-#[cfg(feature = "object")]
-use crate::options::Location;
 use crate::options::{StoreOptions, with_setters};
-use crate::ranks::Group;
 
 with_setters! {
 /// Options for opening a checkpoint.
 ///
 /// ```
-/// use tload::{Checkpoint, ErrorKind, OpenOptions};
+/// # mod tload {
+/// #     pub use tload_base::{error::*, options::*};
+/// #     pub use tload_checkpoint::{OpenOptions, OpenedCheckpoint as Checkpoint};
+/// # }
+/// use tload::{Checkpoint, ErrorKind, Location, OpenOptions};
 ///
 /// let options = OpenOptions::default().follow_symlinks(true);
-/// let checkpoint = Checkpoint::open_with("no-such-model", options);
+/// let location = Location::from_path("no-such-model");
+/// let checkpoint = Checkpoint::open_with(&location, options);
 /// assert_eq!(checkpoint.unwrap_err().kind(), ErrorKind::NotFound);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct OpenOptions {
     /// Options of object stores. Default: taken from the environment.
@@ -37,24 +35,14 @@ pub struct OpenOptions {
     pub follow_symlinks: bool,
     /// Ranks that open the same location at the same time, to load it together: in an object store,
     /// one rank of each node sends the requests. All of them must load with the same group next;
-    /// after an error, call [`give_up`](crate::ranks::give_up). Default: none.
+    /// after an error, call [`give_up`](tload_ranks::give_up). Default: none.
     pub group: Option<Arc<dyn Group>>,
     /// Time that the ranks of the group have to begin the opening. Default: as for loads.
     pub join_timeout: Option<Duration>,
     /// Which of two models in a directory is loaded. Default: the one that an index names.
     pub precedence: Precedence,
-    ;
-    #[cfg(feature = "object")]
-    pub(crate) prefetch: Option<Prefetch>,
 }
 }
-
-/// Brings the models at all locations, which are in one repository of a hub, to this machine if
-/// the options say so, and returns their places; `None` if they are read from the hub. Copies are
-/// built from openings, so the crate's interface sets this. Gives up at the deadline.
-#[cfg(feature = "object")]
-pub(crate) type Prefetch =
-    fn(&[&Location], &StoreOptions, Precedence, Option<Instant>) -> Result<Option<Vec<PathBuf>>>;
 
 impl From<StoreOptions> for OpenOptions {
     fn from(store: StoreOptions) -> Self {

@@ -42,7 +42,6 @@ impl StaleCopies {
     }
 
     /// Finds the copies among listed files by the index that another rank has found.
-    #[cfg(feature = "object")]
     pub(super) fn by_index(set: &ShardSet, shards: &[OpenedShard], placement: Placement) -> Self {
         Self::among(&holders_of_copies(set, shards), set, placement)
     }

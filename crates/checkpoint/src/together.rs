@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::OpenOptions;
 use super::backend::Backend;
 use super::copies::StaleCopies;
 use super::headers::OpenedShard;
 use super::index::Placement;
 use super::opening::OpenedFiles;
 use super::shards::ShardSet;
-use super::{OpenOptions, ShardSource};
 use crate::error::Result;
 use crate::format::parse_index;
 use crate::options::Location;
@@ -68,7 +68,7 @@ impl Together {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Peer`] for missing ranks, and for those that do not begin the load.
+    /// [`crate::error::ErrorKind::Peer`] for missing ranks, and for those that do not begin the load.
     pub(super) fn find(locations: &[Location], options: &OpenOptions) -> Result<Self> {
         let started = Instant::now();
         let Some(group) = options.group.as_ref().filter(|group| group.size() > 1) else {
@@ -109,7 +109,7 @@ impl Together {
     ///
     /// # Errors
     ///
-    /// The error of that rank; [`crate::ErrorKind::Peer`] if it is gone or does not answer.
+    /// The error of that rank; [`crate::error::ErrorKind::Peer`] if it is gone or does not answer.
     pub(super) fn receive(self) -> Result<(Self, Option<Opening>)> {
         match self {
             Self::Receives(opened, deadline) => Ok((Self::Alone, opened.receive(deadline)?)),
@@ -121,7 +121,7 @@ impl Together {
     ///
     /// # Errors
     ///
-    /// That of the opening; [`crate::ErrorKind::Peer`] for ranks that are gone.
+    /// That of the opening; [`crate::error::ErrorKind::Peer`] for ranks that are gone.
     pub(super) fn finish<T>(self, opened: Result<T>) -> Result<T> {
         let Self::Opens(ranks, passed) = self else {
             return opened;
@@ -160,18 +160,18 @@ impl Opening {
     /// Describes an opening; `None` if another process cannot have the same without requests.
     pub(super) fn describe(files: &OpenedFiles, notes: Vec<String>) -> Option<Self> {
         let OpenedFiles { set, shards, stale } = files;
-        let file = |source: &ShardSource, text: &[u8]| {
+        let file = |source: &dyn Source, text: &[u8]| {
             Some(OpenedFile {
-                object: source.object()?.opened_state()?,
+                object: source.as_object()?.opened_state()?,
                 text: String::from_utf8(text.to_vec()).ok()?,
             })
         };
         let index = set.index.as_ref().map(|placement| &placement.file);
         let index = match index.or(stale.as_ref().map(|stale| &stale.index)) {
-            Some(index) => Some(file(&index.source, index.bytes())?),
+            Some(index) => Some(file(&*index.source, index.bytes())?),
             None => None,
         };
-        let shards = shards.iter().map(|shard| file(&shard.source, &shard.text));
+        let shards = shards.iter().map(|shard| file(&*shard.source, &shard.text));
         let left_out = set.left_out.iter();
         Some(Self {
             index,

@@ -3,13 +3,11 @@
 
 use std::path::absolute;
 
-use super::{OpenedCheckpoint, ShardSource};
+use super::OpenedCheckpoint;
 use crate::crc::{Crcs, Polynomial};
 use crate::error::{Error, ErrorKind, Result, printable};
 use crate::options::Location;
 use crate::storage::Source;
-#[cfg(feature = "object")]
-use crate::storage::{ObjectIdentity, commit_in_cache};
 
 impl OpenedCheckpoint {
     /// Returns `locations`, from which this checkpoint was opened, as another process can open
@@ -30,7 +28,7 @@ impl OpenedCheckpoint {
             // Listed files are shards in this order; all shards of one location are of one commit.
             let shards = self.shards();
             let shard = shards.get(if locations.len() == 1 { 0 } else { index });
-            let commit = shard.and_then(|shard| commit(shard.source()));
+            let commit = shard.and_then(|shard| shard.source().commit_name());
             Ok(commit.map_or_else(|| location.clone(), |it| location.at_commit(it)))
         };
         locations.iter().enumerate().map(elsewhere).collect()
@@ -79,11 +77,11 @@ impl OpenedCheckpoint {
     fn states(&self) -> impl Iterator<Item = (&Location, String)> {
         let index = self.index().map(|index| {
             let crcs = index.digests().crcs;
-            (index.location(), state(&index.source, "index", crcs))
+            (index.location(), state(&*index.source, "index", crcs))
         });
         let shards = self.shards().iter().map(|shard| {
             let crcs = shard.header_crcs();
-            (shard.location(), state(shard.source(), "header", crcs))
+            (shard.location(), state(&**shard.source(), "header", crcs))
         });
         index.into_iter().chain(shards)
     }
@@ -91,45 +89,11 @@ impl OpenedCheckpoint {
 
 /// Returns the state of a file. `crcs` are the checksums of the part `covered`. The contents of a
 /// commit never change, wherever it is read from; other files have the validator of their storage.
-/// The numbers of device and inode do not count: they differ between machines that share a file
-/// system.
-fn state(source: &ShardSource, covered: &str, crcs: Crcs) -> String {
+fn state(source: &dyn Source, covered: &str, crcs: Crcs) -> String {
     let (len, crc) = (source.len(), crcs.get(Polynomial::Crc32c));
-    let known = format!("length {len}, CRC-32C of the {covered} {crc:08x}");
-    if let Some(commit) = commit(source) {
-        return format!("{known}, commit {commit}");
-    }
-    match source {
-        ShardSource::File(file) => {
-            let (seconds, nanoseconds) = file.identity().modified;
-            format!("{known}, modified {seconds}.{nanoseconds:09}")
-        }
-        #[cfg(feature = "object")]
-        ShardSource::Object(object) => match object.identity() {
-            ObjectIdentity {
-                e_tag: Some(tag), ..
-            } => format!("{known}, ETag {}", printable(tag)),
-            identity => {
-                let modified = format!("{known}, modified {}", identity.modified);
-                // The query is added here because it is not in the names of files that are compared
-                // with the states.
-                match object.location().query_digest() {
-                    Some(query) => format!("{modified}, query with SHA-256 {query}"),
-                    None => modified,
-                }
-            }
-        },
-    }
-}
-
-/// Returns the commit of a hub that a file is of.
-fn commit(source: &ShardSource) -> Option<&str> {
-    match source {
-        #[cfg(not(feature = "object"))]
-        ShardSource::File(_) => None,
-        #[cfg(feature = "object")]
-        ShardSource::File(file) => commit_in_cache(file.location().as_path()?),
-        #[cfg(feature = "object")]
-        ShardSource::Object(object) => object.commit_name(),
-    }
+    let validator = match source.commit_name() {
+        Some(commit) => format!("commit {commit}"),
+        None => source.validator(),
+    };
+    format!("length {len}, CRC-32C of the {covered} {crc:08x}, {validator}")
 }

@@ -2,25 +2,25 @@
 //! bad one.
 
 use super::OpenOptions;
-use super::backend::{Backend, Found, ShardSource};
+use super::backend::{Backend, Found, OpenedSource};
 use super::shards::ShardSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
-use crate::storage::{ConfinedDir, Source};
+use crate::storage::ConfinedDir;
 
 /// Files of a checkpoint.
 #[derive(Debug)]
-pub(crate) struct FileSet {
+pub struct FileSet {
     /// Directory that the paths of files are relative to.
-    pub(crate) folder: Location,
+    pub folder: Location,
     /// True if the location is a directory: then everything in it belongs together.
-    pub(crate) is_folder: bool,
+    pub is_folder: bool,
     /// Shards, in their order.
-    pub(crate) shards: Vec<Location>,
+    pub shards: Vec<Location>,
     /// Index that names them.
-    pub(crate) index: Option<Location>,
+    pub index: Option<Location>,
     /// Note on files of the directory that were left out or may not belong together.
-    pub(crate) note: Option<String>,
+    pub note: Option<String>,
     backend: Backend,
     /// Directory that files found in it must not leave.
     root: Option<ConfinedDir>,
@@ -32,8 +32,8 @@ impl FileSet {
     ///
     /// # Errors
     ///
-    /// As for [`crate::checkpoint::OpenedCheckpoint::open_with`], except for errors about shards.
-    pub(crate) fn find_or_empty(
+    /// As for [`crate::OpenedCheckpoint::open_with`], except for errors about shards.
+    pub fn find_or_empty(
         location: &Location,
         options: &OpenOptions,
     ) -> Result<(Self, Option<Error>)> {
@@ -48,7 +48,7 @@ impl FileSet {
         }
     }
 
-    /// Finds the files of a location, as [`crate::checkpoint::OpenedCheckpoint::open_with`] does.
+    /// Finds the files of a location, as [`crate::OpenedCheckpoint::open_with`] does.
     fn find(location: &Location, options: &OpenOptions) -> Result<Self> {
         let backend = Backend::new(options.clone(), location);
         let nearest = backend.nearest(std::slice::from_ref(location))?;
@@ -99,23 +99,22 @@ impl FileSet {
     /// # Errors
     ///
     /// Errors of the store.
-    pub(crate) fn list(&self, folder: &Location) -> Result<Option<(Vec<String>, Vec<String>)>> {
+    pub fn list(&self, folder: &Location) -> Result<Option<(Vec<String>, Vec<String>)>> {
         Ok(match self.backend.find(folder)? {
             Found::Folder { names, below } => Some((names, below)),
             // The location is a prefix that has the name of a file.
             Found::File => Some((vec![String::new()], Vec::new())),
-            #[cfg(feature = "object")]
             Found::Unlisted => None,
         })
     }
 
     /// Returns notes on what listings have left out so far.
-    pub(crate) fn listing_notes(&self) -> Vec<String> {
+    pub fn listing_notes(&self) -> Vec<String> {
         self.backend.notes()
     }
 
     /// Returns whether symbolic links may lead out of the directory.
-    pub(crate) fn follows_symlinks(&self) -> bool {
+    pub fn follows_symlinks(&self) -> bool {
         self.backend.follows_in(&self.folder)
     }
 
@@ -125,7 +124,7 @@ impl FileSet {
     /// # Errors
     ///
     /// The file does not exist, or may not be read.
-    pub(crate) fn open(&self, file: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
+    pub fn open(&self, file: &Location, first: usize) -> Result<OpenedSource> {
         self.backend.open(file, self.root.as_ref(), first)
     }
 }

@@ -13,9 +13,8 @@ use super::together::Together;
 use super::{OpenOptions, Opened, OpenedCheckpoint, Shard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::TensorInfo;
-use crate::options::Location;
-#[cfg(feature = "object")]
-use crate::options::StoreOptions;
+use crate::options::{Location, StoreOptions};
+use crate::storage::Remote;
 use crate::sync::descriptors::reserve_descriptors;
 use crate::sync::detached::{TooLong, run_with_timeout};
 
@@ -38,7 +37,7 @@ pub(super) struct OpenedFiles {
 
 impl OpenedCheckpoint {
     /// Opens a file, a directory or an index file, on a file system or in an object store, with
-    /// [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions) alone.
+    /// [`OpenOptions`], or with [`StoreOptions`] alone.
     ///
     /// # Errors
     ///
@@ -73,7 +72,7 @@ impl OpenedCheckpoint {
     }
 
     /// Opens a list of files as one checkpoint, in this order, with [`OpenOptions`], or with
-    /// [`StoreOptions`](crate::StoreOptions) alone. Listed files may be symbolic links.
+    /// [`StoreOptions`] alone. Listed files may be symbolic links.
     ///
     /// # Errors
     ///
@@ -119,21 +118,15 @@ impl OpenedCheckpoint {
         together.finish(opened)
     }
 
-    /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
-    /// a directory.
+    /// Opens a checkpoint in a store that the caller opened, and that `remote` has: an object, an
+    /// index, or the prefix of a directory.
     ///
     /// # Errors
     ///
     /// As [`Self::open_with`]; [`ErrorKind::InvalidRequest`] for a path with empty components, `.`
     /// or `..`.
-    #[cfg(feature = "object")]
-    pub fn open_in(
-        objects: Arc<dyn object_store::ObjectStore>,
-        path: &str,
-        store: &StoreOptions,
-    ) -> Result<Self> {
-        let location = Location::custom(&objects.to_string(), path);
-        let backend = Backend::custom(objects, &location, store);
+    pub fn open_on(remote: Arc<Remote>, location: Location, store: &StoreOptions) -> Result<Self> {
+        let backend = Backend::on(remote, &location, store);
         Self::run_with_timeout(backend, move |backend, started| {
             let list = || ShardSet::find(&location, backend);
             let set = backend.timeline.time("list", list)?;
@@ -225,7 +218,7 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
     for (index, tensor) in tensors.iter().enumerate() {
         if let Some(first) = by_name.insert(tensor.name().to_owned(), index) {
             let (first, second) = (&shards[tensors[first].shard()], &shards[tensor.shard()]);
-            if first.source.is(&second.source) {
+            if first.source.is(&*second.source) {
                 return Err(Error::invalid_request("the file is listed twice")
                     .with_location(second.location())
                     .with_hint("list every file once"));

@@ -2,16 +2,16 @@
 //! are the same on file systems and in object stores.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use super::backend::{Backend, Found, ShardSource};
+use super::backend::{Backend, Found};
 use super::index::Placement;
 use super::no_weights::no_weights;
 use crate::error::{Error, ErrorKind, Result, shortened};
 use crate::format::{
-    Choice, INDEX_BYTES_MAX, ModelFiles, choose_files, missing_shard, parse_index,
+    Choice, INDEX_BYTES_MAX, INDEX_NAME, ModelFiles, Precedence, SINGLE_NAME, choose_files,
+    missing_shard, parse_index,
 };
-#[cfg(feature = "object")]
-use crate::format::{INDEX_NAME, Precedence, SINGLE_NAME};
 use crate::options::Location;
 use crate::storage::{ConfinedDir, Source};
 
@@ -63,7 +63,6 @@ impl ShardSet {
     pub(super) fn named(location: &Location, backend: &Backend) -> Result<Self> {
         match backend.find(location)? {
             Found::Folder { names, below } => Self::in_folder(location, &names, &below, backend),
-            #[cfg(feature = "object")]
             Found::Unlisted => Self::in_unlisted(location, backend),
             Found::File if location.has_extension("json") => {
                 // An index that the caller named may be a link; its shards are beside the link, not
@@ -137,7 +136,6 @@ impl ShardSet {
 
     /// Finds the files of a directory on a web server by trying the names that model hubs use. Both
     /// are tried, so that a model that is left out is noted, as in a directory that is listed.
-    #[cfg(feature = "object")]
     fn in_unlisted(location: &Location, backend: &Backend) -> Result<Self> {
         let (index, single) = (location.join(INDEX_NAME), location.join(SINGLE_NAME));
         let open_index = || backend.open(&index, None, INDEX_FIRST_BYTES);
@@ -179,7 +177,6 @@ impl ShardSet {
         }
     }
 
-    #[cfg(feature = "object")]
     fn unlisted_file(file: Location) -> Self {
         Self {
             is_whole: true,
@@ -200,7 +197,7 @@ impl ShardSet {
     /// Selects the shards that an index names, in natural order.
     fn from_index(
         location: &Location,
-        source: ShardSource,
+        source: Arc<dyn Source>,
         mut bytes: Vec<u8>,
         root: Option<ConfinedDir>,
     ) -> Result<Self> {
@@ -270,7 +267,6 @@ impl ShardSet {
 /// Returns an opened file of a web server, or `None` if it does not exist. Servers whose listing is
 /// forbidden answer 403 for objects that do not exist. An error about another file, such as
 /// `ca_file`, says nothing about the object.
-#[cfg(feature = "object")]
 fn present<T>(opened: Result<T>, file: &Location) -> Result<Option<T>> {
     match opened {
         Ok(opened) => Ok(Some(opened)),
@@ -329,7 +325,7 @@ fn require_whole_set(location: &Location, names: &[&str]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::OpenOptions;
+    use crate::OpenOptions;
 
     #[test]
     fn only_subdirectories_of_models_are_looked_into() {

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::object::{ObjectEngine, ObjectSetup};
-use super::{Done, Engine, Job, Wait};
+use super::ObjectEngine;
+use crate::engine::{Done, Engine, Job, ObjectSetup, Wait};
 use crate::error::ErrorKind;
 use crate::memory::Lease;
 use crate::storage::Source;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::backend::ShardSource;
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, shortened};
 use crate::format::Index;
@@ -16,19 +15,22 @@ use crate::storage::Source;
 /// Index file that a checkpoint was opened by, as it was read then: it is compared with a manifest
 /// without being read again, since another file could be there by then.
 #[derive(Clone)]
-pub(crate) struct IndexFile {
-    pub(super) source: ShardSource,
+pub struct IndexFile {
+    pub(super) source: Arc<dyn Source>,
     bytes: Arc<Vec<u8>>,
 }
 
 /// Digests of an index file.
-pub(crate) struct IndexDigests {
-    pub(crate) crcs: Crcs,
-    pub(crate) sha256: [u8; 32],
+#[derive(Debug)]
+pub struct IndexDigests {
+    /// CRC-32 and CRC-32C.
+    pub crcs: Crcs,
+    /// SHA-256.
+    pub sha256: [u8; 32],
 }
 
 impl IndexFile {
-    fn new(source: ShardSource, mut bytes: Vec<u8>) -> Self {
+    fn new(source: Arc<dyn Source>, mut bytes: Vec<u8>) -> Self {
         bytes.shrink_to_fit();
         Self {
             source,
@@ -38,7 +40,7 @@ impl IndexFile {
 
     /// Computes the digests. They are not kept: few loads compare them, and a process that is
     /// forked meanwhile would inherit the lock around them.
-    pub(crate) fn digests(&self) -> IndexDigests {
+    pub fn digests(&self) -> IndexDigests {
         IndexDigests {
             crcs: Crcs::new(&[&self.bytes]),
             sha256: Sha256::digest(self.bytes.as_slice()).into(),
@@ -46,16 +48,17 @@ impl IndexFile {
     }
 
     /// Returns the file as it was read.
-    #[cfg(feature = "object")]
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    pub(crate) fn location(&self) -> &Location {
+    /// Returns where it was read.
+    pub fn location(&self) -> &Location {
         self.source.location()
     }
 
-    pub(crate) fn len(&self) -> u64 {
+    /// Returns its length, bytes.
+    pub fn byte_len(&self) -> u64 {
         self.source.len()
     }
 }
@@ -79,7 +82,7 @@ pub(super) struct Placement {
 
 impl Placement {
     /// Creates the placement of an index that was parsed from `bytes`.
-    pub(super) fn new(source: ShardSource, index: Index, bytes: Vec<u8>) -> Self {
+    pub(super) fn new(source: Arc<dyn Source>, index: Index, bytes: Vec<u8>) -> Self {
         Self {
             file: IndexFile::new(source, bytes),
             shards: index.shards,
@@ -133,7 +136,7 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::{OpenOptions, OpenedCheckpoint};
+    use crate::{OpenOptions, OpenedCheckpoint};
 
     #[test]
     fn index_is_hashed_as_it_was_read() {
