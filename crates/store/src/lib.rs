@@ -16,6 +16,7 @@ mod aws;
 #[cfg(feature = "aws-config")]
 mod aws_http;
 mod azure;
+mod backend;
 mod builder;
 mod checksums;
 mod classification;
@@ -28,8 +29,8 @@ mod error_body;
 mod first_connection;
 mod gcs;
 mod hub;
-mod lists;
 mod object_list;
+mod objects;
 pub mod obs_text;
 mod oci;
 mod pages;
@@ -47,6 +48,7 @@ mod response_capture;
 mod s3;
 mod s3_access_point;
 mod s3_endpoint;
+mod server;
 mod signing;
 mod status_error;
 mod steps;
@@ -63,9 +65,9 @@ pub(crate) use tload_base::{error, files, options, sync};
 pub(crate) use tload_format as format;
 
 pub use self::answers::{AnswerCache, AnswerPlace, Check, check};
+pub use self::backend::{Arrived, Attempt};
 pub use self::client::READ_TIMEOUT;
 pub use self::environment::Surroundings;
-pub use self::hub::xet::{Arrived, Attempt};
 #[cfg(feature = "testing")]
 pub use self::hub::{assert_content_store_is_bounded, assert_levels_are_whole};
 pub use self::hub::{

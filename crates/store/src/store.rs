@@ -2,79 +2,37 @@
 //! requests that callers make.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 
-use super::answers::{AnswerCache, AnswerPlace, Check, check};
+use super::answers::{AnswerCache, Answers, Check, check};
+use super::backend::{Attempt, Backend, Pieces};
 use super::builder::{Opening, StoreProtocol};
 use super::checksums::Asks;
 use super::connector::Connector;
-use super::credentials::Credentials;
 use super::environment::{Environment, Surroundings, Variables};
-use super::first_connection::FirstConnection;
-use super::hub::bucket::Bucket;
-use super::hub::repository::Repository;
-use super::hub::xet::Xet;
-use super::hub::{self, Commit, is_hub_offline};
-use super::oci::{self, Registry};
+use super::objects::Objects;
 use super::path::object_path;
 use super::redactor::Redactor;
 use super::request_error::Fault;
-use super::requests::Standing;
+use super::requests::Requests;
 use super::response_capture::ResponseCapture;
+use super::server::Server;
 use super::signing::Signer;
-use super::{azure, gcs, s3, web};
-use crate::error::{Error, ErrorKind, Result};
+use super::tree::{Level, Listed};
+use super::{azure, gcs, hub, oci, s3, web};
+use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::options::location::{Protocol, RemoteUrl};
-use crate::options::store_options::{StoreOptions, without_credentials};
+use crate::options::store_options::StoreOptions;
 use crate::sync::timeline::Timeline;
-
-/// End of the address of a server whose certificate is not verified.
-const UNVERIFIED: &str = " without TLS verification";
 
 /// Bucket, container, web server, or repository of a model hub.
 pub struct Store {
-    pub(super) inner: Arc<dyn ObjectStore>,
-    /// Scheme and host, without secrets.
-    pub(super) label: String,
-    /// Address of the server, if options or the environment give it; without secrets.
-    pub(super) origin: String,
-    /// `None` if the caller provided the store.
-    pub(super) protocol: Option<&'static StoreProtocol>,
-    pub(super) credentials: Credentials,
-    pub(super) region: Option<String>,
-    pub(super) signed_url: bool,
-    /// Index of the first HTTP client that speaks to the store; those before it fetch credentials.
-    pub(super) own_client: usize,
-    /// Repository, if the store is one of a hub.
-    pub(super) repository: Option<Repository>,
-    /// Artifact, if the store is an OCI registry.
-    pub(super) registry: Option<Arc<Registry>>,
-    /// Bucket, if the store is one of a hub.
-    pub(super) bucket: Option<Bucket>,
-    /// Place of the hub's description of the repository in the cache.
-    pub(super) description: Option<Arc<dyn AnswerPlace>>,
-    /// Error of requests if they are forbidden: message and hint.
-    pub(super) offline: Option<(String, String)>,
-    /// Limits the first request, if this is a hub.
-    pub(super) first: Option<Arc<FirstConnection>>,
-    /// Way to request an object's own checksums.
-    pub(super) asks: Asks,
-    /// Signs requests again to which headers of options were added.
-    pub(super) signer: Option<Signer>,
-    pub(super) redactor: Redactor,
-    /// True until the first response, if connections of earlier openings are used: the server may
-    /// have closed them.
-    pub(super) is_resumed: AtomicBool,
-    /// Standing of the credentials, in all stores that use them.
-    pub(super) standing: Arc<Standing>,
-    /// Makes the HTTP clients.
-    pub(super) connector: Connector,
-    /// Phases of the requests: names, connections, credentials.
-    pub(super) timeline: Timeline,
+    backend: Arc<dyn Backend>,
+    requests: Requests,
 }
 
 /// Returns the implementation of a protocol; `None` for stores that the caller opens.
@@ -136,47 +94,14 @@ impl Store {
         // noticed.
         let files = (protocol.files)(&opening);
         let surroundings = files.map(|files| Surroundings::new(variables, files));
-        let opened = (protocol.open)(&opening)?;
+        let mut opened = (protocol.open)(&opening)?;
         let trusted = opening.connector.trusted_file();
         let surroundings = surroundings.map(|seen| seen.and(trusted));
-        let own_client = opening.connector.made().saturating_sub(opened.sessions);
-        opening.connector.own_from(own_client);
-        let mut origin = without_credentials(&opened.origin);
-        if opening.connector.is_unverified() {
-            // Anyone may have sent these bytes, so they must not be taken for bytes of a verified
-            // server.
-            origin.push_str(UNVERIFIED);
-        }
-        let store = Self {
-            inner: opened.store,
-            label: format!("{}://{}", url.scheme, url.host()),
-            description: None,
-            offline: offline(url, options),
-            first: opening.first_connection(),
-            origin,
-            protocol: Some(protocol),
-            credentials: opened.credentials,
-            region: opened.region,
-            signed_url: url.query.is_some(),
-            own_client,
-            repository: opened.repository,
-            registry: opened.registry,
-            bucket: opened.bucket,
-            asks: Asks {
-                signer: opened.signer.clone().filter(Signer::is_of_aws),
-            },
-            signer: opened.signer,
-            redactor: opening.redactor.and(opened.token.as_ref()),
-            is_resumed: AtomicBool::new(false),
-            standing: Arc::default(),
-            connector: opening.connector,
-            timeline: timeline.clone(),
-        };
-        let description = store.description(url, cache);
-        let store = Self {
-            description,
-            ..store
-        };
+        opened.offline = offline(options).or(opened.offline);
+        let backend = Arc::clone(&opened.backend);
+        let server = Arc::new(Server::new(opening, opened));
+        let requests = Requests::new(server, false, timeline.clone());
+        let store = Self::begin(backend, requests, url, cache);
         Ok((Arc::new(store), path, surroundings))
     }
 
@@ -189,78 +114,38 @@ impl Store {
         timeline: &Timeline,
         cache: Option<&dyn AnswerCache>,
     ) -> Self {
+        let server = Arc::clone(&self.requests.server);
+        let requests = Requests::new(server, true, timeline.clone());
+        Self::begin(Arc::clone(&self.backend), requests, url, cache)
+    }
+
+    fn begin(
+        backend: Arc<dyn Backend>,
+        requests: Requests,
+        url: &RemoteUrl,
+        cache: Option<&dyn AnswerCache>,
+    ) -> Self {
+        let origin = &requests.server.address.origin;
+        let answers = Answers { cache, url, origin };
         Self {
-            inner: Arc::clone(&self.inner),
-            label: self.label.clone(),
-            origin: self.origin.clone(),
-            protocol: self.protocol,
-            credentials: self.credentials.clone(),
-            region: self.region.clone(),
-            signed_url: self.signed_url,
-            own_client: self.own_client,
-            repository: self.repository.as_ref().map(Repository::again),
-            registry: self.registry.clone(),
-            bucket: self.bucket.clone(),
-            description: self.description(url, cache),
-            offline: self.offline.clone(),
-            first: self.first.clone(),
-            asks: self.asks.clone(),
-            signer: self.signer.clone(),
-            redactor: self.redactor.clone(),
-            is_resumed: AtomicBool::new(true),
-            standing: Arc::clone(&self.standing),
-            connector: self.connector.clone(),
-            timeline: timeline.clone(),
+            backend: backend.for_opening(&answers),
+            requests,
         }
+    }
+
+    /// Creates a store from one that the caller provides.
+    pub fn custom(store: Arc<dyn ObjectStore>, label: &str) -> Arc<Self> {
+        let server = Arc::new(Server::of_caller(label));
+        Arc::new(Self {
+            backend: Arc::new(Objects::plain(store)),
+            requests: Requests::new(server, false, Timeline::default()),
+        })
     }
 
     /// Returns whether an opening may use what this store uses: it sends requests, a server was
     /// reached if that is limited in time, and the credentials have not turned out to be wrong.
     pub fn is_reusable(&self) -> bool {
-        self.offline.is_none()
-            && self.first.as_ref().is_none_or(|first| first.is_made())
-            && !self.standing.is_doubtful.load(Ordering::Relaxed)
-    }
-
-    /// Returns the place of the hub's description of the repository in the cache.
-    fn description(
-        &self,
-        url: &RemoteUrl,
-        cache: Option<&dyn AnswerCache>,
-    ) -> Option<Arc<dyn AnswerPlace>> {
-        self.repository.as_ref()?;
-        let repository = RemoteUrl {
-            path: String::new(),
-            ..url.clone()
-        };
-        cache?.place("commit", &repository, &self.origin)
-    }
-
-    /// Creates a store from one that the caller provides.
-    pub fn custom(store: Arc<dyn ObjectStore>, label: &str) -> Arc<Self> {
-        Arc::new(Self {
-            inner: store,
-            label: label.to_owned(),
-            origin: String::new(),
-            protocol: None,
-            credentials: Credentials::known("the caller's store"),
-            region: None,
-            signed_url: false,
-            own_client: 0,
-            repository: None,
-            registry: None,
-            bucket: None,
-            description: None,
-            offline: None,
-            first: None,
-            asks: Asks::default(),
-            signer: None,
-            redactor: Redactor::default(),
-            is_resumed: AtomicBool::new(false),
-            standing: Arc::default(),
-            connector: Connector::default(),
-            timeline: Timeline::default(),
-        })
+        self.requests.server.is_reusable()
     }
 
     /// Requests an object or a range of it, once.
@@ -269,65 +154,14 @@ impl Store {
         path: &Path,
         options: GetOptions,
     ) -> Result<(GetResult, ResponseCapture), Fault> {
-        let operation = if options.head { "HEAD" } else { "GET" };
-        let Some(commit) = self.commit().await? else {
-            let options = match &self.bucket {
-                Some(_) => Commit::question(options),
-                None => options,
-            };
-            let ask = || self.inner.get_opts(path, options.clone());
-            return self.request(operation, ask).await;
-        };
-        if let Some(tag) = &options.if_none_match
-            && commit.has_tag(path, tag)
-        {
-            return Err(Fault::unmodified());
-        }
-        let place = commit.path_of(path);
-        let question = Commit::question(options);
-        let ask = || self.inner.get_opts(&place, question.clone());
-        let (mut result, captured) = self.request(operation, ask).await?;
-        commit
-            .describe(path, &mut result.meta)
-            .map_err(|message| self.misbehaved(&captured, &message))?;
-        if let Some(xet) = self.xet() {
-            xet.learn(commit.name(), path, &result.meta, &captured);
-        }
-        Ok((result, captured))
-    }
-
-    /// Asks a hub or a registry for the list of files that is read, if that has not been done.
-    pub async fn find_list(&self, file: &Path) -> Result<(), Fault> {
-        if self.registry.is_some() {
-            // The manifest of a registry is its list, and this reads it.
-            self.head(file).await?;
-        }
-        self.commit().await.map(drop)
-    }
-
-    /// Returns the hub's content store, if the store is a repository of a hub and may use it.
-    pub(super) fn xet(&self) -> Option<&Xet> {
-        self.repository.as_ref()?.xet.as_ref()
+        self.backend.get(&self.requests, path, options).await
     }
 
     /// Requests length and identity of an object, once.
     pub async fn head(&self, path: &Path) -> Result<(ObjectMeta, ResponseCapture), Fault> {
-        let options = GetOptions {
-            head: true,
-            ..GetOptions::default()
-        };
+        let options = GetOptions::new().with_head(true);
         let (result, captured) = self.get(path, options).await?;
         Ok((result.meta, captured))
-    }
-
-    /// Returns the metadata of an object as the hub lists it, if the store is a hub; `None` if that
-    /// contradicts it.
-    pub fn described(&self, path: &Path, mut meta: ObjectMeta) -> Option<ObjectMeta> {
-        let repository = self.repository.as_ref();
-        if let Some(commit) = repository.and_then(|repository| repository.commit.get()) {
-            commit.describe(path, &mut meta).ok()?;
-        }
-        Some(meta)
     }
 
     /// Requests length, identity and own checksums of an object, once. The checksums are in
@@ -337,67 +171,136 @@ impl Store {
         path: &Path,
         mut options: GetOptions,
     ) -> Result<(ObjectMeta, ResponseCapture), Fault> {
+        let signer = self.requests.server.signer.clone();
         options.head = true;
-        options.extensions.insert(self.asks.clone());
+        options.extensions.insert(Asks {
+            signer: signer.filter(Signer::is_of_aws),
+        });
         let (result, captured) = self.get(path, options).await?;
         Ok((result.meta, captured))
     }
 
     /// Returns whether checksums of objects can be requested here.
     pub fn states_checksums(&self) -> bool {
-        self.protocol
-            .is_some_and(|protocol| protocol.states_checksums)
+        self.backend.states_checksums()
+    }
+
+    /// Requests a range of a file from the content store of a hub, and returns the metadata that
+    /// the hub sent with the file's hash; `None` if the file is to be read by [`Self::get`].
+    ///
+    /// A content store that has not delivered anything yet is left if it fails, or brings nothing
+    /// for half of the patience of the attempt: the hub has the other half. If it asks to wait,
+    /// it is left at the last attempt only.
+    pub async fn by_content_store(
+        &self,
+        path: &Path,
+        range: Range<u64>,
+        attempt: Attempt,
+    ) -> Result<Option<(ObjectMeta, Pieces<'_>)>, Fault> {
+        let requests = &self.requests;
+        let asked = self
+            .backend
+            .by_content_store(requests, path, range, attempt);
+        asked.await
+    }
+
+    /// Lists the direct children of a prefix, with one request for each page.
+    pub async fn list(&self, prefix: Option<&Path>) -> Result<Level, Fault> {
+        let mut level = self.backend.list(&self.requests, prefix).await?;
+        // Keys are shown, and a server may echo secrets of requests in them.
+        let nothing = ResponseCapture::default();
+        for name in &mut level.unusable {
+            *name = self.redacted(name, &nothing);
+        }
+        Ok(level)
+    }
+
+    /// Asks a hub or a registry for the list of files that is read, if that has not been done.
+    pub async fn find_list(&self, file: &Path) -> Result<(), Fault> {
+        self.backend.find_list(&self.requests, file).await
+    }
+
+    /// Lists all files of a hub's repository, which are known with its commit. Names that are no
+    /// paths are left out.
+    pub async fn files_of_commit(&self) -> Result<Vec<Listed>, Fault> {
+        self.backend.all_files(&self.requests).await
+    }
+
+    /// Returns the metadata of an object as the hub lists it, if the store is a hub; `None` if that
+    /// contradicts it.
+    pub fn described(&self, path: &Path, meta: ObjectMeta) -> Option<ObjectMeta> {
+        self.backend.described(path, meta)
     }
 
     /// Returns the hub's name for the contents of a file, if the store is a hub, the list of files
     /// was fetched and it states one.
     pub fn contents_name(&self, file: &Path) -> Option<&str> {
-        self.repository.as_ref()?.commit.get()?.contents_name(file)
+        self.backend.contents_name(file)
     }
 
     /// Returns the name of the commit, or the digest of an artifact's manifest, if it is already
     /// known.
     pub fn commit_name(&self) -> Option<&str> {
-        if let Some(registry) = &self.registry {
-            return registry.digest();
-        }
-        Some(self.repository.as_ref()?.commit.get()?.name())
+        self.backend.commit_name()
     }
 
     /// Returns the address of the server, beyond what URLs name: the endpoint and the account, and
     /// whether its certificate is verified.
     pub fn origin(&self) -> &str {
-        &self.origin
+        &self.requests.server.address.origin
     }
 
     /// Returns the region that requests are signed for.
     pub fn region(&self) -> Option<&str> {
-        self.region.as_deref()
+        self.requests.server.address.region.as_deref()
     }
 
     /// Returns the origin of the credentials, for display.
     pub fn credentials(&self) -> String {
-        self.credentials.shown()
+        self.requests.server.credentials.shown()
+    }
+
+    /// Translates a failure of a request or of the body of its response.
+    pub fn fault(
+        &self,
+        error: &object_store::Error,
+        captured: &ResponseCapture,
+        operation: &str,
+    ) -> Fault {
+        self.requests.fault(error, captured, operation)
+    }
+
+    /// Removes secrets from a text that quotes parts of a response.
+    pub fn redacted(&self, text: &str, captured: &ResponseCapture) -> String {
+        self.requests.server.redactor.redact(text, &captured.sent)
+    }
+
+    /// Returns the error for a server that violates HTTP; `message` says how.
+    pub fn misbehaved(&self, captured: &ResponseCapture, message: &str) -> Fault {
+        self.requests.misbehaved(captured, message)
+    }
+
+    /// Describes a request whose response was unusable.
+    pub fn failed_request(&self, captured: &ResponseCapture, operation: &str) -> FailedRequest {
+        self.requests.failed_request(captured, operation)
     }
 }
 
-/// Returns the error of requests to a store that are forbidden, if they are: message and hint.
-fn offline(url: &RemoteUrl, options: &StoreOptions) -> Option<(String, String)> {
-    if check(options) == Check::Offline {
-        return Some((
+/// Returns the error of requests to a store that the options forbid, if they do: message and hint.
+fn offline(options: &StoreOptions) -> Option<(String, String)> {
+    (check(options) == Check::Offline).then(|| {
+        (
             "is not in the cache, and cache_check=offline forbids requests".to_owned(),
             "do the same once with this cache_dir and without cache_check=offline: files beside the weights come with a copy only".to_owned(),
-        ));
-    }
-    let is_hub = url.protocol == Protocol::Hub;
-    (is_hub && is_hub_offline(options)).then(|| hub::in_neither_cache(url, options))
+        )
+    })
 }
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
-            .field("label", &self.label)
-            .field("credentials", &self.credentials.shown())
+            .field("label", &self.requests.server.address.label)
+            .field("credentials", &self.credentials())
             .finish_non_exhaustive()
     }
 }
