@@ -34,6 +34,26 @@ pub trait AnswerCache: fmt::Debug + Send + Sync {
     fn place(&self, kind: &str, url: &RemoteUrl, origin: &str) -> Option<Arc<dyn AnswerPlace>>;
 }
 
+/// Places of the answers of one store.
+pub(crate) struct Answers<'a> {
+    /// `None` if no answers are kept.
+    pub(crate) cache: Option<&'a dyn AnswerCache>,
+    /// URL of something in the store.
+    pub(crate) url: &'a RemoteUrl,
+    pub(crate) origin: &'a str,
+}
+
+impl Answers<'_> {
+    /// Returns the place of the answer to a question of this `kind` about the whole store.
+    pub(crate) fn place(&self, kind: &str) -> Option<Arc<dyn AnswerPlace>> {
+        let url = RemoteUrl {
+            path: String::new(),
+            ..self.url.clone()
+        };
+        self.cache?.place(kind, &url, self.origin)
+    }
+}
+
 /// Place of the answer to one question.
 pub trait AnswerPlace: fmt::Debug + Send + Sync {
     /// Returns the known answer, if it may be used.

@@ -12,6 +12,7 @@ use super::classification::Hints;
 use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials};
 use super::environment::{Environment, Variables};
+use super::objects::Objects;
 use super::pages::Format;
 use super::signing::Signer;
 use super::trust::OF_REQUESTS;
@@ -28,8 +29,6 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
         ..Hints::NONE
     },
     bundles: OF_REQUESTS,
-    states_checksums: false,
-    lists: Some(Format::Blobs),
 };
 
 pub(crate) static VARIABLES: Variables = Variables {
@@ -99,11 +98,16 @@ fn open(opening: &Opening) -> Result<OpenStore> {
             account.clone()
         },
     });
+    let objects = Objects {
+        store: Arc::new(store),
+        lists: Some(Format::Blobs),
+        states_checksums: false,
+    };
     Ok(OpenStore {
         signer,
         // The account comes first because a query of the endpoint is cut off.
         origin: format!("{account} {endpoint}"),
-        ..OpenStore::new(store, credentials)
+        ..OpenStore::new(Arc::new(objects), credentials)
     })
 }
 

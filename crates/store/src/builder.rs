@@ -9,23 +9,20 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use http::HeaderValue;
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 
+use super::backend::Backend;
 use super::classification::{Hints, texts};
 use super::client::{Extras, client_options};
 use super::connector::Connector;
 use super::credentials::Credentials;
 use super::environment::{Environment, Variables};
 use super::first_connection::FirstConnection;
-use super::hub::bucket::Bucket;
-use super::hub::repository::Repository;
-use super::oci::Registry;
-use super::pages::Format;
 use super::redactor::{Redactor, Sent};
 use super::signing::Signer;
 use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::location::{Protocol, RemoteUrl};
+use crate::options::location::RemoteUrl;
 use crate::options::store_options::StoreOptions;
 
 /// Everything that depends on the protocol of a store, except its options.
@@ -39,10 +36,6 @@ pub(crate) struct StoreProtocol {
     pub(crate) hints: Hints,
     /// Variables that name certificates to trust, in order of precedence.
     pub(crate) bundles: [&'static str; 2],
-    /// True if checksums of objects can be requested.
-    pub(crate) states_checksums: bool,
-    /// Form of the pages of its lists, if `object_store` requests them.
-    pub(crate) lists: Option<Format>,
 }
 
 /// Inputs of opening a store.
@@ -59,7 +52,7 @@ pub(crate) struct Opening<'a> {
 
 /// Opened store and its properties.
 pub(crate) struct OpenStore {
-    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) backend: Arc<dyn Backend>,
     pub(crate) credentials: Credentials,
     /// Endpoint and account, beyond what the URL names.
     pub(crate) origin: String,
@@ -71,40 +64,30 @@ pub(crate) struct OpenStore {
     pub(crate) signer: Option<Signer>,
     /// Token that was found in a file.
     pub(crate) token: Option<HeaderValue>,
-    /// Repository, if the store is one of a hub.
-    pub(crate) repository: Option<Repository>,
-    /// Artifact, if the store is an OCI registry.
-    pub(crate) registry: Option<Arc<Registry>>,
-    /// Bucket, if the store is one of a hub.
-    pub(crate) bucket: Option<Bucket>,
+    /// Limit of the first connection.
+    pub(crate) first: Option<Arc<FirstConnection>>,
+    /// Error of requests if they are forbidden: message and hint.
+    pub(crate) offline: Option<(String, String)>,
 }
 
 impl OpenStore {
     /// Creates a store without any of the properties that only some protocols have.
-    pub(crate) fn new(store: impl ObjectStore, credentials: Credentials) -> Self {
+    pub(crate) fn new(backend: Arc<dyn Backend>, credentials: Credentials) -> Self {
         Self {
-            store: Arc::new(store),
+            backend,
             credentials,
             origin: String::new(),
             region: None,
             sessions: 0,
             signer: None,
             token: None,
-            repository: None,
-            registry: None,
-            bucket: None,
+            first: None,
+            offline: None,
         }
     }
 }
 
 impl Opening<'_> {
-    /// Returns the limit of the first connection, if this is a hub and the options set no limit.
-    pub(crate) fn first_connection(&self) -> Option<Arc<FirstConnection>> {
-        let is_hub = self.url.protocol == Protocol::Hub;
-        let is_limited = is_hub && self.options.get("connect_timeout").is_none();
-        is_limited.then(|| Arc::clone(self.connector.first()))
-    }
-
     /// Returns whether the environment may be read.
     pub(crate) fn may_read_environment(&self) -> bool {
         self.options.flag("environment").unwrap_or(true)

@@ -94,6 +94,11 @@ impl Connector {
         self.own.store(number, Ordering::Relaxed);
     }
 
+    /// Returns whether this client speaks to the store itself, or no client was used.
+    pub(crate) fn is_own(&self, client: usize) -> bool {
+        client == 0 || client >= self.own.load(Ordering::Relaxed)
+    }
+
     /// Trusts these certificates too. Called before a client is made; a second call has no effect.
     pub(crate) fn trust(&self, trusted: Trusted) {
         let _ = self.trusted.set(trusted);

@@ -424,7 +424,7 @@ mod tests {
 
     use super::*;
     use crate::options::Location;
-    use crate::variables_of_all;
+    use crate::store::variables_of_all;
 
     fn redactor(url: &str, options: &[(&str, &str)], variables: &[(&str, &str)]) -> Redactor {
         let location = Location::parse(url).expect(url);

@@ -1,73 +1,113 @@
 //! Sends the requests of a store, one attempt each, and translates their failures.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::Store;
-use super::classification::{Hints, RequestContext};
+use object_store::path::Path;
+use object_store::{GetOptions, GetResult, ObjectStore};
+
+use super::classification::RequestContext;
 use super::connector::timed;
 use super::request_error::{Fault, failed_request, translate};
 use super::response_capture::{ResponseCapture, capture};
+use super::server::Server;
 use super::signing::with_signer;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::sync::retry::Transient;
+use crate::sync::timeline::Timeline;
 
-/// Treatment of the credentials of a store by its server so far.
-#[derive(Default)]
-pub(super) struct Standing {
-    has_succeeded: AtomicBool,
-    /// True if they may be wrong.
-    pub(super) is_doubtful: AtomicBool,
+/// Requests of one opening to the server of its store.
+pub(crate) struct Requests {
+    pub(crate) server: Arc<Server>,
+    /// True until the first response, if connections of earlier openings are used: the server may
+    /// have closed them.
+    is_resumed: AtomicBool,
+    /// Phases of the requests: names, connections, credentials.
+    timeline: Timeline,
 }
 
-impl Store {
+/// Returns the name of a request for an object, for errors.
+pub(crate) fn operation(options: &GetOptions) -> &'static str {
+    if options.head { "HEAD" } else { "GET" }
+}
+
+impl Requests {
+    /// Creates the requests of an opening; `is_resumed` if an earlier one has used the server.
+    pub(crate) fn new(server: Arc<Server>, is_resumed: bool, timeline: Timeline) -> Self {
+        Self {
+            server,
+            is_resumed: AtomicBool::new(is_resumed),
+            timeline,
+        }
+    }
+
+    /// Requests an object of a store of `object_store`, or a range of it.
+    pub(crate) async fn get(
+        &self,
+        objects: &dyn ObjectStore,
+        path: &Path,
+        options: GetOptions,
+    ) -> Result<(GetResult, ResponseCapture), Fault> {
+        let ask = || objects.get_opts(path, options.clone());
+        self.send(operation(&options), ask).await
+    }
+
     /// Sends a request. Retries once on a reused connection that the server had closed: a new
     /// connection could not have failed so.
-    pub(super) async fn request<T, F: Future<Output = object_store::Result<T>>>(
+    pub(crate) async fn send<T, F: Future<Output = object_store::Result<T>>>(
         &self,
         operation: &str,
         request: impl Fn() -> F,
     ) -> Result<(T, ResponseCapture), Fault> {
-        if let Some((message, hint)) = &self.offline {
+        if let Some((message, hint)) = &self.server.offline {
             let error = Error::new(ErrorKind::Remote, message).with_hint(hint);
             return Err(Fault::new(error));
         }
-        self.connector.prepare();
+        self.server.connector.prepare();
         let is_resumed = self.is_resumed.load(Ordering::Relaxed);
         // Futures that hold this one would be large, so it is boxed.
-        let send = || Box::pin(self.request_once(operation, request()));
-        let (mut result, mut captured) = send().await;
+        let once = || Box::pin(self.send_once(operation, request()));
+        let (mut result, mut captured) = once().await;
         let is_broken = |fault: &Fault| matches!(fault.transient, Some(Transient::Broken));
         let is_dead = is_resumed && captured.is_of_dead_connection();
         if is_dead && result.as_ref().is_err_and(is_broken) {
             tracing::debug!("the server had closed a connection of an earlier request");
-            (result, captured) = send().await;
+            (result, captured) = once().await;
         }
         result.map(|result| (result, captured))
     }
 
     /// Sends a request once.
-    async fn request_once<T>(
+    async fn send_once<T>(
         &self,
         operation: &str,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> (Result<T, Fault>, ResponseCapture) {
         let limited = async {
-            match &self.first {
+            match &self.server.first {
                 Some(first) => first.limit(request).await,
                 None => request.await,
             }
         };
-        let signed = with_signer(self.signer.clone(), limited);
+        let signed = with_signer(self.server.signer.clone(), limited);
         let (result, captured) = capture(timed(self.timeline.clone(), signed)).await;
         if captured.status.is_some() {
             self.is_resumed.store(false, Ordering::Relaxed);
         }
         if result.is_ok() {
-            self.standing.has_succeeded.store(true, Ordering::Relaxed);
+            self.server
+                .standing
+                .has_succeeded
+                .store(true, Ordering::Relaxed);
         }
         let result = result.map_err(|error| {
             let mut fault = self.fault(&error, &captured, operation);
-            if self.first.as_ref().is_some_and(|first| first.is_too_late()) {
+            if self
+                .server
+                .first
+                .as_ref()
+                .is_some_and(|first| first.is_too_late())
+            {
                 fault.transient = None;
             }
             fault
@@ -76,7 +116,7 @@ impl Store {
     }
 
     /// Translates a failure of a request or of the body of its response.
-    pub fn fault(
+    pub(crate) fn fault(
         &self,
         error: &object_store::Error,
         captured: &ResponseCapture,
@@ -86,55 +126,32 @@ impl Store {
             captured.code.as_deref(),
             Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired")
         );
-        let credentials = self.credentials();
-        let asked = self.asked(captured, operation, &credentials);
+        let credentials = self.server.credentials.shown();
+        let asked = self.server.context(captured, operation, &credentials);
         // Google and Azure name no code for a token that has expired.
         let is_refused = expired || asked.own && captured.status == Some(401);
         let asked = RequestContext {
-            refreshed: is_refused && self.credentials.rejected(captured.began),
+            refreshed: is_refused && self.server.credentials.rejected(captured.began),
             ..asked
         };
         let fault = translate(error, captured, &asked);
         // Access to single objects may be denied to working credentials.
         let is_object = captured.code.as_deref() == Some("AccessDenied")
-            && self.standing.has_succeeded.load(Ordering::Relaxed);
+            && self.server.standing.has_succeeded.load(Ordering::Relaxed);
         if fault.error.kind() == ErrorKind::PermissionDenied && !is_object {
-            self.standing.is_doubtful.store(true, Ordering::Relaxed);
+            self.server
+                .standing
+                .is_doubtful
+                .store(true, Ordering::Relaxed);
         }
         fault
     }
 
-    fn asked<'a>(
-        &'a self,
-        captured: &ResponseCapture,
-        operation: &'a str,
-        credentials: &'a str,
-    ) -> RequestContext<'a> {
-        RequestContext {
-            operation,
-            hints: self
-                .protocol
-                .map_or(&Hints::NONE, |protocol| &protocol.hints),
-            credentials,
-            anonymous: self.credentials.is_anonymous(),
-            region: self.region.as_deref(),
-            signed_url: self.signed_url,
-            own: captured.client == 0 || captured.client >= self.own_client,
-            has_succeeded: self.standing.has_succeeded.load(Ordering::Relaxed),
-            refreshed: false,
-            redactor: &self.redactor,
-        }
-    }
-
-    /// Removes secrets from a text that quotes parts of a response.
-    pub fn redacted(&self, text: &str, captured: &ResponseCapture) -> String {
-        self.redactor.redact(text, &captured.sent)
-    }
-
     /// Returns the error for a server that violates HTTP; `message` says how.
-    pub fn misbehaved(&self, captured: &ResponseCapture, message: &str) -> Fault {
+    pub(crate) fn misbehaved(&self, captured: &ResponseCapture, message: &str) -> Fault {
+        let message = self.server.redactor.redact(message, &captured.sent);
         Fault::new(
-            Error::new(ErrorKind::Remote, self.redacted(message, captured))
+            Error::new(ErrorKind::Remote, message)
                 .with_request(self.failed_request(captured, "GET"))
                 .with_hint(
                     "the server, or a proxy in front of it, answers ranged requests wrongly",
@@ -143,20 +160,13 @@ impl Store {
     }
 
     /// Describes a request whose response was unusable.
-    pub fn failed_request(&self, captured: &ResponseCapture, operation: &str) -> FailedRequest {
-        failed_request(
-            captured,
-            &self.asked(captured, operation, &self.credentials()),
-        )
-    }
-
-    /// Returns the error for a response of a hub that cannot be parsed; `what` describes it.
-    pub(super) fn malformed(&self, what: &str, captured: &ResponseCapture) -> Fault {
-        Fault::new(
-            Error::new(ErrorKind::Remote, "the hub's response is malformed")
-                .with_request(self.failed_request(captured, "GET"))
-                .with_source(self.redactor.clean(what, &captured.sent))
-                .with_hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)"),
-        )
+    pub(crate) fn failed_request(
+        &self,
+        captured: &ResponseCapture,
+        operation: &str,
+    ) -> FailedRequest {
+        let credentials = self.server.credentials.shown();
+        let context = self.server.context(captured, operation, &credentials);
+        failed_request(captured, &context)
     }
 }

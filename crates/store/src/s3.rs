@@ -13,6 +13,7 @@ use super::client::Extras;
 use super::credentials::needs_no_files;
 use super::credentials::{ANONYMOUS, Credentials, files_of_aws};
 use super::environment::{Environment, Variables};
+use super::objects::Objects;
 use super::pages::Format;
 use super::response_capture::ResponseCapture;
 use super::s3_access_point::AccessPoint;
@@ -40,8 +41,6 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
         lists: true,
     },
     bundles: OF_REQUESTS,
-    states_checksums: true,
-    lists: Some(Format::Objects),
 };
 
 pub(crate) static VARIABLES: Variables = Variables {
@@ -102,12 +101,17 @@ fn open(opening: &Opening) -> Result<OpenStore> {
             credentials: Arc::clone(store.credentials()),
             region,
         });
+    let objects = Objects {
+        store: Arc::new(store),
+        lists: Some(Format::Objects),
+        states_checksums: true,
+    };
     Ok(OpenStore {
         origin,
         region,
         sessions,
         signer,
-        ..OpenStore::new(store, credentials)
+        ..OpenStore::new(Arc::new(objects), credentials)
     })
 }
 

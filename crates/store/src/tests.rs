@@ -3,16 +3,20 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use futures_util::TryStreamExt;
-use object_store::GetRange;
 use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange};
 
-use super::*;
+use super::{Fault, Store};
 use crate::error::ErrorKind;
 use crate::options::Location;
+use crate::options::store_options::StoreOptions;
 use crate::sync::retry::Transient;
+use crate::sync::timeline::Timeline;
 
 /// Response of a server to its one request.
 enum Answer {

@@ -5,6 +5,8 @@
 //! not on all: S3 takes `+` for a space, and a signature may cover the spelling. `object_store`
 //! encodes paths itself, so it is given the written path, and its encoding of `%` is undone.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -23,6 +25,7 @@ use super::classification::{Classification, Hints, RequestContext};
 use super::client::Extras;
 use super::connector::Connector;
 use super::credentials::{ANONYMOUS, Credentials};
+use super::objects::Objects;
 use super::response_capture::ResponseCapture;
 use super::status_error::{by_code, skewed};
 use super::trust::OF_CURL;
@@ -41,8 +44,6 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
         lists: false,
     },
     bundles: OF_CURL,
-    states_checksums: false,
-    lists: None,
 };
 
 fn open(opening: &Opening) -> Result<OpenStore> {
@@ -70,7 +71,11 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         .with_http_connector(AsWritten(opening.connector.clone()))
         .build()
         .map_err(|error| opening.refused(&error))?;
-    Ok(OpenStore::new(store, Credentials::known(source)))
+    let objects = Objects::plain(Arc::new(store));
+    Ok(OpenStore::new(
+        Arc::new(objects),
+        Credentials::known(source),
+    ))
 }
 
 /// Connector for requests whose paths were percent-encoded before `object_store` encoded them.

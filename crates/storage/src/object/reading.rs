@@ -291,8 +291,8 @@ impl ObjectSource {
                 patience: self.patience(),
                 is_last,
             };
-            let by_xet = store.by_xet(&self.0.path, wanted.clone(), attempt);
-            if let Some((meta, pieces)) = by_xet.await? {
+            let asked = store.by_content_store(&self.0.path, wanted.clone(), attempt);
+            if let Some((meta, pieces)) = asked.await? {
                 self.require_same(&meta, &ResponseCapture::default())?;
                 return Ok(pieces);
             }

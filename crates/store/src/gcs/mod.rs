@@ -18,6 +18,7 @@ use crate::credential_cache::CredentialCache;
 use crate::credentials::{ANONYMOUS, Credentials};
 use crate::environment::{Environment, Variables};
 use crate::error::{Error, ErrorKind, Result};
+use crate::objects::Objects;
 use crate::pages::Format;
 use crate::trust::OF_REQUESTS;
 
@@ -31,8 +32,6 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
         ..Hints::NONE
     },
     bundles: OF_REQUESTS,
-    states_checksums: true,
-    lists: Some(Format::Objects),
 };
 
 pub(crate) static VARIABLES: Variables = Variables {
@@ -89,9 +88,14 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         let (cache, credentials) = Credentials::renewed(provider, source);
         (build(builder.with_credentials(cache))?, credentials)
     };
+    let objects = Objects {
+        store: Arc::new(store),
+        lists: Some(Format::Objects),
+        states_checksums: true,
+    };
     Ok(OpenStore {
         origin: origin.unwrap_or_default(),
-        ..OpenStore::new(store, credentials)
+        ..OpenStore::new(Arc::new(objects), credentials)
     })
 }
 

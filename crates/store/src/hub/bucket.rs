@@ -7,23 +7,33 @@
 //! replaced at any time: its state is what the response that is redirected to states.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use async_trait::async_trait;
 use http::{HeaderMap, Uri};
 use object_store::client::HttpClient;
 use object_store::path::Path;
+use object_store::{GetOptions, GetResult, ObjectStore};
 use percent_encoding::utf8_percent_encode;
 use serde::Deserialize;
 use url::Url;
 
+use super::listing::unconditional;
+use super::malformed;
 use super::repository::{ask, failed, refused};
+use crate::answers::Answers;
+use crate::backend::Backend;
 use crate::options::location::RESERVED;
+use crate::pages::bounded;
+use crate::request_error::Fault;
+use crate::requests::Requests;
+use crate::response_capture::ResponseCapture;
 use crate::steps::step;
-use crate::tree::is_component;
-use crate::{Level, Listed};
+use crate::tree::{Level, Listed, is_component};
 
-/// Bucket of a hub, for listings.
-#[derive(Clone)]
+/// Bucket of a hub.
 pub(crate) struct Bucket {
+    pub(super) files: Arc<dyn ObjectStore>,
     pub(super) client: HttpClient,
     /// URL of its listing.
     pub(super) tree: String,
@@ -46,9 +56,32 @@ enum Kind {
     Other,
 }
 
+#[async_trait]
+impl Backend for Bucket {
+    fn for_opening(self: Arc<Self>, _: &Answers) -> Arc<dyn Backend> {
+        self
+    }
+
+    async fn get(
+        &self,
+        requests: &Requests,
+        path: &Path,
+        options: GetOptions,
+    ) -> Result<(GetResult, ResponseCapture), Fault> {
+        let options = unconditional(options);
+        requests.get(&*self.files, path, options).await
+    }
+
+    async fn list(&self, requests: &Requests, prefix: Option<&Path>) -> Result<Level, Fault> {
+        let pages = || bounded(self.pages(prefix));
+        let (pages, captured) = requests.send("LIST", pages).await?;
+        level(&pages, prefix).map_err(|what| malformed(requests, &what, &captured))
+    }
+}
+
 impl Bucket {
     /// Requests every page of a listing once.
-    pub(crate) async fn pages(&self, prefix: Option<&Path>) -> object_store::Result<Vec<Vec<u8>>> {
+    async fn pages(&self, prefix: Option<&Path>) -> object_store::Result<Vec<Vec<u8>>> {
         let prefix = prefix.map(|prefix| utf8_percent_encode(prefix.as_ref(), RESERVED));
         let first = match prefix {
             Some(prefix) => format!("{}/{prefix}", self.tree),

@@ -120,6 +120,19 @@ fn is_object_id(text: &str) -> bool {
     matches!(text.len(), 40 | 64) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// Returns the request without conditions. A commit cannot change, and the hub, which gets the
+/// request first, does not know the entity tags of the hosts that it redirects to. For files of a
+/// bucket, which may change, the tags of the responses are compared.
+pub(super) fn unconditional(options: GetOptions) -> GetOptions {
+    GetOptions {
+        if_match: None,
+        if_none_match: None,
+        if_unmodified_since: None,
+        version: None,
+        ..options
+    }
+}
+
 impl Commit {
     /// Parses the hub's response. The error describes what is wrong with it.
     pub(crate) fn parse(answer: &[u8]) -> Result<Self, String> {
@@ -168,19 +181,6 @@ impl Commit {
     pub(crate) fn path_of(&self, file: &Path) -> Path {
         let commit = std::iter::once(self.name.as_str().into());
         commit.chain(file.parts()).collect()
-    }
-
-    /// Returns the request without conditions. A commit cannot change, and the hub, which gets the
-    /// request first, does not know the entity tags of the hosts that it redirects to. For files of
-    /// a bucket, which may change, the tags of the responses are compared.
-    pub(crate) fn question(options: GetOptions) -> GetOptions {
-        GetOptions {
-            if_match: None,
-            if_none_match: None,
-            if_unmodified_since: None,
-            version: None,
-            ..options
-        }
     }
 
     /// Replaces the metadata of the redirect target by that of the hub, or returns an error if they

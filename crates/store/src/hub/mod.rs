@@ -15,32 +15,38 @@ mod settings;
 mod status_error;
 pub(crate) mod xet;
 
-use object_store::ClientOptions;
+use std::sync::Arc;
+
 use object_store::client::{HttpClient, HttpConnector};
 use object_store::http::HttpBuilder;
+use object_store::{ClientOptions, ObjectStore};
 use percent_encoding::utf8_percent_encode;
 use tokio::sync::OnceCell;
 
 use self::bucket::Bucket;
-pub(crate) use self::cache::in_neither_cache;
 pub use self::cache::{
     cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot, repository_folder,
     snapshot,
 };
+#[cfg(test)]
+pub(crate) use self::listing::Commit;
 #[cfg(feature = "testing")]
 pub use self::listing::assert_levels_are_whole;
-pub(crate) use self::listing::{Commit, commit_of_many, with_tree};
-
 #[cfg(feature = "testing")]
 pub use self::xet::assert_content_store_is_bounded;
 
+use self::cache::in_neither_cache;
 use self::repository::Repository;
 use self::settings::{Token, endpoint, is_xet_disabled, token_path};
 use self::xet::Xet;
+use super::backend::Backend;
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::classification::Hints;
 use super::client::Extras;
 use super::credentials::Credentials;
+use super::request_error::Fault;
+use super::requests::Requests;
+use super::response_capture::ResponseCapture;
 use super::trust::OF_REQUESTS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::hub_id::HubId;
@@ -60,8 +66,6 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
         ..Hints::NONE
     },
     bundles: OF_REQUESTS,
-    states_checksums: false,
-    lists: None,
 };
 
 fn open(opening: &Opening) -> Result<OpenStore> {
@@ -92,18 +96,35 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         .with_http_connector(Ready(client.clone()))
         .build()
         .map_err(refused)?;
-    let opened = OpenStore {
-        origin: endpoint.clone(),
-        token: known,
-        ..OpenStore::new(store, Credentials::known(source))
-    };
-    if id.is_bucket() {
+    let files = Arc::new(store);
+    let backend: Arc<dyn Backend> = if id.is_bucket() {
         let tree = format!("{endpoint}/api/{}/tree", id.repository);
-        return Ok(OpenStore {
-            bucket: Some(Bucket { client, tree }),
-            ..opened
-        });
-    }
+        Arc::new(Bucket {
+            files,
+            client,
+            tree,
+        })
+    } else {
+        Arc::new(repository(opening, &id, &endpoint, files, client)?)
+    };
+    let is_limited = opening.options.get("connect_timeout").is_none();
+    let is_offline = is_hub_offline(opening.options);
+    Ok(OpenStore {
+        origin: endpoint,
+        token: known,
+        first: is_limited.then(|| Arc::clone(opening.connector.first())),
+        offline: is_offline.then(|| in_neither_cache(opening.url, opening.options)),
+        ..OpenStore::new(backend, Credentials::known(source))
+    })
+}
+
+fn repository(
+    opening: &Opening,
+    id: &HubId,
+    endpoint: &str,
+    files: Arc<dyn ObjectStore>,
+    client: HttpClient,
+) -> Result<Repository> {
     let revision = utf8_percent_encode(&id.revision, RESERVED);
     // `blobs` adds lengths and identities of the files to the response.
     let url = format!(
@@ -116,19 +137,29 @@ fn open(opening: &Opening) -> Result<OpenStore> {
             .with_hint("check the option endpoint or HF_ENDPOINT")
     })?;
     let xet = (!is_xet_disabled(opening.environment))
-        .then(|| Xet::new(client.clone(), &endpoint, &id.repository))
+        .then(|| Xet::new(client.clone(), endpoint, &id.repository))
         .flatten();
-    let repository = Repository {
+    Ok(Repository {
+        files,
         client,
         url,
         tree: format!("{endpoint}/api/models/{}/tree", id.repository),
         commit: OnceCell::new(),
+        description: None,
         xet,
-    };
-    Ok(OpenStore {
-        repository: Some(repository),
-        ..opened
     })
+}
+
+/// Returns the error for a response of the hub that cannot be parsed; `what` describes it.
+fn malformed(requests: &Requests, what: &str, captured: &ResponseCapture) -> Fault {
+    let request = requests.failed_request(captured, "GET");
+    let what = requests.server.redactor.clean(what, &captured.sent);
+    Fault::new(
+        Error::new(ErrorKind::Remote, "the hub's response is malformed")
+            .with_request(request)
+            .with_source(what)
+            .with_hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)"),
+    )
 }
 
 /// Connector that returns an existing client: requests about a repository and for its files share

@@ -50,8 +50,6 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
         ..Hints::NONE
     },
     bundles: OF_CURL,
-    states_checksums: false,
-    lists: None,
 };
 
 /// Longest manifest, bytes: 100,000 layers take about half of it.
@@ -85,7 +83,7 @@ fn open(opening: &Opening) -> Result<OpenStore> {
     // The client of the token service comes first: it sends no headers of options.
     let (tokens, client) = (connect().map_err(refused)?, connect().map_err(refused)?);
     let origin = endpoint.map(|_| base.to_string()).unwrap_or_default();
-    let registry = Arc::new(Registry {
+    let registry = Registry {
         base,
         artifact,
         client,
@@ -94,12 +92,11 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         answers_challenges: !is_fixed,
         session: Session::default(),
         manifest: OnceCell::new(),
-    });
+    };
     Ok(OpenStore {
         origin,
         token,
-        registry: Some(Arc::clone(&registry)),
-        ..OpenStore::new(registry, Credentials::known(source))
+        ..OpenStore::new(Arc::new(registry), Credentials::known(source))
     })
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Requests are sent once, as by the other stores, and a second time after a challenge.
 
-use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -15,9 +15,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use object_store::client::{HttpClient, HttpRequest, HttpRequestBody, HttpResponse};
 use object_store::path::Path;
 use object_store::{
-    Attributes, CopyOptions, Error, Extensions, GetOptions, GetRange, GetResult, GetResultPayload,
-    ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions,
-    PutPayload, PutResult, Result,
+    Attributes, Error, Extensions, GetOptions, GetRange, GetResult, GetResultPayload, ObjectMeta,
+    Result,
 };
 use sha2::{Digest as _, Sha256, Sha512};
 use tokio::sync::{Mutex, OnceCell};
@@ -26,14 +25,18 @@ use url::Url;
 use super::challenge::{Authorization, Challenge};
 use super::login::Login;
 use super::manifest::{File, INDEXES, MANIFESTS, Manifest};
-use super::{STORE, failed, judged, whole};
+use super::{failed, judged, whole};
 use crate::addresses::Reach;
+use crate::answers::Answers;
+use crate::backend::Backend;
 use crate::classification::{Classification, changed};
 use crate::error::ErrorKind;
 use crate::options::location::hexadecimal;
 use crate::options::oci_reference::OciReference;
 use crate::ranged_response::{ContentRange, KnownLen};
-use crate::response_capture::{denies_access, is_of_first_host, reach_of_peer};
+use crate::request_error::Fault;
+use crate::requests::{Requests, operation};
+use crate::response_capture::{ResponseCapture, denies_access, is_of_first_host, reach_of_peer};
 use crate::tree::{Files, Level, Listed};
 
 /// Number of indexes that may lead to a manifest.
@@ -71,14 +74,73 @@ pub(super) struct Artifact {
     files: Files<File>,
 }
 
-impl Registry {
-    /// Returns the digest of the manifest, if it is already known.
-    pub(crate) fn digest(&self) -> Option<&str> {
+/// No other opening shares a registry: its logins come from files and programs of other tools.
+#[async_trait]
+impl Backend for Registry {
+    fn for_opening(self: Arc<Self>, _: &Answers) -> Arc<dyn Backend> {
+        self
+    }
+
+    async fn get(
+        &self,
+        requests: &Requests,
+        path: &Path,
+        options: GetOptions,
+    ) -> Result<(GetResult, ResponseCapture), Fault> {
+        let ask = || self.file(path, options.clone());
+        requests.send(operation(&options), ask).await
+    }
+
+    async fn list(&self, requests: &Requests, prefix: Option<&Path>) -> Result<Level, Fault> {
+        let (level, _) = requests.send("LIST", || self.level(prefix)).await?;
+        Ok(level)
+    }
+
+    /// The manifest is the list, and a request for a file reads it.
+    async fn find_list(&self, requests: &Requests, file: &Path) -> Result<(), Fault> {
+        let options = GetOptions::new().with_head(true);
+        self.get(requests, file, options).await.map(drop)
+    }
+
+    fn commit_name(&self) -> Option<&str> {
         self.manifest.get().map(|artifact| &*artifact.digest)
+    }
+}
+
+impl Registry {
+    /// Requests a file, or a range of it.
+    async fn file(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let artifact = self.artifact().await?;
+        let Some(file) = artifact.files.get(path.as_ref()) else {
+            return Err(judged(
+                Classification::new(ErrorKind::NotFound, "the artifact has no such file")
+                    .hint("check the path; files in archives cannot be read"),
+            ));
+        };
+        let is_wanted = |tag: &String| *tag == file.e_tag();
+        if !options.if_match.as_ref().is_none_or(is_wanted) {
+            return Err(judged(changed()));
+        }
+        if options.if_none_match.as_ref().is_some_and(is_wanted) {
+            return Err(Error::NotModified {
+                path: path.to_string(),
+                source: "the artifact has this file".into(),
+            });
+        }
+        if options.head {
+            return Ok(result(path, file, 0..file.len, stream::empty().boxed()));
+        }
+        let range = match options.range {
+            Some(GetRange::Bounded(range)) => range.start..range.end.min(file.len),
+            Some(GetRange::Offset(start)) => start..file.len,
+            Some(GetRange::Suffix(len)) => file.len.saturating_sub(len)..file.len,
+            None => 0..file.len,
+        };
+        self.blob(path, file, range).await
     }
 
     /// Lists what is directly below a prefix.
-    pub(crate) async fn level(&self, prefix: Option<&Path>) -> Result<Level> {
+    async fn level(&self, prefix: Option<&Path>) -> Result<Level> {
         let describe = |location, file: &File| Listed {
             location,
             len: Some(file.len),
@@ -309,92 +371,5 @@ fn result(
         range,
         attributes: Attributes::default(),
         extensions: Extensions::default(),
-    }
-}
-
-impl fmt::Display for Registry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(STORE)
-    }
-}
-
-impl fmt::Debug for Registry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registry")
-            .field("artifact", &self.artifact)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Returns the error for requests that a registry does not take: all that change it, and lists.
-fn read_only<T>(operation: &str) -> Result<T> {
-    Err(Error::NotImplemented {
-        operation: operation.to_owned(),
-        implementer: STORE.to_owned(),
-    })
-}
-
-#[async_trait]
-impl ObjectStore for Registry {
-    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
-        let artifact = self.artifact().await?;
-        let Some(file) = artifact.files.get(path.as_ref()) else {
-            return Err(judged(
-                Classification::new(ErrorKind::NotFound, "the artifact has no such file")
-                    .hint("check the path; files in archives cannot be read"),
-            ));
-        };
-        let is_wanted = |tag: &String| *tag == file.e_tag();
-        if !options.if_match.as_ref().is_none_or(is_wanted) {
-            return Err(judged(changed()));
-        }
-        if options.if_none_match.as_ref().is_some_and(is_wanted) {
-            return Err(Error::NotModified {
-                path: path.to_string(),
-                source: "the artifact has this file".into(),
-            });
-        }
-        if options.head {
-            return Ok(result(path, file, 0..file.len, stream::empty().boxed()));
-        }
-        let range = match options.range {
-            Some(GetRange::Bounded(range)) => range.start..range.end.min(file.len),
-            Some(GetRange::Offset(start)) => start..file.len,
-            Some(GetRange::Suffix(len)) => file.len.saturating_sub(len)..file.len,
-            None => 0..file.len,
-        };
-        self.blob(path, file, range).await
-    }
-
-    async fn list_with_delimiter(&self, _: Option<&Path>) -> Result<ListResult> {
-        // `Registry::level` does: a `ListResult` has no place for names that are no paths.
-        read_only("list")
-    }
-
-    fn list(&self, _prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        stream::once(async { read_only("list") }).boxed()
-    }
-
-    async fn put_opts(&self, _: &Path, _: PutPayload, _: PutOptions) -> Result<PutResult> {
-        read_only("put")
-    }
-
-    async fn put_multipart_opts(
-        &self,
-        _: &Path,
-        _: PutMultipartOptions,
-    ) -> Result<Box<dyn MultipartUpload>> {
-        read_only("put")
-    }
-
-    fn delete_stream(
-        &self,
-        _: BoxStream<'static, Result<Path>>,
-    ) -> BoxStream<'static, Result<Path>> {
-        stream::once(async { read_only("delete") }).boxed()
-    }
-
-    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
-        read_only("copy")
     }
 }

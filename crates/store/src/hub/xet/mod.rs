@@ -28,9 +28,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
 use futures_util::StreamExt;
-use futures_util::stream::{self, BoxStream};
+use futures_util::stream;
 use http::HeaderValue;
 use object_store::ObjectMeta;
 use object_store::client::HttpClient;
@@ -44,13 +43,16 @@ use self::reading::Reading;
 use self::terms::Version;
 #[cfg(test)]
 pub(crate) use self::terms::terms_of_one_xorb;
+use super::malformed;
 use super::repository::ask;
+use crate::Fault;
 use crate::addresses::Reach;
+use crate::backend::{Arrived, Attempt, Pieces};
 use crate::classification::Judged;
+use crate::requests::Requests;
 use crate::response_capture::{ResponseCapture, reach_of_peer};
 use crate::sync::lock::Mutex;
 use crate::sync::retry::{AskedWait, Transient};
-use crate::{Fault, Store};
 
 /// Time before a token expires at which it is renewed: `REFRESH_BUFFER_SEC` in `cas_client/auth.rs`
 /// of xet-client 1.6.
@@ -186,12 +188,12 @@ impl Xet {
 
     /// Stops using the content store after a failure, unless it has delivered something; returns
     /// whether it is off.
-    fn turn_off(&self, store: &Store, fault: &Fault) -> bool {
+    fn turn_off(&self, requests: &Requests, fault: &Fault) -> bool {
         let may_be_off = !self.has_delivered.load(Ordering::Relaxed);
         if may_be_off && !self.is_off.swap(true, Ordering::Relaxed) {
             tracing::info!(
                 error = %fault.error,
-                hub = store.origin(),
+                hub = requests.server.address.origin,
                 "files are read by the hub's bridge, because its content store failed"
             );
         }
@@ -199,7 +201,11 @@ impl Xet {
     }
 
     /// Takes note of a part of a response, or of its failure.
-    fn observe(&self, store: &Store, piece: Result<Arrived, Fault>) -> Result<Arrived, Fault> {
+    fn observe(
+        &self,
+        requests: &Requests,
+        piece: Result<Arrived, Fault>,
+    ) -> Result<Arrived, Fault> {
         match piece {
             Ok(Arrived::Bytes(bytes)) => {
                 self.has_delivered.store(true, Ordering::Relaxed);
@@ -207,7 +213,7 @@ impl Xet {
             }
             Ok(Arrived::Unusable) => Ok(Arrived::Unusable),
             Err(mut fault) => {
-                if !asks_to_wait(&fault) && self.turn_off(store, &fault) {
+                if !asks_to_wait(&fault) && self.turn_off(requests, &fault) {
                     // The fault counts as transient so that the next attempt uses the bridge.
                     fault.transient = fault.transient.or(Some(Transient::Broken));
                 }
@@ -220,7 +226,7 @@ impl Xet {
     /// was `refused`.
     async fn access(
         &self,
-        store: &Store,
+        requests: &Requests,
         commit: &str,
         refused: Option<&Arc<Access>>,
     ) -> Result<Arc<Access>, Fault> {
@@ -235,21 +241,21 @@ impl Xet {
         if self.is_off.load(Ordering::Relaxed) {
             let message = "the hub's content store failed before";
             let captured = ResponseCapture::default();
-            return Err(reading::fault(store, &captured, message, None));
+            return Err(reading::fault(requests, &captured, message, None));
         }
-        let renewed = self.renew(store, commit).await;
+        let renewed = self.renew(requests, commit).await;
         match &renewed {
             Ok(access) => *held = Some(Arc::clone(access)),
             Err(fault) if asks_to_wait(fault) => {}
             // Remember the failure, so that requests that wait for the lock do not repeat it.
             Err(fault) => {
-                self.turn_off(store, fault);
+                self.turn_off(requests, fault);
             }
         }
         renewed
     }
 
-    async fn renew(&self, store: &Store, commit: &str) -> Result<Arc<Access>, Fault> {
+    async fn renew(&self, requests: &Requests, commit: &str) -> Result<Arc<Access>, Fault> {
         let began = Instant::now();
         // The opening has used the hub's credentials, so they are not in doubt.
         let refused = |status| {
@@ -263,12 +269,18 @@ impl Xet {
             let reach = Reach::from_host(&self.hub).or_else(reach_of_peer);
             Ok((answer, reach.unwrap_or(Reach::Public)))
         };
-        let ((answer, reach), captured) = store.request("GET", question).await?;
+        let ((answer, reach), captured) = requests.send("GET", question).await?;
         // The cause is left out: it may quote the token.
-        let malformed = || store.malformed("it is not a token for the content store", &captured);
-        let answer: Answer = serde_json::from_slice(&answer).map_err(|_| malformed())?;
+        let wrong = || {
+            malformed(
+                requests,
+                "it is not a token for the content store",
+                &captured,
+            )
+        };
+        let answer: Answer = serde_json::from_slice(&answer).map_err(|_| wrong())?;
         let mut token = HeaderValue::from_str(&format!("Bearer {}", answer.access_token))
-            .map_err(|_| malformed())?;
+            .map_err(|_| wrong())?;
         token.set_sensitive(true);
         let ours = SystemTime::now().duration_since(UNIX_EPOCH).ok();
         let theirs = captured.date.and_then(|date| u64::try_from(date).ok());
@@ -281,63 +293,38 @@ impl Xet {
             reach,
         }))
     }
-}
 
-/// Limits of one attempt to read a range.
-#[derive(Clone, Copy, Debug)]
-pub struct Attempt {
-    /// Time in which the range's first bytes must arrive.
-    pub patience: Duration,
-    /// True if no other attempt follows.
-    pub is_last: bool,
-}
-
-/// Part of a response.
-#[derive(Debug)]
-pub enum Arrived {
-    /// The next bytes of the range.
-    Bytes(Bytes),
-    /// As many bytes as count as progress, from which no byte of the range can be made yet.
-    Unusable,
-}
-
-/// Range of a file as it arrives: all of its bytes or a failure, and never one more.
-pub(crate) type Pieces<'a> = BoxStream<'a, Result<Arrived, Fault>>;
-
-impl Store {
-    /// Requests a range of a file from the hub's content store, and returns the metadata that the
-    /// hub sent with the file's hash; `None` if the file is to be read by the bridge.
+    /// Requests a range of a file, and returns the metadata that the hub sent with the file's hash;
+    /// `None` if the file is to be read by the bridge.
     ///
     /// A content store that has not delivered anything yet is left if it fails, or brings nothing
     /// for half of the patience of the attempt: the bridge has the other half. If it asks to wait,
     /// it is left at the last attempt only.
-    pub async fn by_xet(
-        &self,
+    pub(super) async fn range<'a>(
+        &'a self,
+        requests: &'a Requests,
         path: &Path,
         range: Range<u64>,
         attempt: Attempt,
-    ) -> Result<Option<(ObjectMeta, Pieces<'_>)>, Fault> {
+    ) -> Result<Option<(ObjectMeta, Pieces<'a>)>, Fault> {
         let Attempt { patience, is_last } = attempt;
-        let Some(xet) = self.xet() else {
-            return Ok(None);
-        };
-        let Some(file) = xet.find(path).filter(|file| range.end <= file.meta.size) else {
+        let Some(file) = self.find(path).filter(|file| range.end <= file.meta.size) else {
             return Ok(None);
         };
         let meta = file.meta.clone();
-        let mut reading = Reading::new(self, xet, file, range);
-        let first = if xet.has_delivered.load(Ordering::Relaxed) {
+        let mut reading = Reading::new(requests, self, file, range);
+        let first = if self.has_delivered.load(Ordering::Relaxed) {
             reading.next().await
         } else {
             let limit = patience / 2;
-            let slow = |_| Err(reading::too_slow(self, limit));
+            let slow = |_| Err(reading::too_slow(requests, limit));
             let first = tokio::time::timeout(limit, reading.first(is_last)).await;
             first.unwrap_or_else(slow)
         };
         let first = match first {
             Ok(first) => first,
             Err(fault) if asks_to_wait(&fault) && !is_last => return Err(hinted(fault)),
-            Err(fault) if xet.turn_off(self, &fault) => return Ok(None),
+            Err(fault) if self.turn_off(requests, &fault) => return Ok(None),
             Err(fault) => return Err(hinted(fault)),
         };
         let rest = stream::unfold(Some(reading), |reading| async move {
@@ -349,7 +336,7 @@ impl Store {
         });
         let pieces = stream::iter(first.map(Ok))
             .chain(rest)
-            .map(|piece| xet.observe(self, piece));
+            .map(|piece| self.observe(requests, piece));
         Ok(Some((meta, pieces.boxed())))
     }
 }

@@ -17,15 +17,17 @@ use object_store::client::{HttpError, HttpRequest, HttpRequestBody, HttpResponse
 
 use super::terms::{self, Step, Version};
 use super::unpack::Unpacker;
-use super::{Access, Arrived, File, Xet};
+use super::{Access, File, Xet};
 use crate::addresses::Reach;
+use crate::backend::Arrived;
 use crate::classification::{Classification, Judged};
 use crate::error::{Error, ErrorKind};
 use crate::hub::repository::failed;
 use crate::ranged_response::{AsSent, ContentRange};
 use crate::redirects::NamedBy;
+use crate::requests::Requests;
 use crate::sync::retry::{PROGRESS_BYTES, Transient};
-use crate::{Fault, ResponseCapture, Store};
+use crate::{Fault, ResponseCapture};
 
 /// Number of bytes whose places are asked for at once: bounds the response.
 const PLACES_BYTES_MAX: u64 = 64 << 20;
@@ -41,7 +43,7 @@ const XORBS_BYTES: u64 = 128 << 20;
 
 /// Sender of the requests for one file.
 struct Sender<'a> {
-    store: &'a Store,
+    requests: &'a Requests,
     xet: &'a Xet,
     file: Arc<File>,
 }
@@ -75,10 +77,19 @@ struct Body {
 }
 
 impl<'a> Reading<'a> {
-    pub(super) fn new(store: &'a Store, xet: &'a Xet, file: Arc<File>, range: Range<u64>) -> Self {
+    pub(super) fn new(
+        requests: &'a Requests,
+        xet: &'a Xet,
+        file: Arc<File>,
+        range: Range<u64>,
+    ) -> Self {
         let len = range.end - range.start;
         Self {
-            sender: Sender { store, xet, file },
+            sender: Sender {
+                requests,
+                xet,
+                file,
+            },
             allowance: len
                 .saturating_mul(ARRIVED_FACTOR)
                 .saturating_add(XORBS_BYTES),
@@ -108,7 +119,7 @@ impl<'a> Reading<'a> {
                 self.open_next().await?;
                 continue;
             };
-            let next = body.next(self.sender.store, &mut self.allowance).await?;
+            let next = body.next(self.sender.requests, &mut self.allowance).await?;
             let Some(arrived) = next else {
                 let follows = self.steps.front().is_some_and(|step| body.has(step));
                 if follows && let Some(step) = self.steps.pop_front() {
@@ -160,7 +171,7 @@ impl<'a> Reading<'a> {
         let is_whole = response.status() == StatusCode::OK && range.start == 0;
         if !is_whole && (response.status() != StatusCode::PARTIAL_CONTENT || !is_range) {
             let message = "the content store sent other bytes than requested";
-            return Err(fault(sender.store, &captured, message, None));
+            return Err(fault(sender.requests, &captured, message, None));
         }
         self.is_renewed = false;
         self.body = Some(Body {
@@ -180,7 +191,7 @@ impl Sender<'_> {
     /// Returns the token for the content store, another one than the `refused` one.
     async fn access(&self, refused: Option<&Arc<Access>>) -> Result<Arc<Access>, Fault> {
         self.xet
-            .access(self.store, &self.file.commit, refused)
+            .access(self.requests, &self.file.commit, refused)
             .await
     }
 
@@ -208,16 +219,16 @@ impl Sender<'_> {
         let mut answer = Vec::new();
         let mut frames = response.into_body().bytes_stream();
         while let Some(bytes) = frames.next().await {
-            let bytes = bytes.map_err(|error| broken(self.store, &captured, error))?;
+            let bytes = bytes.map_err(|error| broken(self.requests, &captured, error))?;
             answer.extend_from_slice(&bytes);
             if answer.len() > ANSWER_MAX {
                 let message =
                     format!("the content store sent more than {ANSWER_MAX} bytes of places");
-                return Err(fault(self.store, &captured, &message, None));
+                return Err(fault(self.requests, &captured, &message, None));
             }
         }
         let steps = terms::parse(&answer, version, end - rest.start)
-            .map_err(|what| fault(self.store, &captured, &what, None))?;
+            .map_err(|what| fault(self.requests, &captured, &what, None))?;
         Ok((steps, access.reach))
     }
 
@@ -232,7 +243,7 @@ impl Sender<'_> {
         let url = format!("{url}/{version}/reconstructions/{}", self.file.hash);
         let url = url.parse().map_err(|_| {
             let message = "the hub names a content store that is not a URL";
-            fault(self.store, &ResponseCapture::default(), message, None)
+            fault(self.requests, &ResponseCapture::default(), message, None)
         })?;
         self.send(&url, range, access.reach, Some(&access.token))
             .await
@@ -271,7 +282,7 @@ impl Sender<'_> {
             let refusal = refusal("the hub's content store", response.status());
             Err(failed(Box::new(Judged(refusal))))
         };
-        self.store.request("GET", ask).await
+        self.requests.send("GET", ask).await
     }
 }
 
@@ -289,11 +300,15 @@ impl Body {
 
     /// Returns the next bytes of the term that belong to the range, or that others have arrived;
     /// `None` at its end. Takes what arrives from the allowance of the range.
-    async fn next(&mut self, store: &Store, allowance: &mut u64) -> Result<Option<Arrived>, Fault> {
+    async fn next(
+        &mut self,
+        requests: &Requests,
+        allowance: &mut u64,
+    ) -> Result<Option<Arrived>, Fault> {
         let last = self.step.leading + self.step.count;
         while self.count < last {
             let damaged =
-                |what: String| fault(store, &self.captured, &what, Some(Transient::Broken));
+                |what: String| fault(requests, &self.captured, &what, Some(Transient::Broken));
             let Some(len) = self.unpacker.next_len().map_err(damaged)? else {
                 // Bytes of skipped or long chunks are progress too: a slow line is not dead.
                 if self.unused >= PROGRESS_BYTES as usize {
@@ -305,12 +320,12 @@ impl Body {
                         let rest = allowance.checked_sub(bytes.len() as u64);
                         *allowance = rest.ok_or_else(|| {
                             let what = "the content store sends many times the requested bytes";
-                            fault(store, &self.captured, what, None)
+                            fault(requests, &self.captured, what, None)
                         })?;
                         self.unpacker.push(&bytes);
                         self.unused += bytes.len();
                     }
-                    Some(Err(error)) => return Err(broken(store, &self.captured, error)),
+                    Some(Err(error)) => return Err(broken(requests, &self.captured, error)),
                     None => {
                         let what = "the content store's response ended within a chunk";
                         return Err(damaged(what.to_owned()));
@@ -370,19 +385,19 @@ pub(super) fn refusal(who: &str, status: StatusCode) -> Classification {
 }
 
 /// Returns the failure of a content store that has delivered nothing.
-pub(super) fn too_slow(store: &Store, limit: Duration) -> Fault {
+pub(super) fn too_slow(requests: &Requests, limit: Duration) -> Fault {
     let message = format!("the hub's content store sent nothing of use in {limit:?}");
     let captured = ResponseCapture::default();
-    fault(store, &captured, &message, Some(Transient::Stalled))
+    fault(requests, &captured, &message, Some(Transient::Stalled))
 }
 
 pub(super) fn fault(
-    store: &Store,
+    requests: &Requests,
     captured: &ResponseCapture,
     message: &str,
     transient: Option<Transient>,
 ) -> Fault {
-    let request = store.failed_request(captured, "GET");
+    let request = requests.failed_request(captured, "GET");
     Fault {
         transient,
         ..Fault::new(Error::new(ErrorKind::Remote, message).with_request(request))
@@ -390,6 +405,6 @@ pub(super) fn fault(
 }
 
 /// Translates a failure of a body.
-fn broken(store: &Store, captured: &ResponseCapture, error: HttpError) -> Fault {
-    store.fault(&failed(error.into()), captured, "GET")
+fn broken(requests: &Requests, captured: &ResponseCapture, error: HttpError) -> Fault {
+    requests.fault(&failed(error.into()), captured, "GET")
 }

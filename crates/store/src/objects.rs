@@ -1,0 +1,96 @@
+//! Stores that `object_store` knows, with a list that tload parses: S3, Google and Azure. Web
+//! servers and stores that the caller opened have a list of `object_store`, if any.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use object_store::path::Path;
+use object_store::{GetOptions, GetResult, ObjectStore};
+
+use super::answers::Answers;
+use super::backend::Backend;
+use super::pages::{self, Format, Gathered};
+use super::request_error::Fault;
+use super::requests::Requests;
+use super::response_capture::ResponseCapture;
+use super::tree::{Level, Listed};
+
+/// Objects that are requested by their paths.
+pub(crate) struct Objects {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    /// Form of the pages of its lists; `None` if `object_store` parses them.
+    pub(crate) lists: Option<Format>,
+    /// True if checksums of objects can be requested.
+    pub(crate) states_checksums: bool,
+}
+
+impl Objects {
+    /// Creates a backend from a store with nothing but what `object_store` knows of it.
+    pub(crate) fn plain(store: Arc<dyn ObjectStore>) -> Self {
+        Self {
+            store,
+            lists: None,
+            states_checksums: false,
+        }
+    }
+
+    /// Lists by `object_store`: a store that the caller opened, or a web server, which refuses it.
+    async fn parsed_list(
+        &self,
+        requests: &Requests,
+        prefix: Option<&Path>,
+    ) -> Result<Level, Fault> {
+        let listing = || self.store.list_with_delimiter(prefix);
+        let (listing, _) = requests.send("LIST", listing).await?;
+        // Consoles mark a directory by an empty object of the same name.
+        let objects = listing
+            .objects
+            .into_iter()
+            .filter(|object| Some(&object.location) != prefix);
+        let objects = objects.map(|object| Listed {
+            location: object.location,
+            len: Some(object.size),
+            modified: object.last_modified.timestamp(),
+            e_tag: object.e_tag,
+            version: object.version,
+        });
+        Ok(Level {
+            objects: objects.collect(),
+            prefixes: listing.common_prefixes,
+            unusable: Vec::new(),
+        }
+        .without_folder_markers())
+    }
+}
+
+#[async_trait]
+impl Backend for Objects {
+    fn for_opening(self: Arc<Self>, _: &Answers) -> Arc<dyn Backend> {
+        self
+    }
+
+    async fn get(
+        &self,
+        requests: &Requests,
+        path: &Path,
+        options: GetOptions,
+    ) -> Result<(GetResult, ResponseCapture), Fault> {
+        requests.get(&*self.store, path, options).await
+    }
+
+    async fn list(&self, requests: &Requests, prefix: Option<&Path>) -> Result<Level, Fault> {
+        let Some(format) = self.lists else {
+            return self.parsed_list(requests, prefix).await;
+        };
+        let listing = || {
+            let gathered = Gathered::new(format, prefix);
+            pages::gathered(gathered, self.store.list_with_delimiter(prefix))
+        };
+        let (gathered, _) = requests.send("LIST", listing).await?;
+        Ok(gathered.into_level())
+    }
+
+    fn states_checksums(&self) -> bool {
+        self.states_checksums
+    }
+}
