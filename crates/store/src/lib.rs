@@ -23,6 +23,7 @@ mod client;
 mod connector;
 mod credential_cache;
 mod credentials;
+mod current_request;
 mod environment;
 mod error_body;
 mod first_connection;

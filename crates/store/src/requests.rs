@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Store;
 use super::classification::{Hints, RequestContext};
-use super::connector::timed;
+use super::current_request::CurrentRequest;
 use super::request_error::{Fault, failed_request, translate};
-use super::response_capture::{ResponseCapture, capture};
-use super::signing::with_signer;
+use super::response_capture::ResponseCapture;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::sync::retry::Transient;
 
@@ -57,8 +56,8 @@ impl Store {
                 None => request.await,
             }
         };
-        let signed = with_signer(self.signer.clone(), limited);
-        let (result, captured) = capture(timed(self.timeline.clone(), signed)).await;
+        let sending = CurrentRequest::new(self.timeline.clone(), self.signer.clone());
+        let (result, captured) = sending.send(limited).await;
         if captured.status.is_some() {
             self.is_resumed.store(false, Ordering::Relaxed);
         }
