@@ -16,6 +16,8 @@ mod file;
 pub mod guarded_dir;
 mod memory_source;
 mod mirror_report;
+#[cfg(not(feature = "object"))]
+mod no_store_client;
 #[cfg(feature = "object")]
 pub mod object;
 mod read_hints;
@@ -38,14 +40,16 @@ pub use file::residency::{Residency, evict, residency};
 pub use file::{FileSource, cannot_open, descriptors, of_many, path_of};
 pub use memory_source::MemorySource;
 pub use mirror_report::MirrorReport;
+#[cfg(not(feature = "object"))]
+pub use no_store_client::StoreClient;
 #[cfg(feature = "object")]
 pub use object::cache::{CacheDirectory, CacheEntry, CacheRemoval, Pruning, finish_caching};
 #[cfg(feature = "object")]
 pub use object::folder::{Folder, level};
-#[cfg(all(feature = "object", feature = "testing"))]
-pub use object::kept::end_idle_threads;
 #[cfg(feature = "object")]
 pub use object::remote::{Remote, open_deadline};
+#[cfg(feature = "object")]
+pub use object::store_client::StoreClient;
 #[cfg(feature = "object")]
 pub use object::{
     Events, Hedging, ObjectIdentity, ObjectSite, ObjectSource, OpenedState, Provenance, Receive,

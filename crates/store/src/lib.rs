@@ -71,7 +71,6 @@ use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 
 pub use self::answers::{AnswerCache, AnswerPlace, Check, check};
 pub use self::client::READ_TIMEOUT;
-pub use self::environment::Surroundings;
 pub use self::hub::xet::{Arrived, Attempt};
 #[cfg(feature = "testing")]
 pub use self::hub::{assert_content_store_is_bounded, assert_levels_are_whole};
@@ -90,7 +89,7 @@ pub use tree::{Level, Listed};
 use self::checksums::Asks;
 use self::connector::Connector;
 use self::credentials::Credentials;
-use self::environment::{Environment, Variables};
+use self::environment::{Environment, Surroundings, Variables};
 use self::first_connection::FirstConnection;
 use self::hub::Commit;
 use self::hub::bucket::Bucket;
@@ -145,6 +144,8 @@ pub struct Store {
     is_resumed: AtomicBool,
     /// Standing of the credentials, in all stores that use them.
     standing: Arc<Standing>,
+    /// Variables and files that it was opened from; `None` if other openings cannot share it.
+    surroundings: Option<Arc<Surroundings>>,
     /// Makes the HTTP clients.
     connector: Connector,
     /// Phases of the requests: names, connections, credentials.
@@ -171,8 +172,7 @@ fn variables_of_all() -> impl Iterator<Item = &'static Variables> {
 }
 
 impl Store {
-    /// Opens the store of a URL and returns it with the path of the URL in it, and the files and
-    /// variables that it read; `None` if other openings cannot share it. Sends no request yet.
+    /// Opens the store of a URL and returns it with the path of the URL in it. Sends no request yet.
     ///
     /// Blocks to read configuration files and needs no runtime. Requests need a tokio runtime with
     /// I/O and time.
@@ -188,7 +188,7 @@ impl Store {
         options: &StoreOptions,
         timeline: &Timeline,
         cache: Option<&dyn AnswerCache>,
-    ) -> Result<(Arc<Self>, Path, Option<Surroundings>)> {
+    ) -> Result<(Arc<Self>, Path)> {
         let variables = Surroundings::variables();
         let environment = &Environment::unless_forbidden(options);
         let path = object_path(url)?;
@@ -212,7 +212,7 @@ impl Store {
         let surroundings = files.map(|files| Surroundings::new(variables, files));
         let opened = (protocol.open)(&opening)?;
         let trusted = opening.connector.trusted_file();
-        let surroundings = surroundings.map(|seen| seen.and(trusted));
+        let surroundings = surroundings.map(|seen| Arc::new(seen.and(trusted)));
         let own_client = opening.connector.made().saturating_sub(opened.sessions);
         opening.connector.own_from(own_client);
         let mut origin = without_credentials(&opened.origin);
@@ -243,6 +243,7 @@ impl Store {
             redactor: opening.redactor.and(opened.token.as_ref()),
             is_resumed: AtomicBool::new(false),
             standing: Arc::default(),
+            surroundings,
             connector: opening.connector,
             timeline: timeline.clone(),
         };
@@ -251,7 +252,7 @@ impl Store {
             description,
             ..store
         };
-        Ok((Arc::new(store), path, surroundings))
+        Ok((Arc::new(store), path))
     }
 
     /// Returns the store as another opening has it: with the same client and credentials, and with
@@ -283,17 +284,26 @@ impl Store {
             redactor: self.redactor.clone(),
             is_resumed: AtomicBool::new(true),
             standing: Arc::clone(&self.standing),
+            surroundings: self.surroundings.clone(),
             connector: self.connector.clone(),
             timeline: timeline.clone(),
         }
     }
 
-    /// Returns whether an opening may use what this store uses: it sends requests, a server was
-    /// reached if that is limited in time, and the credentials have not turned out to be wrong.
+    /// Returns whether later openings may use what this store uses. Signed URLs are opened once.
+    pub fn is_keepable(&self) -> bool {
+        self.surroundings.is_some() && !self.signed_url
+    }
+
+    /// Returns whether an opening may use what this kept store uses now: it sends requests, a server
+    /// was reached if that is limited in time, the credentials have not turned out to be wrong, and
+    /// variables and files are as they were.
     pub fn is_reusable(&self) -> bool {
+        let are_unchanged = |seen: &Arc<Surroundings>| seen.are_unchanged();
         self.offline.is_none()
             && self.first.as_ref().is_none_or(|first| first.is_made())
             && !self.standing.is_doubtful.load(Ordering::Relaxed)
+            && self.surroundings.as_ref().is_some_and(are_unchanged)
     }
 
     /// Returns the place of the hub's description of the repository in the cache.
@@ -332,6 +342,7 @@ impl Store {
             redactor: Redactor::default(),
             is_resumed: AtomicBool::new(false),
             standing: Arc::default(),
+            surroundings: None,
             connector: Connector::default(),
             timeline: Timeline::default(),
         })

@@ -19,7 +19,7 @@ use crate::format::{Precedence, SUFFIX};
 use crate::options::HubId;
 use crate::options::{Location, Protocol, StoreOptions};
 #[cfg(feature = "object")]
-use crate::storage::{self, ObjectSource, OpenedState, Remote, commit_in_cache};
+use crate::storage::{self, ObjectSource, OpenedState, Remote, StoreClient, commit_in_cache};
 use crate::storage::{ConfinedDir, FileSource, Source, cannot_open, is_network, path_of};
 use crate::sync::detached::PendingOps;
 use crate::sync::lock::Mutex;
@@ -64,6 +64,8 @@ pub(super) struct Backend {
     deadline: Option<Instant>,
     #[cfg(feature = "object")]
     prefetch: Option<Prefetch>,
+    #[cfg(feature = "object")]
+    client: StoreClient,
     /// Locations that the caller opens.
     #[cfg(feature = "object")]
     roots: OnceLock<Vec<Location>>,
@@ -196,6 +198,8 @@ impl Backend {
             timeline: Timeline::default(),
             #[cfg(feature = "object")]
             prefetch: options.prefetch,
+            #[cfg(feature = "object")]
+            client: options.client,
             #[cfg(feature = "object")]
             roots: OnceLock::new(),
             #[cfg(feature = "object")]
@@ -338,6 +342,7 @@ impl Backend {
             precedence: Precedence::default(),
             deadline: storage::open_deadline(store),
             prefetch: None,
+            client: StoreClient::default(),
             roots: OnceLock::new(),
             remote: OnceLock::from(remote),
             passed: None,
@@ -399,7 +404,7 @@ impl Backend {
     fn remote(&self) -> Result<&Arc<Remote>> {
         let started = self.remote.get_or_init(|| {
             let roots = self.roots.get().map_or(&[][..], Vec::as_slice);
-            Remote::start_for(&self.store, roots).map_err(Arc::new)
+            Remote::start_in(&self.client, &self.store, roots).map_err(Arc::new)
         });
         started.as_ref().map_err(|error| error.again())
     }

@@ -14,6 +14,7 @@ use crate::format::Precedence;
 use crate::options::Location;
 use crate::options::{StoreOptions, with_setters};
 use crate::ranks::Group;
+use crate::storage::StoreClient;
 
 with_setters! {
 /// Options for opening a checkpoint.
@@ -43,6 +44,21 @@ pub struct OpenOptions {
     pub join_timeout: Option<Duration>,
     /// Which of two models in a directory is loaded. Default: the one that an index names.
     pub precedence: Precedence,
+    /// Threads, connections and credentials that openings in object stores share. Default: those of
+    /// the process.
+    ///
+    /// ```
+    /// use tload::{Checkpoint, OpenOptions, StoreClient};
+    ///
+    /// let client = StoreClient::new();
+    /// for adapter in ["no-such-adapter", "nor-this-one"] {
+    ///     let options = OpenOptions::default().client(client.clone());
+    ///     assert!(Checkpoint::open_with(adapter, options).is_err());
+    /// }
+    /// // Connections that were kept for another adapter are closed.
+    /// drop(client);
+    /// ```
+    pub client: StoreClient,
     ;
     #[cfg(feature = "object")]
     pub(crate) prefetch: Option<Prefetch>,

@@ -4,6 +4,7 @@
 use crate::checkpoint::OpenOptions;
 use crate::format::Precedence;
 use crate::options::StoreOptions;
+use crate::storage::StoreClient;
 #[cfg(feature = "object")]
 use tload_copy::fill_all;
 
@@ -19,6 +20,7 @@ impl Default for OpenOptions {
             group: None,
             join_timeout: None,
             precedence: Precedence::default(),
+            client: StoreClient::default(),
             #[cfg(feature = "object")]
             prefetch: Some(fill_all),
         }

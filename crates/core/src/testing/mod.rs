@@ -32,13 +32,6 @@ use crate::report::Counters;
 use crate::sink::Sink;
 use crate::tensor::Tensor;
 
-/// Ends threads and closes connections that are kept for later openings, as if their time were
-/// over.
-#[cfg(feature = "object")]
-pub fn end_idle_threads() {
-    crate::storage::end_idle_threads();
-}
-
 /// Runs one lane on the calling thread, as a load does on a separate thread. Stops the feed on
 /// failure.
 ///

@@ -8,10 +8,10 @@
 pub mod cache;
 pub(crate) mod folder;
 pub(crate) mod hints;
-pub(crate) mod kept;
 mod measure;
 mod mirrors;
 pub(crate) mod remote;
+pub(crate) mod store_client;
 
 mod asking;
 mod elsewhere;
