@@ -57,7 +57,7 @@ impl Backend {
     /// Creates access to `whole`, which is about to be opened.
     pub(super) fn new(options: OpenOptions, whole: &Location) -> Self {
         Self {
-            objects: Objects::new(&options.store, options.precedence),
+            objects: Objects::new(&options),
             store: options.store,
             pending: PendingOps::of(whole),
             timeline: Timeline::default(),

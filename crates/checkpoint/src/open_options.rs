@@ -7,6 +7,7 @@ use tload_ranks::Group;
 
 use crate::format::Precedence;
 use crate::options::{StoreOptions, with_setters};
+use crate::storage::StoreClient;
 
 with_setters! {
 /// Options for opening a checkpoint.
@@ -41,6 +42,25 @@ pub struct OpenOptions {
     pub join_timeout: Option<Duration>,
     /// Which of two models in a directory is loaded. Default: the one that an index names.
     pub precedence: Precedence,
+    /// Threads, connections and credentials that openings in object stores share. Default: those of
+    /// the process.
+    ///
+    /// ```
+    /// # mod tload {
+    /// #     pub use tload_checkpoint::{OpenOptions, OpenedCheckpoint as Checkpoint};
+    /// #     pub use tload_storage::StoreClient;
+    /// # }
+    /// use tload::{Checkpoint, OpenOptions, StoreClient};
+    ///
+    /// let client = StoreClient::new();
+    /// for adapter in ["no-such-adapter", "nor-this-one"] {
+    ///     let options = OpenOptions::default().client(client.clone());
+    ///     assert!(Checkpoint::open_with(adapter, options).is_err());
+    /// }
+    /// // Connections that were kept for another adapter are closed.
+    /// drop(client);
+    /// ```
+    pub client: StoreClient,
 }
 }
 

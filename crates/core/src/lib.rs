@@ -106,5 +106,7 @@ pub use plan::{Selection, Sharded, Sharding};
 pub use ranks::{Group, LocalGroup};
 pub use report::Report;
 pub use sink::DeviceMemory;
+#[doc(inline)]
+pub use storage::StoreClient;
 pub use tensor::Tensor;
 pub use verify::Verify;

@@ -36,8 +36,8 @@ pub use file::{FileSource, cannot_open, descriptors, of_many, path_of};
 pub use memory_source::MemorySource;
 pub use mirror_report::MirrorReport;
 pub use object::{
-    Folder, ObjectSource, OpenedState, Remote, TILE_BYTES, cached, commit_in_cache, is_in_snapshot,
-    open_deadline, unversioned_note,
+    Folder, ObjectSource, OpenedState, Remote, StoreClient, TILE_BYTES, cached, commit_in_cache,
+    is_in_snapshot, open_deadline, unversioned_note,
 };
 pub use read_hints::ReadHints;
 pub use source::Source;

@@ -23,6 +23,11 @@ use crate::sync::timeline::Timeline;
 #[derive(Clone, Debug)]
 pub enum ObjectSource {}
 
+/// Threads, connections and credentials that openings in object stores share. A build without
+/// object stores has none.
+#[derive(Clone, Debug, Default)]
+pub struct StoreClient;
+
 /// Threads and stores of a checkpoint.
 #[derive(Debug)]
 pub enum Remote {}
@@ -106,6 +111,17 @@ impl ObjectSource {
     }
 }
 
+impl StoreClient {
+    /// Creates a client that shares nothing with others.
+    #[must_use]
+    pub fn new() -> Self {
+        Self
+    }
+
+    /// Ends threads and closes connections that no checkpoint uses.
+    pub fn close_idle(&self) {}
+}
+
 impl Source for ObjectSource {
     fn location(&self) -> &Location {
         match *self {}
@@ -127,7 +143,11 @@ impl Remote {
     }
 
     /// Fails.
-    pub fn start_for(_: &StoreOptions, locations: &[Location]) -> Result<Arc<Self>> {
+    pub fn start_in(
+        _: &StoreClient,
+        _: &StoreOptions,
+        locations: &[Location],
+    ) -> Result<Arc<Self>> {
         let error = unsupported();
         Err(match locations.first() {
             Some(location) => error.with_location(location),

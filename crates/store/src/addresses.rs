@@ -16,7 +16,7 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::time::timeout;
 use url::{Host, Url};
 
-use super::connector::record;
+use super::current_request::record;
 use super::response_capture::Connection;
 use crate::sync::lock::Mutex;
 

@@ -22,6 +22,7 @@ use tower_service::Service;
 
 use super::addresses::Resolver;
 use super::classification::texts;
+use super::current_request::current;
 use super::environment::{Environment, Stamped};
 use super::first_connection::FirstConnection;
 use super::proxy::{Proxies, UnusableProxy};
@@ -31,21 +32,6 @@ use super::trust::Trusted;
 use crate::sync::lock::Mutex;
 use crate::sync::threads::Builder;
 use crate::sync::timeline::Timeline;
-
-tokio::task_local! {
-    /// Timeline of the opening that a request is part of.
-    static TIMELINE: Timeline;
-}
-
-/// Runs a request, and records its phases in `timeline`. Clients are shared by openings.
-pub(crate) async fn timed<T>(timeline: Timeline, request: impl Future<Output = T>) -> T {
-    TIMELINE.scope(timeline, request).await
-}
-
-/// Records a phase of the current request.
-pub(crate) fn record(phase: &'static str, started: Instant) {
-    let _ = TIMELINE.try_with(|timeline| timeline.record(phase, started));
-}
 
 /// Makes the HTTP clients of one store, and counts them.
 #[derive(Clone, Debug, Default)]
@@ -376,7 +362,7 @@ where
 
     fn call(&mut self, to: R) -> Self::Future {
         // Once this connection is open, the request may already use another one.
-        let timeline = TIMELINE.try_with(Timeline::clone).unwrap_or_default();
+        let timeline = current(|it| it.timeline.clone()).unwrap_or_default();
         let started = Instant::now();
         connects();
         let (connecting, first) = (self.inner.call(to), Arc::clone(&self.first));

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use object_store::CredentialProvider;
 
 use super::classification::{CredentialFailure, find};
-use super::connector::record;
+use super::current_request::record;
 use crate::sync::lock::Mutex;
 
 /// Credentials are renewed this long before they expire, or after half of their lifetime if that is

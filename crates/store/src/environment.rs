@@ -126,7 +126,7 @@ impl Environment {
 
 /// Everything except its URL and options that a store was opened from, to notice a change. All
 /// variables count: libraries read some of their own. Holds secrets, which are never shown.
-pub struct Surroundings {
+pub(crate) struct Surroundings {
     variables: BTreeMap<OsString, OsString>,
     files: Vec<Stamped>,
 }
@@ -181,7 +181,7 @@ impl Surroundings {
     }
 
     /// Returns whether nothing has changed.
-    pub fn are_unchanged(&self) -> bool {
+    pub(crate) fn are_unchanged(&self) -> bool {
         self.variables == Self::variables() && self.files.iter().all(Stamped::is_unchanged)
     }
 }

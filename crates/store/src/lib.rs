@@ -24,6 +24,7 @@ mod client;
 mod connector;
 mod credential_cache;
 mod credentials;
+mod current_request;
 mod environment;
 mod error_body;
 mod first_connection;
@@ -67,7 +68,6 @@ pub(crate) use tload_format as format;
 pub use self::answers::{AnswerCache, AnswerPlace, Check, check};
 pub use self::backend::{Arrived, Attempt};
 pub use self::client::READ_TIMEOUT;
-pub use self::environment::Surroundings;
 #[cfg(feature = "testing")]
 pub use self::hub::{assert_content_store_is_bounded, assert_levels_are_whole};
 pub use self::hub::{

@@ -5,7 +5,6 @@
 //! [`bounded`] encloses a listing, and [`gathered`] one that `object_list.rs` parses;
 //! `response_capture.rs` reports each of its requests and responses here.
 
-use std::cell::RefCell;
 use std::collections::HashSet;
 
 use http::Uri;
@@ -13,6 +12,7 @@ use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
 use url::Url;
 
 use super::classification::Judged;
+use super::current_request::current;
 use super::object_list::CONTINUED;
 pub(crate) use super::object_list::{Format, Gathered};
 use super::signing::sign_changed;
@@ -42,7 +42,7 @@ impl std::error::Error for TooLong {}
 
 /// Pages of one listing so far.
 #[derive(Default)]
-struct Pages {
+pub(crate) struct Pages {
     /// Path and query of each page that was requested.
     requested: HashSet<String>,
     bytes: usize,
@@ -50,13 +50,10 @@ struct Pages {
     gathered: Option<Gathered>,
 }
 
-tokio::task_local! {
-    static PAGES: RefCell<Pages>;
-}
-
-/// Runs the requests of one listing, which fail if the listing does not end.
+/// Makes the current request one for a list, which fails if the list does not end.
 pub(crate) async fn bounded<T>(list: impl Future<Output = T>) -> T {
-    PAGES.scope(RefCell::default(), list).await
+    current(|it| it.pages.replace(Some(Pages::default())));
+    list.await
 }
 
 /// Like [`bounded`], for requests of `object_store`, whose pages are added to `gathered`. Returns
@@ -69,12 +66,10 @@ pub(crate) async fn gathered<T, E>(
         gathered: Some(gathered),
         ..Pages::default()
     };
-    let list = async {
-        list.await?;
-        let gathered = PAGES.with(|pages| pages.borrow_mut().gathered.take());
-        Ok(gathered.expect("is taken once"))
-    };
-    PAGES.scope(RefCell::new(pages), list).await
+    current(|it| it.pages.replace(Some(pages)));
+    list.await?;
+    let gathered = current(|it| it.pages.take()?.gathered).flatten();
+    Ok(gathered.expect("set above"))
 }
 
 /// Counts a request for a page of a listing, and returns whether it is one. A page without a token
@@ -84,15 +79,14 @@ pub(crate) async fn gathered<T, E>(
 ///
 /// [`TooLong`] for a page that was requested before, and for one page too many.
 pub(crate) async fn asked(request: &mut HttpRequest) -> Result<bool, HttpError> {
-    let after = PAGES.try_with(|pages| {
-        let pages = pages.borrow();
+    let after = in_list(|pages| {
         let Some(gathered) = &pages.gathered else {
             return (true, None);
         };
         let is_page = gathered.is_page(request.uri().query().unwrap_or_default());
         (is_page, gathered.after().map(str::to_owned))
     });
-    let Ok((true, after)) = after else {
+    let Some((true, after)) = after else {
         return Ok(false);
     };
     if let Some(after) = after {
@@ -136,25 +130,24 @@ pub(crate) fn received(page: Vec<u8>) -> Result<Vec<u8>, HttpError> {
         pages.bytes = pages.bytes.saturating_add(page.len());
         pages.bytes <= BYTES_MAX
     })?;
-    let taken = PAGES.try_with(|pages| {
-        let mut pages = pages.borrow_mut();
-        let gathered = pages.gathered.as_mut()?;
-        Some(gathered.take_page(&page))
-    });
-    match taken {
-        Ok(Some(taken)) => {
-            taken.map_err(|wrong| HttpError::new(HttpErrorKind::Decode, Judged(wrong)))
-        }
-        Ok(None) | Err(_) => Ok(page),
+    let taken = in_list(|pages| Some(pages.gathered.as_mut()?.take_page(&page)));
+    match taken.flatten() {
+        Some(taken) => taken.map_err(|wrong| HttpError::new(HttpErrorKind::Decode, Judged(wrong))),
+        None => Ok(page),
     }
 }
 
-/// Applies `fits` inside of a listing. Nothing is counted outside of one.
+/// Applies `fits` to the pages of the current list. Nothing is counted if there is none.
 fn count(fits: impl FnOnce(&mut Pages) -> bool) -> Result<(), HttpError> {
-    match PAGES.try_with(|pages| fits(&mut pages.borrow_mut())) {
-        Ok(false) => Err(HttpError::new(HttpErrorKind::Decode, TooLong)),
-        Ok(true) | Err(_) => Ok(()),
+    match in_list(fits) {
+        Some(false) => Err(HttpError::new(HttpErrorKind::Decode, TooLong)),
+        Some(true) | None => Ok(()),
     }
+}
+
+/// Applies `look` to the pages of the current list; `None` if the current request is for none.
+fn in_list<T>(look: impl FnOnce(&mut Pages) -> T) -> Option<T> {
+    current(|it| it.pages.borrow_mut().as_mut().map(look)).flatten()
 }
 
 #[cfg(test)]
@@ -162,10 +155,13 @@ mod tests {
     use object_store::client::HttpRequestBody;
 
     use super::*;
+    use crate::current_request::CurrentRequest;
+    use crate::sync::timeline::Timeline;
 
-    fn in_a_list<T>(list: impl Future<Output = T>) -> T {
+    fn in_a_request<T>(list: impl Future<Output = T>) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
-        runtime.expect("a runtime").block_on(list)
+        let request = CurrentRequest::new(Timeline::default(), None).send(list);
+        runtime.expect("a runtime").block_on(request).0
     }
 
     fn request(target: &str) -> HttpRequest {
@@ -181,7 +177,7 @@ mod tests {
     /// Whatever the parameter for the page is called.
     #[test]
     fn repeated_page_ends_list() {
-        in_a_list(bounded(async {
+        in_a_request(bounded(async {
             ask("/tree").await.expect("the first page");
             for page in ["?cursor=b", "?page=2", "?cursor=b&page=2", "/x"] {
                 let target = format!("/tree{page}");
@@ -189,7 +185,7 @@ mod tests {
                 ask(&target).await.expect_err("the same page");
             }
         }));
-        in_a_list(async {
+        in_a_request(async {
             assert!(!ask("/?marker=a").await.expect("no list"));
             assert!(!ask("/?marker=a").await.expect("no list"));
         });
@@ -197,14 +193,14 @@ mod tests {
 
     #[test]
     fn list_over_page_or_byte_limit_fails() {
-        in_a_list(bounded(async {
+        in_a_request(bounded(async {
             for page in 0..PAGES_MAX {
                 let target = format!("/?page={page}");
                 ask(&target).await.expect("as many as there may be");
             }
             ask("/").await.expect_err("one more");
         }));
-        in_a_list(bounded(async {
+        in_a_request(bounded(async {
             let half = vec![0; BYTES_MAX / 2];
             received(half.clone()).expect("a long page");
             received(half.clone()).expect("as many as there may be");
@@ -256,7 +252,7 @@ mod tests {
             received(b"<ListBucketResult/>".to_vec()).expect("the last page");
             Ok::<_, ()>(())
         });
-        let level = in_a_list(list).expect("a list").into_level();
+        let level = in_a_request(list).expect("a list").into_level();
         assert_eq!(level.objects.len(), 1);
     }
 }

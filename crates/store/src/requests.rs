@@ -7,11 +7,10 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectStore};
 
 use super::classification::RequestContext;
-use super::connector::timed;
+use super::current_request::CurrentRequest;
 use super::request_error::{Fault, failed_request, translate};
-use super::response_capture::{ResponseCapture, capture};
+use super::response_capture::ResponseCapture;
 use super::server::Server;
-use super::signing::with_signer;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::sync::retry::Transient;
 use crate::sync::timeline::Timeline;
@@ -89,8 +88,8 @@ impl Requests {
                 None => request.await,
             }
         };
-        let signed = with_signer(self.server.signer.clone(), limited);
-        let (result, captured) = capture(timed(self.timeline.clone(), signed)).await;
+        let sending = CurrentRequest::new(self.timeline.clone(), self.server.signer.clone());
+        let (result, captured) = sending.send(limited).await;
         if captured.status.is_some() {
             self.is_resumed.store(false, Ordering::Relaxed);
         }

@@ -1,12 +1,11 @@
 //! Captures status, request id and error code of a store's last response.
 //!
 //! `object_store` drops these from its errors, or keeps them in private types. So its HTTP client
-//! is wrapped: each request of [`capture`] leaves its facts in a task-local slot. Responses to
-//! range requests pass through, in the form that `object_store` accepts (`ranged_response.rs`).
-//! Responses that are read whole, and those of failures, which are short texts, are read here up to
-//! a limit and handed on.
+//! is wrapped: each HTTP request leaves its facts in the [`current`] request. Responses to range
+//! requests pass through, in the form that `object_store` accepts (`ranged_response.rs`). Responses
+//! that are read whole, and those of failures, which are short texts, are read here up to a limit
+//! and handed on.
 
-use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -24,6 +23,7 @@ use object_store::client::{
 
 use super::addresses::Reach;
 use super::checksums::{Asks, stated};
+use super::current_request::current;
 use super::error_body::Reply;
 use super::obs_text;
 use super::pages::{self, ANSWER_MAX, TooLong};
@@ -95,19 +95,6 @@ pub struct Connection {
     pub is_direct: bool,
 }
 
-tokio::task_local! {
-    static LAST: RefCell<ResponseCapture>;
-}
-
-/// Runs requests and returns their result with the facts of the last one.
-pub(crate) async fn capture<T>(requests: impl Future<Output = T>) -> (T, ResponseCapture) {
-    LAST.scope(RefCell::default(), async {
-        let result = requests.await;
-        (result, LAST.with(RefCell::take))
-    })
-    .await
-}
-
 /// HTTP client that records the facts of each request and its response.
 #[derive(Debug)]
 pub(crate) struct Capturing {
@@ -166,20 +153,19 @@ pub(crate) fn is_of_first_host() -> bool {
             .and_then(|url| url.split_once("://"));
         endpoint.map(|(_, host)| host) == last.host.as_deref()
     };
-    LAST.try_with(|last| is_first(&last.borrow()))
-        .unwrap_or(false)
+    current(|it| is_first(&it.captured.borrow())).unwrap_or(false)
 }
 
 /// Returns whether the last response denies access.
 pub(crate) fn denies_access() -> bool {
-    let status = LAST.try_with(|last| last.borrow().status);
-    matches!(status, Ok(Some(401 | 403)))
+    let status = current(|it| it.captured.borrow().status);
+    matches!(status, Some(Some(401 | 403)))
 }
 
 /// Returns the networks that the server of the last response can be reached from; `None` if it
 /// responded through a proxy.
 pub(crate) fn reach_of_peer() -> Option<Reach> {
-    let connection = LAST.try_with(|last| last.borrow().connection).ok()??;
+    let connection = current(|it| it.captured.borrow().connection)??;
     let peer = connection.is_direct.then(|| connection.peer.ip())?;
     Some(Reach::from_ip(peer))
 }
@@ -370,16 +356,13 @@ async fn whole(body: HttpResponseBody, most: usize) -> Result<Vec<u8>, HttpError
     Ok(answer)
 }
 
-/// Starts the capture of another request. Requests outside of [`capture`] leave no trace.
+/// Starts the capture of another HTTP request.
 fn record(captured: impl FnOnce(Sent) -> ResponseCapture) {
-    let _ = LAST.try_with(|last| {
-        let sent = last.take().sent;
-        last.replace(captured(sent))
-    });
+    update(|last| *last = captured(std::mem::take(&mut last.sent)));
 }
 
 fn update(change: impl FnOnce(&mut ResponseCapture)) {
-    let _ = LAST.try_with(|last| change(&mut last.borrow_mut()));
+    current(|it| change(&mut it.captured.borrow_mut()));
 }
 
 /// Names for S3 and compatible stores, Azure, Google, Cloudflare, and others; the first one present

@@ -8,6 +8,7 @@ use super::builder::{OpenStore, Opening};
 use super::classification::{Hints, RequestContext};
 use super::connector::Connector;
 use super::credentials::Credentials;
+use super::environment::Surroundings;
 use super::first_connection::FirstConnection;
 use super::redactor::Redactor;
 use super::response_capture::ResponseCapture;
@@ -30,6 +31,8 @@ pub(crate) struct Server {
     pub(crate) first: Option<Arc<FirstConnection>>,
     /// Error of requests if they are forbidden: message and hint.
     pub(crate) offline: Option<(String, String)>,
+    /// Variables and files that the store was opened from; `None` if other openings cannot share it.
+    surroundings: Option<Surroundings>,
     pub(crate) hints: &'static Hints,
     pub(crate) redactor: Redactor,
 }
@@ -56,7 +59,11 @@ pub(crate) struct Standing {
 
 impl Server {
     /// Creates the server of a store that was opened.
-    pub(crate) fn new(opening: Opening, opened: OpenStore) -> Self {
+    pub(crate) fn new(
+        opening: Opening,
+        opened: OpenStore,
+        surroundings: Option<Surroundings>,
+    ) -> Self {
         let Opening {
             url,
             protocol,
@@ -84,6 +91,7 @@ impl Server {
             connector,
             first: opened.first,
             offline: opened.offline,
+            surroundings,
             hints: &protocol.hints,
             redactor: redactor.and(opened.token.as_ref()),
         }
@@ -102,17 +110,25 @@ impl Server {
             connector: Connector::default(),
             first: None,
             offline: None,
+            surroundings: None,
             hints: &Hints::NONE,
             redactor: Redactor::default(),
         }
     }
 
-    /// Returns whether another opening may use it: requests are sent, a server was reached if that
-    /// is limited in time, and the credentials have not turned out to be wrong.
+    /// Returns whether later openings may use it. Signed URLs are opened once.
+    pub(crate) fn is_keepable(&self) -> bool {
+        self.surroundings.is_some() && !self.address.is_signed
+    }
+
+    /// Returns whether another opening may use it now: requests are sent, a server was reached if
+    /// that is limited in time, the credentials have not turned out to be wrong, and variables and
+    /// files are as they were.
     pub(crate) fn is_reusable(&self) -> bool {
         self.offline.is_none()
             && self.first.as_ref().is_none_or(|first| first.is_made())
             && !self.standing.is_doubtful.load(Ordering::Relaxed)
+            && (self.surroundings.as_ref()).is_some_and(Surroundings::are_unchanged)
     }
 
     /// Returns the context of a request.

@@ -7,6 +7,7 @@ use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
 use object_store::azure::{AzureAuthorizer, AzureCredential, AzureCredentialProvider};
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
 
+use super::current_request::current;
 use super::response_capture::signed;
 
 /// Header with the part of the body that S3's signature covers; `UNSIGNED-PAYLOAD` if none.
@@ -84,35 +85,21 @@ impl Signer {
     }
 }
 
-tokio::task_local! {
-    /// Signer of the store that the current request is for.
-    static SIGNER: Option<Signer>;
-}
-
-/// Runs requests whose headers of options must be signed here: `object_store` signs them only in
-/// S3's requests for an object.
-pub(crate) async fn with_signer<T>(signer: Option<Signer>, requests: impl Future<Output = T>) -> T {
-    SIGNER.scope(signer, requests).await
-}
-
-/// Signs a request of [`with_signer`] again, after these headers were added.
+/// Signs an HTTP request of the current request again, after these headers were added.
 pub(crate) async fn sign_again(
     request: &mut HttpRequest,
     added: &[HeaderName],
 ) -> Result<(), HttpError> {
-    let is_covered = SIGNER.try_with(|signer| {
-        let signer = signer.as_ref();
-        signer.is_some_and(|signer| added.iter().any(|name| signer.covers(name)))
-    });
-    if is_covered == Ok(true) {
-        sign_changed(request).await?;
+    let covers = |signer: &Signer| added.iter().any(|name| signer.covers(name));
+    match current(|it| it.signer.as_ref().is_some_and(covers)) {
+        Some(true) => sign_changed(request).await,
+        Some(false) | None => Ok(()),
     }
-    Ok(())
 }
 
-/// Signs a request of [`with_signer`] again, after its URL was changed.
+/// Signs an HTTP request of the current request again, after its URL was changed.
 pub(crate) async fn sign_changed(request: &mut HttpRequest) -> Result<(), HttpError> {
-    if let Ok(Some(signer)) = SIGNER.try_with(Option::clone) {
+    if let Some(signer) = current(|it| it.signer.clone()).flatten() {
         signer.sign(request).await?;
         signed(request);
     }

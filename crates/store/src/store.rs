@@ -55,8 +55,7 @@ pub(super) fn variables_of_all() -> impl Iterator<Item = &'static Variables> {
 }
 
 impl Store {
-    /// Opens the store of a URL and returns it with the path of the URL in it, and the files and
-    /// variables that it read; `None` if other openings cannot share it. Sends no request yet.
+    /// Opens the store of a URL and returns it with the path of the URL in it. Sends no request yet.
     ///
     /// Blocks to read configuration files and needs no runtime. Requests need a tokio runtime with
     /// I/O and time.
@@ -72,7 +71,7 @@ impl Store {
         options: &StoreOptions,
         timeline: &Timeline,
         cache: Option<&dyn AnswerCache>,
-    ) -> Result<(Arc<Self>, Path, Option<Surroundings>)> {
+    ) -> Result<(Arc<Self>, Path)> {
         let variables = Surroundings::variables();
         let environment = &Environment::unless_forbidden(options);
         let path = object_path(url)?;
@@ -99,10 +98,10 @@ impl Store {
         let surroundings = surroundings.map(|seen| seen.and(trusted));
         opened.offline = offline(options).or(opened.offline);
         let backend = Arc::clone(&opened.backend);
-        let server = Arc::new(Server::new(opening, opened));
+        let server = Arc::new(Server::new(opening, opened, surroundings));
         let requests = Requests::new(server, false, timeline.clone());
         let store = Self::begin(backend, requests, url, cache);
-        Ok((Arc::new(store), path, surroundings))
+        Ok((Arc::new(store), path))
     }
 
     /// Returns the store as another opening has it: with the same client and credentials, and with
@@ -142,8 +141,14 @@ impl Store {
         })
     }
 
-    /// Returns whether an opening may use what this store uses: it sends requests, a server was
-    /// reached if that is limited in time, and the credentials have not turned out to be wrong.
+    /// Returns whether later openings may use what this store uses. Signed URLs are opened once.
+    pub fn is_keepable(&self) -> bool {
+        self.requests.server.is_keepable()
+    }
+
+    /// Returns whether an opening may use what this kept store uses now: it sends requests, a server
+    /// was reached if that is limited in time, the credentials have not turned out to be wrong, and
+    /// variables and files are as they were.
     pub fn is_reusable(&self) -> bool {
         self.requests.server.is_reusable()
     }

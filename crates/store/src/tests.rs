@@ -71,7 +71,7 @@ fn open(url: &str, options: &[(&str, &str)]) -> (Arc<Store>, Path) {
     options.set("environment", "false").expect("an option");
     let url = location.remote().expect("a URL");
     let opened = Store::open(url, &options, &Timeline::default(), None);
-    let (store, path, _) = opened.expect("opens");
+    let (store, path) = opened.expect("opens");
     (store, path)
 }
 

@@ -5,11 +5,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::{Found, OpenedSource};
+use crate::OpenOptions;
 use crate::error::{Error, Result};
 use crate::format::Precedence;
 use crate::options::{HubId, Location, Protocol, StoreOptions};
 use crate::storage::{
-    Folder, ObjectSource, OpenedState, Remote, Source, cached, commit_in_cache, open_deadline,
+    Folder, ObjectSource, OpenedState, Remote, Source, StoreClient, cached, commit_in_cache, open_deadline,
 };
 
 /// Access to the objects of one checkpoint.
@@ -17,6 +18,7 @@ use crate::storage::{
 pub(super) struct Objects {
     store: StoreOptions,
     precedence: Precedence,
+    client: StoreClient,
     /// Deadline for opening.
     deadline: Option<Instant>,
     /// Locations that the caller opens.
@@ -26,11 +28,12 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    pub(super) fn new(store: &StoreOptions, precedence: Precedence) -> Self {
+    pub(super) fn new(options: &OpenOptions) -> Self {
         Self {
-            store: store.clone(),
-            precedence,
-            deadline: open_deadline(store),
+            store: options.store.clone(),
+            precedence: options.precedence,
+            client: options.client.clone(),
+            deadline: open_deadline(&options.store),
             roots: OnceLock::new(),
             remote: OnceLock::new(),
         }
@@ -54,7 +57,7 @@ impl Objects {
     fn remote(&self) -> Result<&Arc<Remote>> {
         let started = self.remote.get_or_init(|| {
             let roots = self.roots.get().map_or(&[][..], Vec::as_slice);
-            Remote::start_for(&self.store, roots).map_err(Arc::new)
+            Remote::start_in(&self.client, &self.store, roots).map_err(Arc::new)
         });
         started.as_ref().map_err(|error| error.again())
     }

@@ -21,8 +21,6 @@ pub mod sim;
 pub mod simulation;
 pub mod storage;
 
-#[cfg(feature = "object")]
-pub use crate::storage::object::end_idle_threads;
 pub use example_model::ExampleModel;
 #[cfg(target_os = "linux")]
 pub use shared_engine::shared_engine;

@@ -1,13 +1,12 @@
-//! Connections, threads and credentials that openings of one process share, and what they do not.
-//! Tests that count them have a process of their own: others end what is idle.
+//! Connections, threads and credentials that openings of one client share, and what they do not.
+//! Tests that count threads have a process of their own.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tload::report::PhaseReport;
-use tload::testing::end_idle_threads;
-use tload::{Checkpoint, ErrorKind, LoadOptions, Location, Result, StoreOptions};
+use tload::{Checkpoint, ErrorKind, LoadOptions, Location, OpenOptions, Result, StoreOptions};
 use tload_testbed::{Fault, FaultyServer, Hub, Rule};
 
 use crate::alone::{self, is_alone, variable};
@@ -20,8 +19,9 @@ const KEY: &str = "lora/adapter_model.safetensors";
 /// Number of small checkpoints that one process opens.
 const ADAPTERS: usize = 1000;
 
-fn open(location: &str, options: &StoreOptions) -> Result<Checkpoint> {
-    Checkpoint::open_with(&Location::parse(location)?, options)
+/// Opens a checkpoint with the client of a site.
+fn open(site: &Site, location: &str, options: &StoreOptions) -> Result<Checkpoint> {
+    site.open(Location::parse(location)?, options)
 }
 
 /// Few requests at a time, so that a load needs fewer connections than the one before has left.
@@ -62,9 +62,6 @@ fn names(phases: &[PhaseReport]) -> Vec<&str> {
 
 #[test]
 fn later_openings_make_no_connection() {
-    if !is_alone("kept::later_openings_make_no_connection") {
-        return;
-    }
     let (server, site) = site();
     let file = even("t", 1, 40, 100_000);
     site.put(KEY, &file);
@@ -124,7 +121,7 @@ fn later_openings_see_changed_objects_lists_and_commits() {
     for seed in 0..3 {
         let file = even("a", seed, 3, 1000);
         hub.commit("org/m", "main", &[("model.safetensors", &file)]);
-        let checkpoint = open("hf://org/m", &options).expect("opens");
+        let checkpoint = Checkpoint::open_with("hf://org/m", &options).expect("opens");
         assert_all(&load(&checkpoint, narrow()).expect("loads").0, &[&file]);
     }
 }
@@ -132,9 +129,6 @@ fn later_openings_see_changed_objects_lists_and_commits() {
 /// Each opening with something else connects, and sends its own credentials.
 #[test]
 fn openings_with_other_options_share_nothing() {
-    if !is_alone("kept::openings_with_other_options_share_nothing") {
-        return;
-    }
     let (server, site) = site();
     site.put(KEY, &even("t", 1, 3, 1000));
     let url = format!("s3://{}/{KEY}", sites::BUCKET);
@@ -145,7 +139,7 @@ fn openings_with_other_options_share_nothing() {
     ];
     let connects = |options: &StoreOptions| {
         let before = server.counts().connections;
-        open(&url, options).expect("opens");
+        open(&site, &url, options).expect("opens");
         server.counts().connections > before
     };
     let mut kept = site.options.clone();
@@ -168,7 +162,7 @@ fn openings_with_other_options_share_nothing() {
     let connections = server.counts().connections;
     let (other, there) = self::site();
     there.put(KEY, &even("t", 2, 3, 1000));
-    open(&url, &there.options).expect("opens");
+    open(&site, &url, &there.options).expect("opens");
     assert_eq!(server.counts().connections, connections);
     assert_eq!(access_keys(&other), ["test"]);
 }
@@ -176,9 +170,6 @@ fn openings_with_other_options_share_nothing() {
 /// A signed URL is opened once: keeping its connections would use up descriptors.
 #[test]
 fn connections_of_signed_urls_are_not_kept() {
-    if !is_alone("kept::connections_of_signed_urls_are_not_kept") {
-        return;
-    }
     let server = Arc::new(FaultyServer::start());
     let site = faulty_web_at(&server);
     let file = even("t", 1, 3, 1000);
@@ -187,7 +178,7 @@ fn connections_of_signed_urls_are_not_kept() {
         let url = format!("{}{query}", site.location(KEY));
         let connects = || {
             let before = server.counts().connections;
-            let checkpoint = open(&url, &site.options).expect("opens");
+            let checkpoint = open(&site, &url, &site.options).expect("opens");
             let (tensors, _) = load(&checkpoint, narrow()).expect("loads");
             assert_all(&tensors, &[&file]);
             server.counts().connections > before
@@ -204,9 +195,6 @@ fn connections_of_signed_urls_are_not_kept() {
 /// A store whose server closed all connections works without an error or a retry.
 #[test]
 fn opening_after_restart_of_server_connects_anew() {
-    if !is_alone("kept::opening_after_restart_of_server_connects_anew") {
-        return;
-    }
     let Some((site, proxy)) = proxied() else {
         return;
     };
@@ -226,9 +214,6 @@ fn opening_after_restart_of_server_connects_anew() {
 /// connection could not have failed so.
 #[test]
 fn request_over_dead_connection_is_sent_again_at_once() {
-    if !is_alone("kept::request_over_dead_connection_is_sent_again_at_once") {
-        return;
-    }
     let (server, mut site) = site();
     let file = even("t", 1, 3, 1000);
     site.put(KEY, &file);
@@ -269,7 +254,7 @@ fn idle_threads_and_connections_end() {
     let file = even("t", 1, 3, 1000);
     site.put(KEY, &file);
     let checkpoint = site.checkpoint(KEY).expect("opens");
-    end_idle_threads();
+    site.client.close_idle();
     assert!(threads("tload-net") > 0, "they have a user");
     drop(checkpoint);
     let each = threads("tload-net");
@@ -281,7 +266,7 @@ fn idle_threads_and_connections_end() {
     for port in 0..10 {
         let other = site.options.clone().with("header.x-port", port.to_string());
         let url = format!("s3://{}/{KEY}", sites::BUCKET);
-        open(&url, &other.expect("an option")).expect("opens");
+        open(&site, &url, &other.expect("an option")).expect("opens");
     }
     // On a very slow machine they end by themselves meanwhile.
     eventually("too many threads are kept", || {
@@ -292,13 +277,13 @@ fn idle_threads_and_connections_end() {
     for bucket in 0..10 {
         let key = format!("bucket-{bucket}/{KEY}");
         server.put(&key, &*file);
-        open(&format!("s3://{key}"), &site.options).expect("opens");
+        open(&site, &format!("s3://{key}"), &site.options).expect("opens");
     }
     eventually("too many connections are kept", || {
         server.open_connections() <= connections + 4
     });
     eventually("threads are kept", || {
-        end_idle_threads();
+        site.client.close_idle();
         threads("tload-net") == 0 && server.open_connections() == 0
     });
     let again = site.checkpoint(KEY).expect("opens");
@@ -333,7 +318,7 @@ fn changed_credentials_file_is_noticed() {
         ("region", "us-east-1".to_owned()),
     ];
     let options = StoreOptions::from_pairs(pairs).expect("options");
-    let try_open = || open(&format!("s3://models/{KEY}"), &options);
+    let try_open = || Checkpoint::open_with(&*format!("s3://models/{KEY}"), &options);
     let write = |key: &str| {
         let text = format!("[p]\naws_access_key_id = {key}\naws_secret_access_key = s\n");
         std::fs::create_dir_all(format!("{home}/.aws")).expect("a temporary folder");
@@ -376,14 +361,15 @@ fn thousand_adapters_leave_nothing_behind() {
     for (index, file) in files.iter().enumerate() {
         site.put(&format!("loras/{index}/adapter_model.safetensors"), file);
     }
-    let (options, files) = (&site.options, &files);
+    let opening = &OpenOptions::from(&site.options).client(site.client.clone());
+    let files = &files;
     let load_some = |from: usize, to: usize| {
         std::thread::scope(|scope| {
             for first in 0..4 {
                 scope.spawn(move || {
                     for index in (from..to).skip(first).step_by(4) {
                         let url = format!("s3://{}/loras/{index}", sites::BUCKET);
-                        let checkpoint = open(&url, options).expect("opens");
+                        let checkpoint = Checkpoint::open_with(&*url, opening).expect("opens");
                         let (tensors, report) =
                             load(&checkpoint, LoadOptions::default()).expect("loads");
                         assert_all(&tensors, &[&files[index]]);
@@ -417,7 +403,7 @@ fn thousand_adapters_leave_nothing_behind() {
         threads("tload-") <= before.1 + 4 && open_files() <= before.0 + 40
     });
     eventually("threads or connections are kept", || {
-        end_idle_threads();
+        site.client.close_idle();
         threads("tload-") == 0 && server.open_connections() == 0
     });
 }

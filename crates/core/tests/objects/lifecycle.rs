@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tload::testing::end_idle_threads;
 use tload::testing::fixtures::Rng;
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
@@ -52,8 +51,16 @@ impl Bench {
 
     fn assert_no_connections(&self) {
         eventually("connections leaked", || {
-            end_idle_threads();
+            self.site.client.close_idle();
             self.server.open_connections() == 0
+        });
+    }
+
+    /// Waits until the threads of dropped loads have ended, with those that later openings may use.
+    fn assert_no_threads(&self) {
+        eventually("threads leaked", || {
+            self.site.client.close_idle();
+            threads("tload-") == 0
         });
     }
 }
@@ -69,15 +76,6 @@ pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
         assert!(started.elapsed() < PATIENCE, "{what}");
         tload_testbed::pause_between_looks();
     }
-}
-
-/// Waits until the threads of dropped loads have ended, except for those that later openings may
-/// use, which end as if their time were over.
-fn assert_no_threads() {
-    eventually("threads leaked", || {
-        end_idle_threads();
-        threads("tload-") == 0
-    });
 }
 
 /// Counts the threads of this process whose names begin with `name`.
@@ -119,7 +117,7 @@ fn drop_with_requests_in_flight_leaks_nothing() {
         assert_eq!(report.outcome, "complete");
         drop(loader);
         bench.assert_no_connections();
-        assert_no_threads();
+        bench.assert_no_threads();
     }
 }
 
@@ -262,7 +260,7 @@ fn loads_ending_in_every_way_leak_nothing() {
         bench.server.clear_faults();
         drop(loader);
         bench.assert_no_connections();
-        assert_no_threads();
+        bench.assert_no_threads();
         // The first round may open descriptors that stay open.
         let wanted = *wanted.get_or_insert_with(open_files);
         eventually("descriptors leaked", || open_files() <= wanted);
@@ -303,7 +301,7 @@ fn end_at_any_moment_leaks_nothing() {
         end_at(&bench.server, &mut rng, loader, &file, round % 3);
         bench.server.clear_faults();
         bench.assert_no_connections();
-        assert_no_threads();
+        bench.assert_no_threads();
         let wanted = *wanted.get_or_insert_with(open_files);
         eventually("descriptors leaked", || open_files() <= wanted);
     }

@@ -12,7 +12,7 @@ use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{ObjectStore, ObjectStoreExt};
 use serde_json::json;
 use tload::internal::storage::ObjectSource;
-use tload::{Checkpoint, Location, Protocol, Result, StoreOptions};
+use tload::{Checkpoint, Location, OpenOptions, Protocol, Result, StoreClient, StoreOptions};
 use tload_testbed::{
     Azurite, FakeGcs, FaultyServer, Hub, Moto, Nginx, Proxy, Registry, S3Server, S3sFs, Stream,
     Toxiproxy, Versitygw, require,
@@ -24,6 +24,8 @@ pub(crate) const BUCKET: &str = "models";
 /// Bucket, container or web server.
 pub(crate) struct Site {
     pub(crate) options: StoreOptions,
+    /// Shares connections among openings of this site only.
+    pub(crate) client: StoreClient,
     door: Door,
     put: Put,
 }
@@ -47,6 +49,7 @@ impl Site {
     ) -> Self {
         Self {
             options,
+            client: StoreClient::new(),
             door: Door::Url(base.into()),
             put: Box::new(put),
         }
@@ -55,6 +58,7 @@ impl Site {
     fn of(store: Arc<dyn ObjectStore>, memory: Arc<InMemory>) -> Self {
         Self {
             options: StoreOptions::new(),
+            client: StoreClient::new(),
             door: Door::Custom(store),
             put: Box::new(move |key, bytes| put_in(&*memory, key, bytes)),
         }
@@ -100,9 +104,15 @@ impl Site {
         .expect("the object exists")
     }
 
+    /// Opens a checkpoint of any site with this site's client.
+    pub(crate) fn open(&self, location: Location, options: &StoreOptions) -> Result<Checkpoint> {
+        let options = OpenOptions::from(options).client(self.client.clone());
+        Checkpoint::open_with(location, options)
+    }
+
     pub(crate) fn checkpoint(&self, path: &str) -> Result<Checkpoint> {
         match &self.door {
-            Door::Url(_) => Checkpoint::open_with(self.location(path), &self.options),
+            Door::Url(_) => self.open(self.location(path), &self.options),
             Door::Custom(store) => Checkpoint::open_in(Arc::clone(store), path, &self.options),
         }
     }

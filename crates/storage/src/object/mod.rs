@@ -8,10 +8,10 @@
 pub mod cache;
 pub(crate) mod folder;
 pub(crate) mod hints;
-pub(crate) mod kept;
 mod measure;
 mod mirrors;
 pub(crate) mod remote;
+pub(crate) mod store_client;
 
 mod asking;
 mod elsewhere;
@@ -51,10 +51,7 @@ use crate::sync::retry::Retries;
 pub use cache::TILE_BYTES;
 pub use elsewhere::OpenedState;
 pub use folder::{Folder, level};
-
 pub use identity::ObjectIdentity;
-#[cfg(feature = "testing")]
-pub use kept::end_idle_threads;
 pub use opening::unversioned_note;
 use opening::{Seen, look_unless, question};
 use reading::Collected;
@@ -65,6 +62,7 @@ pub use retrying::with_retries;
 use revalidation::Known;
 use senders::Senders;
 pub use site::ObjectSite;
+pub use store_client::StoreClient;
 pub use store::{
     Level, Listed, cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot,
     object_path, repository_folder, snapshot,

@@ -1,7 +1,7 @@
 //! Network side of a checkpoint: the threads that run requests, and the stores of its locations.
 //!
 //! Each opened checkpoint has one: its stores, counters and deadlines. Threads and connections are
-//! lent (`kept.rs`). A forked process, which has none of its parent's threads, gets an error.
+//! lent (`store_client.rs`). A forked process, which has none of its parent's threads, gets an error.
 //! Callers are ordinary threads: they hand over a future and wait for its result.
 
 use std::collections::HashMap;
@@ -15,9 +15,9 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 
 use super::cache::Cache;
-use super::kept::{Lent, StoreId};
 use super::mirrors::Mirrors;
 use super::store::{AnswerCache, Check, Store, check, object_path};
+use super::store_client::{Lent, StoreClient, StoreId};
 use crate::cache_report::CacheReport;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mirror_report::MirrorReport;
@@ -42,23 +42,27 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Starts the threads.
+    /// Starts the threads, of the process's client.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::OutOfMemory`] if the system starts none.
     pub fn start(options: &StoreOptions) -> Result<Arc<Self>> {
-        Self::start_for(options, &[])
+        Self::start_in(&StoreClient::default(), options, &[])
     }
 
-    /// Starts the threads, for what is at `locations` and its mirrors.
+    /// Starts the threads of a client, for what is at `locations` and its mirrors.
     ///
     /// # Errors
     ///
     /// Those of [`Self::start`]; [`ErrorKind::InvalidRequest`] for invalid options of mirrors.
-    pub fn start_for(options: &StoreOptions, locations: &[Location]) -> Result<Arc<Self>> {
+    pub fn start_in(
+        client: &StoreClient,
+        options: &StoreOptions,
+        locations: &[Location],
+    ) -> Result<Arc<Self>> {
         let timeline = Timeline::default();
-        let lent = Lent::share(options, &timeline)?;
+        let lent = client.lend(options, &timeline)?;
         let mut remote = Self::on(Arc::new(lent), options, timeline);
         remote.mirrors = match locations {
             [] => None,
@@ -73,9 +77,7 @@ impl Remote {
     ///
     /// Those of [`Self::start`].
     pub(super) fn start_alone(options: &StoreOptions) -> Result<Arc<Self>> {
-        let timeline = Timeline::default();
-        let lent = Lent::start(options, &timeline)?;
-        Ok(Arc::new(Self::on(Arc::new(lent), options, timeline)))
+        Self::start_in(&StoreClient::new(), options, &[])
     }
 
     fn on(lent: Arc<Lent>, options: &StoreOptions, timeline: Timeline) -> Self {

@@ -1,14 +1,15 @@
-//! Threads and stores that the openings of a process share, so that a checkpoint that is opened
-//! again needs no new threads, connections and credentials.
+//! Threads and stores that openings share, so that a checkpoint that is opened again needs no new
+//! threads, connections and credentials.
 //!
-//! Openings with equal options share threads. They share a store, with its HTTP client, its open
-//! connections and its credentials, if nothing else that it was opened from has changed: variables
-//! and files ([`Surroundings`]). Only ways to send requests are kept, never an answer: each opening
+//! Openings of one client with equal options share threads. They share a store, with its HTTP
+//! client, its open connections and its credentials, if nothing else that it was opened from has
+//! changed: variables and files. Only ways to send requests are kept, never an answer: each opening
 //! sends its own requests, with its own counters and deadlines.
 //!
 //! Threads without a user end soon: a task on the threads themselves ends them. A forked process
 //! begins with nothing.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
-use super::store::{AnswerCache, Store, Surroundings, object_path};
+use super::store::{AnswerCache, Store, object_path};
 use crate::error::{Error, ErrorKind, Result, thread_hint};
 use crate::options::location::RemoteUrl;
 use crate::options::store_options::StoreOptions;
@@ -55,13 +56,42 @@ const OTHERS_MAX: usize = 512;
 /// Parts of a URL that identify its store: scheme, authority and query.
 pub(super) type StoreId = (String, String, Option<String>);
 
+/// Threads, connections and credentials that openings share.
+///
+/// A checkpoint in an object store that is opened again needs no new ones while those of an earlier
+/// opening with equal options are kept: for up to a minute after their last use. Nothing that a
+/// store answered is kept.
+///
+/// Each process has one client, which is the default. Openings with another client share nothing
+/// with it, and what they shared ends with the client, its clones and the last checkpoint that was
+/// opened with it. In a forked child, each client of the parent stands for the child's default one.
+///
+/// ```
+/// # mod tload { pub use tload_storage::StoreClient; }
+/// use tload::StoreClient;
+///
+/// let client = StoreClient::new();
+/// // Open checkpoints with `OpenOptions::default().client(client.clone())`, and drop them.
+/// client.close_idle();
+/// ```
+#[derive(Clone, Default)]
+pub struct StoreClient(Option<Arc<Kept>>);
+
+/// State of one client.
+struct Kept {
+    /// Process that the threads are in.
+    process: u32,
+    held: Mutex<Vec<Held>>,
+}
+
+/// State of the default client.
+static OF_PROCESS: PerProcess<Arc<Kept>> = PerProcess::new();
+
 /// Threads for requests, and the stores opened on them. Not to be shown: the identifiers of stores
 /// are of URLs, which carry secrets.
 struct Shared {
     /// `None` only while being dropped.
     runtime: Option<Runtime>,
-    /// Process that the threads are in.
-    process: u32,
     options: StoreOptions,
     /// The one used last is last.
     stores: Mutex<Vec<KeptStore>>,
@@ -71,13 +101,15 @@ struct KeptStore {
     id: StoreId,
     /// Options of the store; for a mirror they differ from the options of the threads.
     options: StoreOptions,
-    surroundings: Surroundings,
     opened: Instant,
     store: Arc<Store>,
 }
 
 /// Use of shared threads. They may be kept after the last one.
-pub(super) struct Lent(Arc<Shared>);
+pub(super) struct Lent {
+    shared: Arc<Shared>,
+    kept: Arc<Kept>,
+}
 
 /// Entry of the list of shared threads.
 struct Held {
@@ -87,65 +119,118 @@ struct Held {
     left: Instant,
 }
 
-static HELD: PerProcess<Vec<Held>> = PerProcess::new();
+impl StoreClient {
+    /// Creates a client that shares nothing with others.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Some(Arc::default()))
+    }
 
-impl Lent {
+    /// Ends threads and closes connections that no checkpoint uses, as if their time were over.
+    pub fn close_idle(&self) {
+        self.kept().expire(Instant::now() + IDLE);
+    }
+
     /// Returns the threads of openings with these options, which are started if there are none.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::OutOfMemory`] if the system starts none.
-    pub(super) fn share(options: &StoreOptions, timeline: &Timeline) -> Result<Self> {
-        let options = &shared(options);
-        let mut held = HELD.lock();
-        if let Some(known) = held.iter_mut().find(|it| it.shared.options == *options) {
+    pub(super) fn lend(&self, options: &StoreOptions, timeline: &Timeline) -> Result<Lent> {
+        let (kept, options) = (self.kept(), shared(options));
+        let mut held = kept.held.lock();
+        if let Some(known) = held.iter_mut().find(|it| it.shared.options == options) {
             known.users += 1;
-            return Ok(Self(Arc::clone(&known.shared)));
+            let shared = Arc::clone(&known.shared);
+            drop(held);
+            return Ok(Lent { shared, kept });
         }
-        let started = Self::start(options, timeline)?;
+        let shared = Arc::new(Shared {
+            runtime: Some(start_threads(timeline)?),
+            options,
+            stores: Mutex::default(),
+        });
         held.push(Held {
-            shared: Arc::clone(&started.0),
+            shared: Arc::clone(&shared),
             users: 1,
             left: Instant::now(),
         });
-        started.spawn(async {
+        drop(held);
+        let lent = Lent { shared, kept };
+        let kept = Arc::downgrade(&lent.kept);
+        lent.spawn(async move {
             loop {
                 tokio::time::sleep(INTERVAL).await;
                 // This task ends with the threads that it runs on.
-                expire(Instant::now());
+                kept.upgrade()
+                    .iter()
+                    .for_each(|it| it.expire(Instant::now()));
             }
         });
-        Ok(started)
+        Ok(lent)
     }
 
-    /// Starts threads that are not shared and end with this.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Self::share`].
-    pub(super) fn start(options: &StoreOptions, timeline: &Timeline) -> Result<Self> {
-        let started = Instant::now();
+    /// Returns the client's state in this process. A child that was forked does not touch that of
+    /// its parent, whose threads may have held the locks.
+    fn kept(&self) -> Arc<Kept> {
+        let here = self.0.as_ref().filter(|it| it.process == process_id());
+        here.map_or_else(|| Arc::clone(&OF_PROCESS.lock()), Arc::clone)
+    }
+}
+
+impl fmt::Debug for StoreClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreClient").finish_non_exhaustive()
+    }
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self {
+            process: process_id(),
+            held: Mutex::default(),
+        }
+    }
+}
+
+impl Kept {
+    /// Ends all threads that had no user for [`IDLE`] at `now`, and drops their stores.
+    fn expire(&self, now: Instant) {
+        let is_over =
+            |it: &mut Held| it.users == 0 && now.saturating_duration_since(it.left) >= IDLE;
+        let over: Vec<Held> = self.held.lock().extract_if(.., is_over).collect();
+        drop(over);
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Threads, locks and connections of the parent stay with the parent.
+        if self.process != process_id() {
+            let _ = Box::leak(Box::new(std::mem::take(&mut self.held)));
+        }
+    }
+}
+
+/// Starts threads for requests.
+fn start_threads(timeline: &Timeline) -> Result<Runtime> {
+    timeline.time("threads", || {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let (workers, others) = threads_there(cores.min(THREADS_MAX))?;
-        let runtime = Builder::new_multi_thread()
+        Builder::new_multi_thread()
             .worker_threads(workers)
             .max_blocking_threads(others)
             .thread_name("tload-net")
             .enable_all()
             .build()
-            .map_err(cannot_start)?;
-        timeline.record("threads", started);
-        Ok(Self(Arc::new(Shared {
-            runtime: Some(runtime),
-            process: process_id(),
-            options: options.clone(),
-            stores: Mutex::default(),
-        })))
-    }
+            .map_err(cannot_start)
+    })
+}
 
+impl Lent {
     /// Returns the process that the threads are in.
     pub(super) fn process(&self) -> u32 {
-        self.0.process
+        self.kept.process
     }
 
     /// Spawns `task` on the threads.
@@ -153,7 +238,7 @@ impl Lent {
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {
-        let runtime = self.0.runtime.as_ref();
+        let runtime = self.shared.runtime.as_ref();
         runtime.expect("taken only in drop").spawn(task)
     }
 
@@ -177,14 +262,12 @@ impl Lent {
                 object_path(url)?,
             ));
         }
-        let (store, path, surroundings) = Store::open(url, options, timeline, cache)?;
-        // Stores of signed URLs are not kept.
-        if let Some(surroundings) = surroundings.filter(|_| url.query.is_none()) {
-            let mut stores = self.0.stores.lock();
+        let (store, path) = Store::open(url, options, timeline, cache)?;
+        if store.is_keepable() {
+            let mut stores = self.shared.stores.lock();
             stores.push(KeptStore {
                 id: id.clone(),
                 options: shared(options),
-                surroundings,
                 opened: Instant::now(),
                 store: Arc::new(store.again(url, &Timeline::default(), None)),
             });
@@ -197,13 +280,11 @@ impl Lent {
 
     /// Returns the kept store, if opening it again would give an equal one.
     fn find(&self, id: &StoreId, options: &StoreOptions) -> Option<Arc<Store>> {
-        let mut stores = self.0.stores.lock();
+        let mut stores = self.shared.stores.lock();
         let is_it = |kept: &KeptStore| kept.id == *id && kept.options == *options;
         let at = stores.iter().position(is_it)?;
         let found = stores.remove(at);
-        let is_current = found.opened.elapsed() < AGE_MAX
-            && found.store.is_reusable()
-            && found.surroundings.are_unchanged();
+        let is_current = found.opened.elapsed() < AGE_MAX && found.store.is_reusable();
         is_current.then(|| {
             let store = Arc::clone(&found.store);
             stores.push(found);
@@ -214,9 +295,11 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let mut held = HELD.lock();
-        // In a forked process the list is empty: entries of the parent stay with the parent.
-        let is_this = |it: &&mut Held| Arc::ptr_eq(&it.shared, &self.0);
+        if self.kept.process != process_id() {
+            return;
+        }
+        let mut held = self.kept.held.lock();
+        let is_this = |it: &&mut Held| Arc::ptr_eq(&it.shared, &self.shared);
         let Some(this) = held.iter_mut().find(is_this) else {
             return;
         };
@@ -240,19 +323,6 @@ impl Drop for Lent {
 /// Returns the options that openings must have in common. A deadline is each opening's own.
 fn shared(options: &StoreOptions) -> StoreOptions {
     options.without("open_timeout")
-}
-
-/// Ends all threads that had no user for [`IDLE`] at `now`, and drops their stores.
-fn expire(now: Instant) {
-    let is_over = |it: &mut Held| it.users == 0 && now.saturating_duration_since(it.left) >= IDLE;
-    let over: Vec<Held> = HELD.lock().extract_if(.., is_over).collect();
-    drop(over);
-}
-
-/// Ends all threads that have no user, as if their time were over.
-#[cfg(feature = "testing")]
-pub fn end_idle_threads() {
-    expire(Instant::now() + IDLE);
 }
 
 impl Drop for Shared {
@@ -312,4 +382,74 @@ fn cannot_start(error: std::io::Error) -> Error {
     )
     .with_hint(thread_hint(&error))
     .with_source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lend(client: &StoreClient) -> Lent {
+        let options = StoreOptions::from_pairs([("header.x-team", "client")]);
+        let lent = client.lend(&options.expect("good options"), &Timeline::default());
+        lent.expect("starts")
+    }
+
+    #[test]
+    fn threads_end_with_client_and_last_user() {
+        let client = StoreClient::new();
+        let (lent, other) = (lend(&client), lend(&client.clone()));
+        assert!(Arc::ptr_eq(&lent.shared, &other.shared));
+        assert!(!Arc::ptr_eq(
+            &lent.shared,
+            &lend(&StoreClient::new()).shared
+        ));
+        let threads = Arc::downgrade(&lent.shared);
+        drop((client, lent));
+        assert!(threads.upgrade().is_some(), "they have a user");
+        drop(other);
+        assert!(threads.upgrade().is_none());
+    }
+
+    #[test]
+    fn client_keeps_idle_threads_until_they_are_closed() {
+        for client in [StoreClient::new(), StoreClient::default()] {
+            let lent = lend(&client);
+            let threads = Arc::downgrade(&lent.shared);
+            client.close_idle();
+            assert!(threads.upgrade().is_some(), "they have a user");
+            drop(lent);
+            assert!(threads.upgrade().is_some(), "kept for the next");
+            client.close_idle();
+            assert!(threads.upgrade().is_none());
+        }
+    }
+
+    /// Processes are told apart only by their number here; `tests/test_fork.py` forks.
+    #[test]
+    fn client_of_other_process_is_neither_locked_nor_dropped() {
+        let parents = Arc::new(Kept {
+            process: process_id() + 1,
+            held: Mutex::default(),
+        });
+        let here = lend(&StoreClient::new());
+        let threads = Arc::downgrade(&here.shared);
+        let held = Held {
+            shared: Arc::clone(&here.shared),
+            users: 0,
+            left: Instant::now(),
+        };
+        parents.held.lock().push(held);
+        let locked = parents.held.lock();
+        let client = StoreClient(Some(Arc::clone(&parents)));
+        let lent = lend(&client);
+        assert_eq!(lent.process(), process_id());
+        client.close_idle();
+        drop(Lent {
+            shared: Arc::clone(&here.shared),
+            kept: Arc::clone(&parents),
+        });
+        drop(locked);
+        drop((client, parents, here));
+        assert!(threads.upgrade().is_some(), "stays with the parent");
+    }
 }
