@@ -172,7 +172,8 @@ fn variables_of_all() -> impl Iterator<Item = &'static Variables> {
 }
 
 impl Store {
-    /// Opens the store of a URL and returns it with the path of the URL in it. Sends no request yet.
+    /// Opens the store of a URL and returns it with the path of the URL in it. Sends no request
+    /// yet.
     ///
     /// Blocks to read configuration files and needs no runtime. Requests need a tokio runtime with
     /// I/O and time.
@@ -295,9 +296,9 @@ impl Store {
         self.surroundings.is_some() && !self.signed_url
     }
 
-    /// Returns whether an opening may use what this kept store uses now: it sends requests, a server
-    /// was reached if that is limited in time, the credentials have not turned out to be wrong, and
-    /// variables and files are as they were.
+    /// Returns whether an opening may use what this kept store uses now: it sends requests, a
+    /// server was reached if that is limited in time, the credentials have not turned out to be
+    /// wrong, and variables and files are as they were.
     pub fn is_reusable(&self) -> bool {
         let are_unchanged = |seen: &Arc<Surroundings>| seen.are_unchanged();
         self.offline.is_none()

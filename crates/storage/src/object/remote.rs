@@ -1,8 +1,8 @@
 //! Network side of a checkpoint: the threads that run requests, and the stores of its locations.
 //!
 //! Each opened checkpoint has one: its stores, counters and deadlines. Threads and connections are
-//! lent (`store_client.rs`). A forked process, which has none of its parent's threads, gets an error.
-//! Callers are ordinary threads: they hand over a future and wait for its result.
+//! lent (`store_client.rs`). A forked process, which has none of its parent's threads, gets an
+//! error. Callers are ordinary threads: they hand over a future and wait for its result.
 
 use std::collections::HashMap;
 use std::fmt;
