@@ -17,6 +17,7 @@ use tokio::time::timeout_at;
 
 use super::remote::Remote;
 use super::store::{Connection, Fault, KnownLen, ResponseCapture, Store};
+use super::store_client::StoreClient;
 use super::{ObjectIdentity, ObjectSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Protocol;
@@ -69,7 +70,7 @@ impl ObjectSource {
     ///
     /// The store's error, translated; [`ErrorKind::TimedOut`] if it does not answer in time.
     pub fn measure(&self, objects: &[Self], deadline: Instant) -> Result<StoreProbe> {
-        let remote = Remote::start_alone(self.remote().options())?;
+        let remote = Remote::start_in(&StoreClient::new(), self.remote().options(), &[])?;
         let mut opened = Vec::with_capacity(objects.len());
         for object in objects.iter().filter(|object| object.shares_store(self)) {
             let url = object.location().remote().ok_or_else(|| {

@@ -1,8 +1,8 @@
 //! Network side of a checkpoint: the threads that run requests, and the stores of its locations.
 //!
 //! Each opened checkpoint has one: its stores, counters and deadlines. Threads and connections are
-//! lent (`store_client.rs`). A forked process, which has none of its parent's threads, gets an error.
-//! Callers are ordinary threads: they hand over a future and wait for its result.
+//! lent (`store_client.rs`). A forked process, which has none of its parent's threads, gets an
+//! error. Callers are ordinary threads: they hand over a future and wait for its result.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -71,15 +71,6 @@ impl Remote {
         Ok(Arc::new(remote))
     }
 
-    /// Like [`Self::start`], with threads and stores that no other opening uses.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Self::start`].
-    pub(super) fn start_alone(options: &StoreOptions) -> Result<Arc<Self>> {
-        Self::start_in(&StoreClient::new(), options, &[])
-    }
-
     fn on(lent: Arc<Lent>, options: &StoreOptions, timeline: Timeline) -> Self {
         Self {
             lent,
@@ -123,7 +114,7 @@ impl Remote {
         objects: Arc<dyn ObjectStore>,
         url: &RemoteUrl,
     ) -> Result<Arc<Self>> {
-        let remote = Self::start_alone(options)?;
+        let remote = Self::start_in(&StoreClient::new(), options, &[])?;
         let store = Store::custom(objects, &url.authority);
         remote.stores.lock().insert(key(url), store);
         Ok(remote)

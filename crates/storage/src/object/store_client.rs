@@ -81,6 +81,7 @@ pub struct StoreClient(Option<Arc<Kept>>);
 struct Kept {
     /// Process that the threads are in.
     process: u32,
+    /// The one used last is last.
     held: Mutex<Vec<Held>>,
 }
 
@@ -141,8 +142,7 @@ impl StoreClient {
         let mut held = kept.held.lock();
         if let Some(known) = held.iter_mut().find(|it| it.shared.options == options) {
             known.users += 1;
-            let shared = Arc::clone(&known.shared);
-            drop(held);
+            let (shared, kept) = (Arc::clone(&known.shared), Arc::clone(&kept));
             return Ok(Lent { shared, kept });
         }
         let shared = Arc::new(Shared {
@@ -162,9 +162,9 @@ impl StoreClient {
             loop {
                 tokio::time::sleep(INTERVAL).await;
                 // This task ends with the threads that it runs on.
-                kept.upgrade()
-                    .iter()
-                    .for_each(|it| it.expire(Instant::now()));
+                if let Some(kept) = kept.upgrade() {
+                    kept.expire(Instant::now());
+                }
             }
         });
         Ok(lent)
@@ -256,18 +256,17 @@ impl Lent {
         timeline: &Timeline,
         cache: Option<&dyn AnswerCache>,
     ) -> Result<(Arc<Store>, Path)> {
-        if let Some(kept) = self.find(id, &shared(options)) {
-            return Ok((
-                Arc::new(kept.again(url, timeline, cache)),
-                object_path(url)?,
-            ));
+        let shared = shared(options);
+        if let Some(kept) = self.find(id, &shared) {
+            let store = kept.again(url, timeline, cache);
+            return Ok((Arc::new(store), object_path(url)?));
         }
         let (store, path) = Store::open(url, options, timeline, cache)?;
         if store.is_keepable() {
             let mut stores = self.shared.stores.lock();
             stores.push(KeptStore {
                 id: id.clone(),
-                options: shared(options),
+                options: shared,
                 opened: Instant::now(),
                 store: Arc::new(store.again(url, &Timeline::default(), None)),
             });
@@ -284,12 +283,12 @@ impl Lent {
         let is_it = |kept: &KeptStore| kept.id == *id && kept.options == *options;
         let at = stores.iter().position(is_it)?;
         let found = stores.remove(at);
-        let is_current = found.opened.elapsed() < AGE_MAX && found.store.is_reusable();
-        is_current.then(|| {
-            let store = Arc::clone(&found.store);
-            stores.push(found);
-            store
-        })
+        if found.opened.elapsed() >= AGE_MAX || !found.store.is_reusable() {
+            return None;
+        }
+        let store = Arc::clone(&found.store);
+        stores.push(found);
+        Some(store)
     }
 }
 
@@ -299,24 +298,17 @@ impl Drop for Lent {
             return;
         }
         let mut held = self.kept.held.lock();
-        let is_this = |it: &&mut Held| Arc::ptr_eq(&it.shared, &self.shared);
-        let Some(this) = held.iter_mut().find(is_this) else {
-            return;
-        };
-        this.users -= 1;
-        if this.users > 0 {
-            return;
-        }
-        this.left = Instant::now();
-        let idle = held.iter().filter(|it| it.users == 0);
-        let surplus = idle.clone().count() > IDLE_MAX;
-        let oldest = idle
-            .min_by_key(|it| it.left)
-            .map(|it| Arc::clone(&it.shared));
-        if let Some(oldest) = oldest.filter(|_| surplus) {
-            held.retain(|it| !Arc::ptr_eq(&it.shared, &oldest));
-            drop(held);
-        }
+        let is_this = |it: &Held| Arc::ptr_eq(&it.shared, &self.shared);
+        let at = held.iter().position(is_this);
+        let mut this = held.remove(at.expect("held while it has a user"));
+        (this.users, this.left) = (this.users - 1, Instant::now());
+        held.push(this);
+        let is_idle = |it: &Held| it.users == 0;
+        let is_surplus = held.iter().filter(|it| is_idle(it)).count() > IDLE_MAX;
+        let oldest = held.iter().position(is_idle).filter(|_| is_surplus);
+        let ended = oldest.map(|at| held.remove(at));
+        drop(held);
+        drop(ended);
     }
 }
 
