@@ -42,7 +42,7 @@ test: wheel cuda-stub ## build the wheel and run all tests
 
 # Crates whose features select code of their own, and those features and sets that `check` covers
 # without cargo-hack: none, the default, all.
-FEATURED := --package tload
+FEATURED := --package tload --package tload-store
 BUILT_ABOVE := --exclude-features default,aws-config,testing --exclude-no-default-features --exclude-all-features
 
 # Covers the default features, none, everything with its tests, and single features.

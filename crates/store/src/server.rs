@@ -57,13 +57,7 @@ pub(crate) struct Standing {
 impl Server {
     /// Creates the server of a store that was opened.
     pub(crate) fn new(opening: Opening, opened: OpenStore) -> Self {
-        let Opening {
-            url,
-            protocol,
-            connector,
-            redactor,
-            ..
-        } = opening;
+        let (url, connector) = (opening.url, opening.connector);
         connector.own_from(connector.made().saturating_sub(opened.sessions));
         let mut origin = without_credentials(&opened.origin);
         if connector.is_unverified() {
@@ -84,8 +78,8 @@ impl Server {
             connector,
             first: opened.first,
             offline: opened.offline,
-            hints: &protocol.hints,
-            redactor: redactor.and(opened.token.as_ref()),
+            hints: &opening.protocol.hints,
+            redactor: opening.redactor.and(opened.token.as_ref()),
         }
     }
 
