@@ -40,9 +40,9 @@ help: ## list the targets
 test: wheel cuda-stub ## build the wheel and run all tests
 	tools/beside '$(MAKE) --no-print-directory test-rust' '$(PYTEST)'
 
-# The crate whose features select code, and those features and sets that `check` covers without
-# cargo-hack: none, the default, all. The crates above it always have object stores.
-FEATURED := --package tload
+# Crates whose features select code of their own, and those features and sets that `check` covers
+# without cargo-hack: none, the default, all. The crates above them always have object stores.
+FEATURED := --package tload --package tload-store
 BUILT_ABOVE := --exclude-features default,aws-config,testing --exclude-no-default-features --exclude-all-features
 
 # Covers the default features, none, everything with its tests, and single features.

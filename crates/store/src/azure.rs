@@ -12,15 +12,15 @@ use super::classification::Hints;
 use super::client::Extras;
 use super::credentials::{ANONYMOUS, Credentials};
 use super::environment::{Environment, Variables};
-use super::objects::Objects;
 use super::pages::Format;
 use super::signing::Signer;
 use super::trust::OF_REQUESTS;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::location::RemoteUrl;
+use crate::options::location::{Protocol, RemoteUrl};
 
 /// Azure Blob Storage.
 pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
+    protocol: Protocol::Azure,
     open,
     files,
     variables: Some(&VARIABLES),
@@ -98,16 +98,11 @@ fn open(opening: &Opening) -> Result<OpenStore> {
             account.clone()
         },
     });
-    let objects = Objects {
-        store: Arc::new(store),
-        lists: Some(Format::Blobs),
-        states_checksums: false,
-    };
     Ok(OpenStore {
         signer,
         // The account comes first because a query of the endpoint is cut off.
         origin: format!("{account} {endpoint}"),
-        ..OpenStore::new(Arc::new(objects), credentials)
+        ..OpenStore::of_objects(store, Some(Format::Blobs), credentials)
     })
 }
 

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use http::HeaderValue;
-use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 
 use super::backend::Backend;
 use super::classification::{Hints, texts};
@@ -18,15 +18,18 @@ use super::connector::Connector;
 use super::credentials::Credentials;
 use super::environment::{Environment, Variables};
 use super::first_connection::FirstConnection;
+use super::objects::Objects;
+use super::pages::Format;
 use super::redactor::{Redactor, Sent};
 use super::signing::Signer;
 use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::location::RemoteUrl;
+use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
 
 /// Everything that depends on the protocol of a store, except its options.
 pub(crate) struct StoreProtocol {
+    pub(crate) protocol: Protocol,
     pub(crate) open: fn(&Opening) -> Result<OpenStore>,
     /// Returns the files that a store is opened from, in addition to those that options of all
     /// protocols name; `None` if no other opening may share it.
@@ -71,6 +74,16 @@ pub(crate) struct OpenStore {
 }
 
 impl OpenStore {
+    /// Creates a store that `object_store` knows; `lists` is the form of its lists.
+    pub(crate) fn of_objects(
+        store: impl ObjectStore,
+        lists: Option<Format>,
+        credentials: Credentials,
+    ) -> Self {
+        let store = Arc::new(store);
+        Self::new(Arc::new(Objects { store, lists }), credentials)
+    }
+
     /// Creates a store without any of the properties that only some protocols have.
     pub(crate) fn new(backend: Arc<dyn Backend>, credentials: Credentials) -> Self {
         Self {

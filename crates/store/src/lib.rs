@@ -8,6 +8,10 @@
 //! errors, and reads bodies.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(all(feature = "oci", feature = "xet")),
+    expect(dead_code, reason = "shared by protocols that this build leaves out")
+)]
 
 mod addresses;
 mod answers;
@@ -29,14 +33,18 @@ mod environment;
 mod error_body;
 mod first_connection;
 mod gcs;
+#[cfg(feature = "hub")]
 mod hub;
+mod hub_cache;
 mod object_list;
 mod objects;
 pub mod obs_text;
+#[cfg(feature = "oci")]
 mod oci;
 mod pages;
 mod path;
 mod program;
+mod protocols;
 mod proxy;
 mod proxy_exempt;
 mod ranged_response;
@@ -70,7 +78,7 @@ pub use self::backend::{Arrived, Attempt};
 pub use self::client::READ_TIMEOUT;
 #[cfg(feature = "testing")]
 pub use self::hub::{assert_content_store_is_bounded, assert_levels_are_whole};
-pub use self::hub::{
+pub use self::hub_cache::{
     cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot, repository_folder,
     snapshot,
 };

@@ -20,20 +20,9 @@ pub(crate) struct Objects {
     pub(crate) store: Arc<dyn ObjectStore>,
     /// Form of the pages of its lists; `None` if `object_store` parses them.
     pub(crate) lists: Option<Format>,
-    /// True if checksums of objects can be requested.
-    pub(crate) states_checksums: bool,
 }
 
 impl Objects {
-    /// Creates a backend from a store with nothing but what `object_store` knows of it.
-    pub(crate) fn plain(store: Arc<dyn ObjectStore>) -> Self {
-        Self {
-            store,
-            lists: None,
-            states_checksums: false,
-        }
-    }
-
     /// Lists by `object_store`: a store that the caller opened, or a web server, which refuses it.
     async fn parsed_list(
         &self,
@@ -90,7 +79,8 @@ impl Backend for Objects {
         Ok(gathered.into_level())
     }
 
+    /// S3 and Google do, whose lists have the same form.
     fn states_checksums(&self) -> bool {
-        self.states_checksums
+        self.lists == Some(Format::Objects)
     }
 }

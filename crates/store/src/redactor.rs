@@ -424,7 +424,7 @@ mod tests {
 
     use super::*;
     use crate::options::Location;
-    use crate::store::variables_of_all;
+    use crate::protocols;
 
     fn redactor(url: &str, options: &[(&str, &str)], variables: &[(&str, &str)]) -> Redactor {
         let location = Location::parse(url).expect(url);
@@ -432,7 +432,7 @@ mod tests {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let environment = Environment::new(variables.iter().map(owned));
         let url = location.remote().expect("a URL");
-        Redactor::new(url, &options, &environment, variables_of_all())
+        Redactor::new(url, &options, &environment, protocols::variables())
     }
 
     #[test]

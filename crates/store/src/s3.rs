@@ -13,7 +13,6 @@ use super::client::Extras;
 use super::credentials::needs_no_files;
 use super::credentials::{ANONYMOUS, Credentials, files_of_aws};
 use super::environment::{Environment, Variables};
-use super::objects::Objects;
 use super::pages::Format;
 use super::response_capture::ResponseCapture;
 use super::s3_access_point::AccessPoint;
@@ -25,12 +24,14 @@ use super::status_error::by_code;
 use super::trust::{Bundle, OF_REQUESTS};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::StoreOptions;
+use crate::options::location::Protocol;
 
 /// Default region, the same as that of AWS's own tools.
 const DEFAULT_REGION: &str = "us-east-1";
 
 /// Amazon S3 and compatible stores.
 pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
+    protocol: Protocol::S3,
     open,
     files: files_of_aws,
     variables: Some(&VARIABLES),
@@ -101,17 +102,12 @@ fn open(opening: &Opening) -> Result<OpenStore> {
             credentials: Arc::clone(store.credentials()),
             region,
         });
-    let objects = Objects {
-        store: Arc::new(store),
-        lists: Some(Format::Objects),
-        states_checksums: true,
-    };
     Ok(OpenStore {
         origin,
         region,
         sessions,
         signer,
-        ..OpenStore::new(Arc::new(objects), credentials)
+        ..OpenStore::of_objects(store, Some(Format::Objects), credentials)
     })
 }
 

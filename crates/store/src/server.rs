@@ -64,13 +64,7 @@ impl Server {
         opened: OpenStore,
         surroundings: Option<Surroundings>,
     ) -> Self {
-        let Opening {
-            url,
-            protocol,
-            connector,
-            redactor,
-            ..
-        } = opening;
+        let (url, connector) = (opening.url, opening.connector);
         connector.own_from(connector.made().saturating_sub(opened.sessions));
         let mut origin = without_credentials(&opened.origin);
         if connector.is_unverified() {
@@ -92,8 +86,8 @@ impl Server {
             first: opened.first,
             offline: opened.offline,
             surroundings,
-            hints: &protocol.hints,
-            redactor: redactor.and(opened.token.as_ref()),
+            hints: &opening.protocol.hints,
+            redactor: opening.redactor.and(opened.token.as_ref()),
         }
     }
 

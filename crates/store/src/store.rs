@@ -10,12 +10,13 @@ use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 
 use super::answers::{AnswerCache, Answers, Check, check};
 use super::backend::{Attempt, Backend, Pieces};
-use super::builder::{Opening, StoreProtocol};
+use super::builder::Opening;
 use super::checksums::Asks;
 use super::connector::Connector;
-use super::environment::{Environment, Surroundings, Variables};
+use super::environment::{Environment, Surroundings};
 use super::objects::Objects;
 use super::path::object_path;
+use super::protocols;
 use super::redactor::Redactor;
 use super::request_error::Fault;
 use super::requests::Requests;
@@ -23,9 +24,10 @@ use super::response_capture::ResponseCapture;
 use super::server::Server;
 use super::signing::Signer;
 use super::tree::{Level, Listed};
-use super::{azure, gcs, hub, oci, s3, web};
-use crate::error::{Error, ErrorKind, FailedRequest, Result};
-use crate::options::location::{Protocol, RemoteUrl};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{FailedRequest, Result};
+use crate::options::location::RemoteUrl;
 use crate::options::store_options::StoreOptions;
 use crate::sync::timeline::Timeline;
 
@@ -33,25 +35,6 @@ use crate::sync::timeline::Timeline;
 pub struct Store {
     backend: Arc<dyn Backend>,
     requests: Requests,
-}
-
-/// Returns the implementation of a protocol; `None` for stores that the caller opens.
-fn implementation(protocol: Protocol) -> Option<&'static StoreProtocol> {
-    match protocol {
-        Protocol::S3 => Some(&s3::PROTOCOL),
-        Protocol::Gcs => Some(&gcs::PROTOCOL),
-        Protocol::Azure => Some(&azure::PROTOCOL),
-        Protocol::Http => Some(&web::PROTOCOL),
-        Protocol::Hub => Some(&hub::PROTOCOL),
-        Protocol::Oci => Some(&oci::PROTOCOL),
-        Protocol::Custom => None,
-    }
-}
-
-/// Returns the environment variables of all protocols.
-pub(super) fn variables_of_all() -> impl Iterator<Item = &'static Variables> {
-    let protocols = Protocol::ALL.into_iter().filter_map(implementation);
-    protocols.filter_map(|protocol| protocol.variables)
 }
 
 impl Store {
@@ -64,8 +47,8 @@ impl Store {
     ///
     /// [`ErrorKind::InvalidRequest`] for invalid options and paths,
     /// [`ErrorKind::PermissionDenied`] if the environment may not be read and no credentials
-    /// are given, [`ErrorKind::Unsupported`] for profiles in a build without them; the kinds
-    /// of I/O for files that cannot be read.
+    /// are given, [`ErrorKind::Unsupported`] for profiles and protocols in a build without them;
+    /// the kinds of I/O for files that cannot be read.
     pub fn open(
         url: &RemoteUrl,
         options: &StoreOptions,
@@ -75,19 +58,14 @@ impl Store {
         let variables = Surroundings::variables();
         let environment = &Environment::unless_forbidden(options);
         let path = object_path(url)?;
-        let Some(protocol) = implementation(url.protocol) else {
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                "custom-store URLs must be opened with `Checkpoint::open_in`",
-            ));
-        };
+        let protocol = protocols::of_url(url)?;
         let opening = Opening {
             protocol,
             url,
             options,
             environment,
             connector: Connector::new(timeline.clone()),
-            redactor: Redactor::new(url, options, environment, variables_of_all()),
+            redactor: Redactor::new(url, options, environment, protocols::variables()),
         };
         // Note the state of the files before any of them is read, so that a later change is
         // noticed.
@@ -136,7 +114,7 @@ impl Store {
     pub fn custom(store: Arc<dyn ObjectStore>, label: &str) -> Arc<Self> {
         let server = Arc::new(Server::of_caller(label));
         Arc::new(Self {
-            backend: Arc::new(Objects::plain(store)),
+            backend: Arc::new(Objects { store, lists: None }),
             requests: Requests::new(server, false, Timeline::default()),
         })
     }

@@ -5,8 +5,6 @@
 //! not on all: S3 takes `+` for a space, and a signature may cover the spelling. `object_store`
 //! encodes paths itself, so it is given the written path, and its encoding of `%` is undone.
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -25,15 +23,15 @@ use super::classification::{Classification, Hints, RequestContext};
 use super::client::Extras;
 use super::connector::Connector;
 use super::credentials::{ANONYMOUS, Credentials};
-use super::objects::Objects;
 use super::response_capture::ResponseCapture;
 use super::status_error::{by_code, skewed};
 use super::trust::OF_CURL;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::location::RemoteUrl;
+use crate::options::location::{Protocol, RemoteUrl};
 
 /// Plain web servers.
 pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
+    protocol: Protocol::Http,
     open,
     files: |_| Some(Vec::new()),
     variables: None,
@@ -71,11 +69,8 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         .with_http_connector(AsWritten(opening.connector.clone()))
         .build()
         .map_err(|error| opening.refused(&error))?;
-    let objects = Objects::plain(Arc::new(store));
-    Ok(OpenStore::new(
-        Arc::new(objects),
-        Credentials::known(source),
-    ))
+    let credentials = Credentials::known(source);
+    Ok(OpenStore::of_objects(store, None, credentials))
 }
 
 /// Connector for requests whose paths were percent-encoded before `object_store` encoded them.

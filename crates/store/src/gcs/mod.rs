@@ -18,12 +18,13 @@ use crate::credential_cache::CredentialCache;
 use crate::credentials::{ANONYMOUS, Credentials};
 use crate::environment::{Environment, Variables};
 use crate::error::{Error, ErrorKind, Result};
-use crate::objects::Objects;
+use crate::options::location::Protocol;
 use crate::pages::Format;
 use crate::trust::OF_REQUESTS;
 
 /// Google Cloud Storage.
 pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
+    protocol: Protocol::Gcs,
     open,
     files,
     variables: Some(&VARIABLES),
@@ -88,14 +89,9 @@ fn open(opening: &Opening) -> Result<OpenStore> {
         let (cache, credentials) = Credentials::renewed(provider, source);
         (build(builder.with_credentials(cache))?, credentials)
     };
-    let objects = Objects {
-        store: Arc::new(store),
-        lists: Some(Format::Objects),
-        states_checksums: true,
-    };
     Ok(OpenStore {
         origin: origin.unwrap_or_default(),
-        ..OpenStore::new(Arc::new(objects), credentials)
+        ..OpenStore::of_objects(store, Some(Format::Objects), credentials)
     })
 }
 

@@ -5,11 +5,9 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta};
 use serde::Deserialize;
 
+use crate::hub_cache::is_commit;
 use crate::tree::Files;
 use crate::{Level, Listed};
-
-/// Number of hexadecimal digits in the name of a commit: SHA-1, or SHA-256 for future repositories.
-const COMMIT_DIGITS: std::ops::RangeInclusive<usize> = 40..=64;
 
 /// Largest number of files for which a hub's description of a repository has them all, as
 /// `huggingface_hub` 1.1 assumes (`VERY_LARGE_REPO_THRESHOLD` in `_snapshot_download.py`). Beyond
@@ -108,10 +106,6 @@ pub(crate) fn with_tree(answer: &[u8], pages: &[Vec<u8>]) -> Result<Vec<u8>, Str
     let mut answer: serde_json::Value = serde_json::from_slice(answer).map_err(malformed)?;
     answer["siblings"] = siblings.into();
     Ok(answer.to_string().into_bytes())
-}
-
-pub(crate) fn is_commit(name: &str) -> bool {
-    COMMIT_DIGITS.contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Returns whether a text is a git object id (SHA-1 or SHA-256) or a SHA-256. Any other text that a

@@ -1,5 +1,4 @@
-//! Models and buckets of a hub: access, the commit that is read, and its files. Called by
-//! [`crate::Store`], and by callers that look up models in the local cache.
+//! Models and buckets of a hub: access, the commit that is read, and its files.
 //!
 //! Files are read as from a web server. `ENDPOINT/org/name/resolve/COMMIT/FILE` responds with the
 //! file or redirects to its location, by a link that is valid for a while. The HTTP client follows
@@ -8,11 +7,12 @@
 //! Files in the hub's content store are read from there once they are open (`xet/`).
 
 pub(crate) mod bucket;
-mod cache;
+mod contents;
 mod listing;
 pub(crate) mod repository;
 mod settings;
 mod status_error;
+#[cfg(feature = "xet")]
 pub(crate) mod xet;
 
 use std::sync::Arc;
@@ -24,10 +24,7 @@ use percent_encoding::utf8_percent_encode;
 use tokio::sync::OnceCell;
 
 use self::bucket::Bucket;
-pub use self::cache::{
-    cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot, repository_folder,
-    snapshot,
-};
+use self::contents::ContentStore;
 #[cfg(test)]
 pub(crate) use self::listing::Commit;
 #[cfg(feature = "testing")]
@@ -35,25 +32,27 @@ pub use self::listing::assert_levels_are_whole;
 #[cfg(feature = "testing")]
 pub use self::xet::assert_content_store_is_bounded;
 
-use self::cache::in_neither_cache;
 use self::repository::Repository;
-use self::settings::{Token, endpoint, is_xet_disabled, token_path};
-use self::xet::Xet;
+use self::settings::{Token, endpoint, token_path};
 use super::backend::Backend;
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::classification::Hints;
 use super::client::Extras;
 use super::credentials::Credentials;
+use super::environment::Environment;
 use super::request_error::Fault;
 use super::requests::Requests;
 use super::response_capture::ResponseCapture;
 use super::trust::OF_REQUESTS;
 use crate::error::{Error, ErrorKind, Result};
+use crate::hub_cache::{directory, download, is_hub_offline, offline};
 use crate::options::hub_id::HubId;
-use crate::options::location::RESERVED;
+use crate::options::location::{Protocol, RESERVED, RemoteUrl};
+use crate::options::store_options::StoreOptions;
 
 /// Model hubs.
 pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
+    protocol: Protocol::Hub,
     open,
     files: |opening| Some(token_path(opening.environment).into_iter().collect()),
     variables: None,
@@ -68,9 +67,18 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
     bundles: OF_REQUESTS,
 };
 
+/// Opens the content store of a repository at an endpoint, unless the environment forbids it.
+type OpenContents = fn(&Opening, &HttpClient, &str, &str) -> Option<Box<dyn ContentStore>>;
+
+/// Content stores that this build supports.
+const CONTENT_STORES: &[OpenContents] = &[
+    #[cfg(feature = "xet")]
+    xet::open,
+];
+
 fn open(opening: &Opening) -> Result<OpenStore> {
     if is_hub_offline(opening.options) && opening.options.get("cache_dir").is_none() {
-        return Err(cache::offline("it would be read from the hub", opening.url));
+        return Err(offline("it would be read from the hub", opening.url));
     }
     let id = HubId::from_authority(&opening.url.authority);
     let endpoint = endpoint(opening)?;
@@ -136,18 +144,27 @@ fn repository(
             .with_location(opening.url.shown())
             .with_hint("check the option endpoint or HF_ENDPOINT")
     })?;
-    let xet = (!is_xet_disabled(opening.environment))
-        .then(|| Xet::new(client.clone(), endpoint, &id.repository))
-        .flatten();
+    let open = |open: &OpenContents| open(opening, &client, endpoint, &id.repository);
     Ok(Repository {
+        contents: CONTENT_STORES.iter().find_map(open),
         files,
         client,
         url,
         tree: format!("{endpoint}/api/models/{}/tree", id.repository),
         commit: OnceCell::new(),
         description: None,
-        xet,
     })
+}
+
+/// Returns the message and hint for something that neither cache has while requests are forbidden.
+fn in_neither_cache(url: &RemoteUrl, options: &StoreOptions) -> (String, String) {
+    let hubs = directory(&Environment::unless_forbidden(options))
+        .map_or_else(|| "unknown".to_owned(), |path| path.display().to_string());
+    let own = options.get("cache_dir").unwrap_or("off");
+    let message = format!(
+        "is incomplete in the huggingface_hub cache ({hubs}) and in tload's ({own}); HF_HUB_OFFLINE is set"
+    );
+    (message, download(url))
 }
 
 /// Returns the error for a response of the hub that cannot be parsed; `what` describes it.

@@ -12,9 +12,9 @@ use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore};
 use tokio::sync::OnceCell;
 
 use super::bucket::pages;
+use super::contents::ContentStore;
 use super::listing::{Commit, commit_of_many, unconditional, with_tree};
 use super::malformed;
-use super::xet::Xet;
 use crate::answers::{AnswerPlace, Answers};
 use crate::backend::{Attempt, Backend, Pieces};
 use crate::pages::bounded;
@@ -41,8 +41,7 @@ pub(crate) struct Repository {
     pub(super) commit: OnceCell<Commit>,
     /// Place of the hub's description in the cache.
     pub(super) description: Option<Arc<dyn AnswerPlace>>,
-    /// Content store, unless it is disabled.
-    pub(super) xet: Option<Xet>,
+    pub(super) contents: Option<Box<dyn ContentStore>>,
 }
 
 #[async_trait]
@@ -55,7 +54,7 @@ impl Backend for Repository {
             tree: self.tree.clone(),
             commit: OnceCell::new(),
             description: answers.place("commit"),
-            xet: self.xet.as_ref().map(Xet::again),
+            contents: self.contents.as_ref().map(|contents| contents.again()),
         })
     }
 
@@ -76,8 +75,8 @@ impl Backend for Repository {
         commit
             .describe(path, &mut result.meta)
             .map_err(|message| requests.misbehaved(&captured, &message))?;
-        if let Some(xet) = &self.xet {
-            xet.learn(commit.name(), path, &result.meta, &captured);
+        if let Some(contents) = &self.contents {
+            contents.learn(commit.name(), path, &result.meta, &captured);
         }
         Ok((result, captured))
     }
@@ -93,8 +92,8 @@ impl Backend for Repository {
         range: Range<u64>,
         attempt: Attempt,
     ) -> Result<Option<(ObjectMeta, Pieces<'a>)>, Fault> {
-        match &self.xet {
-            Some(xet) => xet.range(requests, path, range, attempt).await,
+        match &self.contents {
+            Some(contents) => contents.range(requests, path, range, attempt).await,
             None => Ok(None),
         }
     }

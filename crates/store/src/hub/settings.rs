@@ -1,4 +1,4 @@
-//! Finds a hub's endpoint, token and cache: options over the variables that `huggingface_hub`
+//! Finds a hub's endpoint and token: options over the variables that `huggingface_hub`
 //! reads.
 
 use std::path::PathBuf;
@@ -9,6 +9,7 @@ use crate::builder::Opening;
 use crate::credentials::ANONYMOUS;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::hub_cache::home;
 
 const ENDPOINT: &str = "https://huggingface.co";
 
@@ -106,18 +107,6 @@ impl Token {
     }
 }
 
-/// Returns the directory of `huggingface_hub`.
-fn home(environment: &Environment) -> Option<PathBuf> {
-    if let Some(home) = environment.get("HF_HOME") {
-        return environment.expanded(home);
-    }
-    let caches = match environment.get("XDG_CACHE_HOME") {
-        Some(caches) => PathBuf::from(caches),
-        None => PathBuf::from(environment.get("HOME")?).join(".cache"),
-    };
-    Some(caches.join("huggingface"))
-}
-
 pub(super) fn token_path(environment: &Environment) -> Option<PathBuf> {
     match environment.get("HF_TOKEN_PATH") {
         Some(path) => environment.expanded(path),
@@ -125,33 +114,8 @@ pub(super) fn token_path(environment: &Environment) -> Option<PathBuf> {
     }
 }
 
-/// Returns the directory of downloaded models, if one is configured.
-pub(crate) fn cache(environment: &Environment) -> Option<PathBuf> {
-    match environment.first(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]) {
-        Some(path) => environment.expanded(path),
-        None => Some(home(environment)?.join("hub")),
-    }
-}
-
-/// Returns whether the environment forbids requests to the hub.
-pub(crate) fn is_offline(environment: &Environment) -> bool {
-    // As in `huggingface_hub`, the second variable counts if the first is not set.
-    match environment.get("HF_HUB_OFFLINE") {
-        Some(_) => environment.is_set("HF_HUB_OFFLINE"),
-        None => environment.is_set("TRANSFORMERS_OFFLINE"),
-    }
-}
-
-/// Returns whether the environment forbids the hub's content store, so that files are read by its
-/// bridge.
-pub(crate) fn is_xet_disabled(environment: &Environment) -> bool {
-    environment.is_set("HF_HUB_DISABLE_XET")
-}
-
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::hub::PROTOCOL;
     use crate::options::Location;
@@ -257,40 +221,5 @@ mod tests {
         };
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         assert!(!error.chain().contains("hunter2"), "{}", error.chain());
-    }
-
-    #[test]
-    fn cache_path_follows_hub_variables() {
-        for (variables, wanted) in [
-            (&[][..], None),
-            (&[("HOME", "/h")], Some("/h/.cache/huggingface/hub")),
-            (
-                &[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")],
-                Some("/x/huggingface/hub"),
-            ),
-            (&[("HOME", "/h"), ("HF_HOME", "~/f")], Some("/h/f/hub")),
-            (&[("HF_HOME", "/f"), ("HF_HUB_CACHE", "/c")], Some("/c")),
-            (&[("HUGGINGFACE_HUB_CACHE", "/old")], Some("/old")),
-        ] {
-            let found = cache(&environment(variables));
-            assert_eq!(found.as_deref(), wanted.map(Path::new), "{variables:?}");
-        }
-    }
-
-    #[test]
-    fn offline_follows_hub_variables() {
-        for (variables, wanted) in [
-            (&[][..], false),
-            (&[("HF_HUB_OFFLINE", "1")], true),
-            (&[("HF_HUB_OFFLINE", "yes")], true),
-            (&[("HF_HUB_OFFLINE", "0")], false),
-            (&[("TRANSFORMERS_OFFLINE", "ON")], true),
-            (
-                &[("HF_HUB_OFFLINE", "0"), ("TRANSFORMERS_OFFLINE", "1")],
-                false,
-            ),
-        ] {
-            assert_eq!(is_offline(&environment(variables)), wanted, "{variables:?}");
-        }
     }
 }

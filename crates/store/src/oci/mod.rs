@@ -32,11 +32,12 @@ use super::client::Extras;
 use super::credentials::Credentials;
 use super::trust::OF_CURL;
 use crate::error::{Error, ErrorKind, Result};
-use crate::options::location::RemoteUrl;
+use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::oci_reference::OciReference;
 
 /// OCI registries.
 pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
+    protocol: Protocol::Oci,
     open,
     // Logins come from files and programs of other tools, so a change of them is not noticed.
     files: |_| None,

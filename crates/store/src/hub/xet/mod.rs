@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream;
 use http::HeaderValue;
@@ -43,11 +44,13 @@ use self::reading::Reading;
 use self::terms::Version;
 #[cfg(test)]
 pub(crate) use self::terms::terms_of_one_xorb;
+use super::contents::ContentStore;
 use super::malformed;
 use super::repository::ask;
 use crate::Fault;
 use crate::addresses::Reach;
 use crate::backend::{Arrived, Attempt, Pieces};
+use crate::builder::Opening;
 use crate::classification::Judged;
 use crate::requests::Requests;
 use crate::response_capture::{ResponseCapture, reach_of_peer};
@@ -71,7 +74,7 @@ const HASH_DIGITS: usize = 64;
 const DISABLE: &str = "HF_HUB_DISABLE_XET";
 
 /// Content store of one repository, as far as it is known.
-pub(crate) struct Xet {
+struct Xet {
     client: HttpClient,
     /// URL of the hub.
     hub: Url,
@@ -114,24 +117,33 @@ struct Answer {
     cas_url: String,
 }
 
-impl Xet {
-    /// Returns the content store of a repository at a hub; `None` if the endpoint is no URL.
-    pub(super) fn new(client: HttpClient, endpoint: &str, repository: &str) -> Option<Self> {
-        Some(Self {
-            client,
-            hub: Url::parse(endpoint).ok()?,
-            tokens: format!("{endpoint}/api/models/{repository}/xet-read-token"),
-            files: Mutex::default(),
-            access: tokio::sync::Mutex::default(),
-            has_delivered: AtomicBool::new(false),
-            is_off: Arc::default(),
-            is_version_1: Arc::default(),
-        })
+/// Opens the content store of a repository at a hub; `None` if the endpoint is no URL, or the
+/// environment forbids it, so that files are read by the bridge.
+pub(super) fn open(
+    opening: &Opening,
+    client: &HttpClient,
+    endpoint: &str,
+    repository: &str,
+) -> Option<Box<dyn ContentStore>> {
+    if opening.environment.is_set(DISABLE) {
+        return None;
     }
+    Some(Box::new(Xet {
+        client: client.clone(),
+        hub: Url::parse(endpoint).ok()?,
+        tokens: format!("{endpoint}/api/models/{repository}/xet-read-token"),
+        files: Mutex::default(),
+        access: tokio::sync::Mutex::default(),
+        has_delivered: AtomicBool::new(false),
+        is_off: Arc::default(),
+        is_version_1: Arc::default(),
+    }))
+}
 
-    /// Returns the content store as another opening has it.
-    pub(super) fn again(&self) -> Self {
-        Self {
+#[async_trait]
+impl ContentStore for Xet {
+    fn again(&self) -> Box<dyn ContentStore> {
+        Box::new(Self {
             client: self.client.clone(),
             hub: self.hub.clone(),
             tokens: self.tokens.clone(),
@@ -140,17 +152,10 @@ impl Xet {
             has_delivered: AtomicBool::new(false),
             is_off: Arc::clone(&self.is_off),
             is_version_1: Arc::clone(&self.is_version_1),
-        }
+        })
     }
 
-    /// Records the hub's name for the contents of a file, if its response has one.
-    pub(crate) fn learn(
-        &self,
-        commit: &str,
-        file: &Path,
-        meta: &ObjectMeta,
-        captured: &ResponseCapture,
-    ) {
+    fn learn(&self, commit: &str, file: &Path, meta: &ObjectMeta, captured: &ResponseCapture) {
         let is_name = |hash: &&String| {
             hash.len() == HASH_DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
         };
@@ -165,6 +170,51 @@ impl Xet {
         self.files.lock().insert(file.clone(), Arc::new(learned));
     }
 
+    /// A content store that has not delivered anything yet is left if it fails, or brings nothing
+    /// for half of the patience of the attempt: the bridge has the other half. If it asks to wait,
+    /// it is left at the last attempt only.
+    async fn range<'a>(
+        &'a self,
+        requests: &'a Requests,
+        path: &Path,
+        range: Range<u64>,
+        attempt: Attempt,
+    ) -> Result<Option<(ObjectMeta, Pieces<'a>)>, Fault> {
+        let Attempt { patience, is_last } = attempt;
+        let Some(file) = self.find(path).filter(|file| range.end <= file.meta.size) else {
+            return Ok(None);
+        };
+        let meta = file.meta.clone();
+        let mut reading = Reading::new(requests, self, file, range);
+        let first = if self.has_delivered.load(Ordering::Relaxed) {
+            reading.next().await
+        } else {
+            let limit = patience / 2;
+            let slow = |_| Err(reading::too_slow(requests, limit));
+            let first = tokio::time::timeout(limit, reading.first(is_last)).await;
+            first.unwrap_or_else(slow)
+        };
+        let first = match first {
+            Ok(first) => first,
+            Err(fault) if asks_to_wait(&fault) && !is_last => return Err(hinted(fault)),
+            Err(fault) if self.turn_off(requests, &fault) => return Ok(None),
+            Err(fault) => return Err(hinted(fault)),
+        };
+        let rest = stream::unfold(Some(reading), |reading| async move {
+            let mut reading = reading?;
+            match reading.next().await {
+                Ok(arrived) => Some((Ok(arrived?), Some(reading))),
+                Err(fault) => Some((Err(fault), None)),
+            }
+        });
+        let pieces = stream::iter(first.map(Ok))
+            .chain(rest)
+            .map(|piece| self.observe(requests, piece));
+        Ok(Some((meta, pieces.boxed())))
+    }
+}
+
+impl Xet {
     fn find(&self, file: &Path) -> Option<Arc<File>> {
         if self.is_off.load(Ordering::Relaxed) {
             return None;
@@ -292,52 +342,6 @@ impl Xet {
             until: began + lifetime.saturating_sub(MARGIN),
             reach,
         }))
-    }
-
-    /// Requests a range of a file, and returns the metadata that the hub sent with the file's hash;
-    /// `None` if the file is to be read by the bridge.
-    ///
-    /// A content store that has not delivered anything yet is left if it fails, or brings nothing
-    /// for half of the patience of the attempt: the bridge has the other half. If it asks to wait,
-    /// it is left at the last attempt only.
-    pub(super) async fn range<'a>(
-        &'a self,
-        requests: &'a Requests,
-        path: &Path,
-        range: Range<u64>,
-        attempt: Attempt,
-    ) -> Result<Option<(ObjectMeta, Pieces<'a>)>, Fault> {
-        let Attempt { patience, is_last } = attempt;
-        let Some(file) = self.find(path).filter(|file| range.end <= file.meta.size) else {
-            return Ok(None);
-        };
-        let meta = file.meta.clone();
-        let mut reading = Reading::new(requests, self, file, range);
-        let first = if self.has_delivered.load(Ordering::Relaxed) {
-            reading.next().await
-        } else {
-            let limit = patience / 2;
-            let slow = |_| Err(reading::too_slow(requests, limit));
-            let first = tokio::time::timeout(limit, reading.first(is_last)).await;
-            first.unwrap_or_else(slow)
-        };
-        let first = match first {
-            Ok(first) => first,
-            Err(fault) if asks_to_wait(&fault) && !is_last => return Err(hinted(fault)),
-            Err(fault) if self.turn_off(requests, &fault) => return Ok(None),
-            Err(fault) => return Err(hinted(fault)),
-        };
-        let rest = stream::unfold(Some(reading), |reading| async move {
-            let mut reading = reading?;
-            match reading.next().await {
-                Ok(arrived) => Some((Ok(arrived?), Some(reading))),
-                Err(fault) => Some((Err(fault), None)),
-            }
-        });
-        let pieces = stream::iter(first.map(Ok))
-            .chain(rest)
-            .map(|piece| self.observe(requests, piece));
-        Ok(Some((meta, pieces.boxed())))
     }
 }
 

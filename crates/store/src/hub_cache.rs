@@ -10,8 +10,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::listing::is_commit;
-use super::settings;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result, printable};
 use crate::files::read_small;
@@ -23,6 +21,9 @@ use crate::options::hub_id::HubId;
 use crate::options::location::RemoteUrl;
 use crate::options::store_options::StoreOptions;
 use crate::path::object_path;
+
+/// Number of hexadecimal digits in the name of a commit: SHA-1, or SHA-256 for future repositories.
+const COMMIT_DIGITS: std::ops::RangeInclusive<usize> = 40..=64;
 
 /// Returns the directory or file of a hub's model on this machine, if it is complete.
 ///
@@ -38,14 +39,14 @@ pub fn cached(
     let path = object_path(url)?;
     let environment = Environment::unless_forbidden(options);
     let id = HubId::from_authority(&url.authority);
-    let found = match settings::cache(&environment) {
+    let found = match directory(&environment) {
         Some(_) if id.is_bucket() => Err("which has no buckets".to_owned()),
         Some(cache) => find(&cache, &id, path.as_ref(), precedence),
         None => Err("the cache directory is unknown".to_owned()),
     };
     match found {
         Ok(path) => Ok(Some(path)),
-        Err(missing) if !settings::is_offline(&environment) => {
+        Err(missing) if !is_offline(&environment) => {
             tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from the hub");
             Ok(None)
         }
@@ -95,7 +96,7 @@ pub fn snapshot(url: &RemoteUrl, commit: &str, options: &StoreOptions) -> Option
 
 /// Returns the directory of a hub's model in the cache, whether it exists or not.
 pub fn repository_folder(url: &RemoteUrl, options: &StoreOptions) -> Option<PathBuf> {
-    let cache = settings::cache(&Environment::unless_forbidden(options))?;
+    let cache = directory(&Environment::unless_forbidden(options))?;
     Some(storage(&cache, &HubId::from_authority(&url.authority)))
 }
 
@@ -112,7 +113,7 @@ pub fn commit_in_cache(path: &Path) -> Option<&str> {
 /// package wrote the links there, and follows them wherever they lead: users move parts of the
 /// cache to other disks.
 pub fn is_in_snapshot(path: &Path, options: &StoreOptions) -> bool {
-    let Some(cache) = settings::cache(&Environment::unless_forbidden(options)) else {
+    let Some(cache) = directory(&Environment::unless_forbidden(options)) else {
         return false;
     };
     let as_written = std::path::absolute(path)
@@ -135,11 +136,11 @@ pub fn is_in_snapshot(path: &Path, options: &StoreOptions) -> bool {
 
 /// Returns whether requests to hubs are forbidden.
 pub fn is_hub_offline(options: &StoreOptions) -> bool {
-    settings::is_offline(&Environment::unless_forbidden(options))
+    is_offline(&Environment::unless_forbidden(options))
 }
 
 /// Returns the error for a model that is incomplete in the hub's cache, where there is no other.
-pub(super) fn offline(missing: &str, url: &RemoteUrl) -> Error {
+pub(crate) fn offline(missing: &str, url: &RemoteUrl) -> Error {
     Error::new(
         ErrorKind::NotFound,
         format!(
@@ -151,19 +152,8 @@ pub(super) fn offline(missing: &str, url: &RemoteUrl) -> Error {
     .with_location(url.shown())
 }
 
-/// Returns the message and hint for something that neither cache has while requests are forbidden.
-pub(crate) fn in_neither_cache(url: &RemoteUrl, options: &StoreOptions) -> (String, String) {
-    let hubs = settings::cache(&Environment::unless_forbidden(options))
-        .map_or_else(|| "unknown".to_owned(), |path| path.display().to_string());
-    let own = options.get("cache_dir").unwrap_or("off");
-    let message = format!(
-        "is incomplete in the huggingface_hub cache ({hubs}) and in tload's ({own}); HF_HUB_OFFLINE is set"
-    );
-    (message, download(url))
-}
-
 /// Returns how to get a model into the hub's cache.
-fn download(url: &RemoteUrl) -> String {
+pub(crate) fn download(url: &RemoteUrl) -> String {
     let id = HubId::from_authority(&url.authority);
     if id.is_bucket() {
         return "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE".to_owned();
@@ -176,6 +166,40 @@ fn download(url: &RemoteUrl) -> String {
         "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or download it first: hf download {}{revision}",
         id.repository
     )
+}
+
+/// Returns the directory of `huggingface_hub`.
+pub(crate) fn home(environment: &Environment) -> Option<PathBuf> {
+    if let Some(home) = environment.get("HF_HOME") {
+        return environment.expanded(home);
+    }
+    let caches = match environment.get("XDG_CACHE_HOME") {
+        Some(caches) => PathBuf::from(caches),
+        None => PathBuf::from(environment.get("HOME")?).join(".cache"),
+    };
+    Some(caches.join("huggingface"))
+}
+
+/// Returns the directory of downloaded models, if one is configured.
+pub(crate) fn directory(environment: &Environment) -> Option<PathBuf> {
+    match environment.first(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]) {
+        Some(path) => environment.expanded(path),
+        None => Some(home(environment)?.join("hub")),
+    }
+}
+
+/// Returns whether the environment forbids requests to the hub.
+fn is_offline(environment: &Environment) -> bool {
+    // As in `huggingface_hub`, the second variable counts if the first is not set.
+    match environment.get("HF_HUB_OFFLINE") {
+        Some(_) => environment.is_set("HF_HUB_OFFLINE"),
+        None => environment.is_set("TRANSFORMERS_OFFLINE"),
+    }
+}
+
+/// Returns whether a text is the name of a commit.
+pub(crate) fn is_commit(name: &str) -> bool {
+    COMMIT_DIGITS.contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Returns the directory of a repository.
@@ -449,5 +473,45 @@ mod tests {
         cache.find("").expect_err("the index is missing");
         cache.put(&tree, r#"{"format_version": 2, "files": {}}"#);
         cache.find("").expect("the one file of a small model");
+    }
+
+    fn environment(variables: &[(&str, &str)]) -> Environment {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        Environment::new(variables.iter().map(owned))
+    }
+
+    #[test]
+    fn cache_path_follows_hub_variables() {
+        for (variables, wanted) in [
+            (&[][..], None),
+            (&[("HOME", "/h")], Some("/h/.cache/huggingface/hub")),
+            (
+                &[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")],
+                Some("/x/huggingface/hub"),
+            ),
+            (&[("HOME", "/h"), ("HF_HOME", "~/f")], Some("/h/f/hub")),
+            (&[("HF_HOME", "/f"), ("HF_HUB_CACHE", "/c")], Some("/c")),
+            (&[("HUGGINGFACE_HUB_CACHE", "/old")], Some("/old")),
+        ] {
+            let found = directory(&environment(variables));
+            assert_eq!(found.as_deref(), wanted.map(Path::new), "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn offline_follows_hub_variables() {
+        for (variables, wanted) in [
+            (&[][..], false),
+            (&[("HF_HUB_OFFLINE", "1")], true),
+            (&[("HF_HUB_OFFLINE", "yes")], true),
+            (&[("HF_HUB_OFFLINE", "0")], false),
+            (&[("TRANSFORMERS_OFFLINE", "ON")], true),
+            (
+                &[("HF_HUB_OFFLINE", "0"), ("TRANSFORMERS_OFFLINE", "1")],
+                false,
+            ),
+        ] {
+            assert_eq!(is_offline(&environment(variables)), wanted, "{variables:?}");
+        }
     }
 }

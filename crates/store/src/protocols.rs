@@ -1,0 +1,75 @@
+//! Table of the protocols that this build supports.
+
+use super::builder::StoreProtocol;
+use super::environment::Variables;
+use super::{azure, gcs, s3, web};
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::location::{Protocol, RemoteUrl};
+
+static PROTOCOLS: &[&StoreProtocol] = &[
+    &s3::PROTOCOL,
+    &gcs::PROTOCOL,
+    &azure::PROTOCOL,
+    &web::PROTOCOL,
+    #[cfg(feature = "hub")]
+    &super::hub::PROTOCOL,
+    #[cfg(feature = "oci")]
+    &super::oci::PROTOCOL,
+];
+
+/// Returns the protocol of a URL.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unsupported`] for a protocol that this build leaves out;
+/// [`ErrorKind::InvalidRequest`] for stores that the caller opens.
+pub(crate) fn of_url(url: &RemoteUrl) -> Result<&'static StoreProtocol> {
+    let found = PROTOCOLS.iter().find(|it| it.protocol == url.protocol);
+    found.copied().ok_or_else(|| absent(url))
+}
+
+/// Returns the environment variables of all protocols.
+pub(crate) fn variables() -> impl Iterator<Item = &'static Variables> {
+    PROTOCOLS.iter().filter_map(|protocol| protocol.variables)
+}
+
+/// Returns the error for a URL whose protocol is not in the table.
+fn absent(url: &RemoteUrl) -> Error {
+    let feature = match url.protocol {
+        Protocol::Hub => "hub",
+        Protocol::Oci => "oci",
+        Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom => {
+            return Error::new(
+                ErrorKind::InvalidRequest,
+                "custom-store URLs must be opened with `Checkpoint::open_in`",
+            );
+        }
+    };
+    let message = format!("this build does not support {}:// locations", url.scheme);
+    Error::new(ErrorKind::Unsupported, message)
+        .with_location(url.shown())
+        .with_hint(format!("build with the feature {feature} of tload-store"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Location;
+
+    #[test]
+    fn absent_protocol_names_its_feature() {
+        for (url, feature) in [("hf://org/name", "hub"), ("oci://r.example/a:1", "oci")] {
+            let location = Location::parse(url).expect(url);
+            let remote = location.remote().expect("a URL");
+            let error = absent(remote);
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.message().starts_with("this build does not support"));
+            let hint = error.hint().expect("a hint");
+            assert!(hint.contains(&format!("feature {feature} ")), "{hint}");
+            let is_built = PROTOCOLS.iter().any(|it| it.protocol == remote.protocol);
+            let opened = of_url(remote).map(|found| found.protocol);
+            let wanted = is_built.then_some(remote.protocol);
+            assert_eq!(opened.ok(), wanted, "{url}");
+        }
+    }
+}
