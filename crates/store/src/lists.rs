@@ -3,10 +3,10 @@
 
 use object_store::path::Path;
 
+use super::failure::Fault;
 use super::hub::bucket::level;
 use super::hub::{Commit, commit_of_many, with_tree};
 use super::pages::{self, Gathered};
-use super::request_error::Fault;
 use super::response_capture::ResponseCapture;
 use super::{Level, Listed, Store};
 

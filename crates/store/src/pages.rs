@@ -12,7 +12,6 @@ use http::Uri;
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
 use url::Url;
 
-use super::classification::Judged;
 use super::object_list::CONTINUED;
 pub(crate) use super::object_list::{Format, Gathered};
 use super::signing::sign_changed;
@@ -142,9 +141,7 @@ pub(crate) fn received(page: Vec<u8>) -> Result<Vec<u8>, HttpError> {
         Some(gathered.take_page(&page))
     });
     match taken {
-        Ok(Some(taken)) => {
-            taken.map_err(|wrong| HttpError::new(HttpErrorKind::Decode, Judged(wrong)))
-        }
+        Ok(Some(taken)) => taken.map_err(HttpError::from),
         Ok(None) | Err(_) => Ok(page),
     }
 }

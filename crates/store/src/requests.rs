@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Store;
-use super::classification::{Hints, RequestContext};
+use super::classification::{Cause, Classification, Hints, RequestContext};
 use super::connector::timed;
-use super::request_error::{Fault, failed_request, translate};
+use super::failure::{Failure, Fault};
+use super::ranged_response::misplaced;
 use super::response_capture::{ResponseCapture, capture};
 use super::signing::with_signer;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
@@ -82,19 +83,13 @@ impl Store {
         captured: &ResponseCapture,
         operation: &str,
     ) -> Fault {
-        let expired = matches!(
-            captured.code.as_deref(),
-            Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired")
-        );
         let credentials = self.credentials();
-        let asked = self.asked(captured, operation, &credentials);
+        let mut asked = self.asked(captured, operation, &credentials);
         // Google and Azure name no code for a token that has expired.
-        let is_refused = expired || asked.own && captured.status == Some(401);
-        let asked = RequestContext {
-            refreshed: is_refused && self.credentials.rejected(captured.began),
-            ..asked
-        };
-        let fault = translate(error, captured, &asked);
+        let is_refused = captured.says_expired() || asked.own && captured.status == Some(401);
+        asked.refreshed = is_refused && self.credentials.rejected(captured.began);
+        let failure = Failure::new(asked, captured, Some(error));
+        let fault = failure.fault(failure.classification());
         // Access to single objects may be denied to working credentials.
         let is_object = captured.code.as_deref() == Some("AccessDenied")
             && self.standing.has_succeeded.load(Ordering::Relaxed);
@@ -133,30 +128,33 @@ impl Store {
 
     /// Returns the error for a server that violates HTTP; `message` says how.
     pub fn misbehaved(&self, captured: &ResponseCapture, message: &str) -> Fault {
-        Fault::new(
-            Error::new(ErrorKind::Remote, self.redacted(message, captured))
-                .with_request(self.failed_request(captured, "GET"))
-                .with_hint(
-                    "the server, or a proxy in front of it, answers ranged requests wrongly",
-                ),
-        )
-    }
-
-    /// Describes a request whose response was unusable.
-    pub fn failed_request(&self, captured: &ResponseCapture, operation: &str) -> FailedRequest {
-        failed_request(
-            captured,
-            &self.asked(captured, operation, &self.credentials()),
-        )
+        self.classified(captured, misplaced(message))
     }
 
     /// Returns the error for a response of a hub that cannot be parsed; `what` describes it.
     pub(super) fn malformed(&self, what: &str, captured: &ResponseCapture) -> Fault {
-        Fault::new(
-            Error::new(ErrorKind::Remote, "the hub's response is malformed")
-                .with_request(self.failed_request(captured, "GET"))
-                .with_source(self.redactor.clean(what, &captured.sent))
-                .with_hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)"),
-        )
+        let classification =
+            Classification::new(ErrorKind::Remote, "the hub's response is malformed")
+                .hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)")
+                .cause(Some(Cause::Words(what.to_owned())));
+        self.classified(captured, classification)
+    }
+
+    /// Returns the error for an unusable response.
+    pub(super) fn classified(
+        &self,
+        captured: &ResponseCapture,
+        classification: Classification,
+    ) -> Fault {
+        let credentials = self.credentials();
+        let asked = self.asked(captured, "GET", &credentials);
+        Failure::new(asked, captured, None).fault(classification)
+    }
+
+    /// Describes a request whose response was unusable.
+    pub fn failed_request(&self, captured: &ResponseCapture, operation: &str) -> FailedRequest {
+        let credentials = self.credentials();
+        let asked = self.asked(captured, operation, &credentials);
+        Failure::new(asked, captured, None).request()
     }
 }

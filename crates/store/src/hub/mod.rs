@@ -11,8 +11,8 @@ pub(crate) mod bucket;
 mod cache;
 mod listing;
 pub(crate) mod repository;
+mod rules;
 mod settings;
-mod status_error;
 pub(crate) mod xet;
 
 use object_store::ClientOptions;
@@ -41,6 +41,7 @@ use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
 use super::classification::Hints;
 use super::client::Extras;
 use super::credentials::Credentials;
+use super::rules::{CODES, STATUSES};
 use super::trust::OF_REQUESTS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::hub_id::HubId;
@@ -52,7 +53,7 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
     files: |opening| Some(token_path(opening.environment).into_iter().collect()),
     variables: None,
     hints: Hints {
-        refusal: status_error::refusal,
+        rules: &[rules::RULES, CODES, STATUSES],
         unreachable: Some(
             "check the network, HF_ENDPOINT and the proxy (HTTPS_PROXY), or raise connect_timeout; a model that is complete \
              in the hub's cache or in cache_dir is read from there with HF_HUB_OFFLINE=1",

@@ -46,7 +46,6 @@ use self::terms::Version;
 pub(crate) use self::terms::terms_of_one_xorb;
 use super::repository::ask;
 use crate::addresses::Reach;
-use crate::classification::Judged;
 use crate::response_capture::{ResponseCapture, reach_of_peer};
 use crate::sync::lock::Mutex;
 use crate::sync::retry::{AskedWait, Transient};
@@ -254,7 +253,7 @@ impl Xet {
         // The opening has used the hub's credentials, so they are not in doubt.
         let refused = |status| {
             let asked = "the hub, asked for a token for its content store,";
-            super::repository::failed(Box::new(Judged(reading::refusal(asked, status))))
+            reading::refusal(asked, status).into()
         };
         let question = || async {
             let url = format!("{}/{commit}", self.tokens).parse();
