@@ -1,7 +1,7 @@
 //! Vocabulary of failed requests: their context, their classification, and the causes of an error.
 //!
-//! `failure.rs` and the files of the protocols classify. This file has only the classifications that
-//! several of them share.
+//! `failure.rs` and the files of the protocols classify. This file has only the classifications
+//! that several of them share.
 
 use std::error::Error as StdError;
 use std::fmt;

@@ -343,7 +343,7 @@ impl Failure<'_> {
     }
 
     /// Returns whether the response refuses a link: caches and stores that a hub or a registry
-    /// redirects to answer so when it has expired. Hubs and registries have no such codes themselves.
+    /// redirects to answer so when it has expired. Hubs and registries have no such codes.
     pub(crate) fn refuses_link(&self) -> bool {
         let codes = [
             "AccessDenied",

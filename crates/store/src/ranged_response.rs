@@ -133,8 +133,8 @@ impl WantedRange {
     ///
     /// # Errors
     ///
-    /// [`Classification`] for a response that has no range, with its meaning if there is one, and errors of
-    /// the connection.
+    /// [`Classification`] for a response that has no range, with its meaning if there is one, and
+    /// errors of the connection.
     pub(super) async fn of_response(
         &self,
         response: HttpResponse,

@@ -1,5 +1,5 @@
-//! Rules for failures without an error status: name resolution, connections, certificates, truncated
-//! bodies, malformed responses, and stores of the caller. `failure.rs` applies them.
+//! Rules for failures without an error status: name resolution, connections, certificates,
+//! truncated bodies, malformed responses, and stores of the caller. `failure.rs` applies them.
 
 use std::io;
 
