@@ -34,10 +34,8 @@ use aws_types::os_shim_internal::{Env, Fs};
 use object_store::aws::AwsCredential;
 
 use super::aws_http::SdkHttp;
-use super::classification::{
-    Cause, Classification, CredentialFailure, find, no_credentials, texts,
-};
-use super::credential_cache::{Load, Loaded, failed};
+use super::classification::{Cause, Classification, find, no_credentials, texts, transient_of};
+use super::credential_cache::{Load, Loaded};
 use super::environment::Environment;
 use super::s3_endpoint::{OfProfile, Variants};
 use super::trust::Bundle;
@@ -202,7 +200,7 @@ impl Load for Chain {
         if found.is_ok() {
             self.has_loaded.store(true, Ordering::Relaxed);
         }
-        found.map_err(|classification| failed(CredentialFailure(classification)))
+        found.map_err(|classification| classification.of_credentials().into())
     }
 }
 
@@ -297,7 +295,7 @@ fn transient(error: &CredentialsError) -> Option<Transient> {
         return (!is_untrusted && !failure.is_user()).then_some(Transient::Unreachable);
     }
     if let Some(ImdsError::ErrorResponse(answer)) = find::<ImdsError>(error) {
-        return of_status(answer.response().status().as_u16());
+        return transient_of(answer.response().status().as_u16());
     }
     texts.iter().find_map(|text| of_text(text))
 }
@@ -307,7 +305,7 @@ fn of_text(text: &str) -> Option<Transient> {
     if let Some(status) = text.strip_prefix("Non-success status from HTTP credential provider: ") {
         // The text has the form `StatusCode(503)`.
         let digits = status.trim_matches(|letter: char| !letter.is_ascii_digit());
-        return of_status(digits.parse().ok()?);
+        return transient_of(digits.parse().ok()?);
     }
     match text {
         "request has timed out" => return Some(Transient::Stalled),
@@ -324,14 +322,6 @@ fn of_text(text: &str) -> Option<Transient> {
         return Some(Transient::Busy);
     }
     BROKEN.contains(&code).then_some(Transient::Broken)
-}
-
-fn of_status(status: u16) -> Option<Transient> {
-    match status {
-        429 | 503 => Some(Transient::Busy),
-        500.. => Some(Transient::Broken),
-        _ => None,
-    }
 }
 
 fn failure(error: &CredentialsError, source: &str) -> Classification {

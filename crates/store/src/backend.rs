@@ -17,7 +17,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectMeta};
 
 use super::answers::Answers;
-use super::request_error::Fault;
+use super::failure::Fault;
 use super::requests::Requests;
 use super::response_capture::ResponseCapture;
 use super::tree::{Level, Listed};

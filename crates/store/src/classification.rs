@@ -1,13 +1,15 @@
 //! Vocabulary of failed requests: their context, their classification, and the causes of an error.
 //!
-//! `request_error.rs`, `status_error.rs`, `transport_error.rs` and the files of the protocols
-//! classify. This file has only the classifications that several of them share.
+//! `failure.rs` and the files of the protocols classify. This file has only the classifications
+//! that several of them share.
 
 use std::error::Error as StdError;
 use std::fmt;
 
+use object_store::client::{HttpError, HttpErrorKind};
+
 use super::redactor::Redactor;
-use super::response_capture::ResponseCapture;
+use super::rules::{CODES, Rules, STATUSES};
 use crate::error::ErrorKind;
 use crate::sync::retry::Transient;
 
@@ -35,31 +37,11 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) redactor: &'a Redactor,
 }
 
-#[cfg(test)]
-impl RequestContext<'static> {
-    /// Returns the context of a read from a store without peculiarities, for tests.
-    pub(crate) fn sample() -> Self {
-        static NOTHING: std::sync::LazyLock<Redactor> = std::sync::LazyLock::new(Redactor::default);
-        Self {
-            operation: "GET",
-            hints: &Hints::NONE,
-            credentials: "file X",
-            anonymous: false,
-            region: None,
-            signed_url: false,
-            own: true,
-            has_succeeded: false,
-            refreshed: false,
-            redactor: &NOTHING,
-        }
-    }
-}
-
 /// Peculiarities of a protocol, as far as they concern errors.
 #[derive(Debug)]
 pub(crate) struct Hints {
-    /// Classifies an error response before the rules for all stores do; `None` if they apply.
-    pub(crate) refusal: fn(u16, &ResponseCapture, &RequestContext) -> Option<Classification>,
+    /// Tables that classify error responses, in order.
+    pub(crate) rules: &'static [Rules],
     /// Permissions that listing and reading need, as the store calls them.
     pub(crate) permissions: Option<[&'static str; 2]>,
     /// Advice if a host is unknown or does not answer; `None` if it is that for all stores.
@@ -71,14 +53,15 @@ pub(crate) struct Hints {
 impl Hints {
     /// Hints for a store without peculiarities.
     pub(crate) const NONE: Self = Self {
-        refusal: |_, _, _| None,
+        rules: &[CODES, STATUSES],
         permissions: None,
         unreachable: None,
         lists: true,
     };
 }
 
-/// Classification of a failure.
+/// Classification of a failure. Crosses `object_store` as the source of its error where tload
+/// classifies before `failure.rs` does.
 #[derive(Clone, Debug)]
 pub(crate) struct Classification {
     pub(crate) kind: ErrorKind,
@@ -86,6 +69,31 @@ pub(crate) struct Classification {
     pub(crate) hint: Option<String>,
     pub(crate) transient: Option<Transient>,
     pub(crate) cause: Option<Cause>,
+    /// True if there are no credentials to send; the message says where they were looked up.
+    pub(crate) is_of_credentials: bool,
+}
+
+impl fmt::Display for Classification {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Classification {}
+
+impl From<Classification> for object_store::Error {
+    fn from(classification: Classification) -> Self {
+        Self::Generic {
+            store: "tload",
+            source: Box::new(classification),
+        }
+    }
+}
+
+impl From<Classification> for HttpError {
+    fn from(classification: Classification) -> Self {
+        Self::new(HttpErrorKind::Unknown, classification)
+    }
 }
 
 /// Cause to keep: an error number of the operating system, or an external text.
@@ -103,6 +111,7 @@ impl Classification {
             hint: None,
             transient: None,
             cause: None,
+            is_of_credentials: false,
         }
     }
 
@@ -120,39 +129,25 @@ impl Classification {
         self.cause = cause;
         self
     }
+
+    /// Says that the failure is one to get credentials.
+    pub(crate) fn of_credentials(mut self) -> Self {
+        self.is_of_credentials = true;
+        self
+    }
 }
 
-/// Classifies a listing on a plain HTTP server, which serves files but no folders.
-pub(crate) fn no_listing() -> Classification {
-    Classification::new(ErrorKind::Unsupported, "the server cannot list directories")
-        .hint("pass the URL of a file, or of a model.safetensors.index.json that names the files")
-}
-
-/// Codes for expired links, from caches and stores that a hub or a registry redirects to.
-const LINK_REFUSED: [&str; 4] = [
-    "AccessDenied",
-    "ExpiredToken",
-    "RequestExpired",
-    "SignatureDoesNotMatch",
-];
-
-/// Returns whether a response refuses a link, by its status and code. Hubs and registries have no
-/// codes of this kind themselves.
-pub(crate) fn is_refused_link(status: u16, code: &str) -> bool {
-    matches!(status, 400 | 403) && LINK_REFUSED.contains(&code)
-}
-
-/// Classifies the refusal of a link that a hub or a registry gave: a new one may be accepted.
-pub(crate) fn refused_link(message: impl Into<String>) -> Classification {
-    Classification::new(ErrorKind::PermissionDenied, message)
-        .hint("try again; set the clock of this machine if that does not help")
-        .transient(Transient::Broken)
-}
+pub(crate) const CHANGED: &str = "the object changed while it was read";
+pub(crate) const SHRANK: &str = "the object ends before the requested bytes: it shrank";
+pub(crate) const LOAD_AGAIN: &str = "load again when no process is writing to it";
+pub(crate) const CHECK_SERVER: &str = "check the server, and proxies and caches in front of it";
+pub(crate) const NO_LISTING: &str = "the server cannot list directories";
+pub(crate) const PASS_FILE: &str =
+    "pass the URL of a file, or of a model.safetensors.index.json that names the files";
 
 /// Returns the classification for an object that is not the one that was opened.
 pub(crate) fn changed() -> Classification {
-    Classification::new(ErrorKind::Changed, "the object changed while it was read")
-        .hint("load again when no process is writing to it")
+    Classification::new(ErrorKind::Changed, CHANGED).hint(LOAD_AGAIN)
 }
 
 /// Classifies a search that found no credentials.
@@ -164,29 +159,14 @@ pub(crate) fn no_credentials(looked_at: &str) -> Classification {
     .hint("pass credentials, or set anonymous=true for public data")
 }
 
-/// Failure to get credentials. Crosses `object_store` as the source of its error.
-#[derive(Clone, Debug)]
-pub(crate) struct CredentialFailure(pub(crate) Classification);
-
-impl fmt::Display for CredentialFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
+/// Returns how a service other than a store failed, if a retry can help.
+pub(crate) fn transient_of(status: u16) -> Option<Transient> {
+    match status {
+        408 | 425 | 429 | 503 => Some(Transient::Busy),
+        500.. => Some(Transient::Broken),
+        _ => None,
     }
 }
-
-impl StdError for CredentialFailure {}
-
-/// Failure that a store of tload has classified. Crosses `object_store` as the source of its error.
-#[derive(Clone, Debug)]
-pub(crate) struct Judged(pub(crate) Classification);
-
-impl fmt::Display for Judged {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
-    }
-}
-
-impl StdError for Judged {}
 
 /// Returns the first cause of a type.
 pub(crate) fn find<'a, T: StdError + 'static>(
@@ -208,4 +188,24 @@ pub(crate) fn causes<'a>(
 /// Returns the texts of the error and its causes, outermost first.
 pub(crate) fn texts(error: &(dyn StdError + 'static)) -> Vec<String> {
     causes(error).map(ToString::to_string).collect()
+}
+
+#[cfg(test)]
+impl RequestContext<'static> {
+    /// Returns the context of a read from a store without peculiarities, for tests.
+    pub(crate) fn sample() -> Self {
+        static NOTHING: std::sync::LazyLock<Redactor> = std::sync::LazyLock::new(Redactor::default);
+        Self {
+            operation: "GET",
+            hints: &Hints::NONE,
+            credentials: "file X",
+            anonymous: false,
+            region: None,
+            signed_url: false,
+            own: true,
+            has_succeeded: false,
+            refreshed: false,
+            redactor: &NOTHING,
+        }
+    }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use async_trait::async_trait;
 use object_store::CredentialProvider;
 
-use super::classification::{CredentialFailure, find};
+use super::classification::{Classification, find};
 use super::current_request::record;
 use crate::sync::lock::Mutex;
 
@@ -79,7 +79,7 @@ pub(crate) struct CredentialCache<L: Load> {
     /// Held by the task that fetches.
     turn: tokio::sync::Mutex<()>,
     /// Last search that found nothing.
-    failed: Mutex<Option<(Instant, CredentialFailure)>>,
+    failed: Mutex<Option<(Instant, Classification)>>,
 }
 
 struct Held<C> {
@@ -112,12 +112,14 @@ impl<C> Held<C> {
         }
     }
 
-    fn is_fresh(&self, now: SystemTime) -> bool {
-        !self.rejected && self.renew.is_none_or(|renew| now < renew)
-    }
-
+    /// Returns whether it may be used.
     fn is_usable(&self, now: SystemTime) -> bool {
         !self.rejected && self.expires.is_none_or(|expires| now < expires)
+    }
+
+    /// Returns whether it need not be renewed yet.
+    fn is_fresh(&self, now: SystemTime) -> bool {
+        self.is_usable(now) && self.renew.is_none_or(|renew| now < renew)
     }
 }
 
@@ -132,11 +134,10 @@ impl<L: Load> CredentialCache<L> {
     }
 
     async fn credential(&self, now: SystemTime) -> object_store::Result<Arc<L::Credential>> {
-        let (fresh, usable) = self.peek(now);
-        if let Some(credential) = fresh {
+        if let Some(credential) = self.held(now, Held::is_fresh) {
             return Ok(credential);
         }
-        let _turn = match (self.turn.try_lock(), usable) {
+        let _turn = match (self.turn.try_lock(), self.held(now, Held::is_usable)) {
             (Ok(turn), _) => turn,
             // Another task fetches new credentials. The old ones are used until then.
             (Err(_), Some(credential)) => return Ok(credential),
@@ -146,15 +147,16 @@ impl<L: Load> CredentialCache<L> {
                 // Many tasks wait for credentials when a load begins. One failed search suffices
                 // for all of them.
                 if let Some(failure) = self.failed_since(since) {
-                    return Err(failed(failure));
+                    return Err(failure.into());
                 }
                 turn
             }
         };
-        let (fresh, usable) = self.peek(now);
-        if let Some(credential) = fresh {
+        // Another task may have fetched them meanwhile.
+        if let Some(credential) = self.held(now, Held::is_fresh) {
             return Ok(credential);
         }
+        let usable = self.held(now, Held::is_usable);
         let started = Instant::now();
         let loaded = self.load.load().await;
         record("credentials", started);
@@ -162,14 +164,12 @@ impl<L: Load> CredentialCache<L> {
         match (loaded, usable) {
             (Ok(loaded), _) => {
                 let replacement = held.as_ref().is_some_and(|held| held.rejected);
-                let new = Held::new(loaded, now, replacement);
-                let credential = Arc::clone(&new.credential);
-                *held = Some(new);
-                Ok(credential)
+                let new = held.insert(Held::new(loaded, now, replacement));
+                Ok(Arc::clone(&new.credential))
             }
             (Err(error), Some(credential)) => {
                 // Only this kind of text is logged, because others may hold secrets.
-                let failure = find::<CredentialFailure>(&error).map(tracing::field::display);
+                let failure = classified(&error).map(tracing::field::display);
                 tracing::warn!(
                     failure,
                     "cannot renew credentials; the old ones are still valid"
@@ -180,7 +180,7 @@ impl<L: Load> CredentialCache<L> {
                 Ok(credential)
             }
             (Err(error), None) => {
-                if let Some(failure) = find::<CredentialFailure>(&error) {
+                if let Some(failure) = classified(&error) {
                     *self.failed.lock() = Some((Instant::now(), failure.clone()));
                 }
                 Err(error)
@@ -188,21 +188,21 @@ impl<L: Load> CredentialCache<L> {
         }
     }
 
-    fn failed_since(&self, since: Instant) -> Option<CredentialFailure> {
+    fn failed_since(&self, since: Instant) -> Option<Classification> {
         let failed = self.failed.lock();
         let (at, failure) = failed.as_ref()?;
         (*at >= since).then(|| failure.clone())
     }
 
-    /// Returns the credential twice: if it need not be renewed, and if it may still be used.
-    #[expect(clippy::type_complexity, reason = "a pair of the same")]
-    fn peek(&self, now: SystemTime) -> (Option<Arc<L::Credential>>, Option<Arc<L::Credential>>) {
+    /// Returns the credential in hand if it is in a state.
+    fn held(
+        &self,
+        now: SystemTime,
+        is_wanted: fn(&Held<L::Credential>, SystemTime) -> bool,
+    ) -> Option<Arc<L::Credential>> {
         let held = self.held.lock();
-        let pick = |wanted: fn(&Held<L::Credential>, SystemTime) -> bool| {
-            let held = held.as_ref().filter(|held| wanted(held, now))?;
-            Some(Arc::clone(&held.credential))
-        };
-        (pick(Held::is_fresh), pick(Held::is_usable))
+        let held = held.as_ref().filter(|held| is_wanted(held, now))?;
+        Some(Arc::clone(&held.credential))
     }
 }
 
@@ -247,12 +247,9 @@ impl<L: Load> Renewed for CredentialCache<L> {
     }
 }
 
-/// Returns the form in which a classified failure crosses `object_store`.
-pub(crate) fn failed(failure: CredentialFailure) -> object_store::Error {
-    object_store::Error::Generic {
-        store: "credentials",
-        source: Box::new(failure),
-    }
+/// Returns the failure of a search for credentials that tload itself did.
+fn classified(error: &object_store::Error) -> Option<&Classification> {
+    find::<Classification>(error).filter(|failure| failure.is_of_credentials)
 }
 
 #[cfg(test)]
@@ -264,7 +261,6 @@ mod tests {
     use object_store::gcp::GcpCredential;
 
     use super::*;
-    use crate::classification::Classification;
     use crate::error::ErrorKind;
 
     /// Numbers its credentials, which live for `life` seconds, and fails from one of them on.
@@ -284,7 +280,7 @@ mod tests {
             let number = self.loads.fetch_add(1, Ordering::Relaxed) + 1;
             if number >= self.fails_from {
                 let failure = Classification::new(ErrorKind::PermissionDenied, "none left");
-                return Err(failed(CredentialFailure(failure)));
+                return Err(failure.of_credentials().into());
             }
             Ok(Loaded {
                 credential: Arc::new(AwsCredential {
@@ -313,7 +309,7 @@ mod tests {
 
     async fn key(cache: &CredentialCache<Numbered>, second: u64) -> String {
         let credential = cache.credential(at(second)).await;
-        let failure = |error| find::<CredentialFailure>(&error).map(ToString::to_string);
+        let failure = |error| classified(&error).map(ToString::to_string);
         match credential {
             Ok(credential) => credential.key_id.clone(),
             Err(error) => failure(error).expect("a classified failure"),
@@ -371,6 +367,16 @@ mod tests {
             }
             // Second 3401 was within the pause.
             assert_eq!(cache.load.loads.load(Ordering::Relaxed), 3);
+        });
+    }
+
+    #[test]
+    fn pause_after_failed_renewal_ends_with_the_credentials() {
+        run(async {
+            let cache = cache(Some(3600), 2);
+            for (second, wanted) in [(0, "1"), (3590, "1"), (3605, "none left")] {
+                assert_eq!(key(&cache, second).await, wanted, "{second}");
+            }
         });
     }
 

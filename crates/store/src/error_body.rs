@@ -1,5 +1,5 @@
 //! Parses the body of an error response, and removes secrets from quoted texts. Pure; called by
-//! `response_capture.rs` and `request_error.rs`.
+//! `response_capture.rs` and `failure.rs`.
 
 use serde_json::Value;
 

@@ -31,6 +31,7 @@ mod credentials;
 mod current_request;
 mod environment;
 mod error_body;
+mod failure;
 mod first_connection;
 mod gcs;
 #[cfg(feature = "hub")]
@@ -51,20 +52,19 @@ mod ranged_response;
 mod redactor;
 mod redirects;
 mod repr_digest;
-mod request_error;
 mod requests;
 mod response_capture;
+mod rules;
 mod s3;
 mod s3_access_point;
 mod s3_endpoint;
 mod server;
 mod signing;
-mod status_error;
 mod steps;
 mod store;
 #[cfg(test)]
 mod tests;
-mod transport_error;
+mod transport_rules;
 mod tree;
 mod trust;
 mod web;
@@ -76,6 +76,7 @@ pub(crate) use tload_format as format;
 pub use self::answers::{AnswerCache, AnswerPlace, Check, check};
 pub use self::backend::{Arrived, Attempt};
 pub use self::client::READ_TIMEOUT;
+pub use self::failure::Fault;
 #[cfg(feature = "testing")]
 pub use self::hub::{assert_content_store_is_bounded, assert_levels_are_whole};
 pub use self::hub_cache::{
@@ -86,7 +87,6 @@ pub use self::path::object_path;
 pub use self::ranged_response::{EndsAt, KnownLen, NoRange};
 pub use proxy::UsedProxy;
 pub use repr_digest::Sha256;
-pub use request_error::Fault;
 pub use response_capture::{Connection, ResponseCapture};
 pub use store::Store;
 pub use tree::{Level, Listed};

@@ -11,7 +11,6 @@ use http::Uri;
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
 use url::Url;
 
-use super::classification::Judged;
 use super::current_request::current;
 use super::object_list::CONTINUED;
 pub(crate) use super::object_list::{Format, Gathered};
@@ -132,7 +131,7 @@ pub(crate) fn received(page: Vec<u8>) -> Result<Vec<u8>, HttpError> {
     })?;
     let taken = in_list(|pages| Some(pages.gathered.as_mut()?.take_page(&page)));
     match taken.flatten() {
-        Some(taken) => taken.map_err(|wrong| HttpError::new(HttpErrorKind::Decode, Judged(wrong))),
+        Some(taken) => taken.map_err(HttpError::from),
         None => Ok(page),
     }
 }

@@ -21,10 +21,10 @@ use http::response::Parts;
 use http::{HeaderMap, StatusCode, Version};
 use http_body::{Body, Frame};
 use object_store::ObjectMeta;
-use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody};
+use object_store::client::{HttpError, HttpRequest, HttpResponse, HttpResponseBody};
 use object_store::path::Path;
 
-use super::classification::{Classification, Judged};
+use super::classification::{CHECK_SERVER, Classification, LOAD_AGAIN, SHRANK};
 use crate::error::ErrorKind;
 
 /// Longest object that may come whole in answer to a request for a part of it, bytes: an index of
@@ -133,8 +133,8 @@ impl WantedRange {
     ///
     /// # Errors
     ///
-    /// [`Judged`] for a response that has no range, with its meaning if there is one, and errors of
-    /// the connection.
+    /// [`Classification`] for a response that has no range, with its meaning if there is one, and
+    /// errors of the connection.
     pub(super) async fn of_response(
         &self,
         response: HttpResponse,
@@ -145,7 +145,7 @@ impl WantedRange {
             StatusCode::OK => self.whole(head, body).await,
             StatusCode::NO_CONTENT => {
                 let empty = NoRange::empty(&head.headers);
-                Err((judged(no_bytes()), Some(empty)))
+                Err((no_bytes().into(), Some(empty)))
             }
             _ => Ok(HttpResponse::from_parts(head, body)),
         }
@@ -156,7 +156,8 @@ impl WantedRange {
         mut head: Parts,
         body: HttpResponseBody,
     ) -> Result<HttpResponse, (HttpError, Option<NoRange>)> {
-        let sent = ContentRange::of(&head.headers).map_err(|error| (judged(error), None))?;
+        let sent =
+            ContentRange::of(&head.headers).map_err(|error| (HttpError::from(error), None))?;
         let Some(sent) = sent else {
             let is_multipart = text(&head.headers, &http::header::CONTENT_TYPE)
                 .is_some_and(|it| it.to_ascii_lowercase().starts_with("multipart/"));
@@ -165,16 +166,16 @@ impl WantedRange {
             } else {
                 "a part of the object without saying which: there is no Content-Range"
             };
-            return Err((judged(misplaced(format!("the server sent {how}"))), None));
+            return Err((misplaced(format!("the server sent {how}")).into(), None));
         };
         let ContentRange::Sent { range, len } = sent else {
             let message = "the server sent status 206 with a Content-Range without a range";
-            return Err((judged(misplaced(message)), None));
+            return Err((misplaced(message).into(), None));
         };
         let Some(len) = len.or(self.known_len.map(|known| known.max(range.end))) else {
             let unknown =
                 "the server does not state the length of the object (Content-Range: bytes …/*)";
-            return Err((judged(misplaced(unknown)), Some(NoRange::LengthUnknown)));
+            return Err((misplaced(unknown).into(), Some(NoRange::LengthUnknown)));
         };
         let wanted = self.range.start..self.range.end.min(len);
         if range.start != wanted.start || range.end > wanted.end {
@@ -182,7 +183,7 @@ impl WantedRange {
                 "the server sent a different range than requested: bytes {}..{} of {len}, wanted {}..{}",
                 range.start, range.end, wanted.start, wanted.end
             );
-            return Err((judged(misplaced(message)), None));
+            return Err((misplaced(message).into(), None));
         }
         if range.end < wanted.end {
             head.extensions.insert(EndsAt(range.end));
@@ -198,7 +199,7 @@ impl WantedRange {
     ) -> Result<HttpResponse, (HttpError, Option<NoRange>)> {
         let stored = text(&head.headers, &STORED_ENCODING);
         if let Some(encoding) = stored.and_then(|stored| encodings(stored).next()) {
-            return Err((judged(compressed(&STORED_ENCODING, encoding)), None));
+            return Err((compressed(&STORED_ENCODING, encoding).into(), None));
         }
         let stated = text(&head.headers, &CONTENT_LENGTH).and_then(number);
         // `Content-Range` has no meaning in a response with this status, but the server may have
@@ -212,7 +213,7 @@ impl WantedRange {
                     range.end,
                     len.map_or_else(|| "*".to_owned(), |len| len.to_string())
                 );
-                return Err((judged(misplaced(message)), None));
+                return Err((misplaced(message).into(), None));
             }
         }
         let (len, body) = match stated {
@@ -222,16 +223,16 @@ impl WantedRange {
             None if ends_itself(&head) => {
                 let counted = self.count(body).await.map_err(|error| (error, None))?;
                 let Some((len, bytes)) = counted else {
-                    return Err((judged(whole_files_only()), None));
+                    return Err((whole_files_only().into(), None));
                 };
                 let body = HttpResponseBody::from(Bytes::from(bytes));
                 return self.cut(head, body, len, self.range.start);
             }
-            None => return Err((judged(whole_files_only()), None)),
+            None => return Err((whole_files_only().into(), None)),
         };
         let is_all = self.range.start == 0 && self.range.end >= len;
         if !is_all && len > WHOLE_BYTES_MAX {
-            return Err((judged(whole_files_only()), None));
+            return Err((whole_files_only().into(), None));
         }
         self.cut(head, body, len, 0)
     }
@@ -245,11 +246,11 @@ impl WantedRange {
         at: u64,
     ) -> Result<HttpResponse, (HttpError, Option<NoRange>)> {
         if len == 0 {
-            return Err((judged(no_bytes()), Some(NoRange::empty(&head.headers))));
+            return Err((no_bytes().into(), Some(NoRange::empty(&head.headers))));
         }
         let wanted = self.range.start..self.range.end.min(len);
         if wanted.is_empty() {
-            return Err((judged(shrank()), None));
+            return Err((shrank().into(), None));
         }
         let body = Cut {
             body,
@@ -310,10 +311,10 @@ pub(super) fn refused(status: StatusCode, headers: &HeaderMap) -> Option<NoRange
 ///
 /// # Errors
 ///
-/// [`Judged`], which names the header.
+/// [`Classification`], which names the header.
 pub(super) fn require_plain(headers: &HeaderMap, path: &str) -> Result<(), HttpError> {
     match encoding_of(headers, path) {
-        Some(encoding) => Err(judged(compressed(&CONTENT_ENCODING, encoding))),
+        Some(encoding) => Err(compressed(&CONTENT_ENCODING, encoding).into()),
         None => Ok(()),
     }
 }
@@ -404,18 +405,15 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-fn judged(classification: Classification) -> HttpError {
-    HttpError::new(HttpErrorKind::Unknown, Judged(classification))
-}
-
-fn misplaced(message: impl Into<String>) -> Classification {
+/// Classifies a response that violates HTTP.
+pub(super) fn misplaced(message: impl Into<String>) -> Classification {
     Classification::new(ErrorKind::Remote, message)
         .hint("the server, or a proxy in front of it, answers ranged requests wrongly")
 }
 
 fn no_bytes() -> Classification {
     Classification::new(ErrorKind::Remote, "the server sent no bytes of the object")
-        .hint("check the server, and proxies and caches in front of it")
+        .hint(CHECK_SERVER)
 }
 
 /// Classifies a server that sends no ranges.
@@ -428,12 +426,8 @@ pub(super) fn whole_files_only() -> Classification {
 }
 
 /// Classifies an object that ends before a requested range.
-pub(super) fn shrank() -> Classification {
-    Classification::new(
-        ErrorKind::Changed,
-        "the object ends before the requested bytes: it shrank",
-    )
-    .hint("load again when no process is writing to it")
+fn shrank() -> Classification {
+    Classification::new(ErrorKind::Changed, SHRANK).hint(LOAD_AGAIN)
 }
 
 fn compressed(header: &HeaderName, encoding: &str) -> Classification {

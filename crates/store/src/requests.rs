@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use object_store::path::Path;
 use object_store::{GetOptions, GetResult, ObjectStore};
 
-use super::classification::RequestContext;
+use super::classification::{Classification, RequestContext};
 use super::current_request::CurrentRequest;
-use super::request_error::{Fault, failed_request, translate};
+use super::failure::{Failure, Fault};
+use super::ranged_response::misplaced;
 use super::response_capture::ResponseCapture;
 use super::server::Server;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
@@ -121,19 +122,16 @@ impl Requests {
         captured: &ResponseCapture,
         operation: &str,
     ) -> Fault {
-        let expired = matches!(
-            captured.code.as_deref(),
-            Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired")
-        );
         let credentials = self.server.credentials.shown();
         let asked = self.server.context(captured, operation, &credentials);
         // Google and Azure name no code for a token that has expired.
-        let is_refused = expired || asked.own && captured.status == Some(401);
+        let is_refused = captured.says_expired() || asked.own && captured.status == Some(401);
         let asked = RequestContext {
             refreshed: is_refused && self.server.credentials.rejected(captured.began),
             ..asked
         };
-        let fault = translate(error, captured, &asked);
+        let failure = Failure::new(asked, captured, Some(error));
+        let fault = failure.fault(failure.classification());
         // Access to single objects may be denied to working credentials.
         let is_object = captured.code.as_deref() == Some("AccessDenied")
             && self.server.standing.has_succeeded.load(Ordering::Relaxed);
@@ -148,14 +146,18 @@ impl Requests {
 
     /// Returns the error for a server that violates HTTP; `message` says how.
     pub(crate) fn misbehaved(&self, captured: &ResponseCapture, message: &str) -> Fault {
-        let message = self.server.redactor.redact(message, &captured.sent);
-        Fault::new(
-            Error::new(ErrorKind::Remote, message)
-                .with_request(self.failed_request(captured, "GET"))
-                .with_hint(
-                    "the server, or a proxy in front of it, answers ranged requests wrongly",
-                ),
-        )
+        self.classified(captured, misplaced(message))
+    }
+
+    /// Returns the error for an unusable response.
+    pub(crate) fn classified(
+        &self,
+        captured: &ResponseCapture,
+        classification: Classification,
+    ) -> Fault {
+        let credentials = self.server.credentials.shown();
+        let asked = self.server.context(captured, "GET", &credentials);
+        Failure::new(asked, captured, None).fault(classification)
     }
 
     /// Describes a request whose response was unusable.
@@ -166,6 +168,6 @@ impl Requests {
     ) -> FailedRequest {
         let credentials = self.server.credentials.shown();
         let context = self.server.context(captured, operation, &credentials);
-        failed_request(captured, &context)
+        Failure::new(context, captured, None).request()
     }
 }

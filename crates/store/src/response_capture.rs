@@ -384,6 +384,15 @@ impl ResponseCapture {
         self.began.is_some() && self.status.is_none() && !self.connects
     }
 
+    /// Returns whether the response says that the credentials have expired.
+    pub(crate) fn says_expired(&self) -> bool {
+        let code = self.code.as_deref().unwrap_or_default();
+        matches!(
+            code,
+            "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired"
+        )
+    }
+
     fn take_headers(&mut self, status: u16, headers: &HeaderMap) {
         self.status = Some(status);
         self.request_id = REQUEST_IDS

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
-use super::classification::{Classification, Hints, RequestContext};
+use super::classification::Hints;
 use super::client::Extras;
 #[cfg(feature = "aws-config")]
 use super::credentials::needs_no_files;
 use super::credentials::{ANONYMOUS, Credentials, files_of_aws};
 use super::environment::{Environment, Variables};
+use super::failure::Failure;
 use super::pages::Format;
-use super::response_capture::ResponseCapture;
+use super::rules::{CODES, Rules, STATUSES, rules};
 use super::s3_access_point::AccessPoint;
 use super::s3_endpoint::{
     OfProfile, Variants, endpoint, require_scheme, require_url, with_access_point, with_address,
 };
 use super::signing::Signer;
-use super::status_error::by_code;
 use super::trust::{Bundle, OF_REQUESTS};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::StoreOptions;
@@ -36,7 +36,7 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
     files: files_of_aws,
     variables: Some(&VARIABLES),
     hints: Hints {
-        refusal,
+        rules: &[CODES, ELSEWHERE, STATUSES],
         permissions: Some(["s3:ListBucket", "s3:GetObject"]),
         unreachable: None,
         lists: true,
@@ -118,47 +118,28 @@ fn ignores_endpoints(environment: &Environment) -> Option<bool> {
     Some(text.eq_ignore_ascii_case("true"))
 }
 
-/// Classifies known codes, and responses that say that the bucket is in another region.
-fn refusal(
-    status: u16,
-    captured: &ResponseCapture,
-    asked: &RequestContext,
-) -> Option<Classification> {
-    let code = captured.code.as_deref().unwrap_or_default();
-    by_code(code, asked).or_else(|| elsewhere(status, code, captured, asked))
+/// Rules for responses that say that the bucket is in another region.
+const ELSEWHERE: Rules = rules! { |f|
+    // A 403 means another region only if the redirect was followed, which drops the signature.
+    names_other_region(f) && (is_elsewhere(f) || matches!(f.status(), 400 | 403)) => InvalidRequest:
+        "the bucket is in region {region}, but the request went to {signed region|another one}",
+        "set region={region}";
+    is_elsewhere(f) => InvalidRequest: "the bucket is in another region or at another endpoint",
+        "set region or endpoint to the bucket's own";
+};
+
+fn names_other_region(failure: &Failure) -> bool {
+    let named = failure.captured.region.as_deref();
+    named.is_some() && named != failure.asked.region
 }
 
-/// Classifies a response that says that the bucket is in another region.
-fn elsewhere(
-    status: u16,
-    code: &str,
-    captured: &ResponseCapture,
-    asked: &RequestContext,
-) -> Option<Classification> {
-    let named = captured.region.as_deref();
-    let differs = named.is_some() && named != asked.region;
-    let redirected = matches!(status, 301 | 302 | 307 | 308);
-    let malformed = matches!(
-        code,
-        "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException" | "PermanentRedirect"
-    );
-    // A 403 means another region only if the redirect was followed, which drops the signature.
-    if !(redirected || malformed || (differs && matches!(status, 400 | 403))) {
-        return None;
-    }
-    let ours = asked.region.unwrap_or("another one");
-    Some(match named.filter(|_| differs) {
-        Some(region) => Classification::new(
-            ErrorKind::InvalidRequest,
-            format!("the bucket is in region {region}, but the request went to {ours}"),
-        )
-        .hint(format!("set region={region}")),
-        None => Classification::new(
-            ErrorKind::InvalidRequest,
-            "the bucket is in another region or at another endpoint",
-        )
-        .hint("set region or endpoint to the bucket's own"),
-    })
+fn is_elsewhere(failure: &Failure) -> bool {
+    matches!(failure.status(), 301 | 302 | 307 | 308)
+        || failure.has_code(&[
+            "AuthorizationHeaderMalformed",
+            "IllegalLocationConstraintException",
+            "PermanentRedirect",
+        ])
 }
 
 /// Origin of the credentials.

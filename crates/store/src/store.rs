@@ -18,7 +18,7 @@ use super::objects::Objects;
 use super::path::object_path;
 use super::protocols;
 use super::redactor::Redactor;
-use super::request_error::Fault;
+use super::failure::Fault;
 use super::requests::Requests;
 use super::response_capture::ResponseCapture;
 use super::server::Server;

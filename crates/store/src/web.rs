@@ -19,12 +19,11 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 use super::builder::{OpenStore, Opening, StoreProtocol, no_retries};
-use super::classification::{Classification, Hints, RequestContext};
+use super::classification::Hints;
 use super::client::Extras;
 use super::connector::Connector;
 use super::credentials::{ANONYMOUS, Credentials};
-use super::response_capture::ResponseCapture;
-use super::status_error::{by_code, skewed};
+use super::rules::{CODES, Rules, STATUSES, rules};
 use super::trust::OF_CURL;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::{Protocol, RemoteUrl};
@@ -36,7 +35,7 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
     files: |_| Some(Vec::new()),
     variables: None,
     hints: Hints {
-        refusal,
+        rules: &[CODES, REFUSALS, STATUSES],
         permissions: None,
         unreachable: Some("check the URL, that its server runs, and the network"),
         lists: false,
@@ -115,34 +114,15 @@ fn as_written(uri: &Uri) -> Result<Uri, http::Error> {
     Ok(Uri::from_parts(parts)?)
 }
 
-/// Classifies known codes, and refusals: credentials of web servers are in URLs and headers.
-fn refusal(
-    status: u16,
-    captured: &ResponseCapture,
-    asked: &RequestContext,
-) -> Option<Classification> {
-    let code = captured.code.as_deref().unwrap_or_default();
-    let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
-    let refused = || {
-        match status {
-        401 => Some(
-            denied("the server requires credentials, or rejects these")
-                .hint(
-                    "pass https://user:password@host or header.authorization='Bearer TOKEN'; for mirrors and peers, mirror_token",
-                ),
-        ),
-        403 => skewed(captured).or_else(|| {
-            Some(denied("access is denied").hint(if asked.signed_url {
-                "sign the URL again: it has expired, or is not valid for this object or method"
-            } else {
-                "pass https://user:password@host, header.authorization or a signed URL"
-            }))
-        }),
-        _ => None,
-    }
-    };
-    by_code(code, asked).or_else(refused)
-}
+/// Rules for refusals: credentials of web servers are in URLs and headers.
+const REFUSALS: Rules = rules! { |f|
+    f.status() == 401 => PermissionDenied: "the server requires credentials, or rejects these",
+        "pass https://user:password@host or header.authorization='Bearer TOKEN'; for mirrors and peers, mirror_token";
+    f.status() == 403 && !f.is_skewed() && f.asked.signed_url => PermissionDenied: "access is denied",
+        "sign the URL again: it has expired, or is not valid for this object or method";
+    f.status() == 403 && !f.is_skewed() => PermissionDenied: "access is denied",
+        "pass https://user:password@host, header.authorization or a signed URL";
+};
 
 /// Returns scheme, host and query: the query of a signed URL goes with every request.
 fn base(url: &RemoteUrl) -> Result<Url> {

@@ -25,8 +25,8 @@ use url::form_urlencoded::Serializer;
 use super::subject_token::{Fetched, Subject};
 use crate::addresses::Reach;
 use crate::builder::Opening;
-use crate::classification::{Cause, Classification, CredentialFailure};
-use crate::credential_cache::{Load, Loaded, failed};
+use crate::classification::{Cause, Classification};
+use crate::credential_cache::{Load, Loaded};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -420,9 +420,8 @@ fn malformed(url: &Url) -> object_store::Error {
     let host = url.host_str().unwrap_or_default();
     let message = format!("cannot get credentials from {host}: the response holds no token");
     let hint = "check the URLs in the file of the external account";
-    failed(CredentialFailure(
-        Classification::new(ErrorKind::Remote, message).hint(hint),
-    ))
+    let classification = Classification::new(ErrorKind::Remote, message).hint(hint);
+    classification.of_credentials().into()
 }
 
 /// Returns the failure to get the subject token from a place other than a URL.
@@ -430,7 +429,7 @@ pub(super) fn no_subject(message: String, cause: Option<String>) -> object_store
     let classification = Classification::new(ErrorKind::PermissionDenied, message)
         .hint("check credential_source in the file of the external account")
         .cause(cause.map(Cause::Words));
-    failed(CredentialFailure(classification))
+    classification.of_credentials().into()
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use crate::answers::Answers;
 use crate::backend::Backend;
 use crate::options::location::RESERVED;
 use crate::pages::bounded;
-use crate::request_error::Fault;
+use crate::failure::Fault;
 use crate::requests::Requests;
 use crate::response_capture::ResponseCapture;
 use crate::steps::step;

@@ -8,7 +8,7 @@ use object_store::ObjectMeta;
 use object_store::path::Path;
 
 use crate::backend::{Attempt, Pieces};
-use crate::request_error::Fault;
+use crate::failure::Fault;
 use crate::requests::Requests;
 use crate::response_capture::ResponseCapture;
 

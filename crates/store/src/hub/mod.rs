@@ -10,8 +10,8 @@ pub(crate) mod bucket;
 mod contents;
 mod listing;
 pub(crate) mod repository;
+mod rules;
 mod settings;
-mod status_error;
 #[cfg(feature = "xet")]
 pub(crate) mod xet;
 
@@ -36,13 +36,14 @@ use self::repository::Repository;
 use self::settings::{Token, endpoint, token_path};
 use super::backend::Backend;
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain, no_retries};
-use super::classification::Hints;
+use super::classification::{Cause, Classification, Hints};
 use super::client::Extras;
 use super::credentials::Credentials;
 use super::environment::Environment;
-use super::request_error::Fault;
+use super::failure::Fault;
 use super::requests::Requests;
 use super::response_capture::ResponseCapture;
+use super::rules::{CODES, STATUSES};
 use super::trust::OF_REQUESTS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hub_cache::{directory, download, is_hub_offline, offline};
@@ -57,7 +58,7 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
     files: |opening| Some(token_path(opening.environment).into_iter().collect()),
     variables: None,
     hints: Hints {
-        refusal: status_error::refusal,
+        rules: &[rules::RULES, CODES, STATUSES],
         unreachable: Some(
             "check the network, HF_ENDPOINT and the proxy (HTTPS_PROXY), or raise connect_timeout; a model that is complete \
              in the hub's cache or in cache_dir is read from there with HF_HUB_OFFLINE=1",
@@ -169,14 +170,11 @@ fn in_neither_cache(url: &RemoteUrl, options: &StoreOptions) -> (String, String)
 
 /// Returns the error for a response of the hub that cannot be parsed; `what` describes it.
 fn malformed(requests: &Requests, what: &str, captured: &ResponseCapture) -> Fault {
-    let request = requests.failed_request(captured, "GET");
-    let what = requests.server.redactor.clean(what, &captured.sent);
-    Fault::new(
-        Error::new(ErrorKind::Remote, "the hub's response is malformed")
-            .with_request(request)
-            .with_source(what)
-            .with_hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)"),
-    )
+    let classification =
+        Classification::new(ErrorKind::Remote, "the hub's response is malformed")
+            .hint("check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)")
+            .cause(Some(Cause::Words(what.to_owned())));
+    requests.classified(captured, classification)
 }
 
 /// Connector that returns an existing client: requests about a repository and for its files share

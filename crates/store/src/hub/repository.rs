@@ -18,7 +18,7 @@ use super::malformed;
 use crate::answers::{AnswerPlace, Answers};
 use crate::backend::{Attempt, Backend, Pieces};
 use crate::pages::bounded;
-use crate::request_error::Fault;
+use crate::failure::Fault;
 use crate::requests::Requests;
 use crate::response_capture::ResponseCapture;
 use crate::tree::{Level, Listed};

@@ -9,7 +9,7 @@ mod challenge;
 mod login;
 mod manifest;
 mod registry;
-mod status_error;
+mod rules;
 
 use std::sync::Arc;
 
@@ -27,9 +27,10 @@ pub(crate) use self::registry::Registry;
 use self::registry::Session;
 use super::addresses::Reach;
 use super::builder::{OpenStore, Opening, StoreProtocol, is_plain};
-use super::classification::{Classification, Hints, Judged};
+use super::classification::{Classification, Hints};
 use super::client::Extras;
 use super::credentials::Credentials;
+use super::rules::{CODES, STATUSES};
 use super::trust::OF_CURL;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::{Protocol, RemoteUrl};
@@ -43,7 +44,7 @@ pub(crate) static PROTOCOL: StoreProtocol = StoreProtocol {
     files: |_| None,
     variables: None,
     hints: Hints {
-        refusal: status_error::refusal,
+        rules: &[rules::RULES, CODES, STATUSES],
         unreachable: Some(
             "check the registry's name, the network and the proxy (HTTPS_PROXY); a registry without TLS that is not on this \
              machine needs the option endpoint=http://HOST:PORT",
@@ -145,7 +146,7 @@ fn failed(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> object
 }
 
 fn judged(classification: Classification) -> object_store::Error {
-    failed(Judged(classification))
+    classification.into()
 }
 
 /// Reads a body whole, up to the length of the longest manifest.

@@ -34,7 +34,7 @@ use crate::error::ErrorKind;
 use crate::options::location::hexadecimal;
 use crate::options::oci_reference::OciReference;
 use crate::ranged_response::{ContentRange, KnownLen};
-use crate::request_error::Fault;
+use crate::failure::Fault;
 use crate::requests::{Requests, operation};
 use crate::response_capture::{ResponseCapture, denies_access, is_of_first_host, reach_of_peer};
 use crate::tree::{Files, Level, Listed};

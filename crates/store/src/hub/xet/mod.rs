@@ -51,7 +51,6 @@ use crate::Fault;
 use crate::addresses::Reach;
 use crate::backend::{Arrived, Attempt, Pieces};
 use crate::builder::Opening;
-use crate::classification::Judged;
 use crate::requests::Requests;
 use crate::response_capture::{ResponseCapture, reach_of_peer};
 use crate::sync::lock::Mutex;
@@ -310,7 +309,7 @@ impl Xet {
         // The opening has used the hub's credentials, so they are not in doubt.
         let refused = |status| {
             let asked = "the hub, asked for a token for its content store,";
-            super::repository::failed(Box::new(Judged(reading::refusal(asked, status))))
+            reading::refusal(asked, status).into()
         };
         let question = || async {
             let url = format!("{}/{commit}", self.tokens).parse();

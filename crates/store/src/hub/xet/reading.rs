@@ -20,8 +20,8 @@ use super::unpack::Unpacker;
 use super::{Access, File, Xet};
 use crate::addresses::Reach;
 use crate::backend::Arrived;
-use crate::classification::{Classification, Judged};
-use crate::error::{Error, ErrorKind};
+use crate::classification::{Classification, transient_of};
+use crate::error::ErrorKind;
 use crate::hub::repository::failed;
 use crate::ranged_response::{AsSent, ContentRange};
 use crate::redirects::NamedBy;
@@ -279,8 +279,7 @@ impl Sender<'_> {
             if response.status().is_success() {
                 return Ok(response);
             }
-            let refusal = refusal("the hub's content store", response.status());
-            Err(failed(Box::new(Judged(refusal))))
+            Err(refusal("the hub's content store", response.status()).into())
         };
         self.requests.send("GET", ask).await
     }
@@ -376,11 +375,14 @@ fn is_unknown(fault: &Fault) -> bool {
 /// to the request for a token.
 pub(super) fn refusal(who: &str, status: StatusCode) -> Classification {
     let message = format!("{who} responded with status {}", status.as_u16());
-    let classification = Classification::new(ErrorKind::Remote, message);
-    match status.as_u16() {
-        408 | 425 | 429 | 503 => classification.transient(Transient::Busy),
-        401 | 403 | 500.. => classification.transient(Transient::Broken),
-        _ => classification,
+    let transient = match status.as_u16() {
+        // Tokens and presigned URLs expire.
+        401 | 403 => Some(Transient::Broken),
+        other => transient_of(other),
+    };
+    Classification {
+        transient,
+        ..Classification::new(ErrorKind::Remote, message)
     }
 }
 
@@ -397,11 +399,11 @@ pub(super) fn fault(
     message: &str,
     transient: Option<Transient>,
 ) -> Fault {
-    let request = requests.failed_request(captured, "GET");
-    Fault {
+    let classification = Classification {
         transient,
-        ..Fault::new(Error::new(ErrorKind::Remote, message).with_request(request))
-    }
+        ..Classification::new(ErrorKind::Remote, message)
+    };
+    requests.classified(captured, classification)
 }
 
 /// Translates a failure of a body.
