@@ -264,7 +264,9 @@ MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
 msrv: ## type-check with the oldest supported compiler
 	$(call if_installed,rustup,rustup --version,rustup run --install $(MSRV) cargo check --workspace --all-features --target-dir target/msrv)
 
+# Builds without object stores also say so.
 powerset: ## type-check all pairs of features
+	cargo test --package tload-checkpoint --no-default-features --test no_objects
 	$(call if_installed,cargo-hack,cargo hack --version,cargo hack check $(FEATURED) --feature-powerset --depth 2)
 
 ##@ Soundness

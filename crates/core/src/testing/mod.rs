@@ -6,7 +6,7 @@
 //! one that reads nothing; [`simulation`] runs a whole load on them; [`storage`] models how long
 //! reads take on storage of any kind; [`ranks_as_threads`] makes a group, [`nodes_as_threads`] one
 //! of several nodes, and `shared_engine` the engine of a rank that follows; [`fixtures`] makes
-//! bytes and files; [`fuzz`] has the targets of fuzzers.
+//! bytes and files; `fuzz` has the targets of fuzzers, and needs the feature `object`.
 
 pub mod conformance;
 mod example_model;
