@@ -18,7 +18,6 @@ mod memory_source;
 mod mirror_report;
 #[cfg(feature = "object")]
 pub mod object;
-mod read_hints;
 mod store_probe;
 
 // Paths that the crates of tload share.
@@ -51,9 +50,9 @@ pub use object::{
     Events, Hedging, ObjectIdentity, ObjectSite, ObjectSource, OpenedState, Provenance, Receive,
     unversioned_note, with_retries,
 };
-pub use read_hints::ReadHints;
 pub use store_probe::{ConnectionRate, StoreProbe};
 pub use sync::retry::Retries;
+pub use tload_plan::ReadHints;
 #[cfg(feature = "object")]
 pub use tload_store::{
     Level, Listed, cached, cached_copy, commit_in_cache, is_hub_offline, is_in_snapshot,

@@ -68,14 +68,15 @@ mod work;
 pub(crate) use choose::open_cached;
 #[cfg(feature = "object")]
 pub use choose::open_objects;
+pub use choose::open_shared;
 pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open};
-pub(crate) use choose::{copiers, open_remote, open_shared};
+pub(crate) use choose::{copiers, open_remote};
 #[cfg(feature = "object")]
 pub use object::ObjectSetup;
 pub(crate) use remote::{RemoteSetup, RemoteSource};
-pub(crate) use reread::{RereadSetup, StorageEngines};
+pub use reread::{RereadSetup, StorageEngines};
 pub use setup::{EngineSetup, Refusal, RingProbe};
-pub(crate) use shared::SharedSetup;
+pub use shared::SharedSetup;
 pub use uring::probe_ring;
 
 pub use crate::report::Transfer;

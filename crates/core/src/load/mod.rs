@@ -19,6 +19,7 @@ mod distributed;
 pub(crate) mod ending;
 pub(crate) mod groups;
 pub(crate) mod lane;
+pub(crate) mod limits;
 pub(crate) mod load_target;
 pub(crate) mod metrics;
 mod on_thread;

@@ -10,11 +10,12 @@ use super::source_table::{Others, SourceTable};
 use super::wanted::{refuse_too_many_reads, wanted};
 use crate::checkpoint::OpenedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
+use crate::load::limits::Limits;
 use crate::memory::{FileView, Slab};
 use crate::options::{CacheMode, EngineChoice, LoadOptions};
 use crate::plan::{self, Plan, Wanted};
 use crate::report::Counters;
-use crate::schedule::{Depth, Groups, Limits};
+use crate::schedule::{Depth, Groups};
 use crate::storage::ReadFile;
 use crate::tensor::TensorInfo;
 

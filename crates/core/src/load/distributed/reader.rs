@@ -474,11 +474,11 @@ mod tests {
     use crate::options::Location;
     use crate::plan::{self, ShareRules};
     use crate::ranks::Group;
-    use crate::testing::fixtures::FileBuilder;
-    use crate::testing::{nodes_as_threads, ranks_as_threads};
     use tload_ranks::Hello;
     use tload_ranks::Request;
     use tload_ranks::{Node, Role, Scope};
+    use tload_testing::fixtures::FileBuilder;
+    use tload_testing::{nodes_as_threads, ranks_as_threads};
 
     /// Longer than two threads take to meet.
     const PATIENCE: Duration = Duration::from_secs(60);

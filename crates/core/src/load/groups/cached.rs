@@ -12,8 +12,8 @@ use super::{
 };
 use crate::engine::{self, Engine, ObjectSetup, OpenedEngine};
 use crate::error::{Error, ErrorKind, Result};
+use crate::load::limits::Limits;
 use crate::options::{EngineChoice, LoadOptions, Location};
-use crate::schedule::Limits;
 use crate::storage::object::cache::{Entry, TILE_BYTES};
 use crate::storage::{FileSource, ObjectSource, ReadFile, ReadHints};
 use crate::sync::cancel::CancelFlag;

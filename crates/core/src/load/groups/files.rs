@@ -8,8 +8,9 @@ use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup, Sto
 use crate::checkpoint::ShardSource;
 use crate::engine::{self, Engine, EngineKind, EngineSetup, OpenedEngine};
 use crate::error::Result;
+use crate::load::limits::Limits;
 use crate::options::{CacheMode, EngineChoice, LoadOptions};
-use crate::schedule::{LaneCount, Limits};
+use crate::schedule::LaneCount;
 use crate::storage::{FileSource, FileSystem, ReadFile, ReadHints, Source};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::retry::Retries;

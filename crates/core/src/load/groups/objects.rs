@@ -12,8 +12,9 @@ use super::{
 use crate::checkpoint::ShardSource;
 use crate::engine::{self, Engine, ObjectSetup, OpenedEngine};
 use crate::error::{Error, Result};
+use crate::load::limits::Limits;
 use crate::options::{CacheMode, LoadOptions};
-use crate::schedule::{Depth, InFlight, LaneCount, Limits};
+use crate::schedule::{Depth, InFlight, LaneCount};
 use crate::storage::{ObjectSource, ReadFile, ReadHints, Source, unversioned_note};
 use crate::sync::cancel::CancelFlag;
 use crate::sync::parallel::parallel_map;

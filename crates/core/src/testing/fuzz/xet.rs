@@ -1,9 +1,0 @@
-//! Content stores of hubs: terms and chunks are refused, or within their limits.
-
-/// Checks `input` as a reconstruction, as the chunks of a xorb, and as the contents of chunks.
-pub(super) fn check(input: &[u8]) {
-    #[cfg(feature = "object")]
-    crate::storage::assert_content_store_is_bounded(input);
-    #[cfg(not(feature = "object"))]
-    let _ = input;
-}
