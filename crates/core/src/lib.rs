@@ -49,6 +49,7 @@ pub mod internal;
 pub mod report;
 
 mod engine;
+mod groups;
 mod load;
 mod options;
 mod probe;

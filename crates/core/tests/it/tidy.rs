@@ -52,12 +52,11 @@ const RANKS: [&[&str]; 14] = [
         "engine",
         "load::budget",
         "load::destinations",
-        "load::limits",
         "load::metrics",
     ],
     &["load::load_target", "sink"],
     &["load::check"],
-    &["load::groups"],
+    &["groups"],
     &["load::pipeline", "load::wanted"],
     &[
         "load::device_alloc",

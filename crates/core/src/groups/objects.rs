@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::cached::{self, CachedGroup};
 use super::files::{REREAD_DEPTH, share_device};
+use super::limits::Limits;
 use super::opening::{OPENED_AT_A_TIME, OpenedGroup, Opening, grouped};
 use super::{
     GroupLanes, LaneContext, LimitsRequest, OpenEngine, RemoteReports, SourceGroup, StorageGroup,
@@ -12,7 +13,6 @@ use super::{
 use crate::checkpoint::ShardSource;
 use crate::engine::{self, Engine, ObjectSetup, OpenedEngine};
 use crate::error::{Error, Result};
-use crate::load::limits::Limits;
 use crate::options::{CacheMode, LoadOptions};
 use crate::schedule::{Depth, InFlight, LaneCount};
 use crate::storage::{ObjectSource, ReadFile, ReadHints, Source, unversioned_note};

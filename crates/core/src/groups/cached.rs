@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::files::{FileEngine, FileGroup, REREAD_DEPTH};
+use super::limits::Limits;
 use super::objects::ObjectGroup;
 use super::opening::Opening;
 use super::{
@@ -12,7 +13,6 @@ use super::{
 };
 use crate::engine::{self, Engine, ObjectSetup, OpenedEngine};
 use crate::error::{Error, ErrorKind, Result};
-use crate::load::limits::Limits;
 use crate::options::{EngineChoice, LoadOptions, Location};
 use crate::storage::object::cache::{Entry, TILE_BYTES};
 use crate::storage::{FileSource, ObjectSource, ReadFile, ReadHints};

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::param::page_size;
 
+use super::limits::Limits;
 use super::opening::OPENED_AT_A_TIME;
 use super::reread::reread;
 use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup};
@@ -12,7 +13,6 @@ use crate::checkpoint::{OpenedCheckpoint, Shard, ShardSource};
 use crate::engine::{self, OpenedEngine, SharedSetup};
 use crate::error::Result;
 use crate::load::destinations::{Destination, Destinations};
-use crate::load::limits::Limits;
 use crate::options::LoadOptions;
 use crate::plan::{Plan, RegionPlan};
 use crate::schedule::LaneCount;

@@ -2,12 +2,13 @@
 //! system, the objects of one store, bytes that other ranks read.
 //!
 //! [`SourceGroup`] is the seam between a load and the places that bytes come from: each kind of
-//! group is one file of `groups/`, and the rest of `load/` does not tell them apart.
+//! group is one file of this folder, and `load/` does not tell them apart.
 
 #[cfg(feature = "object")]
 mod cached;
 mod files;
 mod leader;
+mod limits;
 mod nodes;
 #[cfg(feature = "object")]
 mod objects;
@@ -20,12 +21,12 @@ use std::ptr;
 use std::sync::Arc;
 
 pub(crate) use self::leader::{LeaderGroup, Regions, Shares, is_shown};
+pub(crate) use self::limits::Limits;
 pub(crate) use self::nodes::{NodeGroup, NodeShares};
 pub(crate) use self::opening::{WantedShard, open};
 use crate::engine::{Engine, OpenedEngine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::check::Blame;
-use crate::load::limits::Limits;
 use crate::memory::{FileView, Slab};
 use crate::options::LoadOptions;
 use crate::plan::Plan;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::leader::SHOWN_HINTS;
+use super::limits::Limits;
 use super::reread::reread;
 use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup};
 use crate::checkpoint::OpenedCheckpoint;
 use crate::engine::{self, OpenedEngine, RemoteSetup, RemoteSource};
 use crate::error::Result;
-use crate::load::limits::Limits;
 use crate::options::LoadOptions;
 use crate::schedule::LaneCount;
 use crate::storage::ReadHints;

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::limits::Limits;
 use super::opening::{OpenedGroup, Opening, grouped};
 use super::{GroupLanes, LaneContext, LimitsRequest, OpenEngine, SourceGroup, StorageGroup};
 use crate::checkpoint::ShardSource;
 use crate::engine::{self, Engine, EngineKind, EngineSetup, OpenedEngine};
 use crate::error::Result;
-use crate::load::limits::Limits;
 use crate::options::{CacheMode, EngineChoice, LoadOptions};
 use crate::schedule::LaneCount;
 use crate::storage::{FileSource, FileSystem, ReadFile, ReadHints, Source};
