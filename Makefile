@@ -305,9 +305,9 @@ valgrind: ## test under valgrind
 		cargo test --package tload-soundness --test engines --test simulated -- --test-threads=1)
 
 # Searches for lines whose changes no test detects; takes hours. With ARGS, for example:
-# make mutants ARGS='--file crates/core/src/plan/split.rs'
+# make mutants ARGS='--file crates/plan/src/split.rs'
 mutants: ## look for lines without a test (hours)
-	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(foreach crate,base copy format memory ranks storage store,--package tload-$(crate)) $(ARGS))
+	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(foreach crate,base checkpoint copy format memory plan ranks storage store verify,--package tload-$(crate)) $(ARGS))
 
 doc: ## build the Rust documentation
 	cargo doc --workspace --exclude tload-py --exclude tload-soundness --no-deps --lib

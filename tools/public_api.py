@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "target" / "doc" / "tload"
 LIST = ROOT / "crates" / "core" / "public-api.txt"
 
-SKIPPED = {"internal", "testing"}
+SKIPPED = {"internal"}
 """Modules that are hidden, and that a feature adds for tests."""
 
 MEMBER = re.compile(r'<section id="(method|tymethod|associatedconstant)\.[^"]*"[^>]*>(.*?)</section>', re.DOTALL)

@@ -20,7 +20,7 @@ pub(crate) struct Traces {
 impl Traces {
     pub(crate) fn now() -> Self {
         tload::release_staging();
-        tload::testing::end_idle_threads();
+        tload_testing::end_idle_threads();
         let descriptors = std::fs::read_dir("/proc/self/fd").expect("procfs").count();
         Self {
             descriptors,

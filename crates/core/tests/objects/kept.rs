@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tload::report::PhaseReport;
-use tload::testing::end_idle_threads;
 use tload::{Checkpoint, ErrorKind, LoadOptions, Location, Result, StoreOptions};
 use tload_testbed::{Fault, FaultyServer, Hub, Rule};
+use tload_testing::end_idle_threads;
 
 use crate::alone::{self, is_alone, variable};
 use crate::fixtures::{assert_all, even, folder, load, mixed, options};

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tload::testing::end_idle_threads;
-use tload::testing::fixtures::Rng;
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
     Checkpoint, ErrorKind, LoadOptions, Loader, Location, Result, StoreOptions, TensorStream,
     Verify,
 };
 use tload_testbed::{Fault, FaultyServer, Rule};
+use tload_testing::end_idle_threads;
+use tload_testing::fixtures::Rng;
 
 use crate::alone::is_alone;
 use crate::fixtures::{assert_all, even, load, options};
