@@ -210,8 +210,8 @@ impl Sharding {
     /// # Errors
     ///
     /// * [`ErrorKind::NoSuchTensor`] for a pattern that matches nothing: it is probably misspelt.
-    /// * [`ErrorKind::InvalidRequest`] for a tensor that does not have the dimension of its rule, or
-    ///   the shape that its slice is of.
+    /// * [`ErrorKind::InvalidRequest`] for a tensor that does not have the dimension of its rule,
+    ///   or the shape that its slice is of.
     ///
     /// [`ErrorKind::NoSuchTensor`]: crate::error::ErrorKind::NoSuchTensor
     /// [`ErrorKind::InvalidRequest`]: crate::error::ErrorKind::InvalidRequest
