@@ -20,7 +20,7 @@ DOCS = ROOT / "target" / "doc" / "tload"
 LIST = ROOT / "crates" / "core" / "public-api.txt"
 
 SKIPPED = {"internal"}
-"""Modules that are hidden, and that a feature adds for tests."""
+"""Modules that are hidden."""
 
 MEMBER = re.compile(r'<section id="(method|tymethod|associatedconstant)\.[^"]*"[^>]*>(.*?)</section>', re.DOTALL)
 FIELD = re.compile(r'<(?:span|section) id="(?:structfield|variant)\.[^"]*"[^>]*>(.*?)</(?:span|section)>', re.DOTALL)

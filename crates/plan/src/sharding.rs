@@ -94,7 +94,9 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`crate::error::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed glob.
+    /// [`ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed glob.
+    ///
+    /// [`ErrorKind::InvalidRequest`]: crate::error::ErrorKind::InvalidRequest
     ///
     /// # Examples
     ///
@@ -134,8 +136,9 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`crate::error::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed
-    /// pattern.
+    /// [`ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed pattern.
+    ///
+    /// [`ErrorKind::InvalidRequest`]: crate::error::ErrorKind::InvalidRequest
     ///
     /// # Examples
     ///
@@ -164,8 +167,9 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`crate::error::ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed
-    /// pattern.
+    /// [`ErrorKind::InvalidRequest`] if `rank` is not below `size`, or for a malformed pattern.
+    ///
+    /// [`ErrorKind::InvalidRequest`]: crate::error::ErrorKind::InvalidRequest
     pub fn pp<G: AsRef<str>>(
         rank: usize,
         size: usize,
@@ -205,10 +209,12 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// * [`crate::error::ErrorKind::NoSuchTensor`] for a pattern that matches nothing: it is probably
-    ///   misspelt.
-    /// * [`crate::error::ErrorKind::InvalidRequest`] for a tensor that does not have the dimension of its
-    ///   rule, or the shape that its slice is of.
+    /// * [`ErrorKind::NoSuchTensor`] for a pattern that matches nothing: it is probably misspelt.
+    /// * [`ErrorKind::InvalidRequest`] for a tensor that does not have the dimension of its rule,
+    ///   or the shape that its slice is of.
+    ///
+    /// [`ErrorKind::NoSuchTensor`]: crate::error::ErrorKind::NoSuchTensor
+    /// [`ErrorKind::InvalidRequest`]: crate::error::ErrorKind::InvalidRequest
     pub fn apply<'t>(
         &self,
         tensors: impl IntoIterator<Item = (&'t str, &'t [usize])>,

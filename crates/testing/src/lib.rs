@@ -1,15 +1,15 @@
-//! Test support for this crate and for others: contracts as suites, simulated storage, checkpoints
-//! to read.
+//! Test support for `tload` and for its extensions: contracts as suites, simulated storage,
+//! checkpoints to read.
 //!
-//! For tests only: a dev-dependency of extensions of `tload`. The crates are released together, and
-//! anything here may change in any release.
+//! Programs depend on the crate `tload`; tests of extensions use this crate too. The crates are
+//! released together, and anything here may change in any release.
 //!
-//! [`conformance`] checks what every engine and every sink must do;
-//! [`sim`] is an engine over memory with the worst behaviour that storage can have, and [`null`]
-//! one that reads nothing; [`simulation`] runs a whole load on them; [`storage`] models how long
-//! reads take on storage of any kind; [`ranks_as_threads`] makes a group, [`nodes_as_threads`] one
-//! of several nodes, and `shared_engine` the engine of a rank that follows; [`fixtures`] makes
-//! bytes and files; `fuzz` has the targets of fuzzers, and needs the feature `object`.
+//! [`conformance`] checks what every engine and every sink must do; [`sim`] is an engine over
+//! memory with the worst behaviour that storage can have, and [`null`] one that reads nothing;
+//! [`simulation`] runs a whole load on them; [`storage`] models how long reads take on storage of
+//! any kind; [`ranks_as_threads`] makes a group, [`nodes_as_threads`] one of several nodes, and
+//! `shared_engine` the engine of a rank that follows; [`fixtures`] makes bytes and files; `fuzz`
+//! has the targets of fuzzers, and needs the feature `object`.
 
 pub mod conformance;
 mod example_model;

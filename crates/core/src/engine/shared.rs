@@ -31,7 +31,7 @@ pub struct SharedSetup {
     pub regions: Vec<usize>,
     /// Number of jobs in flight that the engine must accept.
     pub depth: usize,
-    /// What happens when the leader is lost.
+    /// Reads in place of a leader that is lost.
     pub reread: RereadSetup,
 }
 

@@ -14,8 +14,8 @@ const SIZE: usize = 1;
 
 impl VerifyReport {
     /// Returns the report as text, with options in its errors named by `name`, as in
-    /// [`Error::chain_with`](crate::error::Error::chain_with): a table of the files, a line for each
-    /// difference and for each file that could not be compared, and a summary.
+    /// [`Error::chain_with`](crate::error::Error::chain_with): a table of the files, a line for
+    /// each difference and for each file that could not be compared, and a summary.
     pub fn text_with(&self, name: impl Fn(&str, Option<&str>) -> String) -> String {
         let mut text = table(&self.files);
         // Writing to a `String` cannot fail.

@@ -38,7 +38,7 @@ pub struct StreamSetup {
     pub lanes: usize,
     /// Report of the load before it begins.
     pub report: Report,
-    /// What happens at the end.
+    /// Steps at the end of the load.
     pub end: Box<dyn LastSteps>,
 }
 
